@@ -22,7 +22,7 @@ from pathlib import Path
 
 import zstandard
 from blake3 import blake3
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -79,17 +79,28 @@ def author(name: str, point: str, shown: bytes, plain: bytes, inside: dict) -> s
     return "signed by SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-class Repository:
-    def __init__(self, folder: Path, master: bytes) -> None:
-        self.folder = folder
+class Key:
+    def __init__(self, master: bytes) -> None:
         self.chunk_key, self.page_key, encryption, check = (
             blake3(master, derive_key_context=CONTEXT + what).digest()
             for what in ("chunk names", "page names", "encryption", "check")
         )
-        self.gcm = AESGCM(encryption)
+        self.gcm, self.check = AESGCM(encryption), check.hex()
+
+
+class Repository:
+    def __init__(self, folder: Path, master: bytes) -> None:
+        self.folder = folder
         header = json.loads((folder / "repository").read_bytes().split(b"\n")[0])
-        if header["format"] != 1 or header["key_check"] != check.hex():
-            sys.exit("the repository is of another format, or this is not its key")
+        if header["format"] != 1:
+            sys.exit("the repository is of another format")
+        self.keys = [Key(master)]
+        while (key := self.keys[-1]).check != header["key_check"]:  # it was changed since the repository was made
+            change = folder / "keys" / key.check
+            if not change.is_file() or len(self.keys) > 100:
+                sys.exit("this is not the repository's key")
+            sealed = base64.b64decode(json.loads(change.read_bytes())["before"])
+            self.keys.append(Key(key.gcm.decrypt(sealed[:12], sealed[12:], b"the key before " + key.check.encode())))
         self.places = {}
         for path in sorted((folder / "packs").glob("*.pack")):
             self.read_footer(path)
@@ -119,11 +130,19 @@ class Repository:
             sys.exit(f"{path.name} is damaged at {offset}")
         return frame, content_length
 
+    def opened(self, sealed: bytes, belongs_to: bytes) -> bytes:
+        for key in self.keys:
+            try:
+                return key.gcm.decrypt(sealed[:12], sealed[12:], belongs_to)
+            except InvalidTag:
+                continue
+        sys.exit("no key of the repository opens it: it is damaged")
+
     def chunk(self, name: bytes) -> bytes:
         frame, length = self.frame(name, 0)
-        plain = self.gcm.decrypt(frame[:12], frame[12:], name)
+        plain = self.opened(frame, name)
         content = plain[1:] if plain[0] == 0 else zstandard.ZstdDecompressor().decompress(plain[1:], max_output_size=length)
-        if blake3(content, key=self.chunk_key).digest() != name:
+        if all(blake3(content, key=key.chunk_key).digest() != name for key in self.keys):
             sys.exit(f"chunk {name.hex()} is not what was stored")
         return content
 
@@ -131,7 +150,7 @@ class Repository:
         if name == ZEROS:
             return bytes(1024 * NAME_BYTES)
         content, _ = self.frame(name, 1)
-        if blake3(content, key=self.page_key).digest() != name:
+        if all(blake3(content, key=key.page_key).digest() != name for key in self.keys):
             sys.exit(f"page {name.hex()} is not what was stored")
         return content
 
@@ -140,7 +159,7 @@ class Repository:
         if blake3(shown + b"\n" + sealed + b"\n").hexdigest().encode() != digest:
             sys.exit(f"{path.name} is damaged")
         secret = base64.b64decode(sealed)
-        plain = self.gcm.decrypt(secret[:12], secret[12:], shown)
+        plain = self.opened(secret, shown)
         inside = json.loads(plain)
         inside["author"] = author(path.name, json.loads(shown)["id"], shown, plain, inside)
         return json.loads(shown), inside

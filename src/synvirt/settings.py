@@ -28,6 +28,7 @@ ENV_NOT_SETTINGS = frozenset(
         "SYNVIRT_MIGRATOR_SKIP_GO_SHIM",
         "SYNVIRT_CONFIG",
         "SYNVIRT_LAB",  # where `make lab` keeps its guest
+        "SYNVIRT_PASSPHRASE",
         "SYNVIRT_PASSWORD",
         "SYNVIRT_PEER_PASSWORD",
         "SYNVIRT_RECOVERY_KEY",

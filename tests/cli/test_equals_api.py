@@ -38,6 +38,8 @@ COMMANDS = {
     "GET /backup/repositories/{}": "backup show-repository",
     "DELETE /backup/repositories/{}": "backup forget-repository",
     "POST /backup/repositories/{}/collect": "backup collect",
+    "POST /backup/repositories/{}/change-key": "backup change-key",
+    "POST /backup/repositories/{}/sealed-key": "backup seal-key",
     "GET /backup/repositories/{}/recovery-key": "backup recovery-key",
     "POST /backup/repositories/{}/verify": "backup verify-repository",
     "GET /backup/restore-points": "backup points",
@@ -132,7 +134,13 @@ FIELDS = {
         "bandwidth_bps": "--bandwidth",
     },
     # A key is a secret: of the environment, or asked for.
-    "POST /backup/repositories": {"kind": "--nfs --peer", "path": "[FOLDER]", "recovery_key": "--existing"},
+    "POST /backup/repositories": {
+        "kind": "--nfs --peer",
+        "path": "[FOLDER]",
+        "recovery_key": "--existing",
+        "passphrase": "--existing",
+    },
+    "POST /backup/repositories/{}/sealed-key": {"passphrase": ""},
     "PATCH /backup/restore-points/{}": {"protected": ""},
     "POST /backup/restore-points/{}/restore": {"bandwidth_bps": "--bandwidth", "disks": "--disk"},
     "POST /migrator/host-files/inspect": {"path": "PATH"},

@@ -18,6 +18,7 @@ from synvirt.disks.specs import RawSpec
 from synvirt.errors import BackupNotFound, SourceRunning
 from synvirt.jobs.process import Workers
 from synvirt.proof.signing import HostKey
+from synvirt.repository.manifest import Mark
 from synvirt.store import Store
 from tests.fakes.workers import in_process
 
@@ -26,12 +27,15 @@ ENDS_WITHIN_S = 60
 
 
 class FakeGuests:
-    """Guests of one raw disk each, named by its file; `gate` is called when a run opens one, and holds it there."""
+    """Guests of one raw disk each, named by its file; `gate` is called when a run opens one, and holds it there. `mark`: what
+    a later run could count changes from; `bases`: the points that runs were given to count from."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(exist_ok=True)
         self.changed = False
+        self.mark: Mark | None = None
+        self.bases: list[UUID | None] = []
         self.gate: Callable[[], object] = lambda: None
 
     def image(self, name: str, content: bytes) -> None:
@@ -58,7 +62,9 @@ class FakeGuests:
             if self.changed:
                 raise SourceRunning(f"{vm_id} was started")
 
-        disk = SourceDisk("vda", str(path), RawSpec(path=str(path)))
+        base = ask.base(f"id-of-{vm_id}")
+        self.bases.append(None if base is None else base.shown.id)
+        disk = SourceDisk("vda", str(path), RawSpec(path=str(path)), mark=self.mark)
         moment = f"{path.stat().st_ino} {path.stat().st_mtime_ns}"
         yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", None, (disk,), check, moment=moment)
 

@@ -16,6 +16,7 @@ from synvirt.backups.model import (
     RestorePointChange,
     RestoreRequest,
     RunUpdate,
+    SealedKeyRequest,
 )
 from synvirt.fleet.forecasting import WhatIf
 from synvirt.fleet.model import ApprovalRequest, RollBackRequest, WaveRequest, WaveUpdate
@@ -44,6 +45,7 @@ _MODELS = (
     BackupJobChange,
     RestorePointChange,
     RestoreRequest,
+    SealedKeyRequest,
     RunUpdate,
     TokenRequest,
     WaveRequest,

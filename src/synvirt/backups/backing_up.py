@@ -169,7 +169,8 @@ class BackingUp:
         for point in trusted(self._points.all(), job, vm_id)[:BASES_LOOKED_AT]:
             with contextlib.suppress(SynvirtError):
                 manifest = repository.manifest(point.id)
-                if any(disk.mark is not None for disk in manifest.sealed.disks):
+                # What was written with an older key is not taken over into a point of the newest.
+                if repository.is_current(point.id) and any(disk.mark is not None for disk in manifest.sealed.disks):
                     return manifest
         return None
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Annotated, Literal, Self
 from uuid import UUID
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, SecretStr, StringConstraints, model_validator
 
 from synvirt.backups.retention import Retention
 from synvirt.backups.schedule import Schedule
@@ -56,13 +56,15 @@ class BackupPeer(Model):
 
 class BackupRepositoryRequest(Received):
     """Body of POST /repositories. `path`: a folder of this host; with kind nfs, on an NFS mount. With kind peer, `peer` says
-    where. An empty one becomes a repository; to use one again, give its `recovery_key`."""
+    where. An empty one becomes a repository; to use one again, give its `recovery_key`, or a sealed copy of it, which
+    `passphrase` opens."""
 
     name: Name
     kind: RepositoryKind
     path: Path | None = None
     peer: PeerRequest | None = None
-    recovery_key: Annotated[str, StringConstraints(max_length=200)] | None = None
+    recovery_key: Annotated[str, StringConstraints(max_length=8192)] | None = None
+    passphrase: SecretStr | None = None
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -98,6 +100,25 @@ class RecoveryKey(Model):
     """Who has it and the repository's folder has the backups; who loses it and this host has none."""
 
     recovery_key: str
+
+
+class SealedKeyRequest(Received):
+    """Body of POST /repositories/:id/sealed-key: one of both. `bound_to`: this host, or its TPM, by systemd-creds."""
+
+    passphrase: SecretStr | None = None
+    bound_to: Literal["host", "tpm2"] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.passphrase is None) == (self.bound_to is None):
+            raise ValueError("a copy is sealed by a passphrase, or bound_to something: say one of both")
+        return self
+
+
+class SealedKey(Model):
+    """A line of text that opens the repository, for who has the passphrase, or on the host that it is bound to."""
+
+    sealed_key: str
 
 
 class BackupJobRequest(Received):

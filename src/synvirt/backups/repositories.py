@@ -7,15 +7,18 @@ import threading
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from pydantic import SecretStr
+
 from synvirt.backups.authors import Authors
-from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepositoryRequest, PeerRequest
+from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepositoryRequest, PeerRequest, SealedKeyRequest
 from synvirt.durable import sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, Internal, SynvirtError
 from synvirt.keyring import KEY_MODE, migrator_key
 from synvirt.model.values import now
 from synvirt.repository import repository as stored
+from synvirt.repository import sealed_key
 from synvirt.repository.folder import HostFolder
-from synvirt.repository.keys import Keys, from_recovery_text, new_key, recovery_text
+from synvirt.repository.keys import KEY_BYTES, KeyRing, Keys, from_recovery_text, new_key, recovery_text
 from synvirt.repository.peer import PATIENCE_S, PeerFolder, PeerPlace
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import FolderSpec, PeerSpec, RepositorySpec
@@ -48,20 +51,21 @@ class Repositories:
         self._rows, self._host, self._keyring, self._caches = rows, host, keyring, caches
         self._allowed_hosts = allowed_hosts
         self._open: dict[UUID, Repository] = {}
-        self._lock = threading.Lock()
+        self._lock, self._changing = threading.Lock(), threading.RLock()
 
     def add(self, asked: BackupRepositoryRequest) -> BackupRepository:
         """A new one in an empty folder, or with its recovery key one that is there. BackupConflict, RepositoryUnreachable,
         RepositoryKeyWrong, RepositoryDamaged."""
-        master = new_key() if asked.recovery_key is None else from_recovery_text(asked.recovery_key)
+        master = new_key() if asked.recovery_key is None else _given(asked.recovery_key, asked.passphrase)
         made = _made(asked, master)
-        folder = _folder(made, master, self._allowed_hosts)
+        password = "" if asked.peer is None else _credentials(asked.peer)[1]
+        folder = _folder(made, password, self._allowed_hosts)
         known = readable(_Known, self._rows.all("repository", host=self._host))
         if any(one.name == made.name or one.place == made.place for one in known):
             raise BackupConflict(f"a repository is named {made.name!r} or lies at {made.place} already")
         if asked.recovery_key is not None:
             Repository(folder, master).close()
-        self._write_key(made.id, master)  # before anything is sealed with it
+        self._write_key(self._key_path(made.id), master)  # before anything is sealed with it
         try:
             with contextlib.closing(folder):
                 if asked.recovery_key is None:
@@ -98,6 +102,7 @@ class Repositories:
 
     def opened(self, repository_id: UUID) -> Repository:
         """Its folder looked at first: an NFS export that is gone must not be an empty folder."""
+        self._settled(repository_id)
         with self._lock:
             opened = self._open.get(repository_id)
             if opened is None:
@@ -110,23 +115,85 @@ class Repositories:
 
     def spec(self, repository_id: UUID) -> RepositorySpec:
         """For a worker, which opens the repository by itself: the key is in it."""
+        self._settled(repository_id)
         known, master = self._known(repository_id), self._key(repository_id)
         place: FolderSpec | PeerSpec = FolderSpec(path=known.path or "", nfs=known.kind == "nfs")
         if known.peer is not None:
-            place = PeerSpec(**known.peer.model_dump(), password=_password(known, master), allowed_hosts=self._allowed_hosts)
+            place = PeerSpec(**known.peer.model_dump(), password=self._password(known), allowed_hosts=self._allowed_hosts)
         cache = None if self._caches is None else str(self._caches / f"{repository_id}.footers")
         return RepositorySpec(place=place, key=base64.b64encode(master).decode(), cache=cache)
 
     def _folder_of(self, repository_id: UUID, *, patience_s: float = PATIENCE_S) -> HostFolder | PeerFolder:
-        known, master = self._known(repository_id), self._key(repository_id)
-        return _folder(known, master, self._allowed_hosts, patience_s=patience_s)
+        known = self._known(repository_id)
+        password = "" if known.peer is None else self._password(known)
+        return _folder(known, password, self._allowed_hosts, patience_s=patience_s)
+
+    def _password(self, known: _Known) -> str:
+        """Of a peer's account: by the key, or by the next one of a change that a crash left."""
+        path, following = self._key_path(known.id), self._next_path(known.id)
+        following_too = [following] if self._has_next(known.id) else []
+        ring = KeyRing([migrator_key(one) for one in (path, *following_too)])
+        what = f"the password of the peer of {known.name}"
+        return ring.unseal(base64.b64decode(known.sealed or ""), belongs_to=_belongs_to(known.id), what=what).decode()
 
     def _key(self, repository_id: UUID) -> bytes:
         return migrator_key(self._key_path(repository_id))
 
+    def change_key(self, repository_id: UUID) -> str:
+        """The recovery key of a new key, with which all is written from now on. What a crash leaves is ended by whoever asks
+        next, or opens the repository. RepositoryUnreachable, RepositoryKeyWrong."""
+        self.get(repository_id)
+        following = self._next_path(repository_id)
+        with self._changing:
+            if not self._has_next(repository_id):
+                self._write_key(following, new_key())
+            self._end_change(repository_id)
+        return self.recovery_key(repository_id)
+
+    def _end_change(self, repository_id: UUID) -> None:
+        path, following = self._key_path(repository_id), self._next_path(repository_id)
+        old, new = migrator_key(path), migrator_key(following)
+        known = self._known(repository_id)
+        with contextlib.closing(self._folder_of(repository_id)) as folder:
+            stored.change_key(folder, old, new)
+        if known.peer is not None:
+            sealed = Keys(new).seal(self._password(known).encode(), belongs_to=_belongs_to(known.id))
+            known = known.model_copy(update={"sealed": base64.b64encode(sealed).decode()})
+            self._rows.put("repository", known.id, known, host=self._host)
+        # For who has to open, one day, a copy of the repository that is older than the change.
+        with contextlib.suppress(FileExistsError):
+            os.link(path, path.with_name(f"{path.name}.before-{Keys(new).check[:16]}"))
+        following.replace(path)
+        sync_folder(path.parent)
+        with self._lock:
+            opened = self._open.pop(repository_id, None)
+        if opened is not None:
+            opened.folder.close()
+
+    def _settled(self, repository_id: UUID) -> None:
+        """A change of the key that a crash left is ended."""
+        with self._changing:
+            if self._has_next(repository_id):
+                self._end_change(repository_id)
+
+    def _has_next(self, repository_id: UUID) -> bool:
+        """One that is not whole was never used: it goes."""
+        following = self._next_path(repository_id)
+        if following.exists() and following.stat().st_size != KEY_BYTES:
+            following.unlink()
+        return following.exists()
+
     def recovery_key(self, repository_id: UUID) -> str:
         self.get(repository_id)
         return recovery_text(self._key(repository_id))
+
+    def sealed_copy(self, repository_id: UUID, asked: SealedKeyRequest) -> str:
+        """BackupBadRequest, where the passphrase is too short, or this host has no such means."""
+        self.get(repository_id)
+        master = self._key(repository_id)
+        if asked.passphrase is not None:
+            return sealed_key.by_passphrase(master, asked.passphrase.get_secret_value())
+        return sealed_key.by_this_host(master, asked.bound_to or "host")
 
     def forget(self, repository_id: UUID) -> None:
         """What lies in the folder stays, and so does the key."""
@@ -146,8 +213,10 @@ class Repositories:
     def _key_path(self, repository_id: UUID) -> Path:
         return self._keyring / f"backup-{repository_id}.key"
 
-    def _write_key(self, repository_id: UUID, master: bytes) -> None:
-        path = self._key_path(repository_id)
+    def _next_path(self, repository_id: UUID) -> Path:
+        return self._keyring / f"backup-{repository_id}.key.new"
+
+    def _write_key(self, path: Path, master: bytes) -> None:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, KEY_MODE)
             with os.fdopen(descriptor, "wb") as file:
@@ -159,6 +228,13 @@ class Repositories:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             raise Internal(f"the repository's key cannot be kept: {error.strerror}") from error
+
+
+def _given(text: str, passphrase: SecretStr | None) -> bytes:
+    """RepositoryKeyWrong, BackupBadRequest."""
+    if sealed_key.is_sealed(text):
+        return sealed_key.opened(text, "" if passphrase is None else passphrase.get_secret_value())
+    return from_recovery_text(text)
 
 
 def _made(asked: BackupRepositoryRequest, master: bytes) -> _Known:
@@ -184,21 +260,14 @@ def _belongs_to(repository_id: UUID) -> bytes:
 
 
 def _folder(
-    known: _Known, master: bytes, allowed_hosts: tuple[str, ...], *, patience_s: float = PATIENCE_S
+    known: _Known, password: str, allowed_hosts: tuple[str, ...], *, patience_s: float = PATIENCE_S
 ) -> HostFolder | PeerFolder:
     """RepositoryUnreachable. A peer is not asked yet."""
     if known.peer is None:
         return HostFolder(Path(known.path or ""), is_nfs=known.kind == "nfs")
-    password = _password(known, master)
     return PeerFolder(
         PeerPlace(**known.peer.model_dump(), password=password, allowed_hosts=allowed_hosts), patience_s=patience_s
     )
-
-
-def _password(known: _Known, master: bytes) -> str:
-    sealed = base64.b64decode(known.sealed or "")
-    what = f"the password of the peer of {known.name}"
-    return Keys(master).unseal(sealed, belongs_to=_belongs_to(known.id), what=what).decode()
 
 
 def _shown(known: BackupRepository) -> BackupRepository:

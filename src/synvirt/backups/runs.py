@@ -62,7 +62,7 @@ class Runs:
 
     def cut_off(self) -> list[BackupRun]:
         """What the last service left under way."""
-        return readable(BackupRun, self._rows.all("run", host=self._host, states=_OPEN))
+        return self.not_ended()
 
     def start(self, works: Mapping[UUID, Callable[["UnderWay"], None]], *, counted: bool = True) -> None:
         """Before anything is asked. Of what was cut off, the runs that have a work go on; the others have failed. `counted`:
@@ -112,6 +112,10 @@ class Runs:
     def get(self, run_id: UUID) -> BackupRun:
         """BackupNotFound."""
         return self._with_figures(parsed(BackupRun, self._rows.get("run", run_id, host=self._host)))
+
+    def not_ended(self) -> list[BackupRun]:
+        """Oldest first."""
+        return readable(BackupRun, self._rows.all("run", host=self._host, states=_OPEN))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupRun], int | None]:
         texts, following = self._rows.page("run", host=self._host, limit=limit, cursor=cursor)

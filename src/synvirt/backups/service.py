@@ -219,6 +219,14 @@ class Backups:
             if run is None or point.run_id == run.id:
                 self.points.put(point.model_copy(update={"protected": point_id in kept}))
 
+    def change_key(self, repository_id: UUID) -> str:
+        """The new recovery key. BackupConflict while a run reads or writes there, which would go on with the old one."""
+        with self.runs.lock:
+            busy = [run for run in self.runs.not_ended() if run.repository_id == repository_id]
+            if busy:
+                raise BackupConflict(f"run {busy[0].id} uses this repository", hint="wait for it, or cancel it")
+            return self.repositories.change_key(repository_id)
+
     def forget_repository(self, repository_id: UUID) -> None:
         """BackupConflict while a job writes to it. Its points are forgotten, and stay where they are."""
         self.repositories.get(repository_id)

@@ -69,7 +69,7 @@ def take_disks(order: TakeOrder, wire: Wire) -> None:
         base = None if order.base is None else repository.manifest(UUID(order.base))
         journal = None
         if order.journal is not None:
-            journal = stack.enter_context(closing(Journal(Path(order.journal), order.moment)))
+            journal = stack.enter_context(closing(Journal(Path(order.journal), order.moment + repository.keys.epoch)))
         taken: list[Taken] = []
         for number, disk in enumerate(order.disks):
             figures = _Figures(disk.key, wire, session)

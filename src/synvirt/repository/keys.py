@@ -8,9 +8,12 @@ A frame is nonce (12 bytes) ‖ ciphertext ‖ tag (16): AES-256-GCM (NIST SP 80
 """
 
 import base64
+import contextlib
 import hashlib
 import secrets
 import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import zstandard
 from blake3 import blake3
@@ -96,6 +99,48 @@ class Keys:
             return self._gcm.decrypt(sealed[:NONCE_BYTES], memoryview(sealed)[NONCE_BYTES:], belongs_to)
         except (InvalidTag, ValueError) as error:
             raise RepositoryDamaged(f"{what} cannot be opened: its bytes have changed") from error
+
+
+Opened = TypeVar("Opened")
+
+
+class KeyRing:
+    """The keys of a repository, newest first. What is written is written with the newest; all of them open."""
+
+    def __init__(self, masters: Sequence[bytes]) -> None:
+        self.newest, *older = (Keys(master) for master in masters)
+        self._all = (self.newest, *older)
+        # What tells what one key names from what another does; "" where there is no other.
+        self.epoch = self.newest.check if older else ""
+
+    def chunk_name(self, content: bytes | bytearray | memoryview) -> bytes:
+        return self.newest.chunk_name(content)
+
+    def page_name(self, content: bytes) -> bytes:
+        return self.newest.page_name(content)
+
+    def frame(self, name: bytes, content: bytes | bytearray | memoryview) -> bytes:
+        return self.newest.frame(name, content)
+
+    def seal(self, plain: bytes, *, belongs_to: bytes) -> bytes:
+        return self.newest.seal(plain, belongs_to=belongs_to)
+
+    def is_page(self, name: bytes, content: bytes) -> bool:
+        return any(keys.page_name(content) == name for keys in self._all)
+
+    def content_into(self, name: bytes, frame: bytes, into: memoryview) -> None:
+        """As Keys has it."""
+        self._first(lambda keys: keys.content_into(name, frame, into))
+
+    def unseal(self, sealed: bytes, *, belongs_to: bytes, what: str) -> bytes:
+        """As Keys has it."""
+        return self._first(lambda keys: keys.unseal(sealed, belongs_to=belongs_to, what=what))
+
+    def _first(self, ask: Callable[[Keys], Opened]) -> Opened:
+        for keys in self._all[:-1]:
+            with contextlib.suppress(RepositoryDamaged):
+                return ask(keys)
+        return ask(self._all[-1])
 
 
 def _derived(master: bytes, context: str) -> bytes:

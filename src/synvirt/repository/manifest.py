@@ -22,7 +22,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from synvirt.errors import RepositoryDamaged
 from synvirt.model.values import Bytes, Model, Time
-from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES, Keys
+from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES, KeyRing, Keys
 from synvirt.sizes import MIB
 
 FOLDER = "points"
@@ -126,7 +126,7 @@ def statement(point_id: UUID | str, digest: str) -> bytes:
     return f"synvirt restore point {FORMAT}\n{point_id}\n{digest}\n".encode()
 
 
-def written(manifest: Manifest, keys: Keys, sign: Sign = lambda digest: None) -> bytes:
+def written(manifest: Manifest, keys: Keys | KeyRing, sign: Sign = lambda digest: None) -> bytes:
     """`sign` is given the statement's digest."""
     shown = manifest.shown.model_dump_json().encode()
     inside = manifest.sealed.model_dump_json(exclude={"signature"}).encode()
@@ -142,7 +142,7 @@ def shown_of(point_id: str, content: bytes) -> Shown:
     return _parsed(point_id, content)[0]
 
 
-def opened(point_id: str, content: bytes, keys: Keys) -> Manifest:
+def opened(point_id: str, content: bytes, keys: Keys | KeyRing) -> Manifest:
     """RepositoryDamaged."""
     shown, line, sealed = _parsed(point_id, content)
     plain = keys.unseal(sealed, belongs_to=line, what=f"restore point {point_id}")
@@ -155,7 +155,7 @@ def opened(point_id: str, content: bytes, keys: Keys) -> Manifest:
     return Manifest(shown=shown, sealed=inside)
 
 
-def signed(point_id: str, content: bytes, keys: Keys) -> tuple[Signature | None, bytes]:
+def signed(point_id: str, content: bytes, keys: Keys | KeyRing) -> tuple[Signature | None, bytes]:
     """The signature as it stands there, unchecked, and the statement that it must be of. RepositoryDamaged."""
     signature = opened(point_id, content, keys).sealed.signature
     _, line, sealed = _parsed(point_id, content)

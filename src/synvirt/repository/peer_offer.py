@@ -29,8 +29,8 @@ from synvirt.errors import (
     RepositoryFull,
     SynvirtError,
 )
+from synvirt.repository import key_change, packs, repository
 from synvirt.repository import manifest as manifests
-from synvirt.repository import packs, repository
 from synvirt.repository.folder import UNFINISHED, Entry, HostFolder
 from synvirt.repository.peer_needs import Needs
 from synvirt.sizes import KIB, MIB
@@ -48,6 +48,7 @@ _KINDS: dict[str, tuple[re.Pattern[str], int]] = {
     "pack": (re.compile(rf"packs/{_HEX64}\.pack"), packs.PACK_BYTES),
     "point": (re.compile(rf"points/{_UUID}\.point"), manifests.MANIFEST_BYTES_MAX),
     "kept": (re.compile(rf"points/{_UUID}\.kept"), 0),
+    "key": (re.compile(rf"{key_change.FOLDER}/{_HEX64}"), key_change.CHANGE_BYTES_MAX),
     # A line of 70 bytes for each pack of 64 MiB: those of 12 TiB.
     "condemned": (re.compile(rf"condemned/{_HEX64}"), 16 * MIB),
 }
@@ -198,6 +199,8 @@ class Offer:
         _check(folder, unfinished, name, length, digest)
         with self._lock:
             there = _digest_of(folder, name)
+            if there is None and _kind(name)[0] == "key" and len(folder.entries(key_change.FOLDER)) >= key_change.CHANGES_MAX:
+                raise BackupConflict(f"the key of a repository changes {key_change.CHANGES_MAX} times at most")
             if there is None:
                 folder.rename(unfinished, name)
                 folder.sync_folder(name.rpartition("/")[0])
@@ -217,8 +220,8 @@ class Offer:
             entry = there.get(name.rpartition("/")[2])
             if entry is None:
                 return
-            if kind == "header":
-                raise BackupImmutable("without its header a repository is none: it is not removed from here")
+            if kind in ("header", "key"):
+                raise BackupImmutable(f"without its {kind} a repository cannot be opened: it is not removed from here")
             if kind == "kept":
                 raise BackupImmutable(
                     f"the protection of {entry.name.removesuffix(repository.KEPT_SUFFIX)} is not taken off from here",
@@ -308,12 +311,14 @@ def _check(folder: HostFolder, file: str, name: str, length: int, digest: str) -
             packs.read_tail(folder, inside, length, file=file)
         elif kind == "condemned":
             sound = inside == digest and _PACK_LINES.fullmatch(folder.read(file).decode("latin-1")) is not None
+        elif kind == "key":
+            sound = key_change.parsed(inside, folder.read(file)).check == inside
         elif kind == "point":
             manifests.shown_of(inside.removesuffix(manifests.SUFFIX), folder.read(file))
             sound = True
         else:
             sound = kind == "kept" or bool(repository.header_in(folder.read(file)))
-    except (RepositoryDamaged, ValueError) as error:
+    except (RepositoryDamaged, ValueError, RecursionError) as error:
         raise BackupBadRequest(f"what came for {name} is none: {error}") from error
     if not sound:
         raise BackupBadRequest(f"what came for {name} are not the bytes that the name was made of")

@@ -19,11 +19,11 @@ from uuid import UUID, uuid4
 from blake3 import blake3
 
 from synvirt.errors import BackupConflict, BackupNotFound, RepositoryDamaged, RepositoryKeyWrong
+from synvirt.repository import key_change, packs
 from synvirt.repository import manifest as manifests
-from synvirt.repository import packs
 from synvirt.repository.folder import UNFINISHED, Folder, put
 from synvirt.repository.index import Index, Place
-from synvirt.repository.keys import CHUNK_BYTES, Keys
+from synvirt.repository.keys import CHUNK_BYTES, KeyRing, Keys
 from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, Manifest, Shown
 
 Read = TypeVar("Read")
@@ -32,7 +32,7 @@ FORMAT = 1
 HEADER = "repository"
 CONDEMNED_FOLDER = "condemned"
 KEPT_SUFFIX = ".kept"
-FOLDERS = (packs.FOLDER, manifests.FOLDER, CONDEMNED_FOLDER, UNFINISHED)
+FOLDERS = (packs.FOLDER, manifests.FOLDER, CONDEMNED_FOLDER, key_change.FOLDER, UNFINISHED)
 
 
 def create(folder: Folder, master: bytes) -> UUID:
@@ -58,6 +58,18 @@ def create(folder: Folder, master: bytes) -> UUID:
     return repository_id
 
 
+def change_key(folder: Folder, old: bytes, new: bytes) -> None:
+    """From now on the repository's key is `new`; nobody writes with `old` any more. Idempotent. RepositoryKeyWrong: `old` is
+    not its newest one."""
+    folder.make_folders(FOLDERS)
+    check = header_of(folder)["key_check"]
+    try:
+        key_change.masters(folder, check, new)
+    except RepositoryKeyWrong:
+        key_change.masters(folder, check, old)
+        key_change.write(folder, old, new)
+
+
 def header_of(folder: Folder) -> dict[str, Any]:
     """RepositoryDamaged, where there is none, or none of ours."""
     return header_in(folder.read(HEADER))
@@ -81,10 +93,8 @@ class Repository:
     """
 
     def __init__(self, folder: Folder, master: bytes, *, cache: Path | None = None) -> None:
-        self.folder, self.keys = folder, Keys(master)
         header = header_of(folder)
-        if header["key_check"] != self.keys.check:
-            raise RepositoryKeyWrong("this is not the key of that repository")
+        self.folder, self.keys = folder, KeyRing(key_change.masters(folder, header["key_check"], master))
         self.id = UUID(header["id"])
         self.unreadable: dict[str, str] = {}
         self.index = Index(folder, cache)
@@ -146,7 +156,7 @@ class Repository:
     def _page(self, name: bytes, place: Place) -> bytes:
         """RepositoryDamaged, where it is not what was stored."""
         frame = packs.read_frame(self.folder, place.pack, place.entry)
-        if len(frame) != PAGE_BYTES or self.keys.page_name(frame) != name:
+        if len(frame) != PAGE_BYTES or not self.keys.is_page(name, frame):
             raise RepositoryDamaged(f"page {name.hex()[:16]} is not the one that was stored")
         return frame
 
@@ -170,6 +180,14 @@ class Repository:
     def manifest(self, point_id: UUID) -> Manifest:
         """BackupNotFound, RepositoryDamaged."""
         return manifests.opened(str(point_id), self._manifest_bytes(point_id), self.keys)
+
+    def is_current(self, point_id: UUID) -> bool:
+        """It was written with the key that is the newest now. BackupNotFound."""
+        try:
+            manifests.opened(str(point_id), self._manifest_bytes(point_id), self.keys.newest)
+        except RepositoryDamaged:
+            return False
+        return True
 
     def signed(self, point_id: UUID) -> tuple[manifests.Signature | None, bytes]:
         """As `manifest.signed`. BackupNotFound, RepositoryDamaged."""

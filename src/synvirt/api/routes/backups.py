@@ -30,6 +30,8 @@ from synvirt.backups.model import (
     RestorePointChange,
     RestoreRequest,
     RunUpdate,
+    SealedKey,
+    SealedKeyRequest,
     Status,
 )
 from synvirt.backups.offers import BackupOffer
@@ -172,6 +174,21 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
     def recovery_key(repository_id: UUID) -> RecoveryKey:
         """The key that opens the repository where this host is no more. Keep it elsewhere."""
         return RecoveryKey(recovery_key=backups.repositories.recovery_key(repository_id))
+
+    @router.post("/repositories/{repository_id}/change-key", response_model=RecoveryKey)
+    def change_repository_key(repository_id: UUID) -> RecoveryKey:
+        """Give the repository a new key, with which all is written from now on; it opens what is there too. The answer is the
+        new recovery key. 409 while a run uses the repository."""
+        return RecoveryKey(recovery_key=backups.change_key(repository_id))
+
+    @router.post(
+        "/repositories/{repository_id}/sealed-key", response_model=SealedKey, openapi_extra=documented(SealedKeyRequest)
+    )
+    def seal_repository_key(
+        repository_id: UUID, asked: Annotated[SealedKeyRequest, Depends(json_body(SealedKeyRequest))]
+    ) -> SealedKey:
+        """A copy of the repository's key that is sealed by a passphrase, or bound to this host."""
+        return SealedKey(sealed_key=backups.repositories.sealed_copy(repository_id, asked))
 
 
 def _offers(router: APIRouter, backups: Backups) -> None:

@@ -40,9 +40,21 @@ class Target(StrEnum):
     IN_PLACE = "in-place"
 
 
+class BoundTo(StrEnum):
+    HOST = "host"
+    TPM2 = "tpm2"
+
+
 class Format(StrEnum):
     RAW = "raw"
     QCOW2 = "qcow2"
+
+
+def passphrase(*, confirm: bool) -> str:
+    found: str = os.environ.get("SYNVIRT_PASSPHRASE") or typer.prompt(
+        "Passphrase", hide_input=True, err=True, confirmation_prompt=confirm
+    )
+    return found
 
 
 # ── repositories ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,7 +84,11 @@ def add_repository(
         str, typer.Option(help="The offer's account; the password: env SYNVIRT_PEER_PASSWORD, or asked for")
     ] = "",
     existing: Annotated[
-        bool, typer.Option("--existing", help="Use one that is there; its recovery key: env SYNVIRT_RECOVERY_KEY, or asked for")
+        bool,
+        typer.Option(
+            "--existing",
+            help="Use one that is there; its recovery key, or a sealed copy: env SYNVIRT_RECOVERY_KEY, or asked for",
+        ),
     ] = False,
 ) -> None:
     """Make a repository in an empty folder, or use one again with its recovery key.
@@ -94,6 +110,8 @@ def add_repository(
     if existing:
         key = os.environ.get("SYNVIRT_RECOVERY_KEY") or typer.prompt("Recovery key", hide_input=True, err=True)
         body["recovery_key"] = key
+        if key.strip().startswith("synvirt-key-1:scrypt:"):
+            body["passphrase"] = passphrase(confirm=False)
     with options.connect() as client:
         answer = client.ask("POST", REPOSITORIES.path, json=body)
         made = json.loads(answer)
@@ -113,6 +131,43 @@ def recovery_key(options: Options, repository: Repository) -> None:
     with options.connect() as client:
         answer = client.ask("GET", f"{REPOSITORIES.path}/{id_of(client, REPOSITORIES, repository)}/recovery-key")
     print(answer if options.json else json.loads(answer)["recovery_key"])
+
+
+@app.command("change-key")
+@with_options
+def change_key(options: Options, repository: Repository) -> None:
+    """Give a repository a new key, and print its recovery key. What is there opens with the new one too.
+
+    Example: synvirt backup change-key here
+    """
+    import json
+
+    with options.connect() as client:
+        answer = client.ask("POST", f"{REPOSITORIES.path}/{id_of(client, REPOSITORIES, repository)}/change-key")
+    said = "What is written from now on opens with this recovery key alone. Keep it elsewhere than here:"
+    print(answer if options.json else f"{said}\n{json.loads(answer)['recovery_key']}")
+
+
+@app.command("seal-key")
+@with_options
+def seal_key(
+    options: Options,
+    repository: Repository,
+    bound_to: Annotated[
+        BoundTo | None, typer.Option(help="By systemd-creds: opens on this host alone, or by its TPM alone")
+    ] = None,
+) -> None:
+    """Print a copy of a repository's key that a passphrase opens: env SYNVIRT_PASSPHRASE, or asked for.
+
+    Example: synvirt backup seal-key here > here.key
+    """
+    import json
+
+    body = {"bound_to": bound_to.value} if bound_to is not None else {"passphrase": passphrase(confirm=True)}
+    with options.connect() as client:
+        path = f"{REPOSITORIES.path}/{id_of(client, REPOSITORIES, repository)}/sealed-key"
+        answer = client.ask("POST", path, json=body)
+    print(answer if options.json else json.loads(answer)["sealed_key"])
 
 
 @app.command("verify-repository")

@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from synvirt.backups.model import BackupRepositoryRequest, PeerRequest
+from synvirt.backups.model import BackupRepositoryRequest, PeerRequest, SealedKeyRequest
 from synvirt.backups.service import Backups
 from synvirt.errors import SynvirtError
 from synvirt.web.backups.jobs import ON_A_PAGE, After, number
@@ -26,7 +26,7 @@ class Kind:
 
 
 _REQUEST = {one.key: one for one in fields(BackupRepositoryRequest)}
-_COMMON = [_REQUEST["name"], _REQUEST["recovery_key"]]
+_COMMON = [_REQUEST["name"], _REQUEST["recovery_key"], _REQUEST["passphrase"]]
 # Its credentials are a dict on the wire: which they are stands in PeerRequest.
 _ACCOUNT = [
     Field("peer.username", "username", "User", "text", required=False),
@@ -55,13 +55,32 @@ class RepositoryPages:
     def repository(self, repository_id: UUID, is_new: bool = False) -> Response:
         return self._shown(repository_id, is_new=is_new)
 
-    def _shown(self, repository_id: UUID, *, is_new: bool = False, key: str | None = None) -> Response:
+    def _shown(
+        self, repository_id: UUID, *, is_new: bool = False, key: str | None = None, sealed: str | None = None
+    ) -> Response:
         known = self._backups.repositories
         shown = known.shown(known.get(repository_id))
-        return self._pages.page("backups/repository.html", repository=shown, is_new=is_new, key=key)
+        return self._pages.page("backups/repository.html", repository=shown, is_new=is_new, key=key, sealed=sealed)
 
     def key(self, repository_id: UUID) -> Response:
         return self._shown(repository_id, key=self._backups.repositories.recovery_key(repository_id))
+
+    def change_asked(self, repository_id: UUID) -> Response:
+        return self._ask(
+            repository_id,
+            "Give this repository a new key?",
+            "What is written from then on opens with the new recovery key alone, which is shown next. Older restore points "
+            "stay as they are: who had the older key can read those. Other hosts that use the repository need the new key.",
+            asked="change-key",
+            yes="change it",
+        )
+
+    def change(self, repository_id: UUID) -> Response:
+        return self._shown(repository_id, key=self._backups.change_key(repository_id))
+
+    def seal(self, repository_id: UUID, form: Sent) -> Response:
+        asked = judged(SealedKeyRequest, {"passphrase": next(iter(form.many("passphrase")), "")})
+        return self._shown(repository_id, sealed=self._backups.repositories.sealed_copy(repository_id, asked))
 
     def empty_form(self) -> Response:
         return self._form()
@@ -73,7 +92,7 @@ class RepositoryPages:
             status=error.status if error else 200,
             error=error,
             first=[one for one in known if one.key == "name"],
-            again=[one for one in known if one.key == "recovery_key"],
+            again=[one for one in known if one.key in ("recovery_key", "passphrase")],
             kinds=[(one, typed(one.fields, form, error) if form else one.fields) for one in KINDS],
             chosen=form.text("kind") if form else KINDS[0].name,
         )
@@ -150,6 +169,9 @@ def repositories_router(pages: Pages, backups: Backups) -> APIRouter:
             f"GET {here}": made.repository,
             # By POST, so that no history, log or prefetching holds an address that shows it.
             f"POST {here}/key": made.key,
+            f"GET {here}/change-key": made.change_asked,
+            f"POST {here}/change-key": made.change,
+            f"POST {here}/sealed-key": made.seal,
             f"GET {here}/verify": made.verify_asked,
             f"POST {here}/verify": made.verify,
             f"GET {here}/collect": made.collect_asked,

@@ -1,0 +1,105 @@
+"""A repository's key is changed: what is written from then on opens with the new one alone, and the new one opens all.
+
+    keys/<key_check of the new key>   a line of JSON:
+      key_check   of the new key, as the file is named
+      before      the key before it, sealed by the new one: so each key opens what was written before it
+      by          the new key's check, sealed by the key before: who has not that key announces no change of it
+
+Nothing that is there is written anew: an older point stays what it is, and who had the older key can read it as long as it
+is kept. docs/backup-format.md.
+"""
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from synvirt.errors import RepositoryDamaged, RepositoryKeyWrong
+from synvirt.repository.folder import Folder, put
+from synvirt.repository.keys import KEY_BYTES, Keys
+
+FOLDER = "keys"
+# A change a month for eight years. Each is read when a repository is opened.
+CHANGES_MAX = 100
+CHANGE_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    check: str
+    before: bytes
+    by: bytes
+
+
+def write(folder: Folder, old: bytes, new: bytes) -> None:
+    """From now on `new` is the repository's key. Once more is as good as once."""
+    before, after = Keys(old), Keys(new)
+    if any(change.check == after.check for change in changes(folder)):
+        return
+    line = {
+        "key_check": after.check,
+        "before": base64.b64encode(after.seal(old, belongs_to=_before(after.check))).decode(),
+        "by": base64.b64encode(before.seal(after.check.encode(), belongs_to=_after(before.check))).decode(),
+    }
+    put(folder, f"{FOLDER}/{after.check}", [json.dumps(line).encode() + b"\n"])
+
+
+def parsed(name: str, content: bytes) -> Change:
+    """ValueError, where it is none."""
+    found = json.loads(content)
+    if not isinstance(found, dict) or found.get("key_check") != name:
+        raise ValueError("it is another key's")
+    before, by = (base64.b64decode(str(found.get(field, "")), validate=True) for field in ("before", "by"))
+    return Change(name, before, by)
+
+
+def changes(folder: Folder) -> list[Change]:
+    """Those that can be read: anybody who may write there may leave others."""
+    if all(entry.name != FOLDER for entry in folder.entries("")):
+        return []
+    return list(_changes(folder))
+
+
+def _changes(folder: Folder) -> Iterator[Change]:
+    for entry in folder.entries(FOLDER)[:CHANGES_MAX]:
+        if entry.size_bytes <= CHANGE_BYTES_MAX:
+            try:
+                yield parsed(entry.name, folder.read(f"{FOLDER}/{entry.name}"))
+            except (RepositoryDamaged, ValueError, RecursionError):
+                continue
+
+
+def masters(folder: Folder, first_check: str, master: bytes) -> list[bytes]:
+    """All keys of a repository that `master` opens, newest first, down to the one that its header has. RepositoryKeyWrong:
+    it is none of them, or an older one."""
+    known = changes(folder)
+    by_check = {change.check: change for change in known}
+    found = [master]
+    while (keys := Keys(found[-1])).check != first_check:
+        change = by_check.get(keys.check)
+        older = b"" if change is None else _opened(keys, change.before, _before(keys.check))
+        if len(older) != KEY_BYTES or older in found:
+            raise RepositoryKeyWrong("this is not the key of that repository")
+        found.append(older)
+    newest = Keys(master)
+    if any(_opened(newest, change.by, _after(newest.check)) == change.check.encode() for change in known):
+        raise RepositoryKeyWrong(
+            "this repository has a newer key: nothing is written with this one any more",
+            hint="forget the repository here, and add it again with the recovery key that its change gave",
+        )
+    return found
+
+
+def _opened(keys: Keys, sealed: bytes, belongs_to: bytes) -> bytes:
+    try:
+        return keys.unseal(sealed, belongs_to=belongs_to, what="a key")
+    except RepositoryDamaged:
+        return b""
+
+
+def _before(check: str) -> bytes:
+    return b"the key before " + check.encode()
+
+
+def _after(check: str) -> bytes:
+    return b"the key after " + check.encode()
