@@ -23,7 +23,9 @@ from synvirt.cage import layers, may_open_others_files
 from synvirt.errors import SynvirtError
 from synvirt.hypervisor.accel import EMULATOR, accelerator
 from synvirt.keyring import KEY_BYTES
-from synvirt.kvm.connection import Connection, embedded_root
+from synvirt.kvm import qemu_user
+from synvirt.kvm.connection import Connection
+from synvirt.kvm.qemu_user import embedded_root
 from synvirt.model.values import now
 from synvirt.offline.hyperv.tool import vmcx_tool
 from synvirt.programs import ProgramFailed, find, run
@@ -296,6 +298,13 @@ def _hypervisor(settings: Settings) -> str:
     return f"{settings.hypervisor_uri}: {driver}"
 
 
+def _qemu_user(settings: Settings) -> str:
+    found = qemu_user.choose(settings)
+    if found.lacking:
+        raise Missing(found.why)
+    return found.why
+
+
 def _data_dir(settings: Settings) -> str:
     folder = settings.data_dir
     # Where it is to be made, the folder above it decides.
@@ -507,6 +516,12 @@ CHECKS = (
         "python3-libvirt", "the hypervisor", "apt-get install python3-libvirt", _module("libvirt", _libvirt_version), _always
     ),
     Check("libvirt", "the hypervisor", "apt-get install libvirt-daemon; setting libvirt_uri", _hypervisor, _always),
+    Check(
+        "guests' user",
+        "confining guests: QEMU is not root",
+        "apt-get install libvirt-daemon-system; chmod o+x the folders on the way; docs/guests.md; setting qemu_user",
+        _qemu_user,
+    ),
     Check(EMULATOR, "runs the guests", "apt-get install qemu-system-x86", _program(EMULATOR, "--version"), _always),
     Check("kvm", "guests at full speed", "enable virtualisation in the host's firmware, or nesting where it is a guest", _kvm),
     Check("ovmf", "guests with UEFI firmware", "apt-get install ovmf", _uefi(secure=False)),

@@ -471,6 +471,8 @@ def _rooms(
     from synvirt.offline.hyperv.tool import vmcx_tool
 
     root = settings.imports_dir
+    destinations = _destinations(settings)
+    _say_who_guests_are(settings)
     return Rooms(
         store=store,
         board=board,
@@ -492,7 +494,7 @@ def _rooms(
         jobs_per_source_in_all=settings.jobs_per_source_in_all,
         jobs_per_destination=settings.jobs_per_destination,
         turns=Turns(settings.jobs_at_once),
-        destinations=_destinations(settings),
+        destinations=destinations,
         hypervisor=LibvirtHost(
             settings.hypervisor_uri,
             settings.data_dir,
@@ -533,10 +535,11 @@ def _destination(chosen: "DestinationSetting") -> "Destination":
     from synvirt.destinations.directory import DirectoryDestination
     from synvirt.destinations.zfs import ZfsDestination
     from synvirt.disks.specs import RbdPlace
+    from synvirt.kvm import qemu_user
 
     match chosen.kind:
         case "directory":
-            chosen.path.mkdir(parents=True, exist_ok=True, mode=0o750)
+            qemu_user.make(chosen.path)
             return DirectoryDestination(chosen.path)
         case "zfs":
             return ZfsDestination(chosen.pool, chosen.namespace)
@@ -545,6 +548,20 @@ def _destination(chosen: "DestinationSetting") -> "Destination":
 
             place = RbdPlace(conf=str(chosen.conf), client=chosen.client, pool=chosen.pool)
             return RbdDestination(place)
+
+
+def _say_who_guests_are(settings: "Settings") -> None:
+    """And have it so, before the driver is opened."""
+    import structlog
+
+    from synvirt.kvm import qemu_user
+
+    made = qemu_user.decide(settings)
+    log = structlog.get_logger("synvirt.hypervisor")
+    if made.lacking:
+        log.warning("guests of the embedded driver are not confined as they could be", why=made.why, hint="synvirt doctor")
+    else:
+        log.info("guests of the embedded driver", why=made.why)
 
 
 def _say_layers() -> None:
@@ -602,6 +619,7 @@ def demo(
     from synvirt.logs import log_to
     from synvirt.settings import load, prepare_data_dir
 
+    os.umask(0o027)  # as `serve`
     # What the guest has on its disk is asked of its agent.
     settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen, "boot_check": "agent"})
     prepare_data_dir(settings)

@@ -42,6 +42,15 @@ class Output:
     stderr: str
 
 
+@dataclass(frozen=True, slots=True)
+class As:
+    """Another user than root, whom a program of root's runs as."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
 class ProgramFailed(Internal):
     """An outside program failed."""
 
@@ -66,6 +75,7 @@ def run(
     stop: Callable[[], bool] | None = None,
     tell: Callable[[str], None] | None = None,
     guarded: bool = False,
+    runs_as: As | None = None,
     missing: type[SynvirtError] = Internal,
 ) -> Output:
     """Run to the end. ProgramFailed on a bad exit or after `timeout_s`; Cancelled once `stop()` is true.
@@ -92,6 +102,9 @@ def run(
                 env=_environment(env),
                 cwd=cwd,
                 start_new_session=True,
+                user=runs_as.uid if runs_as else None,
+                group=runs_as.gid if runs_as else None,
+                extra_groups=runs_as.groups if runs_as else None,
             )
         )
         if lines:

@@ -175,6 +175,9 @@ class Settings(Received):
     destinations: dict[DestinationName, DestinationSetting] = Field(default_factory=dict)
     # Empty: the embedded driver, qemu:///embed?root={data_dir}/libvirt. The appliance sets qemu:///system
     libvirt_uri: str = ""
+    # Who guests of the embedded driver run as, where the service is root: auto: a user of the host's who can do nothing else
+    # (libvirt-qemu, qemu), where there is one that reaches what guests need; root: as the service; or a user's name.
+    qemu_user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]*$")] = "auto"
     jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
     # How much of its memory and processors the guests of a wave may be promised here: memory once, since a guest that is short
     # of it fails; each processor to so many virtual ones.

@@ -1,5 +1,6 @@
 """libvirt opens one embedded driver a process: all tests that need one in this process share its folder."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +21,25 @@ def _no_links_left() -> Iterator[None]:
             link.unlink(missing_ok=True)
 
 
+def passable() -> tempfile.TemporaryDirectory[str]:
+    """pytest's own are shut to all but root, and then guests would run as root."""
+    made = tempfile.TemporaryDirectory(prefix="synvirt-real-", ignore_cleanup_errors=True)
+    Path(made.name).chmod(0o711)
+    return made
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with passable() as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_dir() -> Iterator[Path]:
     """Long, and of odd characters, as a data_dir may be: libvirt's sockets must come to lie in shorter paths."""
     need("qemu-system-x86_64", "qemu-system-x86")
-    return tmp_path_factory.mktemp("a-data-dir-with-quite-a-long-name") / "and spaces & more"
+    with passable() as folder:
+        yield Path(folder) / "a-data-dir-with-quite-a-long-name" / "and spaces & more"
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 from synvirt.errors import DomainDefineFailed, GuestBootFailed, Internal, NotFound
 from synvirt.hypervisor import console
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
-from synvirt.kvm.connection import Connection, embedded_root, load
+from synvirt.kvm.connection import Connection, load
 from synvirt.kvm.identity import identity_of
+from synvirt.kvm.qemu_user import embedded_root
 from synvirt.migrations.landing import machine_of
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.settings import Settings

@@ -19,9 +19,10 @@ from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.machine import Machine
-from synvirt.kvm import agent
-from synvirt.kvm.connection import Connection, embedded_root, load, translated
+from synvirt.kvm import agent, handing, qemu_user
+from synvirt.kvm.connection import Connection, load, translated
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
+from synvirt.kvm.qemu_user import embedded_root
 from synvirt.model.job import Domain
 from synvirt.programs import find
 from synvirt.sizes import KIB, MIB
@@ -58,7 +59,10 @@ _START_HINTS = (
         re.compile(r"Cannot allocate memory|cannot set up guest memory"),
         "this host lacks the memory: set target.memory_bytes lower",
     ),
-    (re.compile(r"Permission denied"), "the hypervisor's user must be able to reach the volume"),
+    (
+        re.compile(r"Permission denied"),
+        "the hypervisor's user must be able to reach the volume: `synvirt doctor` says who that is; the setting qemu_user",
+    ),
     (re.compile(r"Cannot find .*emulator|qemu-system"), "apt-get install qemu-system-x86"),
 )
 
@@ -210,6 +214,8 @@ class LibvirtHost:
             if domain.isActive():
                 return
             self._forget_console(uuid)
+            if (user := qemu_user.of(self._connection.uri)) is not None and self._root is not None:
+                handing.over(domain.XMLDesc(), user, self._root)
             try:
                 _patiently(domain.create)
             except load().libvirtError:

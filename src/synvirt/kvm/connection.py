@@ -16,34 +16,38 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote
 
 from synvirt.errors import DomainDefineFailed, Internal, SynvirtError
 from synvirt.kvm import library as libvirt_library
-from synvirt.kvm import orphans
+from synvirt.kvm import orphans, qemu_user
+from synvirt.kvm.qemu_user import QemuUser, embedded_root
 
 # A Unix socket's path has 107 bytes, and libvirt puts up to 83 after ROOT:
 # lib/qemu/channel/target/domain-NUMBER-TWENTY_LETTERS/org.qemu.guest_agent.0
 ROOT_LIMIT_BYTES = 24
 
-# Why each: logs into files, since there is no virtlogd; the volumes are ours already, so QEMU runs as who we are and nothing
-# changes their owner; no confinement, mount namespaces or cgroups, which need a systemd or privileges that we may lack.
+# Why each: logs into files, since there is no virtlogd; no security driver, which needs profiles of the host's; no mount
+# namespaces or cgroups, which need a systemd or privileges that we may lack; and no owners remembered, for all is root's.
 QEMU_CONF = """\
 stdio_handler = "file"
 security_driver = "none"
 namespaces = []
 cgroup_controllers = []
-dynamic_ownership = 0
 remember_owner = 0
 """
-QEMU_CONF_AS_ROOT = 'user = "root"\ngroup = "root"\nswtpm_user = "root"\nswtpm_group = "root"\n'
-
-
-def embedded_root(uri: str) -> Path | None:
-    """The folder of an embedded driver; None where the URI names another driver."""
-    parts = urlsplit(uri)
-    roots = parse_qs(parts.query).get("root", [])
-    return Path(roots[0]) if parts.path == "/embed" and roots else None
+# QEMU runs as who we are, and nothing changes the volumes' owner.
+QEMU_CONF_AS_WE = "dynamic_ownership = 0\n"
+QEMU_CONF_AS_ROOT = 'user = "root"\ngroup = "root"\nswtpm_user = "root"\nswtpm_group = "root"\nseccomp_sandbox = 1\n'
+# What a guest needs is its user's while it runs, and root's again when it has ended.
+QEMU_CONF_AS_ANOTHER = """\
+user = "{user.name}"
+group = "{user.group}"
+swtpm_user = "{user.tpm[0]}"
+swtpm_group = "{user.tpm[1]}"
+dynamic_ownership = 1
+seccomp_sandbox = 1
+"""
 
 
 def short_root(uri: str) -> Path | None:
@@ -136,7 +140,7 @@ atexit.register(_embedded_open.clear)  # before the interpreter takes the bindin
 def _embedded(libvirt: Any, root: Path) -> Any:
     with _embedded_lock:
         if root not in _embedded_open:
-            _prepare(root)
+            _prepare(root, qemu_user.of(f"qemu:///embed?root={quote(str(root))}"))
             short = _short(root)
             left, folders = orphans.suspects(short), orphans.folders(root)
             _forget_unborn(root)
@@ -155,14 +159,26 @@ def _is_active(libvirt: Any, opened: Any, uuid: str) -> bool:
         return bool(error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN)
 
 
-def _prepare(root: Path) -> None:
-    """ROOT/etc/qemu.conf, read when the driver opens. 0700: the sockets in there rule the guests."""
+def _prepare(root: Path, user: QemuUser | None) -> None:
+    """ROOT/etc/qemu.conf, read when the driver opens. 0700: the sockets in there rule the guests; to be passed by another
+    user, 0711: libvirt keeps each guest's in a folder of that user's own."""
     try:
         (root / "etc").mkdir(parents=True, exist_ok=True)
-        root.chmod(0o700)
-        (root / "etc/qemu.conf").write_text(QEMU_CONF + (QEMU_CONF_AS_ROOT if os.geteuid() == 0 else ""))
+        root.chmod(0o700 if user is None else 0o711)
+        if user is not None:
+            qemu_user.open_own(root.parent)
+            for name in qemu_user.PASSED:
+                (root / name).mkdir(exist_ok=True)
+                (root / name).chmod(0o711)
+        (root / "etc/qemu.conf").write_text(QEMU_CONF + _conf_of(user))
     except OSError as error:
         raise Internal(f"the hypervisor's folder {root} cannot be made: {error.strerror}") from error
+
+
+def _conf_of(user: QemuUser | None) -> str:
+    if user is not None:
+        return QEMU_CONF_AS_ANOTHER.format(user=user)
+    return QEMU_CONF_AS_WE + (QEMU_CONF_AS_ROOT if os.geteuid() == 0 else "")
 
 
 def _forget_unborn(root: Path) -> None:

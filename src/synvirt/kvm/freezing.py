@@ -24,7 +24,8 @@ import structlog
 from synvirt import xml_document
 from synvirt.errors import GuestStillFrozen, Internal, SynvirtError
 from synvirt.kvm import agent
-from synvirt.kvm.connection import embedded_root, load
+from synvirt.kvm.connection import load
+from synvirt.kvm.qemu_user import embedded_root
 from synvirt.kvm.thaw_guard import HOLD_S, STATUS
 
 GUARD = Path(__file__).with_name("thaw_guard.py")

@@ -17,6 +17,7 @@ from types import TracebackType
 from uuid import UUID
 
 from synvirt.errors import HostLacks, SourceUnreachable
+from synvirt.kvm import qemu_user
 from synvirt.model.machine import Nic
 from synvirt.outgoing import Guard
 from synvirt.proof.health import Guests
@@ -135,7 +136,7 @@ def _listening() -> socket.socket:
 
 
 def _uids() -> str:
-    found = {0, os.geteuid()}
+    found = {0, os.geteuid(), *qemu_user.in_use()}
     for name in QEMU_USERS:
         with contextlib.suppress(KeyError):
             found.add(pwd.getpwnam(name).pw_uid)

@@ -21,7 +21,7 @@ from synvirt.backups.repositories import Repositories
 from synvirt.backups.restores import domain as restoring_domain
 from synvirt.backups.restores import new_domain
 from synvirt.backups.restores.domain import Place
-from synvirt.backups.restores.host import QEMU_USERS, RestoreHost
+from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Working
 from synvirt.durable import make_open_folder
@@ -89,6 +89,8 @@ class BootTesting:
         self._ledger.record(run_id, "scratch", str(folder))
         try:
             make_open_folder(folder)
+            for one in (folder.parent, folder.parent.parent):  # another part of the service may have made them, as its umask says
+                self._restore_host.open_to_qemu(one)
         except OSError as error:
             raise DiskWriteFailed(f"the folder of the boot test cannot be made: {error.strerror}") from error
         order = ServeOrder(
@@ -100,7 +102,7 @@ class BootTesting:
         for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
             overlay = folder / f"{number}.qcow2"
             options = ["-q", "-f", "qcow2", "-F", "raw", "-b", served.uris[number]]
-            self._restore_host.give(folder / str(number), QEMU_USERS)
+            self._restore_host.give_to_qemu(folder / str(number))
             try:
                 create = ["qemu-img", "create", *options, str(overlay), str(disk.size_bytes)]
                 run(create, timeout_s=OVERLAY_TIMEOUT_S, missing=DiskWriteFailed)

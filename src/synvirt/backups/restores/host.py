@@ -10,7 +10,9 @@ from typing import Any
 from synvirt.destinations import Destination
 from synvirt.errors import DiskWriteFailed, Internal
 from synvirt.hypervisor import Hypervisor
-from synvirt.kvm.connection import Connection, embedded_root, load
+from synvirt.kvm import qemu_user
+from synvirt.kvm.connection import Connection, load
+from synvirt.kvm.qemu_user import embedded_root
 
 # Who QEMU and swtpm run as under the host's own libvirtd: Debian's, then Fedora's (swtpm_user of qemu.conf).
 QEMU_USERS = ("libvirt-qemu", "qemu")
@@ -34,8 +36,9 @@ class RestoreHost:
     alone: Callable[[str, Callable[[], bool]], contextlib.AbstractContextManager[None]]
 
     def give(self, path: Path, users: tuple[str, ...]) -> None:
-        """To the first of these that there is: under the host's own libvirtd guests run as others than we. DiskWriteFailed."""
-        if embedded_root(self.connection.uri) is not None:
+        """To the first of these that there is: guests run as others than we. Not where the embedded driver's run as we do.
+        DiskWriteFailed."""
+        if embedded_root(self.connection.uri) is not None and qemu_user.of(self.connection.uri) is None:
             return
         for user in users:
             with contextlib.suppress(LookupError):
@@ -44,6 +47,15 @@ class RestoreHost:
                 except OSError as error:
                     raise DiskWriteFailed(f"{path.name} cannot be given to {user}: {error.strerror}") from error
                 return
+
+    def give_to_qemu(self, path: Path) -> None:
+        own = qemu_user.of(self.connection.uri)
+        self.give(path, QEMU_USERS if own is None else (own.name,))
+
+    def open_to_qemu(self, folder: Path) -> None:
+        """It may be passed, whatever the service's umask took away of its mode."""
+        if embedded_root(self.connection.uri) is None or qemu_user.of(self.connection.uri) is not None:
+            qemu_user.open_own(folder)
 
     def default(self) -> tuple[str, Destination]:
         return next(iter(self.destinations.items()))

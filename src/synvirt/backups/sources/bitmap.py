@@ -21,7 +21,9 @@ from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.backups.sources.quiescing import held
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
-from synvirt.kvm.connection import Connection, embedded_root, load, translated
+from synvirt.kvm import qemu_user
+from synvirt.kvm.connection import Connection, load, translated
+from synvirt.kvm.qemu_user import embedded_root
 from synvirt.live.libvirt import backup as jobs
 from synvirt.live.libvirt import scratch
 from synvirt.live.libvirt.manifest import backed_up_disks, data_disks, disk_format, parse
@@ -109,6 +111,9 @@ class ByJob:
         try:
             if self._embedded:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                if (user := qemu_user.of(self._connection.uri)) is not None:
+                    qemu_user.open_own(folder.parent)
+                    user.give(folder)
             else:
                 scratch.make(self._connection.use(), str(folder))  # QEMU runs as another user there
             free = _free_bytes(folder)

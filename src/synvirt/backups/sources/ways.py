@@ -22,6 +22,12 @@ def scratch_folder(connection: Connection) -> Path:
     return SYSTEM_FOLDER if root is None else root / "backup"
 
 
+def job_folder(connection: Connection) -> Path:
+    """Of QEMU's own backup jobs. The embedded driver's QEMU has this one for its own: nothing else of ours is beneath it."""
+    root = short_root(connection.uri)
+    return SYSTEM_FOLDER if root is None else root / "backup/qemu"
+
+
 def tpm_folder(connection: Connection) -> Path:
     root = short_root(connection.uri)
     return SYSTEM_TPM_FOLDER if root is None else root / "lib/swtpm"
@@ -29,7 +35,7 @@ def tpm_folder(connection: Connection) -> Path:
 
 def sources_of(connection: Connection, rows: BackupRows, *, host: str) -> Sources:
     ledger = MadeRows(rows.ledger, host=host)
-    scratch, tpm = partial(scratch_folder, connection), partial(tpm_folder, connection)
+    scratch, tpm = partial(job_folder, connection), partial(tpm_folder, connection)
     ways = (
         OfZfs(connection.uri, ledger, tpm_folder=tpm),
         Offline(connection, tpm),

@@ -1,0 +1,251 @@
+"""Who QEMU of the embedded driver runs as, where the service is root: a user of its own, who may open what libvirt hands over.
+
+    libvirt-qemu (Debian), qemu (Fedora)   QEMU: volumes, UEFI variables and sockets are its user's while a guest runs
+    tss                                    swtpm, as under the host's own libvirtd: it signs by an authority of that user's
+
+libvirt changes the owner of files, never who may pass a folder; so a user who cannot reach what guests need is not taken, and
+the service says why (`synvirt doctor`): a guest that does not start after its cut-over is worse than one that runs as root.
+docs/decisions/0013-who-root-is.md.
+"""
+
+import contextlib
+import grp
+import os
+import pwd
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs, quote, urlsplit
+
+from synvirt.errors import Internal
+from synvirt.kvm import acl
+from synvirt.programs import As, ProgramFailed, run
+from synvirt.settings import DirectorySetting, RbdSetting, Settings
+
+# Of the setting qemu_user: whichever of these there is; or as the service itself.
+AUTO, ROOT = "auto", "root"
+USERS: Final = ("libvirt-qemu", "qemu")
+TPM_USERS: Final = ("tss",)
+KVM_DEVICE = Path("/dev/kvm")
+# Beneath the driver's folder: what libvirt makes there by the service's umask, and QEMU and swtpm have to pass.
+PASSED: Final = ("cache", "cache/qemu", "lib", "lib/swtpm", "log", "run", "run/qemu")
+_PASS_ALL: Final = stat.S_IXOTH
+# Some stats of folders; a network file system that does not answer is no place for guests either.
+LOOK_TIMEOUT_S = 20
+# Says the first path that this user cannot pass (x:), read (r:) or read and write (w:).
+_LOOK = """
+for one; do
+    path=${one#?:}
+    case $one in
+        x:*) test -x "$path" ;;
+        r:*) test -r "$path" ;;
+        *) test -r "$path" && test -w "$path" ;;
+    esac || { printf %s "$path"; exit 0; }
+done
+"""
+# As Ceph names the file of a client's key (docs.ceph.com, «keyring»), and in ceph.conf.
+_KEYRING = re.compile(r"^\s*keyring\s*=\s*(\S+)", re.MULTILINE)
+_KEYRINGS = ("/etc/ceph/$cluster.$name.keyring", "/etc/ceph/$cluster.keyring", "/etc/ceph/keyring")
+
+
+@dataclass(frozen=True, slots=True)
+class QemuUser:
+    """`tpm`: the user and group of swtpm."""
+
+    name: str
+    group: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    tpm: tuple[str, str]
+
+    def give(self, path: Path) -> None:
+        """It is this user's, and no other's. OSError."""
+        os.chown(path, self.uid, self.gid, follow_symlinks=False)
+
+    def cannot_reach(self, places: Iterable[str]) -> str | None:
+        """The first of them that is shut to this user, as the kernel says: `x:`, `r:` or `w:` and a path."""
+        try:
+            said = run(
+                ["sh", "-c", _LOOK, "sh", *places], timeout_s=LOOK_TIMEOUT_S, runs_as=As(self.uid, self.gid, self.groups)
+            )
+        except ProgramFailed as failed:
+            return failed.detail
+        return said.stdout or None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`user`: None, where QEMU runs as the service does. `why`: in words. `lacking`: the service is root, and so is QEMU; or it
+    runs as a user who does not reach all."""
+
+    user: QemuUser | None
+    why: str
+    lacking: bool = False
+
+
+def choose(settings: Settings) -> Choice:
+    """By the settings and what this host has. Changes nothing."""
+    root = embedded_root(settings.hypervisor_uri)
+    if root is None:
+        return Choice(None, "the host's libvirtd has a user of its own for them")
+    if os.geteuid() != 0:
+        return Choice(None, "they run as the service's user, which is not root")
+    names = USERS if settings.qemu_user == AUTO else (settings.qemu_user,)
+    found = next(_accounts(names), None)
+    if found is None or settings.qemu_user == ROOT:
+        why = f"this host has no user {' or '.join(names)}" if found is None else "the setting qemu_user says so"
+        return Choice(None, f"they run as root: {why}", lacking=True)
+    return _reaching(found, found.cannot_reach(_places(settings, root)), only=settings.qemu_user != AUTO)
+
+
+def _reaching(found: QemuUser, shut: str | None, *, only: bool) -> Choice:
+    if shut is None:
+        return Choice(found, f"they run as {found.name}, in QEMU's sandbox")
+    if only:
+        return Choice(found, f"they run as {found.name}, which cannot reach {shut}", lacking=True)
+    return Choice(None, f"they run as root: {found.name} cannot reach {shut}", lacking=True)
+
+
+def embedded_root(uri: str) -> Path | None:
+    """The folder of an embedded driver; None where the URI names another driver."""
+    parts = urlsplit(uri)
+    roots = parse_qs(parts.query).get("root", [])
+    return Path(roots[0]) if parts.path == "/embed" and roots else None
+
+
+def _accounts(names: Iterable[str]) -> Iterator[QemuUser]:
+    for name in names:
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwnam(name)
+            groups = os.getgrouplist(name, user.pw_gid)
+            # Debian's libvirt-qemu is of kvm, which people may be of, too: what is handed over goes to its own group.
+            group = next((one for one in map(grp.getgrgid, groups) if one.gr_name == name), grp.getgrgid(user.pw_gid))
+            tpm = next(_tpm_accounts(), (name, group.gr_name))
+            yield QemuUser(name, group.gr_name, user.pw_uid, group.gr_gid, tuple(groups), tpm)
+
+
+def _tpm_accounts() -> Iterator[tuple[str, str]]:
+    for name in TPM_USERS:
+        with contextlib.suppress(KeyError):
+            yield name, grp.getgrgid(pwd.getpwnam(name).pw_gid).gr_name
+
+
+def _places(settings: Settings, root: Path) -> list[str]:
+    """What guests need, but for the folders that `open_own` opens."""
+    data_dir = settings.data_dir.resolve()
+    found = [f"x:{next(path for path in data_dir.parents if path.exists())}"]
+    if not root.resolve().is_relative_to(data_dir):
+        found.append(f"x:{root.resolve().parent}")
+    for chosen in settings.destinations_by_name.values():
+        if isinstance(chosen, DirectorySetting) and not chosen.path.resolve().is_relative_to(data_dir) and chosen.path.exists():
+            found.append(f"x:{chosen.path.resolve()}")
+        elif isinstance(chosen, RbdSetting):
+            found += [f"r:{path}" for path in _ceph_files(chosen)]
+    return found
+
+
+def _ceph_files(chosen: RbdSetting) -> Iterator[Path]:
+    """QEMU reads the settings; and admin's key, where another client's comes by libvirt (docs/ceph.md)."""
+    yield chosen.conf
+    if chosen.client != "admin":
+        return
+    try:
+        named = _KEYRING.findall(chosen.conf.read_text(errors="replace"))
+    except OSError:
+        return
+    for one in (*named, *_KEYRINGS):
+        path = one.replace("$cluster", chosen.conf.stem).replace("$name", "client.admin")
+        if "$" not in path and Path(path).is_file():
+            yield Path(path)
+            return
+
+
+# ── of this process ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@cache
+def _user_of(root: Path) -> QemuUser | None:
+    """Whoever opens a driver without a service's settings: as a service with none would."""
+    return _with_kvm(Settings(data_dir=root.parent, libvirt_uri=f"qemu:///embed?root={quote(str(root))}")).user
+
+
+_decided: dict[Path, QemuUser | None] = {}
+
+
+def _with_kvm(settings: Settings) -> Choice:
+    """KVM's device is opened to the chosen one, too. libvirt asks whether its user may open it; and it asks QEMU, with more
+    rights than that user's: where the two disagree it asks QEMU again and again, for minutes."""
+    made = choose(settings)
+    if made.user is None or not KVM_DEVICE.exists() or made.user.cannot_reach(device := [f"w:{KVM_DEVICE}"]) is None:
+        return made
+    with contextlib.suppress(OSError):
+        acl.let(KVM_DEVICE, made.user.uid)
+    shut = made.user.cannot_reach(device)
+    return made if shut is None else _reaching(made.user, shut, only=settings.qemu_user != AUTO)
+
+
+def decide(settings: Settings) -> Choice:
+    """For this process, before its driver is opened; its own folders are opened to that user."""
+    made = _with_kvm(settings)
+    root = embedded_root(settings.hypervisor_uri)
+    if root is not None:
+        _decided[root.resolve()] = made.user
+    if made.user is not None:
+        _close_to_others(settings.data_dir)
+        open_own(settings.data_dir)
+        for chosen in settings.destinations_by_name.values():
+            if isinstance(chosen, DirectorySetting) and chosen.path.resolve().is_relative_to(settings.data_dir.resolve()):
+                open_own(chosen.path)
+    return made
+
+
+def of(uri: str) -> QemuUser | None:
+    """None: QEMU runs as this process does, or the host's libvirtd says as whom."""
+    root = embedded_root(uri)
+    if root is None or os.geteuid() != 0:
+        return None
+    root = root.resolve()
+    return _decided[root] if root in _decided else _user_of(root)
+
+
+def in_use() -> set[int]:
+    """By this process's drivers."""
+    return {user.uid for user in _decided.values() if user is not None}
+
+
+def _close_to_others(data_dir: Path) -> None:
+    """What an earlier version left readable in it, behind a folder that nobody else could pass. Internal."""
+    try:
+        for path in data_dir.iterdir():
+            found = path.lstat()
+            if not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & stat.S_IRWXO & ~_PASS_ALL:
+                path.chmod(stat.S_IMODE(found.st_mode) & ~(stat.S_IRWXO & ~_PASS_ALL))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Internal(f"{data_dir} cannot be closed to others: {error.strerror}") from error
+
+
+def make(folder: Path) -> None:
+    """For volumes. What had to be made, the way to it included, a guest's QEMU may pass. OSError."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+    for path in new if os.geteuid() == 0 else ():
+        open_own(path)
+
+
+def open_own(folder: Path) -> None:
+    """Others may pass it, and still not see what is in it; so it is with a folder that root made. Internal."""
+    try:
+        found = folder.stat()
+        if found.st_uid == os.geteuid() and not found.st_mode & _PASS_ALL:
+            folder.chmod(stat.S_IMODE(found.st_mode) | _PASS_ALL)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Internal(f"{folder} cannot be opened to QEMU's user: {error.strerror}") from error
