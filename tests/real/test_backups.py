@@ -212,6 +212,7 @@ def test_another_backup_of_the_guest_is_waited_for_or_left_alone(
 ) -> None:
     domain = connection.use().lookupByName(name)
     domain.create()
+    tmp_path.chmod(0o1777)  # QEMU makes the socket, as its user
     jobs.begin(domain, "synvirt-theirs-1", jobs.Server(str(tmp_path)), track=())
     with pytest.raises(SourceSnapshotFailed, match="synvirt-theirs-1"), sources.open(asked(name)):
         pass

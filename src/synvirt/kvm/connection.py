@@ -164,6 +164,7 @@ def _prepare(root: Path, user: QemuUser | None) -> None:
     user, 0711: libvirt keeps each guest's in a folder of that user's own."""
     try:
         (root / "etc").mkdir(parents=True, exist_ok=True)
+        (root / "etc").chmod(0o700)
         root.chmod(0o700 if user is None else 0o711)
         if user is not None:
             qemu_user.open_own(root.parent)

@@ -89,7 +89,10 @@ class BootTesting:
         self._ledger.record(run_id, "scratch", str(folder))
         try:
             make_open_folder(folder)
-            for one in (folder.parent, folder.parent.parent):  # another part of the service may have made them, as its umask says
+            for one in (
+                folder.parent,
+                folder.parent.parent,
+            ):  # another part of the service may have made them, as its umask says
                 self._restore_host.open_to_qemu(one)
         except OSError as error:
             raise DiskWriteFailed(f"the folder of the boot test cannot be made: {error.strerror}") from error
