@@ -15,9 +15,10 @@ from uuid import uuid4
 import pytest
 
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
-from synvirt.backups.under_way import Rate, UnderWay
+from synvirt.backups.under_way import UnderWay
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import DiskReadFailed, RepositoryFull, RepositoryUnreachable
+from synvirt.jobs.rate import Rate
 from synvirt.model.values import now
 from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES

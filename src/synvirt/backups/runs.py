@@ -20,11 +20,13 @@ import structlog
 from synvirt import errors
 from synvirt.backups.limits import URGENT
 from synvirt.backups.model import ENDS, BackupRun, Status, Trouble
-from synvirt.backups.under_way import Figures, UnderWay
+from synvirt.backups.under_way import UnderWay
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
+from synvirt.jobs.board import Figures
 from synvirt.model.values import now
 from synvirt.sizes import GIB
-from synvirt.store.backups import BackupRows, Row, RunEvent
+from synvirt.store import Event
+from synvirt.store.backups import BackupRows, Row
 from synvirt.store.documents import parsed, readable
 
 # Each reads with a thread a core: more would only take turns.
@@ -58,7 +60,7 @@ class Runs:
         self._closing = self._paused = False
         # Runs that a lost lease cut off, until their threads have ended.
         self._cut: set[UUID] = set()
-        self.figures = Figures()
+        self.figures = Figures[Status]()
 
     def cut_off(self) -> list[BackupRun]:
         """What the last service left under way."""
@@ -139,7 +141,7 @@ class Runs:
         self._rows.remove_run(run_id, host=self._host)
 
     def _with_figures(self, run: BackupRun) -> BackupRun:
-        _, progress = self.figures.latest().get(run.id, (None, None))
+        progress = self.figures.progress(run.id)
         return run if progress is None or run.status in ENDS else run.model_copy(update={"progress": progress})
 
     # ── what the stream and the metrics follow ───────────────────────────────────────────────────────────────────────
@@ -147,11 +149,11 @@ class Runs:
     def last_event_id(self) -> int:
         return self._rows.last_event_id(host=self._host)
 
-    def newest_events(self, *, job_id: UUID | None = None) -> list[RunEvent]:
+    def newest_events(self, *, job_id: UUID | None = None) -> list[Event]:
         """Of each run that has not ended, or of the one of that id."""
         return self._rows.newest_events(host=self._host, ends=_ENDED, run_id=job_id)
 
-    def events_after(self, event_id: int, *, job_id: UUID | None = None, limit: int | None = None) -> list[RunEvent]:
+    def events_after(self, event_id: int, *, job_id: UUID | None = None, limit: int | None = None) -> list[Event]:
         return self._rows.events_after(event_id, host=self._host, run_id=job_id, limit=limit)
 
     # ── doing them ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -216,7 +218,7 @@ class Runs:
         row = Row("run", run.id, run, state=str(run.status), announced=announced)
         self._rows.put_all([row, *with_], host=self._host)
         if announced:
-            self.figures.commits += 1
+            self.figures.committed()
 
 
 def _sized(count: int) -> str:

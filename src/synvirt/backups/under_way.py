@@ -1,51 +1,25 @@
 """A run as its own thread sees it: where it stands, what it warns of, how far its bytes are.
 
 move, note, warn ─▶ the store, and an event for who listens
-figure           ─▶ Figures, in memory; and the store, every few seconds, for who asks after a kill
+figure           ─▶ the board, in memory; and the store, every few seconds, for who asks after a kill
 """
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
-from uuid import UUID
 
 import structlog
 
 from synvirt.backups.model import BackupRun, Status, Trouble
 from synvirt.copying import Copied
 from synvirt.errors import Cancelled
-from synvirt.model.job import Progress
+from synvirt.jobs.board import Figures
+from synvirt.jobs.rate import Rate
 
-# As for migrations: long enough that the figure is steady, short enough that it is true.
-RATE_WINDOW_S = 10.0
 # What a kill makes a run forget of its figures.
 SAVE_EVERY_S = 5.0
 
 _log = structlog.get_logger("synvirt.backups")
-
-
-class Figures:
-    """The newest progress of each run that is under way, in memory, for whoever looks. `commits` grows with every run that is
-    written: who sees the same number need not ask the store."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._latest: dict[UUID, tuple[Status, Progress]] = {}
-        self.commits = 0
-
-    def pin(self, run_id: UUID, status: Status, progress: Progress) -> None:
-        with self._lock:
-            self._latest[run_id] = (status, progress)
-
-    def unpin(self, run_id: UUID) -> None:
-        with self._lock:
-            self._latest.pop(run_id, None)
-
-    def latest(self) -> dict[UUID, tuple[Status, Progress]]:
-        with self._lock:
-            return dict(self._latest)
 
 
 class Saves(Protocol):
@@ -67,11 +41,11 @@ class UnderWay:
         run: BackupRun,
         stop: Callable[[], bool],
         save: Saves,
-        figures: Figures,
+        board: Figures[Status],
         closing: Callable[[], bool] = lambda: False,
     ) -> None:
         self.run, self.stop, self.closing = run, stop, closing
-        self._save, self._figures = save, figures
+        self._save, self._board = save, board
         self._rate, self._saved_at = Rate(), time.monotonic()
         self._stored: list[Stores] = []
         self._stored_before = run.stored_bytes  # by a service that ended meanwhile
@@ -99,12 +73,9 @@ class UnderWay:
 
     def figure(self, total: int, done: int, zero: int = 0) -> None:
         """Bytes of the whole run: what is to be read, what was, and how much of that is zeros that needed no reading."""
-        rate = self._rate.at(done)
-        total = max(total, done)
-        eta = (total - done) / rate if rate > 0 else None
-        progress = Progress(bytes_total=total, bytes_done=done, bytes_zero=zero, rate_bps=rate, eta_s=eta)
+        progress = self._rate.progress(total=total, done=done, zero=zero)
         self.run = self.run.model_copy(update={"progress": progress})
-        self._figures.pin(self.run.id, self.run.status, progress)
+        self._board.pin(self.run.id, self.run.status, progress)
         if time.monotonic() - self._saved_at >= SAVE_EVERY_S:
             self._put(announced=False)
 
@@ -116,25 +87,9 @@ class UnderWay:
 
     def _put(self, *, announced: bool, **changes: Any) -> None:
         self.run = self.now().model_copy(update=changes)
-        self._figures.pin(self.run.id, self.run.status, self.run.progress)
+        self._board.pin(self.run.id, self.run.status, self.run.progress)
         self._save(self.run, announced=announced)
         self._saved_at = time.monotonic()
-
-
-class Rate:
-    """Bytes a second of the last seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def at(self, done: int) -> float:
-        moment = self._clock()
-        self._seen.append((moment, done))
-        while len(self._seen) > 2 and moment - self._seen[0][0] > RATE_WINDOW_S:
-            self._seen.popleft()
-        then, done_then = self._seen[0]
-        return max(0.0, (done - done_then) / (moment - then)) if moment > then else 0.0
 
 
 class Sum:

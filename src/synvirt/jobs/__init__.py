@@ -2,8 +2,8 @@
 
 Read in this order: `stop.py` (an operator's wish to cancel), `runner.py` (every job that has not ended is run, after a crash
 too), `lease.py` (only while this host holds its lease), `ledger.py` (what is made is written down before, and undone),
-`slots.py` (how many work at once), `board.py` and `course.py` (progress, in memory, and how fast it came). What a job remembers
-are typed rows (`store/memory.py`), which its kind defines (`migrations/memory.py`).
+`slots.py` (how many work at once), `board.py`, `rate.py` and `course.py` (progress, in memory, and how fast it came). What a
+job remembers are typed rows (`store/memory.py`), which its kind defines (`migrations/memory.py`).
 Then what copies: `orders.py` and `wire.py` (what a worker process receives and sends), `worker.py`, `copying_disks.py`, and
 `process.py`, the service's side of it.
 """

@@ -1,4 +1,4 @@
-"""The board: the newest progress of each running job and the course it took, in memory, for all readers.
+"""The board: the newest progress of each running job, of any kind, and the course that a migration took; in memory, for all.
 
 Writers never wait for readers: a job pins its newest figure, and a reader looks as often as it likes. So a slow client can
 never slow a job, and nothing is stored per chunk.
@@ -6,19 +6,22 @@ never slow a job, and nothing is stored per chunk.
 
 import threading
 import time
+from typing import Generic, TypeVar
 from uuid import UUID
 
 from synvirt.jobs.course import Course
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import State
 
+S = TypeVar("S")
 
-class Board:
+
+class Figures(Generic[S]):
+    """Of jobs of one kind, whose states are `S`."""
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._latest: dict[UUID, tuple[State, Progress]] = {}
-        self._disks: dict[UUID, tuple[DiskProgress, ...]] = {}
-        self._courses: dict[UUID, Course] = {}
+        self._lock = threading.RLock()
+        self._latest: dict[UUID, tuple[S, Progress]] = {}
         self._commits = 0
 
     @property
@@ -29,22 +32,45 @@ class Board:
     def committed(self) -> None:
         self._commits += 1
 
+    def pin(self, job_id: UUID, state: S, progress: Progress) -> None:
+        with self._lock:
+            self._latest[job_id] = (state, progress)
+
+    def unpin(self, job_id: UUID) -> None:
+        with self._lock:
+            self._latest.pop(job_id, None)
+
+    def latest(self) -> dict[UUID, tuple[S, Progress]]:
+        with self._lock:
+            return dict(self._latest)
+
+    def progress(self, job_id: UUID) -> Progress | None:
+        """None, where nothing of the job is pinned."""
+        with self._lock:
+            _, progress = self._latest.get(job_id, (None, None))
+            return progress
+
+
+class Board(Figures[State]):
+    """Of migrations: the rows of their disks too, and how fast they copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._disks: dict[UUID, tuple[DiskProgress, ...]] = {}
+        self._courses: dict[UUID, Course] = {}
+
     def pin(self, job_id: UUID, state: State, progress: Progress, disks: tuple[DiskProgress, ...] = ()) -> None:
         """`disks`: the rows of the job's disks as they are now; none, where those of its document are."""
         with self._lock:
-            self._latest[job_id] = (state, progress)
+            super().pin(job_id, state, progress)
             self._disks[job_id] = disks
             self._courses[job_id] = self._courses.get(job_id, Course()).with_sample(time.time(), progress.bytes_done)
 
     def unpin(self, job_id: UUID) -> None:
         with self._lock:
-            self._latest.pop(job_id, None)
+            super().unpin(job_id)
             self._disks.pop(job_id, None)
             self._courses.pop(job_id, None)
-
-    def latest(self) -> dict[UUID, tuple[State, Progress]]:
-        with self._lock:
-            return dict(self._latest)
 
     def disks(self, job_id: UUID, state: State) -> tuple[DiskProgress, ...]:
         """The rows of a job's disks that were pinned with its newest figures; none, where those are of another state."""

@@ -7,7 +7,6 @@ pass goes on from there. Only attempts that bring nothing count.
 """
 
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from synvirt.disks.vsphere.datastore import FileClosed, FileGone, ReadForbidden
 from synvirt.errors import SynvirtError
 from synvirt.jobs.orders import WANTED_RATE, CopyOrder, DiskOrder, HashesOrder, WantedRate
 from synvirt.jobs.process import WorkerDied
+from synvirt.jobs.rate import Rate
 from synvirt.jobs.wire import Flushed, Moved, Result
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience, patiently
@@ -35,8 +35,6 @@ log = structlog.get_logger(__name__)
 # Attempts in a row that moved no watermark, of a worker that dies and of files that are not to be read. For a source that is
 # away there is more patience.
 RETRY_PAUSES_S = (1, 2, 4, 8, 16, 32, 60)
-# Rates over this long: steady enough to read, quick enough to be true.
-RATE_WINDOW_S = 10.0
 
 
 # What a worker tells that is more than its code: no belief in change tracking, another way, another look.
@@ -67,7 +65,7 @@ class Tally:
 
     before: dict[str, tuple[int, int]]
     disks: dict[str, Moved | Flushed] = field(default_factory=dict)
-    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+    _rate: Rate = field(default_factory=Rate)
 
     def take(self, message: Moved | Flushed) -> None:
         """A flush says what was done when it began. What has moved meanwhile still has, so that the figures do not go back."""
@@ -85,20 +83,11 @@ class Tally:
         return sum(disk.bytes_checked for disk in self.disks.values() if isinstance(disk, Flushed))
 
     def progress(self) -> Progress:
-        moment, done = time.monotonic(), self.moved_bytes()
-        self._seen.append((moment, done))
-        while len(self._seen) > 2 and moment - self._seen[0][0] > RATE_WINDOW_S:
-            self._seen.popleft()
-        then, done_then = self._seen[0]
-        rate = max(0.0, (done - done_then) / (moment - then)) if moment > then else 0.0
-        total = sum(disk.bytes_total for disk in self.disks.values())
-        before = sum(done for done, _ in self.before.values())
-        return Progress(
-            bytes_total=before + total,
-            bytes_done=before + done,
-            bytes_zero=sum(zero for _, zero in self.before.values()) + sum(disk.bytes_zero for disk in self.disks.values()),
-            rate_bps=rate,
-            eta_s=(total - done) / rate if rate > 0 else None,
+        return self._rate.progress(
+            total=sum(disk.bytes_total for disk in self.disks.values()),
+            done=self.moved_bytes(),
+            zero=sum(disk.bytes_zero for disk in self.disks.values()),
+            before=(sum(done for done, _ in self.before.values()), sum(zero for _, zero in self.before.values())),
         )
 
 

@@ -1,6 +1,7 @@
 """The persistent store: jobs, events, watermarks, ledgers, uploads, sources. SQL, on SQLite or PostgreSQL; blocking code."""
 
+from synvirt.store.events import Event
 from synvirt.store.ledger import LedgerEntry
-from synvirt.store.store import Event, Store, Watermark, Wish
+from synvirt.store.store import Store, Watermark, Wish
 
 __all__ = ["Event", "LedgerEntry", "Store", "Watermark", "Wish"]

@@ -7,10 +7,11 @@ from typing import Literal
 from uuid import UUID
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, delete, func, insert, select, text, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from synvirt.errors import BackupNotFound
 from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
+from synvirt.store.events import OF_RUNS, Event
 from synvirt.store.ledger import LedgerRows
 from synvirt.store.tables import backup_events, backups
 
@@ -19,15 +20,6 @@ Kind = Literal["repository", "job", "run", "point", "watermarks", "request"]
 
 # A replay is for who was away for hours; a run writes some ten events.
 EVENTS_KEPT = 10_000
-# PostgreSQL gives out ids at insert and shows rows at commit: one writer at a time, so that none is seen too late. "bkev".
-EVENTS_LOCK = 0x626B6576
-
-
-@dataclass(frozen=True, slots=True)
-class RunEvent:
-    id: int
-    job_id: UUID
-    document: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +59,7 @@ class BackupRows:
                     document, version = rewritten(before.document, known, row.document), version_after(before.version)
                     db.execute(update(backups).where(*same).values(state=row.state, document=document, version=version))
                 if row.announced:
-                    if db.dialect.name == "postgresql":
-                        db.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": EVENTS_LOCK})
-                    db.execute(insert(backup_events).values(host=host, run_id=str(row.id), document=document, version=version))
+                    OF_RUNS.add(db, row.id, document, version, host=host)
 
     def get(self, kind: Kind, id_: UUID, *, host: str) -> str:
         """BackupNotFound, Unreadable."""
@@ -109,44 +99,29 @@ class BackupRows:
     def remove_run(self, run_id: UUID, *, host: str) -> None:
         """With its events. Idempotent."""
         with self._writing() as db:
-            db.execute(delete(backup_events).where(backup_events.c.run_id == str(run_id), backup_events.c.host == host))
+            OF_RUNS.forget(db, OF_RUNS.of(run_id), backup_events.c.host == host)
             same = (backups.c.id == str(run_id), backups.c.host == host, backups.c.kind == "run")
             db.execute(delete(backups).where(*same))
 
     # ── what happened to runs ────────────────────────────────────────────────────────────────────────────────────────
 
-    def events_after(self, event_id: int, *, host: str, run_id: UUID | None = None, limit: int | None = None) -> list[RunEvent]:
+    def events_after(self, event_id: int, *, host: str, run_id: UUID | None = None, limit: int | None = None) -> list[Event]:
         """In their order."""
-        chosen = (backup_events.c.host == host, backup_events.c.id > event_id, is_known(backup_events.c.version))
-        query = select(backup_events).where(*chosen)
-        if run_id is not None:
-            query = query.where(backup_events.c.run_id == str(run_id))
         with self._reading() as db:
-            found = db.execute(query.order_by(backup_events.c.id).limit(limit))
-            return [RunEvent(row.id, UUID(row.run_id), row.document) for row in found]
+            return OF_RUNS.after(db, event_id, backup_events.c.host == host, job_id=run_id, limit=limit)
 
-    def newest_events(self, *, host: str, ends: tuple[str, ...], run_id: UUID | None = None) -> list[RunEvent]:
+    def newest_events(self, *, host: str, ends: tuple[str, ...], run_id: UUID | None = None) -> list[Event]:
         """The newest event of each run that is not at one of `ends`, or of `run_id` wherever it is; the run as it is now."""
         chosen = backups.c.state.not_in(ends) if run_id is None else backups.c.id == str(run_id)
-        # Of a run of long ago no event is left: 0, before all others.
-        newest = func.coalesce(func.max(backup_events.c.id), 0)
-        query = (
-            select(newest.label("event_id"), backups.c.id, backups.c.document)
-            .join(backup_events, backup_events.c.run_id == backups.c.id, isouter=True)
-            .where(backups.c.host == host, backups.c.kind == "run", is_known(backups.c.version), chosen)
-            .group_by(backups.c.number)
-            .order_by(newest)
-        )
         with self._reading() as db:
-            return [RunEvent(row.event_id, UUID(row.id), row.document) for row in db.execute(query)]
+            return OF_RUNS.newest(db, backups, backups.c.host == host, backups.c.kind == "run", chosen)
 
     def last_event_id(self, *, host: str) -> int:
-        query = select(func.max(backup_events.c.id)).where(backup_events.c.host == host)
         with self._reading() as db:
-            return db.execute(query).scalar() or 0
+            return OF_RUNS.last_id(db, backup_events.c.host == host)
 
     def sweep_events(self, *, host: str) -> None:
         """The oldest go; the newest one never does, so that ids go on growing."""
         oldest = self.last_event_id(host=host) - EVENTS_KEPT
         with self._writing() as db:
-            db.execute(delete(backup_events).where(backup_events.c.host == host, backup_events.c.id <= oldest))
+            OF_RUNS.forget(db, backup_events.c.host == host, backup_events.c.id <= oldest)

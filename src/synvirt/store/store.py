@@ -39,6 +39,7 @@ from synvirt.store import ledger as ledgers
 from synvirt.store.access import AuditRows, TokenRows
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
+from synvirt.store.events import OF_MIGRATIONS, Event
 from synvirt.store.filters import ALL, Only
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
@@ -65,9 +66,6 @@ POSTGRESQL_LIMITS = {
     # A host that freezes in the middle of a transaction has its row locked: it could not be fenced before this.
     "options": "-c idle_in_transaction_session_timeout=20s",
 }
-# PostgreSQL gives out event ids at insert and shows rows at commit: without one writer at a time a reader that has seen 8
-# could miss a 7 that commits later. Moves are rare, so one lock for all costs nothing. The number is "evnt" in ASCII.
-EVENTS_LOCK = 0x65766E74
 # Passes are counted from 1.
 FOLDED_PASS = 0
 # A job that waits for a source for months tells of it again and again. Who was away longer than this sees the job as it is.
@@ -78,13 +76,6 @@ CLAIMS_LOCK = 0x636C6D73
 UPGRADE_LOCK = 0x75706772
 _ENDED = tuple(str(end) for end in ENDS)
 _STATES = frozenset(str(state) for state in State)
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    id: int
-    job_id: UUID
-    document: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,31 +351,21 @@ class Store:
     def events_after(
         self, event_id: int, *, job_id: UUID | None = None, host: str | None = None, limit: int = 100
     ) -> list[Event]:
-        query = select(events).where(events.c.id > event_id, is_known(events.c.version)).order_by(events.c.id).limit(limit)
-        if job_id is not None:
-            query = query.where(events.c.migration_id == str(job_id))
-        if host is not None:
-            query = query.join(migrations, migrations.c.id == events.c.migration_id).where(migrations.c.host == host)
+        of_host = (
+            [events.c.migration_id.in_(select(migrations.c.id).where(migrations.c.host == host))] if host is not None else []
+        )
         with self._reading() as db:
-            return [Event(row.id, UUID(row.migration_id), row.document) for row in db.execute(query)]
+            return OF_MIGRATIONS.after(db, event_id, *of_host, job_id=job_id, limit=limit)
 
     def newest_events(self, *, job_id: UUID | None = None) -> list[Event]:
         """The newest event of each job that has not ended, or of `job_id` whatever its state; the job as it is now."""
         chosen = migrations.c.id == str(job_id) if job_id else migrations.c.state.not_in(_ENDED)
-        newest = func.max(events.c.id)
-        query = (
-            select(newest.label("event_id"), migrations.c.id, migrations.c.document)
-            .join(events, events.c.migration_id == migrations.c.id)
-            .where(chosen, is_known(migrations.c.version))
-            .group_by(migrations.c.number)
-            .order_by(newest)
-        )
         with self._reading() as db:
-            return [Event(row.event_id, UUID(row.id), row.document) for row in db.execute(query)]
+            return OF_MIGRATIONS.newest(db, migrations, chosen)
 
     def last_event_id(self) -> int:
         with self._reading() as db:
-            return db.execute(select(func.max(events.c.id))).scalar() or 0
+            return OF_MIGRATIONS.last_id(db)
 
     # ── watermarks, ledger ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -590,12 +571,10 @@ def _told(job: Migration) -> tuple[object, ...]:
 
 
 def _announce(db: Connection, job: Migration, document: str, version: str) -> None:
-    _one_at_a_time(db, EVENTS_LOCK)
-    added = db.execute(insert(events).values(migration_id=str(job.id), document=document, version=version)).inserted_primary_key
-    if added is not None and added[0] % FOLDED_EVERY == 0:
-        of_job = events.c.migration_id == str(job.id)
+    if OF_MIGRATIONS.add(db, job.id, document, version) % FOLDED_EVERY == 0:
+        of_job = OF_MIGRATIONS.of(job.id)
         kept = select(events.c.id).where(of_job).order_by(events.c.id.desc()).limit(1).offset(EVENTS_KEPT).scalar_subquery()
-        db.execute(delete(events).where(of_job, events.c.id <= kept))
+        OF_MIGRATIONS.forget(db, of_job, events.c.id <= kept)
 
 
 def _one_at_a_time(db: Connection, lock: int) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after
+from synvirt.store.events import OF_WAVES, Event
 from synvirt.store.hosts import now
 from synvirt.store.tables import migrations, wave_events, wave_members, waves
 from synvirt.store.wave_hooks import NewDelivery, SealedHook, add_deliveries, add_hooks, replace_hooks
@@ -25,8 +26,6 @@ M = TypeVar("M", bound=BaseModel)
 
 # A replay is for who was away for hours; a wave of thousands has some six events a member.
 EVENTS_KEPT = 50_000
-# PostgreSQL gives out ids at insert and shows rows at commit: one writer at a time. "wvev".
-EVENTS_LOCK = 0x77766576
 # One host of all leads the waves at a time. "wave".
 LEADER_LOCK = 0x77617665
 # A leader says more often that it is there (`keep_lead`). One that hangs, or was frozen, loses the lead by then.
@@ -59,15 +58,6 @@ class WaveRow:
     document: str
     version: str
     counts: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class WaveEvent:
-    """`job_id`: the wave's id, by the name that streams know such a thing by."""
-
-    id: int
-    job_id: UUID
-    document: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,16 +358,12 @@ class WaveRows:
 
     def last_event_id(self) -> int:
         with self._reading() as db:
-            return db.execute(select(func.max(wave_events.c.id))).scalar() or 0
+            return OF_WAVES.last_id(db)
 
-    def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[WaveEvent]:
+    def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[Event]:
         """`job_id`: a wave's."""
-        query = select(wave_events).where(wave_events.c.id > event_id, is_known(wave_events.c.version))
-        if job_id is not None:
-            query = query.where(wave_events.c.wave_id == str(job_id))
         with self._reading() as db:
-            found = db.execute(query.order_by(wave_events.c.id).limit(limit))
-            return [WaveEvent(row.id, UUID(row.wave_id), row.document) for row in found]
+            return OF_WAVES.after(db, event_id, job_id=job_id, limit=limit)
 
 
 def _row(db: Connection, wave_id: UUID, *, lock: bool = False) -> Row[Any]:
@@ -432,10 +418,6 @@ def _counts(db: Connection, ids: Sequence[str]) -> dict[str, dict[str, int]]:
 
 
 def _announce(db: Connection, wave_id: UUID, document: str) -> None:
-    if db.dialect.name == "postgresql":
-        db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": EVENTS_LOCK})
-    added = db.execute(
-        insert(wave_events).values(wave_id=str(wave_id), document=document, version=VERSION)
-    ).inserted_primary_key
-    if added is not None and added[0] % 1000 == 0:
-        db.execute(delete(wave_events).where(wave_events.c.id <= added[0] - EVENTS_KEPT))
+    added = OF_WAVES.add(db, wave_id, document, VERSION)
+    if added % 1000 == 0:
+        OF_WAVES.forget(db, wave_events.c.id <= added - EVENTS_KEPT)

@@ -41,7 +41,8 @@ from synvirt.model.job import Progress
 from synvirt.model.values import Model
 from synvirt.settings import Settings
 from synvirt.sizes import MIB
-from synvirt.store.waves import WaveEvent, WaveRows
+from synvirt.store import Event
+from synvirt.store.waves import WaveRows
 
 PAGE_LIMIT = 1000
 MEMBERS_LIMIT = 10_000
@@ -380,7 +381,7 @@ def _deliveries(router: APIRouter, waves: Waves, deliveries: Deliveries) -> None
 
 def _stream(router: APIRouter, rows: WaveRows, board: Board, *, stopping: Callable[[], bool], pace: Pace) -> None:
     told = _Told(rows, board)
-    feed = Feed[WaveEvent, Any](told, told, as_json("wave", _no_figures), stopping=stopping, pace=pace)
+    feed = Feed[Event, Any](told, told, as_json("wave", _no_figures), stopping=stopping, pace=pace)
 
     @router.get("/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
     async def stream_waves(
@@ -409,11 +410,11 @@ class _Told:
     def last_event_id(self) -> int:
         return self._rows.last_event_id()
 
-    def newest_events(self, *, job_id: UUID | None) -> list[WaveEvent]:
+    def newest_events(self, *, job_id: UUID | None) -> list[Event]:
         """A new client loads the wave itself."""
         return []
 
-    def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[WaveEvent]:
+    def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[Event]:
         return self._rows.events_after(event_id, job_id=job_id, limit=limit)
 
 
