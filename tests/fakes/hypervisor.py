@@ -10,8 +10,9 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
-from synvirt.hypervisor import Capacity, Volume
+from synvirt.hypervisor import Capacity, Volume, facts
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
+from synvirt.hypervisor.hardware import uuid_of
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import CLASH_HINT, Identity, clash, identity_of
 from synvirt.model.job import Domain
@@ -141,6 +142,16 @@ class FakeHypervisor:
 
     def guest_facts(self, uuid: UUID) -> dict[str, str]:
         return dict(self.facts)
+
+    def machine_facts(self, machine: Machine) -> tuple[dict[str, str], dict[str, str]]:
+        """The disks' sizes are those of their files."""
+        xml = self.domains[uuid_of(machine)].domain.xml
+        sizes = {}
+        for disk in ET.fromstring(xml).iterfind("devices/disk"):
+            source, target = disk.find("source"), disk.find("target")
+            if source is not None and target is not None and (path := Path(source.get("file", ""))).is_file():
+                sizes[target.get("dev", "")] = path.stat().st_size
+        return facts.of_source(machine), facts.of_domain(xml, machine, sizes)
 
     def read_guest_file(self, uuid: UUID, path: str) -> bytes:
         if not self.domains[uuid].running:

@@ -1,6 +1,11 @@
 """What a guest's agent says of the guest, which is whatever the guest likes."""
 
+import contextlib
 import json
+import socket
+import subprocess
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.errors import Internal
-from synvirt.kvm import agent
+from synvirt.kvm import agent, agent_facts
+from synvirt.model.facts import FACT_CHARS, FACTS_MAX
 
 TRUE: dict[str, Any] = {
     "guest-ping": {},
@@ -74,10 +80,120 @@ JSON = st.recursive(
 def test_nonsense_breaks_nothing_and_is_cut_short(answers: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         found = told(patch, {"guest-ping": {}, **json.loads(json.dumps(answers))})
-    assert len(found) <= agent.FACTS_MAX
-    assert all(len(value) < 100 * agent.FACT_CHARS and value.isprintable() for value in found.values())
+    assert len(found) <= FACTS_MAX
+    assert all(len(value) < 100 * FACT_CHARS and value.isprintable() for value in found.values())
 
 
 def test_a_guest_of_a_thousand_cards_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = [{"hardware-address": f"52:54:00:00:{number // 256:02x}:{number % 256:02x}"} for number in range(1000)]
-    assert len(told(monkeypatch, {"guest-ping": {}, "guest-network-get-interfaces": cards})) == agent.FACTS_MAX
+    cards = [{"hardware-address": f"52:54:00:00:{number // 256:02x}:{number % 256:02x}"} for number in range(2000)]
+    assert len(told(monkeypatch, {"guest-ping": {}, "guest-network-get-interfaces": cards})) == FACTS_MAX
+
+
+# ── what programs print ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_here(argv: Sequence[str]) -> str | None:
+    """This host is a guest like others: its own programs print."""
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def test_programs_of_a_real_system_are_read() -> None:
+    with socket.socket() as listener:
+        for port in range(20000, 32000):  # not one that the system gives out: those are no facts
+            with contextlib.suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                break
+        listener.listen()
+        found = agent_facts.told(TRUE.get, None, run_here)
+    assert found["user root"].startswith("number 0, shell /")
+    assert "python" in found[f"listens on tcp {port}"] or "pytest" in found[f"listens on tcp {port}"]
+    assert any("python" in name or "pytest" in name for name in found if name.startswith("application "))
+    assert "application kthreadd" not in found
+    assert all(name.rpartition(" ")[2].isdigit() for name in found if name.startswith("listens on "))
+
+
+PRINTED = {
+    "ss": """udp UNCONN 0 0 0.0.0.0:68 0.0.0.0:* users:(("dhclient",pid=410,fd=7))
+tcp LISTEN 0 128 0.0.0.0:22 0.0.0.0:* users:(("sshd",pid=700,fd=3))
+tcp LISTEN 0 511 *:80 *:* users:(("nginx",pid=801,fd=6),("nginx",pid=800,fd=6))
+tcp LISTEN 0 128 [::]:22 [::]:* users:(("sshd",pid=700,fd=4))
+tcp LISTEN 0 128 127.0.0.1:41234 0.0.0.0:*
+""",
+    "systemctl": "cron.service loaded active running cron\nnginx.service loaded active running A server\n",
+    "getent": "root:x:0:0:root:/root:/bin/bash\nweb:x:1000:1000:A Person:/home/web:/bin/sh\nnonsense\n",
+    "ip": "default via 10.77.0.1 dev eth0 proto dhcp\n10.77.0.0/24 dev eth0 proto kernel scope link src 10.77.0.5\n",
+    "ps": "    1     0 systemd\n    2     0 kthreadd\n   11     2 kworker/0:1\n  800     1 nginx\n  801   800 nginx\n",
+    "dpkg-query": "nginx\t1.22.1-9\nadduser\t3.134\n",
+}
+
+
+def test_what_programs_of_linux_say() -> None:
+    found = agent_facts.told(TRUE.get, None, lambda argv: PRINTED.get(argv[0]))
+    assert {name: value for name, value in found.items() if name not in told_by_documents()} == {
+        "listens on udp 68": "dhclient",
+        "listens on tcp 22": "sshd",
+        "listens on tcp 80": "nginx",
+        "service cron.service": "runs",
+        "service nginx.service": "runs",
+        "user root": "number 0, shell /bin/bash",
+        "user web": "number 1000, shell /bin/sh",
+        "route default": "via 10.77.0.1",
+        "route 10.77.0.0/24": "direct",
+        "application systemd": "runs",
+        "application nginx": "1.22.1-9",
+    }
+    assert "A Person" not in str(found)
+
+
+def told_by_documents() -> dict[str, str]:
+    return agent_facts.told(TRUE.get)
+
+
+def test_what_powershell_says() -> None:
+    said = {
+        "services": ["W32Time", "MSSQLSERVER"],
+        "users": [{"name": "Administrator", "sid": "S-1-5-21-1-500", "enabled": False}],
+        "tcp": [{"port": 1433, "by": "sqlservr"}, {"port": 49664, "by": "lsass"}],
+        "routes": [
+            {"to": "0.0.0.0/0", "via": "10.77.0.1"},
+            {"to": "10.77.0.0/24", "via": "0.0.0.0"},
+            {"to": "224.0.0.0/4", "via": "0.0.0.0"},
+            {"to": "10.77.0.5/32", "via": "0.0.0.0"},
+        ],
+        "programs": [{"name": "sqlservr", "version": "16.0.1000.6"}, {"name": "Idle", "version": None}],
+    }
+    asked: list[Sequence[str]] = []
+
+    def run(argv: Sequence[str]) -> str | None:
+        asked.append(argv)
+        return json.dumps(said)
+
+    answers = {**TRUE, "guest-get-osinfo": {"id": "mswindows", "pretty-name": "Windows Server 2022"}}
+    found = agent_facts.told(answers.get, None, run)
+    assert [argv[0] for argv in asked] == ["powershell.exe"]
+    assert found["service MSSQLSERVER"] == "runs"
+    assert found["user Administrator"] == "S-1-5-21-1-500, disabled"
+    assert {name for name in found if name.startswith(("listens", "route"))} == {
+        "listens on tcp 1433", "route default", "route 10.77.0.0/24",
+    }  # fmt: skip
+    assert (found["application sqlservr"], found["application Idle"]) == ("16.0.1000.6", "runs")
+
+
+def _prints(text: str, _argv: Sequence[str]) -> str:
+    return text
+
+
+@given(st.text(max_size=400), JSON)
+def test_programs_may_print_what_they_like(printed: str, document: object) -> None:
+    for answers, text in ((TRUE, printed), ({"guest-get-osinfo": {"id": "mswindows"}}, json.dumps(document))):
+        found = agent_facts.told(answers.get, None, partial(_prints, text))
+        assert len(found) <= FACTS_MAX
+        assert all(value.isprintable() for value in found.values())
+
+
+def test_the_clock_is_held_against_this_hosts() -> None:
+    answers = {**TRUE, "guest-get-time": 1_003_600_000_000_000}
+    assert agent_facts.told(answers.get, lambda: 1_000_000_000_000_000)["clock"] == "+3600.0 s"

@@ -236,6 +236,14 @@ def test_the_agent_tells_system_and_addresses(server: PveServer) -> None:
     manifest = ask(access(server), lambda adapter: adapter.inspect("100"))
     assert manifest.guest_os.name == "Debian GNU/Linux 12"
     assert [(nic.network, nic.ip_addresses) for nic in manifest.nics] == [("vmbr0.7", ("10.1.2.3",))]
+    machines.answers["get-host-name"] = {"host-name": "web01"}
+    machines.answers["get-fsinfo"] = [{"mountpoint": "/", "type": "ext4", "used-bytes": 5, "total-bytes": 9}]
+    assert ask(access(server), lambda adapter: adapter.guest_facts("100")) == {
+        "host name": "web01",
+        "system": "Debian GNU/Linux 12",
+        "addresses of bc:24:11:00:00:01": "10.1.2.3",
+        "file system /": "ext4, 5 of 9 bytes",
+    }
 
 
 # ── off and on ───────────────────────────────────────────────────────────────────────────────────────────────────────

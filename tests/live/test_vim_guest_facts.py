@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyVmomi import vim
 
 from synvirt.live.vsphere.guest_facts import DETAILED, FACTS_MAX, guest_facts
-from synvirt.rehearsals.sameness import compared
+from synvirt.proof.sameness import compared
 
 DATA = (
     "architecture='X86' bitness='64' distroName='Debian GNU/Linux' prettyName='Debian GNU/Linux 12 (bookworm)' "

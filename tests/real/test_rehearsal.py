@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from synvirt.cli.client import Client
+from synvirt.kvm import agent
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
@@ -92,6 +93,10 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
     guest = Guest(host, sample, CARD)
     # A server, at an address that it has in the rehearsal as at home.
     guest.run(BUSYBOX, "sh", "-c", f"echo '{RC_LOCAL}' > /etc/rc.local; chmod +x /etc/rc.local; sync")
+    # What programs in a guest print is asked of the agent of the guest here; a guest that lacks one says less.
+    assert agent.output(guest.domain, (BUSYBOX, "cat", "/etc/hostname"), 10) == "synvirt-sample\n"
+    assert agent.output(guest.domain, ("ss", "-H", "-lntup"), 10) is None
+    assert agent.output(guest.domain, (BUSYBOX, "sleep", "60"), 1) is None
     vm_id = guest.domain.UUIDString()
     guest.run(BUSYBOX, "sh", "-c", WRITER, wait=False)
     until(lambda: guest.lines() > 3)
@@ -126,6 +131,10 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
         # It is the address that the guest gets at its start, in the rehearsal alone.
         assert same["addresses of 52:54:00:77:00:05"].clone == "10.77.0.5/24"
         assert [one for one in second.sameness if one.grade == "wrong"] == []
+        assert {"firmware", "boot order", "processors", "memory", "disk vda"} <= {one.item for one in second.sameness}
+        assert same["disk vda"].grade == "same", same["disk vda"]
+        # The source is asked, and nothing is run in it: of what only programs tell there is no difference.
+        assert [one for one in second.sameness if one.item.startswith(("user", "route", "service"))] == []
         assert [check.detail for check in second.checks if check.name == "network"] == ["one of its own, which leads nowhere"]
         assert second.boot_s is not None
         assert second.outage_s is not None
@@ -145,5 +154,8 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
         ended = client.migration(job.id)
         assert ended.state == State.COMPLETED, ended.last_error
         assert host.snapshots(guest.domain) == []
+        assert ended.moved is not None
+        assert [one for one in ended.moved.differ if one.grade == "wrong"] == [], ended.moved
+        assert ended.moved.same >= 8, ended.moved
     assert ended.domain is not None
     assert check_chain(read_guest(data_dir, ended.domain.uuid, "/chain")) >= lines

@@ -16,6 +16,7 @@ from synvirt.model.job import (
     Domain,
     Forecast,
     Migration,
+    Moved,
     OutageForecast,
     OutagePart,
     Pass,
@@ -26,6 +27,7 @@ from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.model.machine import GuestOs, VmManifest
 from synvirt.model.plan import LiveVmRef, MigrationPlan, PlanSource, Warm
 from synvirt.model.problems import Problem
+from synvirt.model.rehearsal import Sameness
 from synvirt.model.values import now
 from synvirt.proof.keeping import CopiedDisk, MovedJob
 from synvirt.sizes import GIB, MIB
@@ -256,6 +258,14 @@ def moved(service: Service, name: str = "erp-app-01") -> UUID:
         outage=OutageForecast(p50_s=95.1, p95_s=296.0, budget_s=300.0, parts=parts, at=now() - timedelta(seconds=121)),
         downtime_s=82.4,
         boot_sign="its agent answered after 14 s",
+        moved=Moved(
+            at=now(),
+            same=41,
+            differ=(
+                Sameness(item="service <nginx>", source="runs", clone=None, grade="wrong", reason="it does not run here"),
+                Sameness(item="kernel", source="6.1", clone="5.10", grade="look", reason="it differs"),
+            ),
+        ),
     )
     job = service.store.get(job_id)
     disks = (CopiedDisk("2000", "Hard disk 1 <b>", "erp-app-01.raw", 16 * GIB, service.receipts.hashes_file(job_id, 0)),)

@@ -96,6 +96,10 @@ def test_a_jobs_proof_has_a_tab_with_its_outage_its_verification_and_its_receipt
     expect(page.locator("#verification tbody td")).to_have_text(
         ["80.0 MiB", "a loss of 1.2 % of these blocks or more, with 95 % certainty"]
     )
+    moved = page.locator("#moved")
+    expect(moved).to_contain_text("41 facts are the same, 2 differ")
+    expect(moved.locator("tbody tr").first).to_contain_text("service <nginx>")
+    expect(moved.locator(".pill")).to_have_text(["wrong", "look"])
     receipt = page.locator("#receipt")
     expect(receipt.locator("tbody th")).to_have_text("Hard disk 1 <b>")
     expect(receipt.locator("tbody")).to_contain_text("not all of it was read by the copy")

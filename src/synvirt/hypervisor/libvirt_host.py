@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from uuid import UUID
 
+from synvirt import xml_document
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound
-from synvirt.hypervisor import Capacity, Volume, console, eyes
+from synvirt.hypervisor import Capacity, Volume, console, eyes, facts
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
+from synvirt.hypervisor.hardware import uuid_of
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm import agent, handing, qemu_user
 from synvirt.kvm.connection import Connection, load, translated
@@ -308,7 +310,18 @@ class LibvirtHost:
         return None if domain is None else eyes.screenshot(self._connection.use(), domain)
 
     def guest_facts(self, uuid: UUID) -> dict[str, str]:
-        return agent.facts(self._defined(uuid))
+        return agent.facts(self._defined(uuid), programs=True)
+
+    def machine_facts(self, machine: Machine) -> tuple[dict[str, str], dict[str, str]]:
+        domain = self._defined(uuid_of(machine))
+        with translated(Internal, f"{domain.name()} cannot be described"):
+            xml = domain.XMLDesc()
+            targets = [
+                one.get("dev", "")
+                for one in xml_document.parse(xml, "a domain", wrong=Internal).iterfind("devices/disk/target")
+            ]
+            sizes = {target: domain.blockInfo(target)[0] for target in targets}
+        return facts.of_source(machine), facts.of_domain(xml, machine, sizes)
 
     def read_guest_file(self, uuid: UUID, path: str) -> bytes:
         return agent.read_file(self._defined(uuid), path)

@@ -5,10 +5,11 @@ import contextlib
 import ipaddress
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from synvirt.errors import Internal, SynvirtError
+from synvirt.kvm import agent_facts
 from synvirt.kvm.connection import load, translated
 
 # It answers a ping in milliseconds; libvirt also gives it up to 5 s to find its step again.
@@ -18,8 +19,10 @@ FILE_LIMIT_BYTES = 1 << 20
 # A guest that names more of them has no card for each: trying all would take hours.
 ADDRESSES_MAX = 16
 RUN_POLL_S = 0.2
-# Of a guest that says more of itself, the rest is not compared.
-FACTS_MAX, FACT_CHARS = 100, 200
+# Programs that look list what the guest has: milliseconds, and seconds in a guest that has just started.
+PROGRAM_WITHIN_S, PROGRAMS_WITHIN_S = 10.0, 45.0
+# In base64. Two thousand packages are 100 KiB.
+OUTPUT_LIMIT_BYTES = 4 << 20
 
 
 def answers(domain: Any) -> bool:
@@ -88,33 +91,39 @@ def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
     raise Internal(f"{argv[0]} in {domain.name()} did not end within {timeout_s:g} s")
 
 
-def facts(domain: Any) -> dict[str, str]:
-    """What the guest says of itself, by name: its host name, system, kernel, time zone, addresses, file systems. What it does
-    not say is left out; none, where there is no agent. Texts of a guest are hostile, and cut short.
+def output(domain: Any, argv: Sequence[str], timeout_s: float) -> str | None:
+    """What a program in the guest printed; None, where it does not end well, or in time, or prints too much."""
+    try:
+        said = ask(domain, "guest-exec", **{"path": argv[0], "arg": list(argv[1:]), "capture-output": True})
+        pid = said.get("pid") if isinstance(said, dict) else None
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            said = ask(domain, "guest-exec-status", pid=pid)
+            if not isinstance(said, dict) or said.get("exited"):
+                break
+            time.sleep(RUN_POLL_S)
+        if not isinstance(said, dict) or said.get("exitcode") != 0:
+            return None
+        printed = str(said.get("out-data", ""))
+        return base64.b64decode(printed).decode(errors="replace") if len(printed) <= OUTPUT_LIMIT_BYTES else None
+    except (load().libvirtError, SynvirtError, ValueError):
+        return None
+
+
+def facts(domain: Any, *, programs: bool = False) -> dict[str, str]:
+    """What the guest says of itself (see `agent_facts`); none, where there is no agent. With `programs`, some are run in it
+    that only look.
 
     Command by command, each with its own time: libvirt's guestInfo would want a time limit that stays with the domain."""
     if not answers(domain):
         return {}
-    found: dict[str, str] = {}
-    for command, keys in _FACTS.items():
-        said = _said(domain, command)
-        found |= {name: _short(said[key]) for name, key in keys.items() if isinstance(said, dict) and key in said}
-    for one in _listed(domain, "guest-get-fsinfo"):
-        used, total = one.get("used-bytes"), one.get("total-bytes")
-        room = f", {used} of {total} bytes" if isinstance(used, int) and isinstance(total, int) else ""
-        found[f"file system {_short(one.get('mountpoint'))}"] = f"{_short(one.get('type'))}{room}"
-    for one in _listed(domain, "guest-network-get-interfaces"):
-        mac = _short(one.get("hardware-address", "")).lower()
-        if mac and mac != "00:00:00:00:00:00":
-            found[f"addresses of {mac}"] = ", ".join(sorted(_addresses_of(one)))
-    return dict(list(found.items())[:FACTS_MAX])
+    deadline = time.monotonic() + PROGRAMS_WITHIN_S
 
+    def run(argv: Sequence[str]) -> str | None:
+        left_s = min(deadline - time.monotonic(), PROGRAM_WITHIN_S)
+        return output(domain, argv, left_s) if left_s > 0 else None
 
-_FACTS = {
-    "guest-get-host-name": {"host name": "host-name"},
-    "guest-get-osinfo": {"system": "pretty-name", "kernel": "kernel-release"},
-    "guest-get-timezone": {"time zone": "zone"},
-}
+    return agent_facts.told(lambda command: _said(domain, command), time.time_ns, run if programs else None)
 
 
 def _said(domain: Any, command: str) -> object:
@@ -123,25 +132,6 @@ def _said(domain: Any, command: str) -> object:
         return ask(domain, command)
     except (load().libvirtError, SynvirtError):
         return None
-
-
-def _listed(domain: Any, command: str) -> list[dict[str, Any]]:
-    said = _said(domain, command)
-    return [one for one in said[:FACTS_MAX] if isinstance(one, dict)] if isinstance(said, list) else []
-
-
-def _addresses_of(card: dict[str, Any]) -> Iterator[str]:
-    """Those that others reach it by."""
-    listed = card.get("ip-addresses")
-    for one in listed[:FACTS_MAX] if isinstance(listed, list) else []:
-        with contextlib.suppress(ValueError, AttributeError):
-            address = ipaddress.ip_address(_short(one.get("ip-address")))
-            if not address.is_link_local:
-                yield f"{address}/{_short(one.get('prefix'))}"
-
-
-def _short(text: object) -> str:
-    return "".join(character for character in str(text) if character.isprintable())[:FACT_CHARS]
 
 
 def ask(domain: Any, command: str, **arguments: object) -> object:

@@ -93,11 +93,11 @@ class KeepsUefiVariables(Protocol):
 
 @runtime_checkable
 class TellsOfGuest(Protocol):
-    """What an adapter is too whose platform says what runs inside a guest, by an agent in it (libvirt, vSphere)."""
+    """What an adapter is too whose platform says what runs inside a guest, by an agent or by tools in it: a table a platform,
+    in its `guest_facts.py`."""
 
     async def guest_facts(self, vm_id: str) -> dict[str, str]:
-        """By name: `host name`, `system`, `kernel`, `time zone`, `addresses of MAC`, `file system MOUNT`. What the guest does
-        not say is left out; none, where it runs no agent."""
+        """By the names of `model/facts.py`. What the guest does not say is left out; none, where it runs no agent."""
         ...
 
 

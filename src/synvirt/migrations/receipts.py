@@ -152,6 +152,7 @@ def said(job: Migration, rehearsals: Sequence[Rehearsal] = ()) -> dict[str, Any]
         ],
         "passes": [one.model_dump(mode="json") for one in job.passes],
         "rehearsals": [one.model_dump(mode="json", include=_OF_REHEARSALS) for one in rehearsals if one.ended],
+        "sameness": None if job.moved is None else job.moved.model_dump(mode="json"),
         "outage": {
             "measured_s": job.downtime_s,
             "forecast": None if job.outage is None else job.outage.model_dump(mode="json"),

@@ -14,7 +14,7 @@ from synvirt.errors import CbtUnsupported, DiskReadFailed, DiskWriteFailed, Inva
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
-from synvirt.migrations import receipts, source_vm, warm
+from synvirt.migrations import moved, receipts, source_vm, warm
 from synvirt.migrations.job import Job, converts, copied_disks, volume_label
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
@@ -281,6 +281,7 @@ async def starting(job: Job) -> Facts:
     if job.migration.plan.source.Live is not None:
         await source_vm.measure_downtime(job)
         await source_vm.leave(job)
+    await moved.compare(job)
     await receipts.give(job)
     return _facts(job)
 

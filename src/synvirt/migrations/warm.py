@@ -28,7 +28,7 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
-from synvirt.migrations import source_vm
+from synvirt.migrations import moved, source_vm
 from synvirt.migrations.cloning import call_off, clone_asked
 from synvirt.migrations.job import Job, converts, copied_disks
 from synvirt.migrations.passes import PassDisk, run_opened_pass
@@ -179,6 +179,7 @@ async def cut_over(job: Job) -> None:
 async def _copy_while_off(job: Job, chosen: Callable[[Job], Awaitable[int]]) -> None:
     """The source shut down, and the pass `chosen` of it copied. A source that somebody powers on again has changed since its
     snapshot: it is shut down, and what that snapshot holds is not the last any more."""
+    await moved.ask_source(job)
     # Nobody goes down before there is a slot to read it; a cut-over has one at once.
     async with job.slots(urgent=is_warm(job)):
         for _ in range(SHUT_DOWNS_MAX):

@@ -7,6 +7,7 @@ from synvirt.model.kinds import ENDS, Mode, State
 from synvirt.model.machine import DiskBus, VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.problems import Problem
+from synvirt.model.rehearsal import Sameness
 from synvirt.model.values import Bytes, Model, Time
 
 
@@ -109,6 +110,15 @@ class Domain(Model):
     differences: tuple[Difference, ...] = ()
 
 
+class Moved(Model):
+    """The guest here against its source, after its first boot: so many facts are the `same`, and those that `differ`, what is
+    wrong first."""
+
+    at: Time
+    same: int
+    differ: tuple[Sameness, ...] = ()
+
+
 class BootAttempt(Model):
     """A rung of the ladder: the guest was started with its disks on this bus. `sign` of life, or `trouble`; neither yet: it is
     being tried."""
@@ -169,6 +179,7 @@ class Migration(Model):
     conversion: Conversion | None = None
     boot_sign: str | None = None
     boot_attempts: tuple[BootAttempt, ...] = ()
+    moved: Moved | None = None
     receipt: Receipt | None = None
     # A failed job whose copy is whole may be taken up by another job: that one's id, and the first one's.
     retried_by: UUID | None = None

@@ -107,8 +107,8 @@ Grade = Literal["same", "expected", "look", "wrong"]
 
 
 class Sameness(Model):
-    """A fact of the source and of the rehearsed guest. `expected`: the move itself makes the difference; `look`: a person
-    should; `wrong`: the guest is not as it was."""
+    """A fact of the source and of the guest here, a rehearsed or a moved one (`clone`). `expected`: the move itself makes the
+    difference; `look`: a person should; `wrong`: the guest is not as it was."""
 
     item: str
     source: str | None

@@ -22,6 +22,7 @@ from synvirt.live import TellsOfGuest
 from synvirt.migrations.cloning import clones
 from synvirt.migrations.job import Job, converts
 from synvirt.migrations.landing import machine_of
+from synvirt.migrations.moved import SETTLED_WITHIN_S
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.checks import Check
 from synvirt.model.job import BootAttempt, Migration
@@ -30,8 +31,8 @@ from synvirt.model.machine import DiskBus, Nic
 from synvirt.model.rehearsal import ROLE_PORTS, AnyCheck, CheckResult, Rehearsal, RehearsalState, Sameness
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
+from synvirt.proof.sameness import compared, is_settled
 from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork
-from synvirt.rehearsals.sameness import compared
 
 log = structlog.get_logger(__name__)
 
@@ -243,14 +244,22 @@ def checking(under_way: UnderWay) -> dict[str, object]:
 def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
     """Of the guest that runs and the rehearsed one, each by its own word. A source that does not answer fails nothing."""
     rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
-    draft = hypervisor.domain_xml(machine_of(job.migration), [])
+    machine = _machine(rehearsal, job.migration, ())
+    differences = hypervisor.domain_xml(machine_of(job.migration), []).differences
+    source, clone = {}, {}
     try:
         clone = hypervisor.guest_facts(rehearsal.id)
         source = asyncio.run(_source_facts(under_way, job)) if clone else {}
     except (SynvirtError, TimeoutError) as error:
         log.warning("the source does not say what runs in its guest", rehearsal=str(rehearsal.id), cause=str(error))
-        source, clone = {}, {}
-    return compared(source, clone, draft.differences)
+    deadline = time.monotonic() + SETTLED_WITHIN_S
+    while True:
+        rows = compared(source, clone, differences, hypervisor.machine_facts(machine))
+        if is_settled(rows) or time.monotonic() >= deadline:
+            return rows
+        under_way.check()
+        under_way.pause(CHECK_PAUSE_S)
+        clone = hypervisor.guest_facts(rehearsal.id)
 
 
 async def _source_facts(under_way: UnderWay, job: Job) -> dict[str, str]:

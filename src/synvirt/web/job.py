@@ -33,7 +33,7 @@ from synvirt.web.stations import stations
 # The parts of the pages, in their order; each is a template, and an element of this id.
 ABOVE = ("banner", "way")
 JOB = ("figures", "actions", "chart", "disks", "passes", "boot", "conversion", "differences", "facts")
-PROOF = ("outage", "rehearsals", "verification", "receipt")
+PROOF = ("outage", "rehearsals", "moved", "verification", "receipt")
 PARTS = (*ABOVE, *JOB, *PROOF)
 # The tabs below `ABOVE`: the end of the address, the name, the parts. A page has all parts, those of other tabs hidden: so one
 # stream of parts serves each.

@@ -321,6 +321,12 @@ def _sheet(answer: str) -> None:
     rows += [("domain", f"{job.domain.name} {job.domain.uuid}")] if job.domain else []
     if job.domain:
         rows += [("differs", f"{one.what}: {one.source} → {one.here} ({one.why})") for one in job.domain.differences]
+    if job.moved:
+        rows.append(("moved", f"{job.moved.same} facts as at the source, {len(job.moved.differ)} differ"))
+        told = (one for one in job.moved.differ if one.grade in ("wrong", "look"))
+        rows += [
+            (one.grade, f"{one.item}: {one.source or 'nothing'} → {one.clone or 'nothing'} ({one.reason})") for one in told
+        ]
     rows += [("boot", f"{attempt.disk_bus}: {outcome(attempt)}") for attempt in job.boot_attempts]
     rows += [("history", f"{visit.at:%Y-%m-%d %H:%M:%S} {visit.state}") for visit in job.history]
     for name, value in rows:

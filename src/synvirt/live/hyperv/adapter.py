@@ -101,6 +101,9 @@ class WmiApi:
 
         return await self._at(vm_id, inspected)
 
+    async def guest_facts(self, vm_id: str) -> dict[str, str]:
+        return await self._at(vm_id, lambda host: machines.told_of_guest(host.run("inspect", VmId=vm_id)))
+
     # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:

@@ -11,6 +11,7 @@ from synvirt import xml_document
 from synvirt.errors import MalformedArchive
 from synvirt.live import VmRow
 from synvirt.live.hyperv import concerns
+from synvirt.live.hyperv.guest_facts import guest_facts
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
@@ -165,9 +166,19 @@ def _nic(found: Mapping[str, Any]) -> Nic:
     )
 
 
+def told_of_guest(found: Mapping[str, Any]) -> dict[str, str]:
+    """Facts of a guest, by the answer of the script `inspect`."""
+    cards = [_nic(one) for one in found["nics"]]
+    return guest_facts(_pairs(found), [(card.mac, card.ip_addresses) for card in cards if card.mac])
+
+
+def _pairs(found: Mapping[str, Any]) -> dict[str, str]:
+    return dict(filter(None, (_pair(str(one)) for one in found["kvp"] if one)))
+
+
 def _guest_os(found: Mapping[str, Any]) -> GuestOs:
     """By the key-value pairs of the guest's integration services; else by whose boot loaders its firmware trusts."""
-    pairs = dict(filter(None, (_pair(str(one)) for one in found["kvp"] if one)))
+    pairs = _pairs(found)
     if name := pairs.get("OSName", ""):
         return guest_os(vendor_id=pairs.get("OSVersion", ""), description=name)
     if found["firmware"]["secure_boot"] and str(found["firmware"]["template"]) == "MicrosoftWindows":

@@ -19,6 +19,7 @@ from synvirt.live.nutanix.allow_list import AllowList
 from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.element import Element
 from synvirt.live.nutanix.form import FORM, Login, Options
+from synvirt.live.nutanix.guest_facts import guest_facts
 from synvirt.live.nutanix.machines import FoundVm, manifest, row
 from synvirt.live.nutanix.prism import Absent, Prism, Where, dig, text
 from synvirt.live.nutanix.ways import ORDER, Way, WayName, chosen
@@ -184,6 +185,9 @@ class PrismApi:
     def _inspect(self, vm_id: str) -> VmManifest:
         vm = self._control().vm(vm_id)
         return manifest(vm, self._way(vm))
+
+    async def guest_facts(self, vm_id: str) -> dict[str, str]:
+        return await asyncio.to_thread(lambda: guest_facts(self._control().vm(vm_id)))
 
     def _way(self, vm: FoundVm) -> Way:
         return chosen(self._options.transport, self._why_closed(vm))

@@ -28,6 +28,7 @@ from synvirt.live.proxmox.cluster import Cluster
 from synvirt.live.proxmox.farewell import Notes
 from synvirt.live.proxmox.form import FORM, Login, Options
 from synvirt.live.proxmox.freeze import frozen
+from synvirt.live.proxmox.guest_facts import guest_facts
 from synvirt.live.proxmox.manifest import manifest
 from synvirt.live.proxmox.node import Node
 from synvirt.live.proxmox.reading import Reading
@@ -142,6 +143,9 @@ class PveApi:
             return replace(seen, way=self._reading(vm_id).way())
         except SynvirtError:
             return seen
+
+    async def guest_facts(self, vm_id: str) -> dict[str, str]:
+        return await self._asked(lambda: guest_facts(self._cluster.agent_of(vm_id)), vm_id)
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
         return await self._asked(lambda: self._reading(vm_id).uefi_variables(f"synvirt-variables-{vm_id}"), vm_id)

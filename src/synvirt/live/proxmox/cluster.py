@@ -127,6 +127,11 @@ class Cluster:
             if str(one.get("guest") or str(one.get("id", "")).partition("-")[0]) == vm_id
         ]
 
+    def agent_of(self, vm_id: str) -> Callable[[str], Any]:
+        """What its agent answers to a question, by name; None, where it does not."""
+        row = self.row(vm_id)
+        return lambda question: self._agent(row, question)
+
     def _agent(self, row: dict[str, Any], question: str) -> Any:
         """None, where it does not answer or may not be asked."""
         with contextlib.suppress(SynvirtError):

@@ -1,19 +1,26 @@
 """What runs in a guest, by the word of its VMware Tools, in the names that every platform's facts have (TellsOfGuest). Pure.
 
 `guest.*` is GuestInfo of the vSphere API; `guestInfo.detailed.data` is a line that Tools from 10.3.25 on write, words of the
-form name='value'. The name that VMware itself has for a system is no fact of the guest, and is left out.
+form name='value'; `guestinfo.appInfo` is what Tools from 11.1 on write every six hours: JSON, programs that run and their
+versions. The name that VMware itself has for a system is no fact of the guest, and is left out.
 """
 
 import ipaddress
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-WANTED: Final = ("name", "guest.toolsRunningStatus", "guest.hostName", "guest.net", "guest.disk", "config.extraConfig")
-DETAILED = "guestInfo.detailed.data"
+from synvirt.model.facts import FACT_CHARS, FACTS_MAX, bounded, several, short
+
+WANTED: Final = (
+    *("name", "guest.toolsRunningStatus", "guest.hostName", "guest.net", "guest.disk", "guest.ipStack"),
+    "config.extraConfig",
+)
+DETAILED, APPLICATIONS = "guestInfo.detailed.data", "guestinfo.appInfo"
 _WORD = re.compile(r"(\w+)='([^']{0,200})'")
-# A guest chooses what its tools report.
-FACTS_MAX, FACT_CHARS = 100, 200
+# Tools keep it below 62 KiB (open-vm-tools, appInfo).
+_APPLICATIONS_CHARS = 64 << 10
 
 
 def guest_facts(found: Mapping[str, Any]) -> dict[str, str]:
@@ -22,19 +29,20 @@ def guest_facts(found: Mapping[str, Any]) -> dict[str, str]:
         return {}
     facts: dict[str, str] = {}
     if name := found.get("guest.hostName"):
-        facts["host name"] = _short(name)
-    detailed = next((one.value for one in found.get("config.extraConfig") or () if one.key == DETAILED), "")
-    words = dict(_WORD.findall(str(detailed)[: 50 * FACT_CHARS]))
+        facts["host name"] = short(name)
+    extra = {str(one.key): str(one.value) for one in found.get("config.extraConfig") or ()}
+    words = dict(_WORD.findall(extra.get(DETAILED, "")[: 50 * FACT_CHARS]))
     facts |= {fact: words[word] for fact, word in (("system", "prettyName"), ("kernel", "kernelVersion")) if words.get(word)}
     for disk in (found.get("guest.disk") or ())[:FACTS_MAX]:
         if disk.diskPath and disk.capacity is not None:
-            kind = _short(getattr(disk, "filesystemType", None) or "").lower()
+            kind = short(getattr(disk, "filesystemType", None) or "").lower()
             used = int(disk.capacity) - int(disk.freeSpace or 0)
-            facts[f"file system {_short(disk.diskPath)}"] = f"{kind}, {used} of {int(disk.capacity)} bytes"
+            facts[f"file system {short(disk.diskPath)}"] = f"{kind}, {used} of {int(disk.capacity)} bytes"
     for nic in (found.get("guest.net") or ())[:FACTS_MAX]:
         if nic.macAddress:
-            facts[f"addresses of {_short(nic.macAddress).lower()}"] = ", ".join(sorted(_addresses(nic)))
-    return dict(list(facts.items())[:FACTS_MAX])
+            facts[f"addresses of {short(nic.macAddress).lower()}"] = several(_addresses(nic))
+    facts |= dict(_routes(found.get("guest.ipStack") or ()))
+    return bounded(facts | _applications(extra.get(APPLICATIONS, "")))
 
 
 def _addresses(nic: Any) -> Iterator[str]:
@@ -49,5 +57,24 @@ def _addresses(nic: Any) -> Iterator[str]:
             yield f"{address}/{int(one.prefixLength)}"
 
 
-def _short(text: object) -> str:
-    return "".join(character for character in str(text) if character.isprintable())[:FACT_CHARS]
+def _routes(stacks: Any) -> Iterator[tuple[str, str]]:
+    """Of IPv4, as `ip route` has them: neither those to one host, nor to groups."""
+    for stack in stacks:
+        for one in getattr(getattr(stack, "ipRouteConfig", None), "ipRoute", None) or ():
+            try:
+                network = ipaddress.IPv4Network(f"{one.network}/{one.prefixLength}", strict=False)
+            except ValueError:
+                continue
+            if network.is_multicast or network.prefixlen == network.max_prefixlen:
+                continue
+            via = getattr(one.gateway, "ipAddress", None)
+            yield "route default" if not network.prefixlen else f"route {network}", f"via {short(via)}" if via else "direct"
+
+
+def _applications(told: str) -> dict[str, str]:
+    try:
+        listed = json.loads(told)["applications"] if len(told) <= _APPLICATIONS_CHARS else []
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    rows = [one for one in listed[:FACTS_MAX] if isinstance(one, dict)] if isinstance(listed, list) else []
+    return {f"application {short(one['a'])}": short(one.get("v") or "") or "runs" for one in rows if one.get("a")}

@@ -112,6 +112,9 @@ class XenApi:
     def _ways(self, vm: Machine) -> dict[str, Way]:
         return machines.ways(self._session, vm, self._options.transport)
 
+    async def guest_facts(self, vm_id: str) -> dict[str, str]:
+        return await asyncio.to_thread(machines.guest_facts, self._session, vm_id)
+
     async def uefi_variables(self, vm_id: str) -> bytes | None:
         return await asyncio.to_thread(lambda: nvram.as_store(machines.vm_record(self._session, vm_id)))
 

@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from synvirt.errors import Internal, VmNotFound
 from synvirt.live import VmRow
+from synvirt.live.xen import guest_facts as xen_guest
 from synvirt.live.xen import nvram
 from synvirt.live.xen.session import XapiFailure, XenSession
 from synvirt.live.xen.ways import THICK_STORES, Seen, Transport, Way, seen, way
@@ -49,6 +50,12 @@ def vm_record(session: XenSession, vm_id: str) -> Record:
     """VmNotFound."""
     record: Record = session.call(f"describe {vm_id[:60]}", "VM.get_record", vm_ref(session, vm_id))
     return record
+
+
+def guest_facts(session: XenSession, vm_id: str) -> dict[str, str]:
+    vm = machine(session, vm_id)
+    macs = {text(vif, "device"): text(vif, "MAC") for one in listed(vm.record, "VIFs") if (vif := vm.records.at("VIF", one))}
+    return xen_guest.guest_facts(vm.records.at("VM_guest_metrics", text(vm.record, "guest_metrics")), macs)
 
 
 def rows(session: XenSession) -> list[VmRow]:

@@ -1,0 +1,88 @@
+"""Is the moved guest the one that ran at its source? Asked after its first boot, kept with the job. asyncio.
+
+    before the source is shut down   its platform is asked what runs in it, and that is noted
+    after the first boot here        the guest's agent is asked, and both are compared (`proof/sameness.py`)
+
+Nothing of it fails a job, and none of it is a part of the outage: the source runs while it is asked, and the guest here runs by
+then.
+"""
+
+import asyncio
+import json
+import time
+from uuid import UUID
+
+import structlog
+
+from synvirt.errors import Cancelled, PersistFailed, SynvirtError
+from synvirt.live import TellsOfGuest
+from synvirt.migrations import source_vm
+from synvirt.migrations.job import Job
+from synvirt.migrations.landing import machine_of
+from synvirt.model.facts import bounded
+from synvirt.model.job import Moved
+from synvirt.model.rehearsal import Sameness
+from synvirt.model.values import now
+from synvirt.proof.sameness import compared, is_settled
+
+log = structlog.get_logger(__name__)
+
+# The note of what the source said.
+SOURCE_FACTS = "source_facts"
+# A platform answers in seconds. Whoever waits for a cut-over does not wait longer for a comparison.
+SOURCE_WITHIN_S = 30.0
+# Services come up within a minute of the first sign of life; what has not by then is said to be missing.
+SETTLED_WITHIN_S, LOOK_AGAIN_S = 60.0, 3.0
+# What differs is in every answer about the job: a guest in which more does is another guest.
+DIFFER_MAX = 100
+
+
+async def ask_source(job: Job) -> None:
+    """What runs in the guest while it still runs there."""
+    if job.migration.plan.source.Live is None:
+        return
+    try:
+        async with asyncio.timeout(SOURCE_WITHIN_S):
+            found = await job.with_adapter(
+                lambda adapter: adapter.guest_facts(source_vm.vm_id(job)) if isinstance(adapter, TellsOfGuest) else _nothing()
+            )
+    except (Cancelled, PersistFailed):
+        raise
+    except (SynvirtError, TimeoutError) as error:
+        log.warning("the source does not say what runs in its guest", job=str(job.id), cause=str(error))
+        return
+    if found:  # a guest that is off already says nothing: what was noted before stands
+        await job.in_thread(job.rooms.store.note, job.id, SOURCE_FACTS, json.dumps(bounded(found)))
+
+
+async def _nothing() -> dict[str, str]:
+    return {}
+
+
+async def compare(job: Job) -> None:
+    """Once. The guest is looked at again while something that guests start late is missing."""
+    if job.migration.moved is not None or job.migration.domain is None:
+        return
+    until = time.monotonic() + SETTLED_WITHIN_S
+    try:
+        while True:
+            rows = await job.in_thread(_rows, job)
+            if is_settled(rows) or time.monotonic() >= until:
+                break
+            await job.stop.sleep(LOOK_AGAIN_S)
+    except (Cancelled, PersistFailed):
+        raise
+    except SynvirtError as error:
+        log.warning("the moved guest cannot be compared", job=str(job.id), cause=error.detail)
+        return
+    differ = [one for one in rows if one.grade != "same"]
+    await job.change(moved=Moved(at=now(), same=len(rows) - len(differ), differ=tuple(differ[:DIFFER_MAX])))
+
+
+def _rows(job: Job) -> tuple[Sameness, ...]:
+    hypervisor, domain, machine = job.rooms.hypervisor, job.migration.domain, machine_of(job.migration)
+    assert domain is not None
+    noted = job.rooms.store.noted(job.id, SOURCE_FACTS)
+    source: dict[str, str] = json.loads(noted) if noted else {}
+    here = hypervisor.guest_facts(UUID(domain.uuid)) if source and job.migration.plan.target.start else {}
+    return compared(source, here, domain.differences, hypervisor.machine_facts(machine))

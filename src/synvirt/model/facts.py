@@ -1,0 +1,35 @@
+"""Facts of a guest, by name: what runs in it, and what it is made of. Whoever tells of a guest uses these names. Pure.
+
+    host name, system, kernel, time zone, clock                      one of each
+    firmware, boot order, processors, memory                         of the machine
+    disk KEY, card MAC, addresses of MAC, file system MOUNT, route TO, listens on PROTOCOL PORT, service UNIT, user NAME,
+    application NAME                                                 of a running guest
+    enabled UNIT, mount PLACE, network file PATH                     of what its disks say
+
+The texts are a guest's own, and so hostile: they are cut, and there are only so many of them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+# A server has some hundred of services, users and programs; of a guest that says more of itself the rest is not compared.
+FACTS_MAX, FACT_CHARS = 1000, 200
+# Ports from here on are given out by the system itself: another each time (ip(7), ip_local_port_range; RFC 6335).
+PORTS_GIVEN_OUT = 32768
+
+
+def short(text: object) -> str:
+    return "".join(character for character in str(text) if character.isprintable())[:FACT_CHARS]
+
+
+def bounded(facts: Mapping[str, str]) -> dict[str, str]:
+    return dict(list(facts.items())[:FACTS_MAX])
+
+
+def file_system(kind: object, used: object, total: object) -> str:
+    room = f", {used} of {total} bytes" if isinstance(used, int) and isinstance(total, int) else ""
+    return f"{short(kind)}{room}"
+
+
+def several(values: Iterable[str]) -> str:
+    """In an order that does not hang on who tells them."""
+    return ", ".join(sorted(set(values)))

@@ -1,0 +1,236 @@
+"""Is the guest here the one that runs, or ran, at its source? Facts of both, compared and graded. Pure.
+
+Facts have names (`model/facts.py`): what is compared how is a table, a row a kind. A fact that only one side tells is no
+difference where the other tells nothing at all; of kinds that not every platform tells, where it tells none of that kind.
+"""
+
+import contextlib
+import re
+import zoneinfo
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from synvirt.model.job import Difference
+from synvirt.model.rehearsal import Grade, Sameness
+
+# A guest that runs writes: so much more or less is used by the time that its clone is looked at.
+USED_SHARE, USED_BYTES = 0.1, 256 << 20
+# Agents differ in whether what only root may use counts: one part in twenty of ext4.
+RESERVED_SHARE = 0.06
+# A guest that keeps time by a server is within a second of it; one that was started a moment ago has not asked it yet.
+CLOCK_S = 5.0
+# Time zones are whole quarters of an hour apart.
+QUARTER_S = 900.0
+_FILE_SYSTEM = re.compile(r"(?P<kind>.*?)(, (?P<used>[0-9]+) of (?P<total>[0-9]+) bytes)?")
+# What belongs to the platform that a guest came from, or goes to: names of services, programs and users of their tools.
+PLATFORM_TOOLS = re.compile(
+    r"open-vm-tools|vmtoolsd|vmware|vm3dservice|vgauth|vgauthservice|hv[-_]?(kvp|vss|fcopy).*|vmic.*|xe-(linux-distribution|daemon)|xen(agent|svc|_?guest).*"
+    r"|nutanix.*|ngt.*|qemu-(guest-agent|ga)|qga|spice-vdagentd?|cloud-init.*|balloonservice",
+    re.IGNORECASE,
+)
+
+Judge = Callable[[str, str], tuple[Grade, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`missing`: here, and not at the source. `added`: the other way; None: it says nothing. `everywhere`: every
+    platform tells this kind, so that none of it is a difference too. `tools`: those of a platform come and go with it."""
+
+    judge: Judge
+    missing: tuple[Grade, str] = ("look", "the guest here does not have it, or does not say it")
+    added: tuple[Grade, str] | None = ("look", "the source does not have it, or does not say it")
+    everywhere: bool = False
+    tools: bool = False
+
+
+def compared(
+    source: Mapping[str, str],
+    here: Mapping[str, str],
+    differences: Sequence[Difference],
+    machines: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
+) -> tuple[Sameness, ...]:
+    """What is wrong first. `source`, `here`: facts of the guests. `machines`: what they are made of, there and here;
+    `differences`: of these, which the move makes."""
+    rows = [Sameness(item=one.what, source=one.source, clone=one.here, grade="expected", reason=one.why) for one in differences]
+    explained = {one.what for one in differences}
+    rows += [one for one in _rows(*machines) if not {one.item, f"mac of {one.item}"} & explained]
+    if source and here:
+        rows += _rows(source, here)
+    return tuple(sorted(rows, key=lambda one: _ORDER.index(one.grade)))
+
+
+_ORDER: tuple[Grade, ...] = ("wrong", "look", "expected", "same")
+
+
+def is_settled(rows: Sequence[Sameness]) -> bool:
+    """Has what a guest starts late been started? What is missing of it may still come."""
+    return not any(one.clone is None and one.grade != "expected" and kind_of(one.item) in _LATE for one in rows)
+
+
+def _rows(source: Mapping[str, str], here: Mapping[str, str]) -> list[Sameness]:
+    told = ({kind_of(item) for item in source}, {kind_of(item) for item in here})
+    found = []
+    for item in dict.fromkeys([*source, *here]):
+        kind = kind_of(item)
+        if KINDS.get(kind, UNKNOWN).everywhere or all(kind in side for side in told):
+            row = _row(item, source.get(item), here.get(item))
+            found += [row] if row is not None else []
+    return found
+
+
+def kind_of(item: str) -> str:
+    return next((word for word in KINDS if item == word or item.startswith(f"{word} ")), "")
+
+
+def _row(item: str, source: str | None, here: str | None) -> Sameness | None:
+    kind = KINDS.get(kind_of(item), UNKNOWN)
+    if source == here:
+        grade, reason = ("same", "")  # type: tuple[Grade, str]
+    elif source is None or here is None:
+        verdict = kind.missing if here is None else kind.added
+        if verdict is None:
+            return None
+        grade, reason = verdict
+        if kind.tools and _is_a_tool(item):
+            grade, reason = "expected", "it belongs to the platform that the guest came from, or came to"
+    else:
+        grade, reason = kind.judge(source, here)
+    return Sameness(item=item, source=source, clone=here, grade=grade, reason=reason)
+
+
+def _is_a_tool(item: str) -> bool:
+    name = item.removeprefix(kind_of(item)).strip().removesuffix(".service").removesuffix(".exe")
+    return PLATFORM_TOOLS.fullmatch(name) is not None
+
+
+def _wrong(_source: str, _here: str) -> tuple[Grade, str]:
+    return "wrong", "it should have moved as it is"
+
+
+def _look(_source: str, _here: str) -> tuple[Grade, str]:
+    return "look", "it differs"
+
+
+def _host_name(source: str, here: str) -> tuple[Grade, str]:
+    """Agents differ in whether they tell the domain."""
+    if source.partition(".")[0].casefold() == here.partition(".")[0].casefold():
+        return "expected", "one of them has its domain with it"
+    return _wrong(source, here)
+
+
+def _time_zone(source: str, here: str) -> tuple[Grade, str]:
+    """Agents tell what the zone is called today, disks which it is: CET and Europe/Berlin."""
+    for one, other in ((source, here), (here, source)):
+        with contextlib.suppress(ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError, and names are a guest's
+            try:
+                zone = zoneinfo.ZoneInfo(one)
+            except KeyError:
+                continue
+            if other in {datetime(2000, month, 1, tzinfo=zone).tzname() for month in (1, 7)}:
+                return "expected", "one of them tells the zone by the name that it has at this time of the year"
+    return _wrong(source, here)
+
+
+def _clock(source: str, here: str) -> tuple[Grade, str]:
+    """Seconds ahead of the host that asked, each."""
+    try:
+        ahead, there = float(here.removesuffix(" s")), float(source.removesuffix(" s"))
+    except ValueError:
+        return _look(source, here)
+    if abs(ahead) <= CLOCK_S or abs(ahead - there) <= CLOCK_S:
+        return "expected", "it runs within seconds of this host's clock, or of its source's"
+    if abs(ahead - QUARTER_S * round(ahead / QUARTER_S)) <= CLOCK_S:
+        return "wrong", "it is off by a time zone: the guest takes the machine's clock for local time, or does not any more"
+    return "look", "it is off; a guest that asks a time server sets it later"
+
+
+def _addresses(source: str, here: str) -> tuple[Grade, str]:
+    """Some platforms do not tell how long an address' prefix is."""
+    theirs, ours = ({*text.split(", ")} - {""} for text in (source, here))
+    if not (any("/" in one for one in theirs) and any("/" in one for one in ours)):
+        theirs, ours = ({one.partition("/")[0] for one in side} for side in (theirs, ours))
+        if theirs == ours:
+            return "expected", "one of them does not say how large its network is"
+    if lost := sorted(theirs - ours):
+        return "wrong", f"it has lost {', '.join(lost)}"
+    return "look", "it has more of them"
+
+
+def _differ(kind: str, other: str) -> bool:
+    """Old tools do not tell which file system it is."""
+    return bool(kind and other) and kind.casefold() != other.casefold()
+
+
+def _file_system(source: str, here: str) -> tuple[Grade, str]:
+    there, now = _FILE_SYSTEM.fullmatch(source), _FILE_SYSTEM.fullmatch(here)
+    if there is None or now is None or _differ(there["kind"], now["kind"]):
+        return "wrong", "it is another file system"
+    if there["used"] is None or now["used"] is None:
+        return "look", "one of them does not say how much of it is used"
+    if abs(int(there["total"]) - int(now["total"])) > RESERVED_SHARE * int(there["total"]):
+        return "look", "it is of another size"
+    grown = abs(int(there["used"]) - int(now["used"]))
+    if grown <= max(USED_BYTES, USED_SHARE * int(there["used"])):
+        return "expected", "the guest has written since the clone's moment"
+    return "look", "much more or less of it is used"
+
+
+def _application(source: str, here: str) -> tuple[Grade, str]:
+    if "runs" in (source, here):
+        return "expected", "it runs; one of them does not say which version"
+    return "look", "another version of it runs"
+
+
+def _disk(source: str, here: str) -> tuple[Grade, str]:
+    there, now = (int(text.partition(" ")[0]) if text.partition(" ")[0].isdigit() else None for text in (source, here))
+    if there is not None and now is not None and now > there:
+        return "expected", "its volume is rounded up to what the destination has"
+    return "wrong", "a part of it is not there"
+
+
+def _mount(source: str, here: str) -> tuple[Grade, str]:
+    """A device's name is that of its bus: sda here is vda there. A conversion writes the new one."""
+    if source.partition(" ")[2] == here.partition(" ")[2] and source.startswith("/dev/") and here.startswith("/dev/"):
+        return "expected", "the device is on another bus here, and has that one's name"
+    return "look", "it is mounted from elsewhere, or otherwise"
+
+
+def _network_file(source: str, here: str) -> tuple[Grade, str]:
+    lost = sorted({*source.partition(";")[0].split(", ")} - {*here.partition(";")[0].split(", ")} - {""})
+    return ("wrong", f"it has lost {', '.join(lost)}") if lost else ("look", "it was changed")
+
+
+_NOT_HERE: tuple[Grade, str] = ("wrong", "the guest here does not have it, or does not say it")
+UNKNOWN = Kind(_look, everywhere=True)
+KINDS: dict[str, Kind] = {
+    "host name": Kind(_host_name, _NOT_HERE, everywhere=True),
+    "system": Kind(_wrong, everywhere=True),
+    "kernel": Kind(_look, everywhere=True),
+    "time zone": Kind(_time_zone),
+    "clock": Kind(_clock),
+    "addresses of": Kind(_addresses, _NOT_HERE, everywhere=True),
+    "route": Kind(_look, ("look", "there is no such way here"), ("look", "the source has no such way")),
+    "file system": Kind(_file_system, _NOT_HERE),
+    "application": Kind(_application, ("look", "it does not run here"), None, tools=True),
+    "listens on": Kind(_look, ("wrong", "nobody listens there"), ("look", "nobody listens there at the source"), tools=True),
+    "service": Kind(_look, ("wrong", "it does not run here"), ("look", "it does not run at the source"), tools=True),
+    "enabled": Kind(
+        _look,
+        ("wrong", "it does not start by itself any more"),
+        ("look", "it does not start by itself at the source"),
+        tools=True,
+    ),
+    "user": Kind(_wrong, ("wrong", "the user is not there"), ("look", "the source has no such user"), tools=True),
+    "mount": Kind(_mount, ("wrong", "it is not mounted any more"), ("look", "the source does not mount it")),
+    "network file": Kind(_network_file, ("wrong", "it is not there"), ("look", "the source does not have it")),
+    # Of machines, which both sides tell.
+    "firmware": Kind(_wrong, everywhere=True),
+    "boot order": Kind(_wrong, everywhere=True),
+    "processors": Kind(_wrong, everywhere=True),
+    "memory": Kind(_wrong, everywhere=True),
+    "disk": Kind(_disk, ("wrong", "it is not there"), everywhere=True),
+    "network card": Kind(_wrong, ("wrong", "it is not there"), everywhere=True),
+}
+_LATE = frozenset({"service", "listens on", "application", "addresses of", "route", "file system"})

@@ -1,0 +1,78 @@
+"""The moved guest is held against the one that was shut down, and what came of it is kept with the job and in its receipt."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synvirt.errors import SourceUnreachable
+from synvirt.migrations import moved
+from synvirt.migrations.receipts import said
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.live import FakeAdapter
+from tests.fakes.workers import in_process
+from tests.house import VM, House, live_plan
+
+TOLD = {"host name": "web01", "service nginx.service": "runs", "service vmtoolsd.service": "runs", "user web": "number 1000"}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    found = House(tmp_path, hypervisor=FakeHypervisor(), workers=in_process)
+    found.platform.add_vm(VM, {"disk-0": bytes(1 << 20)})
+    with found.platform.change(VM) as vm:
+        vm["facts"] = TOLD
+    return found
+
+
+def moved_job(house: House, mode: str = "Warm", **fields: Any) -> Migration:
+    ended = house.run(house.intake.submit(live_plan(mode, **fields)).id)
+    assert ended.state == State.COMPLETED, ended.last_error
+    return ended
+
+
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+def test_it_is_compared_with_what_ran_before_the_shutdown(house: House, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moved, "SETTLED_WITHIN_S", 0.0)
+    house.hypervisor.facts = {"host name": "localhost", "service cron.service": "runs", "user web": "number 1000"}
+    job = moved_job(house, mode)
+    assert job.moved is not None
+    graded = {one.item: one.grade for one in job.moved.differ if one.grade != "expected"}
+    assert graded == {"host name": "wrong", "service nginx.service": "wrong", "service cron.service": "look"}
+    tools = [one for one in job.moved.differ if "vmtoolsd" in one.item]
+    assert [(one.grade, one.reason) for one in tools] == [
+        ("expected", "it belongs to the platform that the guest came from, or came to")
+    ]
+    assert job.moved.differ[0].grade == "wrong"
+    assert job.moved.same >= 5  # the user, and what the machine is made of
+    assert said(job)["sameness"] == json.loads(job.moved.model_dump_json())
+
+
+def test_services_that_start_late_are_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moved, "LOOK_AGAIN_S", 0.0)
+    late = [{name: value for name, value in TOLD.items() if "nginx" not in name}] * 2
+    monkeypatch.setattr(house.hypervisor, "guest_facts", lambda _: late.pop() if late else dict(TOLD))
+    job = moved_job(house)
+    assert job.moved is not None
+    assert [one for one in job.moved.differ if one.grade in ("wrong", "look")] == []
+    assert late == []
+
+
+def test_a_platform_that_says_nothing_costs_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object) -> dict[str, str]:
+        raise SourceUnreachable("the tools are away")
+
+    monkeypatch.setattr(FakeAdapter, "guest_facts", away)
+    job = moved_job(house)
+    assert job.moved is not None
+    assert {one.grade for one in job.moved.differ} <= {"expected"}
+
+
+def test_a_guest_that_is_not_started_is_compared_as_a_machine(house: House) -> None:
+    job = moved_job(house, target={"start": False})
+    assert job.moved is not None
+    assert job.moved.same >= 4
+    assert not any(one.item.startswith(("host", "service")) for one in job.moved.differ)

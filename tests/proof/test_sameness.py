@@ -1,0 +1,195 @@
+"""Source against rehearsed guest: what differs is graded, and nothing that differs is called the same."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synvirt.model.job import Difference
+from synvirt.proof.sameness import compared, is_settled
+
+MAC = "addresses of 52:54:00:77:00:05"
+SOURCE = {
+    "host name": "web01",
+    "system": "Debian GNU/Linux 12 (bookworm)",
+    "kernel": "6.1.0-30-amd64",
+    "time zone": "CET",
+    MAC: "10.77.0.5/24, fd00::5/64",
+    "file system /": "ext4, 5000000000 of 9000000000 bytes",
+    "file system /srv": "xfs, 100 of 9000 bytes",
+}
+
+
+def grades(clone: dict[str, str]) -> dict[str, str]:
+    return {one.item: one.grade for one in compared(SOURCE, clone, ()) if one.grade != "same"}
+
+
+def test_a_guest_that_is_as_it_was_has_nothing_to_look_at() -> None:
+    assert grades(dict(SOURCE)) == {}
+    assert len(compared(SOURCE, dict(SOURCE), ())) == len(SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("item", "here", "grade"),
+    [
+        ("host name", "localhost", "wrong"),
+        ("host name", "WEB01.example", "expected"),
+        ("host name", None, "wrong"),
+        ("system", "Debian GNU/Linux 11", "wrong"),
+        ("kernel", "5.10.0", "look"),
+        ("kernel", None, "look"),
+        ("time zone", "UTC", "wrong"),
+        (MAC, "fd00::5/64", "wrong"),
+        (MAC, "10.77.0.5/24, 10.77.0.9/24, fd00::5/64", "look"),
+        (MAC, None, "wrong"),
+        ("file system /", "ext4, 5000004096 of 9000000000 bytes", "expected"),
+        ("file system /", "ext4, 1000000000 of 9000000000 bytes", "look"),
+        ("file system /", "ext4, 5000000000 of 8000000000 bytes", "look"),
+        ("file system /", "xfs, 5000000000 of 9000000000 bytes", "wrong"),
+        ("file system /", "ext4", "look"),
+        ("file system /", ", 5000000000 of 8900000000 bytes", "expected"),
+        ("file system /", "EXT4, 5000000001 of 9000000000 bytes", "expected"),
+        ("file system /srv", None, "wrong"),
+    ],
+)
+def test_what_differs_is_graded(item: str, here: str | None, grade: str) -> None:
+    clone = {**SOURCE, item: here} if here is not None else {name: value for name, value in SOURCE.items() if name != item}
+    assert grades({name: value for name, value in clone.items() if value is not None}) == {item: grade}
+
+
+def test_what_is_wrong_comes_first_and_the_move_explains_itself() -> None:
+    moved = Difference(what="disk bus", source="scsi", here="virtio", why="the fastest; the guest has its drivers")
+    rows = compared(SOURCE, {**SOURCE, "host name": "other", "users": "root"}, (moved,))
+    assert [(one.item, one.grade) for one in rows][:3] == [("host name", "wrong"), ("users", "look"), ("disk bus", "expected")]
+
+
+def graded(item: str, source: str | None, here: str | None, kind: str = "") -> tuple[str, str] | None:
+    """Beside another of its kind that both have, so that both tell the kind."""
+    other = {kind or item.rpartition(" ")[0] + " other": "x"} if " " in item else {}
+    rows = compared(
+        {"host name": "a", **other, **({item: source} if source is not None else {})},
+        {"host name": "a", **other, **({item: here} if here is not None else {})},
+        (),
+    )
+    return next(((one.grade, one.reason) for one in rows if one.item == item), None)
+
+
+@pytest.mark.parametrize(
+    ("item", "source", "here", "grade"),
+    [
+        ("service nginx.service", "runs", None, "wrong"),
+        ("service nginx.service", None, "runs", "look"),
+        ("service open-vm-tools.service", "runs", None, "expected"),
+        ("service vgauth.service", "runs", None, "expected"),
+        ("service hv-kvp-daemon.service", "runs", None, "expected"),
+        ("service xe-linux-distribution.service", "runs", None, "expected"),
+        ("service qemu-guest-agent.service", None, "runs", "expected"),
+        ("service qemu.service", "runs", None, "wrong"),
+        ("listens on tcp 443", "nginx", None, "wrong"),
+        ("listens on tcp 443", "nginx", "apache2", "look"),
+        ("listens on tcp 443", None, "nginx", "look"),
+        ("user web", "number 1000, shell /bin/sh", None, "wrong"),
+        ("user web", "number 1000, shell /bin/sh", "number 0, shell /bin/sh", "wrong"),
+        ("user new", None, "number 1001, shell /bin/sh", "look"),
+        ("route default", "via 10.0.0.1", "via 10.0.0.2", "look"),
+        ("route default", "via 10.0.0.1", None, "look"),
+        ("application nginx", "1.22", "1.23", "look"),
+        ("application nginx", "1.22", "runs", "expected"),
+        ("application nginx", "1.22", None, "look"),
+        ("application ps", None, "runs", None),
+        ("enabled nginx.service", "multi-user.target", None, "wrong"),
+        ("enabled vmtoolsd.service", "multi-user.target", None, "expected"),
+        ("mount /srv", "/dev/sdb1 ext4", "/dev/vdb1 ext4", "expected"),
+        ("mount /srv", "UUID=1 ext4", "UUID=2 ext4", "look"),
+        ("mount /srv", "UUID=1 ext4", None, "wrong"),
+        ("network file /etc/netplan/a.yaml", "10.0.0.5/24; aa", "10.0.0.6/24; bb", "wrong"),
+        ("network file /etc/netplan/a.yaml", "10.0.0.5/24; aa", "10.0.0.5/24, 10.0.0.6; bb", "look"),
+    ],
+)
+def test_what_runs_and_what_is_set_up_is_graded(item: str, source: str | None, here: str | None, grade: str | None) -> None:
+    found = graded(item, source, here)
+    assert (found and found[0]) == grade
+    assert found is None or found[1], "every difference has its reason"
+
+
+@pytest.mark.parametrize(
+    ("source", "here", "grade"),
+    [
+        ("+0.2 s", "-1.4 s", "expected"),
+        ("+100.0 s", "+101.0 s", "expected"),
+        ("+0.1 s", "+7200.9 s", "wrong"),
+        ("+0.1 s", "-1799.0 s", "wrong"),
+        ("+0.1 s", "+1234.0 s", "look"),
+    ],
+)
+def test_clocks_are_held_against_each_other(source: str, here: str, grade: str) -> None:
+    found = graded("clock", source, here)
+    assert found is not None
+    assert found[0] == grade
+
+
+@pytest.mark.parametrize(
+    ("source", "here", "grade"),
+    [("Europe/Berlin", "CET", "expected"), ("CEST", "Europe/Berlin", "expected"), ("Europe/Berlin", "UTC", "wrong"),
+     ("../../etc/passwd", "CET", "wrong"), ("America/New_York", "Europe/Berlin", "wrong")],
+)  # fmt: skip
+def test_a_time_zone_has_several_names(source: str, here: str, grade: str) -> None:
+    found = graded("time zone", source, here)
+    assert found is not None
+    assert found[0] == grade
+
+
+def test_platforms_that_do_not_tell_prefixes_lose_no_addresses() -> None:
+    told = {MAC: "10.77.0.5, fd00::5"}
+    assert {one.item: one.grade for one in compared(told, {MAC: SOURCE[MAC]}, ())} == {MAC: "expected"}
+    assert {one.grade for one in compared(told, {MAC: "10.77.0.5/24"}, ())} == {"wrong"}
+
+
+def test_what_one_side_never_tells_is_no_difference() -> None:
+    here = {**SOURCE, **{f"service {number}.service": "runs" for number in range(50)}}
+    assert {one.grade for one in compared(SOURCE, here, ())} == {"same"}
+
+
+def test_machines_are_compared_and_what_the_move_explains_is_said_once() -> None:
+    there = {
+        "firmware": "uefi",
+        "processors": "2",
+        "disk a": "100 bytes",
+        "disk b": "7 bytes",
+        "network card 1": "52:54:00:00:00:01",
+    }
+    here = {"firmware": "bios", "processors": "4", "disk a": "4096 bytes", "network card 1": "52:54:00:00:00:02"}
+    moved = (
+        Difference(what="processors", source="2", here="4", why="target.cpu_count asks for it"),
+        Difference(what="mac of network card 1", source="a", here="b", why="target.identity is new"),
+    )
+    found = [(one.item, one.grade) for one in compared({}, {}, moved, (there, here))]
+    assert sorted(found) == [
+        ("disk a", "expected"),
+        ("disk b", "wrong"),
+        ("firmware", "wrong"),
+        ("mac of network card 1", "expected"),
+        ("processors", "expected"),
+    ]
+
+
+def test_a_guest_is_settled_once_nothing_that_starts_late_is_missing() -> None:
+    source = {"host name": "a", "service nginx.service": "runs", "service vmtoolsd.service": "runs", "user root": "0"}
+    late = {"host name": "a", "service cron.service": "runs", "user other": "1"}
+    assert not is_settled(compared(source, late, ()))
+    assert is_settled(compared(source, {**late, "service nginx.service": "runs"}, ()))
+
+
+@pytest.mark.parametrize(("source", "clone"), [({}, SOURCE), (SOURCE, {}), ({}, {})])
+def test_one_who_says_nothing_is_no_difference(source: dict[str, str], clone: dict[str, str]) -> None:
+    assert compared(source, clone, ()) == ()
+
+
+WORDS = st.one_of(st.sampled_from([*SOURCE, "users"]), st.text(max_size=20))
+FACTS = st.dictionaries(WORDS, st.one_of(st.sampled_from([*SOURCE.values()]), st.text(max_size=60)), max_size=8)
+
+
+@given(FACTS, FACTS)
+def test_same_is_what_is_equal(source: dict[str, str], clone: dict[str, str]) -> None:
+    for one in compared(source, clone, ()):
+        assert (one.grade == "same") is (one.source == one.clone)
+        assert one.reason or one.grade == "same"
