@@ -94,7 +94,7 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
     # A server, at an address that it has in the rehearsal as at home.
     guest.run(BUSYBOX, "sh", "-c", f"echo '{RC_LOCAL}' > /etc/rc.local; chmod +x /etc/rc.local; sync")
     # What programs in a guest print is asked of the agent of the guest here; a guest that lacks one says less.
-    assert agent.output(guest.domain, (BUSYBOX, "cat", "/etc/hostname"), 10) == "synvirt-sample\n"
+    assert agent.output(guest.domain, (BUSYBOX, "hostname"), 10) == "synvirt-sample\n"
     assert agent.output(guest.domain, ("ss", "-H", "-lntup"), 10) is None
     assert agent.output(guest.domain, (BUSYBOX, "sleep", "60"), 1) is None
     vm_id = guest.domain.UUIDString()

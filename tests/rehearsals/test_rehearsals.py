@@ -30,6 +30,7 @@ from synvirt.model.rehearsal import (
     RehearsalState,
     RoleCheck,
 )
+from synvirt.proof.sameness import kind_of
 from synvirt.rehearsals.asking import Rehearsing
 from synvirt.rehearsals.engine import Rehearsals
 from synvirt.sizes import KIB, MIB
@@ -92,7 +93,14 @@ class Stage:
         folder.mkdir(exist_ok=True)
         (folder / "volumes").mkdir(exist_ok=True)
         self.house = House(folder, hypervisor=hypervisor, workers=in_process, destination=CopyingDirectory(folder / "volumes"))
-        self.rehearsals = Rehearsals(self.house.rooms, None, folder / "rehearsals", begin_network=begin_network)
+        self.disks_say: list[dict[str, str]] = []
+        self.rehearsals = Rehearsals(
+            self.house.rooms,
+            None,
+            folder / "rehearsals",
+            begin_network=begin_network,
+            look_inside=lambda devices, stop: self.disks_say.pop(0) if self.disks_say else {},
+        )
         rooms = self.house.rooms
         self.asking = Rehearsing(
             rooms.store, self.rehearsals, host=rooms.host, destination_named=rooms.destination_named, wake=self.house.wake
@@ -336,6 +344,44 @@ def test_the_guest_is_held_against_its_source(stage: Stage) -> None:
     assert {"firmware", "boot order", "memory", "processors"} <= machine.keys()
     assert told["kernel"] == "look"
     assert found.sameness[0].item == "kernel"
+    stage.cancel(job.id)
+
+
+def test_a_guest_without_an_agent_is_held_against_its_source_by_what_its_disks_say(stage: Stage) -> None:
+    """Before its first boot they are the source's; after it, and with the guest off, they are what became of them."""
+    job = stage.submit()
+    with stage.house.platform.change(VM) as vm:
+        vm["facts"] = {"system": "Debian GNU/Linux 12", "addresses of 52:54:00:00:00:01": "10.0.0.5"}
+    before = {"host name": "web01", "system": "Debian GNU/Linux 12 (bookworm)", "enabled nginx.service": "by multi-user.target"}
+    stage.disks_say = [before, {**before, "host name": "localhost"}]
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    found = stage.rehearse(job.id)
+    assert (found.state, found.error) == (RehearsalState.PASSED, None)
+    told = {
+        one.item: (one.grade, one.source) for one in found.sameness if kind_of(one.item) in ("host name", "system", "enabled")
+    }
+    assert told == {
+        "host name": ("wrong", "web01"),
+        "system": ("expected", "Debian GNU/Linux 12"),
+        "enabled nginx.service": ("same", "by multi-user.target"),
+    }
+    assert [one for one in found.sameness if one.item.startswith("addresses")] == []
+    assert found.read == {}
+    assert found.screenshot_url is not None
+    stage.cancel(job.id)
+
+
+def test_where_the_source_says_nothing_its_disks_speak_for_it(stage: Stage) -> None:
+    job = stage.submit()
+    stage.disks_say = [{"host name": "web01", "user web": "number 1000, shell /bin/sh", "mount /": "UUID=1 ext4"}]
+    stage.house.hypervisor.facts = {"host name": "web01", "user root": "number 0, shell /bin/sh", "kernel": "6.1"}
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    told = {
+        one.item: one.grade for one in stage.rehearse(job.id).sameness if kind_of(one.item) in ("host name", "user", "mount")
+    }
+    assert told == {"host name": "same", "user web": "wrong", "user root": "look"}
     stage.cancel(job.id)
 
 

@@ -71,6 +71,15 @@ def look(reader: DiskReader, *, within: int | None = None) -> Layout:
         return UNKNOWN
 
 
+def starts(reader: DiskReader) -> list[int]:
+    """Where its partitions begin; none, where it has no table. Those within an extended partition are not looked for."""
+    try:
+        disk = _Beginning(reader, reader.size)
+        return sorted(start for _, start in _table(disk)[0] if 0 < start < reader.size)
+    except (SynvirtError, struct.error):
+        return []
+
+
 @dataclass(frozen=True, slots=True)
 class _Beginning:
     """The first `size` bytes of a disk."""
@@ -87,14 +96,19 @@ class _Beginning:
 
 
 def _look(disk: _Beginning) -> Layout:
+    table, gpt = _table(disk)
+    return _described(disk, table, gpt=gpt) if table or gpt else UNKNOWN
+
+
+def _table(disk: _Beginning) -> tuple[list[tuple[UUID | int, int]], bool]:
+    """Each partition's type, and where it begins; and whether it is a GPT."""
     mbr = disk.read(0, 512)
     if mbr[510:] != b"\x55\xaa":
-        return UNKNOWN
-    # Each partition: type, where it begins.
-    table = [(kind, start * 512) for kind, start in struct.iter_unpack("<4xB3xI4x", mbr[446:510]) if kind]
-    if any(kind == _GPT_PROTECTIVE for kind, _ in table):
-        return _described(disk, _gpt(disk), gpt=True)
-    return _described(disk, table, gpt=False)
+        return [], False
+    table: list[tuple[UUID | int, int]] = [
+        (kind, start * 512) for kind, start in struct.iter_unpack("<4xB3xI4x", mbr[446:510]) if kind
+    ]
+    return (_gpt(disk), True) if any(kind == _GPT_PROTECTIVE for kind, _ in table) else (table, False)
 
 
 def _gpt(disk: _Beginning) -> list[tuple[UUID | int, int]]:

@@ -138,6 +138,8 @@ class Rehearsal(Model):
     boot_sign: str | None = None
     outage_s: float | None = None
     checks: tuple[CheckResult, ...] = ()
+    # What the disks said before the first boot; empty again once it was compared.
+    read: dict[str, str] = Field(default_factory=dict)
     # Empty, where neither the source nor the guest says anything of itself.
     sameness: tuple[Sameness, ...] = ()
     screenshot_url: str | None = None

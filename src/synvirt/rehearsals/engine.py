@@ -10,12 +10,13 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Cancelled, Internal, NotFound, PersistFailed, SynvirtError
+from synvirt.guests.looking_inside import facts_of
 from synvirt.jobs.runner import Runner
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import RehearsalState
 from synvirt.rehearsals.network import Bubble
-from synvirt.rehearsals.steps import STEPS, LetGo, UnderWay, failed
+from synvirt.rehearsals.steps import STEPS, LetGo, LookInside, UnderWay, failed
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +26,7 @@ LET_GO_WITHIN_S = 5.0
 
 class Rehearsals:
     """`ca_file`: authorities that pages by https are trusted with, beside this host's own. `screens`: the folder that keeps
-    what their guests' screens showed. `begin_network`: see UnderWay."""
+    what their guests' screens showed. `begin_network`, `look_inside`: see UnderWay."""
 
     def __init__(
         self,
@@ -34,8 +35,10 @@ class Rehearsals:
         screens: Path,
         *,
         begin_network: Callable[[Sequence[Nic]], Bubble] | None = Bubble,
+        look_inside: LookInside = facts_of,
     ) -> None:
         self._rooms, self._ca_file, self.screens, self._begin_network = rooms, ca_file, screens, begin_network
+        self._look_inside = look_inside
         rows = rooms.store.rehearsals
         self._runner = Runner(self._run, lambda: rows.unended_ids(host=rooms.host), name="rehearsals")
 
@@ -81,6 +84,7 @@ class Rehearsals:
         except NotFound:
             return
         under_way = UnderWay(rehearsal, self._rooms, self._ca_file, self.screens, let_go, self._begin_network)
+        under_way.look_inside = self._look_inside
         with structlog.contextvars.bound_contextvars(rehearsal=str(rehearsal_id), job=str(rehearsal.migration_id)):
             try:
                 while not under_way.rehearsal.ended:

@@ -14,6 +14,7 @@ from threading import Event
 import structlog
 
 from synvirt.errors import Cancelled, DomainDefineFailed, GuestBootFailed, HostLacks, Interrupted, SynvirtError
+from synvirt.guests.looking_inside import facts_of
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
@@ -31,7 +32,7 @@ from synvirt.model.machine import DiskBus, Nic
 from synvirt.model.rehearsal import ROLE_PORTS, AnyCheck, CheckResult, Rehearsal, RehearsalState, Sameness
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
-from synvirt.proof.sameness import compared, is_settled
+from synvirt.proof.sameness import compared, is_settled, of_disks
 from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork
 
 log = structlog.get_logger(__name__)
@@ -51,6 +52,9 @@ SWEEP_PAUSES_S = (0.5, 2, 5, 15, 60)
 BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
 
 
+LookInside = Callable[[Sequence[str], Callable[[], bool]], dict[str, str]]
+
+
 class LetGo(Exception):
     """This process has to stop working, as by a crash."""
 
@@ -68,6 +72,8 @@ class UnderWay:
     # Makes a network for these cards; None: guests are rehearsed without one.
     begin_network: Callable[[Sequence[Nic]], Bubble] | None = None
     network: Bubble | None = None
+    # What the disks of a guest say of it, which nobody writes to: facts_of.
+    look_inside: LookInside = facts_of
     _asked_at: float = 0.0
     _cancelled: bool = False
 
@@ -150,8 +156,11 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
     rehearsal, job, preparer = under_way.rehearsal, under_way.job, under_way.rooms.preparer
     if rehearsal.host != under_way.rooms.host:
         raise Interrupted(f"host {rehearsal.host}, which had the rehearsal, is lost", hint="rehearse again")
+    volumes = _volumes(under_way, job)
+    if not rehearsal.read and rehearsal.conversion_s is None and (said := _read(under_way, volumes)):
+        under_way.move(read=said)
     if converts(job, job.manifest):
-        name, devices = str(rehearsal.id), [volume.path for volume in _volumes(under_way, job)]
+        name, devices = str(rehearsal.id), [volume.path for volume in volumes]
         if rehearsal.conversion_s is None:
             began = time.monotonic()
             preparer.convert(name, job.manifest, devices, lambda kind, text: None, under_way.stop)
@@ -236,6 +245,7 @@ def checking(under_way: UnderWay) -> dict[str, object]:
         "outcome": RehearsalState.PASSED if passed else RehearsalState.FAILED,
         "checks": tuple(results),
         "sameness": _sameness(under_way),
+        "read": {},
         "outage_s": None if before_s is None else round(before_s + after_s, 1),
         "screenshot_url": _url(rehearsal) if kept else None,
     }
@@ -245,21 +255,30 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
     """Of the guest that runs and the rehearsed one, each by its own word. A source that does not answer fails nothing."""
     rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
     machine = _machine(rehearsal, job.migration, ())
-    differences = hypervisor.domain_xml(machine_of(job.migration), []).differences
-    source, clone = {}, {}
+    differences, machines = hypervisor.domain_xml(machine_of(job.migration), []).differences, hypervisor.machine_facts(machine)
+    source, clone = dict(rehearsal.read), hypervisor.guest_facts(rehearsal.id)
     try:
-        clone = hypervisor.guest_facts(rehearsal.id)
-        source = asyncio.run(_source_facts(under_way, job)) if clone else {}
+        source |= asyncio.run(_source_facts(under_way, job))
     except (SynvirtError, TimeoutError) as error:
         log.warning("the source does not say what runs in its guest", rehearsal=str(rehearsal.id), cause=str(error))
+    if not clone and rehearsal.read:
+        # No agent says what runs in it: so what its disks say, once it writes to them no more.
+        hypervisor.undefine(rehearsal.id, rehearsal.id)
+        return compared(of_disks(source), _read(under_way, _volumes(under_way, job)), differences, machines)
     deadline = time.monotonic() + SETTLED_WITHIN_S
     while True:
-        rows = compared(source, clone, differences, hypervisor.machine_facts(machine))
+        rows = compared(source, clone, differences, machines)
         if is_settled(rows) or time.monotonic() >= deadline:
             return rows
         under_way.check()
         under_way.pause(CHECK_PAUSE_S)
         clone = hypervisor.guest_facts(rehearsal.id)
+
+
+def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
+    """What the disks say, while nobody writes to them. Volumes that are no files and no devices here are not read."""
+    paths = [volume.path for volume in volumes if volume.device_type in ("file", "block")]
+    return under_way.look_inside(paths, under_way.stop) if len(paths) == len(volumes) else {}
 
 
 async def _source_facts(under_way: UnderWay, job: Job) -> dict[str, str]:

@@ -1,0 +1,135 @@
+"""Files of a guest's file system, read without mounting it. Nothing here follows a way out of it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+# Configuration is small; a registry is a hundred MiB, and read where it lies.
+FILE_BYTES_MAX = 1 << 20
+# A link to a link to a link: so far.
+LINKS_MAX = 8
+NAMES_MAX = 5000
+_LINK = 0o120000
+
+
+class Files(Protocol):
+    is_ntfs: bool
+
+    def read(self, path: str) -> str | None:
+        """A text of FILE_BYTES_MAX at the most; None, where there is none such."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """Of a folder; none, where there is none such."""
+        ...
+
+    def target(self, path: str) -> str | None:
+        """Where a link leads, as it says; None: it is none."""
+        ...
+
+    def entry(self, path: str) -> Any:
+        """The library's own, a file object; None."""
+        ...
+
+
+class UnixFiles:
+    """libfsext's, and libfsxfs'."""
+
+    is_ntfs = False
+
+    def __init__(self, volume: Any) -> None:
+        self._volume = volume
+
+    def read(self, path: str) -> str | None:
+        return _text(self.entry(path))
+
+    def names(self, path: str) -> list[str]:
+        return _names(self.entry(path))
+
+    def target(self, path: str) -> str | None:
+        folder, _, name = path.rpartition("/")
+        way = self._resolved(folder)
+        entry = None if way is None else self._at([*way, name])
+        return entry.symbolic_link_target if entry is not None and _is_link(entry) else None
+
+    def entry(self, path: str) -> Any:
+        """Links are followed within this file system."""
+        way = self._resolved(path)
+        return None if way is None else self._at(way)
+
+    def _resolved(self, path: str) -> list[str] | None:
+        """The way without links; None, where it leads nowhere."""
+        left, way, links = [word for word in path.split("/") if word], list[str](), 0
+        while left:
+            word = left.pop(0)
+            if word in (".", ".."):
+                way = way[:-1] if word == ".." else way
+                continue
+            entry = self._at([*way, word])
+            if entry is None:
+                return None
+            if not _is_link(entry):
+                way.append(word)
+                continue
+            links += 1
+            if links > LINKS_MAX:
+                return None
+            target = entry.symbolic_link_target or ""
+            way = [] if target.startswith("/") else way
+            left = [part for part in target.split("/") if part] + left
+        return way
+
+    def _at(self, way: list[str]) -> Any:
+        with contextlib.suppress(OSError):  # a damaged one is none
+            return self._volume.get_file_entry_by_path("/" + "/".join(way))
+        return None
+
+
+class NtfsFiles:
+    """libfsntfs': names there are the same in capitals and without."""
+
+    is_ntfs = True
+
+    def __init__(self, volume: Any) -> None:
+        self._volume = volume
+
+    def read(self, path: str) -> str | None:
+        return _text(self.entry(path))
+
+    def names(self, path: str) -> list[str]:
+        return _names(self.entry(path))
+
+    def target(self, path: str) -> str | None:
+        return None
+
+    def entry(self, path: str) -> Any:
+        entry = self._volume.get_root_directory()
+        for word in (word for word in path.split("/") if word):
+            entry = next((one for one in _children(entry) if (one.name or "").casefold() == word.casefold()), None)
+            if entry is None:
+                return None
+        return entry
+
+
+def _is_link(entry: Any) -> bool:
+    return bool(entry.file_mode & 0o170000 == _LINK)
+
+
+def _children(entry: Any) -> Iterator[Any]:
+    for number in range(min(entry.number_of_sub_file_entries, NAMES_MAX) if entry is not None else 0):
+        with contextlib.suppress(OSError):  # this one is damaged
+            yield entry.get_sub_file_entry(number)
+
+
+def _names(entry: Any) -> list[str]:
+    return [one.name for one in _children(entry) if one.name]
+
+
+def _text(entry: Any) -> str | None:
+    if entry is None:
+        return None
+    with contextlib.suppress(OSError):
+        size = entry.get_size()
+        content: bytes = entry.read_buffer_at_offset(min(size, FILE_BYTES_MAX), 0) if size else b""
+        return content.decode(errors="replace")
+    return None

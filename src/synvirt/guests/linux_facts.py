@@ -1,0 +1,90 @@
+"""What the root file system of a Linux guest says of it, in the names of `model/facts.py`. Pure, over Files."""
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterator
+
+from synvirt.guests.files import Files
+from synvirt.kvm.agent_facts import passwd
+from synvirt.model.facts import several, short
+
+# netplan(5), interfaces(5), systemd.network(5), nm-settings-keyfile(5), ifcfg(5), ifcfg of SUSE: whole folders, and files.
+NETWORK = (
+    "/etc/netplan/",
+    "/etc/network/interfaces",
+    "/etc/network/interfaces.d/",
+    "/etc/systemd/network/",
+    "/etc/NetworkManager/system-connections/",
+    "/etc/sysconfig/network-scripts/",
+    "/etc/sysconfig/network/",
+)
+_UNITS = "/etc/systemd/system"
+_IPV4 = r"(?<![\w.:])(?:\d{1,3}\.){3}\d{1,3}(?:/\d{1,2})?(?![\w.])"
+_IPV6 = r"(?<![\w.:])[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{0,4}){2,7}(?:/\d{1,3})?(?![\w:])"
+_ADDRESS = re.compile(f"{_IPV4}|{_IPV6}")
+_MASKS = re.compile(r"255(?:\.\d{1,3}){3}")
+
+
+def told(files: Files) -> dict[str, str]:
+    """None, where no system lies there."""
+    release = _settings(files.read("/etc/os-release") or files.read("/usr/lib/os-release") or "")
+    users = passwd(files.read("/etc/passwd") or "")
+    if not release and not users:
+        return {}
+    found: dict[str, str] = {}
+    if name := (files.read("/etc/hostname") or "").split("#")[0].strip().split("\n")[0]:
+        found["host name"] = short(name)
+    if pretty := release.get("PRETTY_NAME"):
+        found["system"] = short(pretty)
+    if zone := _time_zone(files):
+        found["time zone"] = short(zone)
+    return found | dict(_mounts(files.read("/etc/fstab") or "")) | users | dict(_enabled(files)) | dict(_network(files))
+
+
+def _settings(text: str) -> dict[str, str]:
+    """os-release(5): lines of a shell, without a shell."""
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name.isidentifier():
+            try:
+                found[name] = " ".join(shlex.split(value))
+            except ValueError:
+                continue
+    return found
+
+
+def _time_zone(files: Files) -> str:
+    _, found, zone = (files.target("/etc/localtime") or "").partition("zoneinfo/")
+    return zone if found else (files.read("/etc/timezone") or "").strip()
+
+
+def _mounts(text: str) -> Iterator[tuple[str, str]]:
+    """fstab(5)."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 3 and not words[0].startswith("#") and words[1].startswith("/"):
+            yield f"mount {short(words[1])}", f"{short(words[0])} {short(words[2])}"
+
+
+def _enabled(files: Files) -> Iterator[tuple[str, str]]:
+    """Units that start by themselves: links in folders named for who wants them (systemctl(1), «enable»)."""
+    wanted: dict[str, set[str]] = {}
+    for folder in files.names(_UNITS):
+        if folder.endswith((".wants", ".requires")):
+            for unit in files.names(f"{_UNITS}/{folder}"):
+                wanted.setdefault(short(unit), set()).add(short(folder.rpartition(".")[0]))
+    for unit, by in wanted.items():
+        yield f"enabled {unit}", f"by {several(by)}"
+
+
+def _network(files: Files) -> Iterator[tuple[str, str]]:
+    """What sets up the network: its addresses, and a sum that shows any other change. Keys of wireless networks stay there."""
+    for place in NETWORK:
+        paths = [place + name for name in sorted(files.names(place))] if place.endswith("/") else [place]
+        for path in paths:
+            text = files.read(path)
+            if text:
+                addresses = several(_MASKS.sub("", one) for one in _ADDRESS.findall(text)).removeprefix(", ")
+                yield f"network file {short(path)}", short(f"{addresses}; {hashlib.sha256(text.encode()).hexdigest()[:12]}")

@@ -1,0 +1,83 @@
+"""What the disks of a guest say of it, asked of a process in a cage (`inside.py`). Blocking.
+
+Needs Debian's python3-libfsext, -libfsxfs, -libfsntfs, -libvslvm and -libregf; a host without them knows nothing of disks, and
+says so in its log.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import structlog
+
+from synvirt.model.facts import bounded, short
+
+log = structlog.get_logger(__name__)
+
+# Some hundred files, from a volume that may lie in a pool of slow disks.
+WITHIN_S = 60.0
+POLL_S = 0.1
+# A thousand facts of 200 characters each, as JSON escapes them.
+ANSWER_BYTES_MAX = 4 << 20
+ENVIRONMENT = ("PATH", "PYTHONPATH")
+
+
+def facts_of(devices: Sequence[str], stop: Callable[[], bool] = lambda: False) -> dict[str, str]:
+    """None, where there is no system on them that is known, or it cannot be read. `devices`: files and block devices; nobody
+    writes to them meanwhile."""
+    descriptors: list[int] = []
+    try:
+        descriptors.extend(os.open(device, os.O_RDONLY | os.O_CLOEXEC) for device in devices)
+        return _asked(descriptors, stop)
+    except OSError as error:
+        log.warning("the disks of a guest cannot be looked into", cause=error.strerror)
+        return {}
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _asked(descriptors: Sequence[int], stop: Callable[[], bool]) -> dict[str, str]:
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "synvirt.guests.inside", *map(str, descriptors)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=descriptors,
+        env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+        start_new_session=True,
+    )
+    with child:
+        try:
+            printed, said = _heard(child, stop)
+        finally:
+            child.kill()
+    if child.returncode != 0:
+        log.warning("the disks of a guest cannot be looked into", ended=child.returncode, cause=said[-200:])
+        return {}
+    return _believed(printed)
+
+
+def _heard(child: "subprocess.Popen[bytes]", stop: Callable[[], bool]) -> tuple[bytes, str]:
+    left_s = WITHIN_S
+    while True:
+        try:
+            printed, said = child.communicate(timeout=POLL_S)
+        except subprocess.TimeoutExpired:
+            left_s -= POLL_S
+            if left_s <= 0 or stop():
+                child.kill()
+        else:
+            return printed, said.decode(errors="replace")
+
+
+def _believed(printed: bytes) -> dict[str, str]:
+    """It read hostile disks: it may have been taken over."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(printed) if len(printed) <= ANSWER_BYTES_MAX else None
+        if isinstance(found, dict):
+            return bounded({short(name): short(value) for name, value in found.items() if isinstance(value, str)})
+    return {}

@@ -1,0 +1,195 @@
+"""What disks say of a guest that does not run: file systems as their own tools make them, read in a cage, and damaged ones."""
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from synvirt.guests.looking_inside import facts_of
+from synvirt.proof.sameness import compared
+from synvirt.sizes import MIB
+from tests.guests import phony_windows
+from tests.needs import need, need_root
+
+LINUX = {
+    "host name": "web01",
+    "system": "Debian GNU/Linux 12 (bookworm)",
+    "time zone": "Europe/Berlin",
+    "user root": "number 0, shell /bin/bash",
+    "user web": "number 1000, shell /bin/sh",
+    "mount /": "UUID=1234 ext4",
+    "mount /srv": "/dev/sdb1 xfs",
+    "enabled nginx.service": "by multi-user.target",
+    "enabled open-vm-tools.service": "by multi-user.target, vmware.target",
+}
+FILES = {
+    "etc/hostname": "web01\n",
+    "usr/lib/os-release": 'NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nBAD="\n',
+    "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nweb:x:1000:1000::/home/web:/bin/sh\n",
+    "etc/fstab": "# a comment\nUUID=1234 / ext4 defaults 0 1\n/dev/sdb1 /srv xfs defaults 0 2\nproc none proc\n",
+    "etc/netplan/50.yaml": "network:\n  ethernets:\n    ens192:\n      addresses: [10.77.0.5/24, 'fd00::5/64']\n",
+    "etc/network/interfaces": "iface ens3 inet static\n  address 10.0.0.9\n  netmask 255.255.255.0\n",
+}
+LINKS = {
+    "etc/os-release": "../usr/lib/os-release",
+    "etc/localtime": "/usr/share/zoneinfo/Europe/Berlin",
+    "etc/systemd/system/multi-user.target.wants/nginx.service": "/lib/systemd/system/nginx.service",
+    "etc/systemd/system/multi-user.target.wants/open-vm-tools.service": "/lib/systemd/system/open-vm-tools.service",
+    "etc/systemd/system/vmware.target.requires/open-vm-tools.service": "/lib/systemd/system/open-vm-tools.service",
+    # Ways that lead nowhere, and round in a circle.
+    "etc/netplan/out.yaml": "../../../../../../../../etc/shadow",
+    "etc/netplan/circle.yaml": "circle.yaml",
+}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    for name, target in LINKS.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(target)
+    return root
+
+
+def ext4(image: Path, tree: Path) -> None:
+    subprocess.run([need("mkfs.ext4", "e2fsprogs"), "-q", "-F", "-d", tree, image, "32M"], check=True)
+
+
+def xfs(image: Path, tree: Path) -> None:
+    need_root("mount")
+    with image.open("wb") as file:
+        file.truncate(320 * MIB)
+    subprocess.run([need("mkfs.xfs", "xfsprogs"), "-q", image], check=True)
+    at = image.with_suffix(".mount")
+    at.mkdir()
+    subprocess.run(["mount", "-o", "loop", image, at], check=True)
+    try:
+        subprocess.run(["cp", "-a", f"{tree}/.", at], check=True)
+    finally:
+        subprocess.run(["umount", at], check=True)
+
+
+def partitioned(disk: Path, part: Path, table: str) -> None:
+    """A boot partition, and the root behind it."""
+    with disk.open("wb") as file:
+        file.truncate(part.stat().st_size + 20 * MIB)
+    script = f"label: {table}\nstart=1MiB, size=8MiB\nstart=10MiB, size={part.stat().st_size // 512}\n"
+    subprocess.run([need("sfdisk", "fdisk"), "-q", disk], input=script, text=True, check=True)
+    with disk.open("r+b") as file, part.open("rb") as content:
+        file.seek(10 * MIB)
+        shutil.copyfileobj(content, file)
+
+
+@pytest.mark.parametrize("kind", [ext4, xfs])
+@pytest.mark.parametrize("table", [None, "gpt", "dos"])
+def test_a_linux_is_read_from_its_disks(tree: Path, tmp_path: Path, kind: object, table: str | None) -> None:
+    root = tmp_path / "root.img"
+    (ext4 if kind is ext4 else xfs)(root, tree)
+    disk, other = root, tmp_path / "other.img"
+    if table is not None:
+        disk = tmp_path / "disk.img"
+        partitioned(disk, root, table)
+    other.write_bytes(bytes(MIB))
+    found = facts_of([str(other), str(disk)])
+    network = {name: found.pop(name) for name in list(found) if name.startswith("network file")}
+    assert found == LINUX
+    assert {name.rpartition("/")[2]: value.partition(";")[0] for name, value in network.items()} == {
+        "50.yaml": "10.77.0.5/24, fd00::5/64",
+        "interfaces": "10.0.0.9",
+    }
+
+
+VOLUME = """
+logical_volumes { root {
+  id = "aaaaaa-aaaa-aaaa-aaaa-aaaa-aaaa-aaaaaa"
+  status = ["READ", "WRITE", "VISIBLE"]
+  flags = []
+  segment_count = 1
+  segment1 { start_extent = 0 extent_count = 10 type = "striped" stripe_count = 1 stripes = ["pv0", 0] }
+} }
+"""
+
+
+def test_a_linux_on_logical_volumes_is_read(tree: Path, tmp_path: Path) -> None:
+    """The volume's bytes are put where LVM says that they lie: to activate it would take the host's device mapper."""
+    need_root("losetup")
+    root, disk = tmp_path / "root.img", tmp_path / "disk.img"
+    ext4(root, tree)
+    with disk.open("wb") as file:
+        file.truncate(64 * MIB)
+    loop = subprocess.run(["losetup", "--find", "--show", disk], check=True, capture_output=True, text=True).stdout.strip()
+    lvm = [need("lvm", "lvm2")]
+    devices = f'devices {{ filter = ["a|{loop}|", "r|.*|"] }}'
+    config = ["--config", f"{devices} global {{ use_lvmpolld = 0 }} activation {{ udev_sync = 0 udev_rules = 0 }}"]
+    group = f"synvirt{random.randrange(10**9)}"
+    try:
+        subprocess.run([*lvm, "pvcreate", "-q", *config, loop], check=True, capture_output=True)
+        subprocess.run([*lvm, "vgcreate", "-q", *config, group, loop], check=True, capture_output=True)
+        # As lvcreate would write it, which wants the host's device mapper.
+        text = tmp_path / "group"
+        subprocess.run([*lvm, "vgcfgbackup", "-q", *config, "-f", text, group], check=True, capture_output=True)
+        written = text.read_text()
+        at = written.rindex("}")
+        text.write_text(f"{written[:at]}{VOLUME}{written[at:]}")
+        subprocess.run([*lvm, "vgcfgrestore", "-q", *config, "-f", text, group], check=True, capture_output=True)
+        told = [*lvm, "pvs", "--noheadings", "--nosuffix", "--units", "b", "-o", "pe_start", *config, loop]
+        start = int(subprocess.run(told, check=True, capture_output=True, text=True).stdout.split()[0])
+    finally:
+        subprocess.run(["losetup", "--detach", loop], check=True)
+    with disk.open("r+b") as file:
+        file.seek(start)
+        file.write(root.read_bytes())
+    found = facts_of([str(disk)])
+    assert LINUX.items() <= found.items()
+
+
+def test_a_windows_is_read_from_its_registry(tmp_path: Path) -> None:
+    need("hivexregedit", "libwin-hivex-perl")
+    disk = phony_windows.disk(tmp_path / "windows.img", tmp_path)
+    found = facts_of([str(disk)])
+    assert found["system"] == "Windows Server 2022 Standard"
+    assert found["kernel"] == "20348"
+
+
+def test_what_a_conversion_or_a_first_boot_changes_is_seen(tree: Path, tmp_path: Path) -> None:
+    changed, before, after = tmp_path / "changed", tmp_path / "before.img", tmp_path / "after.img"
+    shutil.copytree(tree, changed, symlinks=True)
+    (changed / "etc/hostname").write_text("localhost\n")
+    (changed / "etc/fstab").write_text(FILES["etc/fstab"].replace("sdb1", "vdb1"))
+    (changed / "etc/systemd/system/multi-user.target.wants/nginx.service").unlink()
+    ext4(before, tree)
+    ext4(after, changed)
+    rows = compared(facts_of([str(before)]), facts_of([str(after)]), ())
+    assert {one.item: one.grade for one in rows if one.grade != "same"} == {
+        "host name": "wrong",
+        "enabled nginx.service": "wrong",
+        "mount /srv": "expected",
+    }
+
+
+@pytest.mark.parametrize("kind", [ext4, xfs])
+def test_damaged_file_systems_break_nobody(tree: Path, tmp_path: Path, kind: object) -> None:
+    image = tmp_path / "root.img"
+    (ext4 if kind is ext4 else xfs)(image, tree)
+    clean = image.read_bytes()
+    used = [at for at in range(0, len(clean), 4096) if clean[at : at + 4096].strip(b"\0")]
+    for seed in range(8):
+        chance = random.Random(seed)
+        content = bytearray(clean)
+        for _ in range(200):
+            content[chance.choice(used) + chance.randrange(4096)] = chance.randrange(256)
+        image.write_bytes(content)
+        assert all(value.isprintable() for value in facts_of([str(image)]).values())
+
+
+def test_disks_without_a_system_say_nothing(tmp_path: Path) -> None:
+    blank = tmp_path / "blank.img"
+    blank.write_bytes(bytes(MIB))
+    assert facts_of([str(blank)]) == {}
+    assert facts_of([str(tmp_path / "none.img")]) == {}
+    assert facts_of([]) == {}
