@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyVmomi import vim
 
-from synvirt.live.vsphere.guest_facts import DETAILED, FACTS_MAX, guest_facts
+from synvirt.live.vsphere.guest_facts import DETAILED, guest_facts
+from synvirt.model.facts import FACTS_MAX
 from synvirt.proof.sameness import compared
 
 DATA = (

@@ -7,6 +7,8 @@ from datetime import datetime
 from typing import ClassVar, Literal, TypeVar
 from uuid import UUID
 
+from pydantic import Field
+
 from synvirt.jobs.course import Course
 from synvirt.live import SnapshotRef
 from synvirt.model.problems import Problem
@@ -72,6 +74,15 @@ class JobMemory(Remembered):
     # Whether a tool or our own readers import the export, and what its files were when that began.
     way: Literal["tool", "own"] | None = None
     source_files: str | None = None
+
+
+class SourceMemory(Remembered):
+    """What the source said last of its guest, before that was shut down (`moved.py`). A row of its own: it is long, and read
+    once."""
+
+    kind: ClassVar[str] = "source"
+
+    facts: dict[str, str] = Field(default_factory=dict)
 
 
 class CourseMemory(Remembered):

@@ -8,7 +8,6 @@ then.
 """
 
 import asyncio
-import json
 import time
 from uuid import UUID
 
@@ -19,6 +18,7 @@ from synvirt.live import TellsOfGuest
 from synvirt.migrations import source_vm
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import machine_of
+from synvirt.migrations.memory import SourceMemory, noting
 from synvirt.model.facts import bounded
 from synvirt.model.job import Moved
 from synvirt.model.rehearsal import Sameness
@@ -27,8 +27,6 @@ from synvirt.proof.sameness import compared, is_settled
 
 log = structlog.get_logger(__name__)
 
-# The note of what the source said.
-SOURCE_FACTS = "source_facts"
 # A platform answers in seconds. Whoever waits for a cut-over does not wait longer for a comparison.
 SOURCE_WITHIN_S = 30.0
 # Services come up within a minute of the first sign of life; what has not by then is said to be missing.
@@ -52,7 +50,8 @@ async def ask_source(job: Job) -> None:
         log.warning("the source does not say what runs in its guest", job=str(job.id), cause=str(error))
         return
     if found:  # a guest that is off already says nothing: what was noted before stands
-        await job.in_thread(job.rooms.store.note, job.id, SOURCE_FACTS, json.dumps(bounded(found)))
+        memory = job.rooms.store.memory
+        await job.in_thread(memory.change, job.id, SourceMemory, lambda before: noting(before, facts=bounded(found)))
 
 
 async def _nothing() -> dict[str, str]:
@@ -82,7 +81,6 @@ async def compare(job: Job) -> None:
 def _rows(job: Job) -> tuple[Sameness, ...]:
     hypervisor, domain, machine = job.rooms.hypervisor, job.migration.domain, machine_of(job.migration)
     assert domain is not None
-    noted = job.rooms.store.noted(job.id, SOURCE_FACTS)
-    source: dict[str, str] = json.loads(noted) if noted else {}
+    source = job.rooms.store.memory.get(job.id, SourceMemory).facts
     here = hypervisor.guest_facts(UUID(domain.uuid)) if source and job.migration.plan.target.start else {}
     return compared(source, here, domain.differences, hypervisor.machine_facts(machine))
