@@ -76,14 +76,16 @@ def run(
     tell: Callable[[str], None] | None = None,
     guarded: bool = False,
     runs_as: As | None = None,
+    name: str | None = None,
     missing: type[SynvirtError] = Internal,
 ) -> Output:
     """Run to the end. ProgramFailed on a bad exit or after `timeout_s`; Cancelled once `stop()` is true.
 
     `env` is added to a small clean environment: the service's own may hold secrets. `tell` gets each line of standard output as
     it comes, which is then not kept. `guarded`: should this process die, the program dies too, and so do its children.
+    `name`: of the program, where another starts it.
     """
-    name = Path(argv[0]).name
+    name = name or Path(argv[0]).name
     found = [_found(argv[0], missing), *argv[1:]]
     with contextlib.ExitStack() as held:
         if guarded:

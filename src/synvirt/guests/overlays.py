@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from synvirt.cage.launch import image_tool
 from synvirt.errors import V2vFailed
 from synvirt.programs import ProgramFailed, end_users, run
 
@@ -32,7 +33,8 @@ def lay(folder: Path, devices: list[str]) -> list[Path]:
     laid = []
     for number, device in enumerate(devices):
         overlay = folder / f"{number}.qcow2"
-        _qemu_img("create", "-q", "-f", "qcow2", "-F", "raw", "-b", device, str(overlay))
+        create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", device, str(overlay)]
+        _run(image_tool(create, reads=[device], writes=[str(folder)]))
         laid.append(overlay)
     return laid
 
@@ -42,7 +44,7 @@ def take_over(folder: Path, devices: list[str]) -> None:
     for number, device in enumerate(devices):
         overlay = folder / f"{number}.qcow2"
         if overlay.exists():
-            _qemu_img("commit", "-q", "-d", "-f", "qcow2", str(overlay))
+            _run(image_tool(["qemu-img", "commit", "-q", "-d", "-f", "qcow2", str(overlay)], writes=[str(overlay), device]))
             _flush(device)
 
 
@@ -61,8 +63,9 @@ def _flush(device: str) -> None:
             os.close(descriptor)
 
 
-def _qemu_img(*arguments: str) -> None:
+def _run(argv: list[str]) -> None:
+    """Confined: what a conversion wrote into the overlay is a guest's."""
     try:
-        run(["qemu-img", *arguments], timeout_s=COMMAND_TIMEOUT_S, guarded=True, missing=V2vFailed)
+        run(argv, timeout_s=COMMAND_TIMEOUT_S, guarded=True, name="qemu-img", missing=V2vFailed)
     except ProgramFailed as error:
         raise V2vFailed(f"the changes of the conversion cannot be kept: {error.detail}") from error

@@ -19,6 +19,7 @@ from synvirt.backups.sources.definition import definition
 from synvirt.backups.sources.guest import Ask, Guest, Keeping, SourceDisk, new_name
 from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.backups.sources.quiescing import held
+from synvirt.cage.launch import image_tool
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import Internal, SnapshotFailed, SourceReadFailed, SourceSnapshotFailed, SourceUnsupported
 from synvirt.kvm import qemu_user
@@ -168,7 +169,8 @@ class ByJob:
             path = None if source is None else source.get("file") or source.get("dev")
             if path is not None and disk_format(disk) == "qcow2":
                 with contextlib.suppress(ProgramFailed):  # it has none of that name
-                    run(["qemu-img", "bitmap", "--remove", "-f", "qcow2", path, name], timeout_s=QEMU_IMG_TIMEOUT_S)
+                    remove = ["qemu-img", "bitmap", "--remove", "-f", "qcow2", path, name]
+                    run(image_tool(remove, writes=[path]), timeout_s=QEMU_IMG_TIMEOUT_S, name="qemu-img")
         domain.checkpointLookupByName(name).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
     def _domain(self, made: Made) -> Any | None:
