@@ -20,7 +20,7 @@ export SOURCE_DATE_EPOCH
 home=usr/lib/synvirt
 packages=$home/lib/python3.11/site-packages
 mkdir -p "$tree/DEBIAN" "$tree/$packages" "$tree/$home/bin" "$tree/usr/bin" "$tree/lib/systemd/system" "$tree/etc/synvirt" \
-    "$tree/usr/share/doc/synvirt"
+    "$tree/etc/apparmor.d" "$tree/usr/share/doc/synvirt"
 
 # A virtual environment is a link to Python, and a file beside it that says so: made here, since `python3 -m venv` and pip write
 # the path of where they are run into what they make. System packages, for Debian's libvirt and libnbd.
@@ -42,6 +42,7 @@ sed -e 's#/opt/synvirt/.venv/bin/synvirt#/usr/bin/synvirt#' -e 's#/etc/synvirt.t
 sed -e 's#/etc/synvirt.toml#/etc/synvirt/synvirt.toml#' -e 's#docs/settings.md#/usr/share/doc/synvirt/settings.md#' \
     "$here/packaging/synvirt.toml" > "$tree/etc/synvirt/synvirt.toml"
 chmod 640 "$tree/etc/synvirt/synvirt.toml"
+install -m 644 "$here/packaging/apparmor/synvirt" "$tree/etc/apparmor.d/synvirt"
 cp "$here"/docs/*.md "$tree/usr/share/doc/synvirt/"
 # What it is made of, in CycloneDX: each locked package with its hashes. The tool has an environment of its own, which is not packed.
 "$here/.venv/bin/python" -m venv "$tools"
@@ -58,7 +59,7 @@ gzip -9nc "$here/CHANGELOG.md" > "$tree/usr/share/doc/synvirt/changelog.gz"
 for script in postinst prerm postrm; do
     install -m 755 "$here/packaging/deb/$script" "$tree/DEBIAN/$script"
 done
-echo /etc/synvirt/synvirt.toml > "$tree/DEBIAN/conffiles"
+printf '/etc/synvirt/synvirt.toml\n/etc/apparmor.d/synvirt\n' > "$tree/DEBIAN/conffiles"
 # Debian's Python, of the version that the compiled packages are for; what `make setup` installs; and no venv to be made.
 depends=$(sed 's/#.*//' "$here/packaging/packages.txt" | grep -v '^python3-venv' | tr -s ' \n' '\n' | sed '/^$/d' | paste -sd, | sed 's/,/, /g')
 cat > "$tree/DEBIAN/control" <<CONTROL

@@ -93,7 +93,12 @@ def is_whole(installed: Path) -> None:
         names.add(name)
         found = (installed / name).stat()
         assert (found.st_uid, found.st_gid, found.st_mode & 0o022) == (0, 0, 0), name
-    assert {f"{HOME}/pyvenv.cfg", "lib/systemd/system/synvirt.service", "etc/synvirt/synvirt.toml"} <= names
+    assert {
+        f"{HOME}/pyvenv.cfg",
+        "lib/systemd/system/synvirt.service",
+        "etc/synvirt/synvirt.toml",
+        "etc/apparmor.d/synvirt",
+    } <= names
     assert {Path(name).parts[0] for name in names} == {"usr", "lib", "etc"}
     assert any(name.endswith("synvirt/__pycache__/main.cpython-311.pyc") for name in names), "the service could not write it"
 

@@ -78,6 +78,26 @@ def test_limits_of_the_unit_have_their_reasons_beside_them() -> None:
         assert lines[at - 1].startswith("# "), name
 
 
+def test_apparmor_takes_the_profile_that_the_unit_names() -> None:
+    """By Debian's own parser; whether a kernel refuses what the service needs can only be seen on one that has AppArmor."""
+    parser = need("apparmor_parser", "apparmor")
+    profile = FOLDER / "apparmor/synvirt"
+    ran = subprocess.run([parser, "-QTK", profile], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    names = subprocess.run([parser, "-N", profile], capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert _unit()["AppArmorProfile"] == [f"-{names[0]}"]
+    assert names == ["synvirt"]
+
+
+def test_the_profile_allows_the_rights_that_the_unit_leaves_and_refuses_nothing_by_itself() -> None:
+    text = (FOLDER / "apparmor/synvirt").read_text()
+    allowed = {f"CAP_{name.upper()}" for name in re.findall(r"^  capability (\w+),$", text, re.MULTILINE)}
+    assert set(_unit()["CapabilityBoundingSet"][0].split()) <= allowed
+    # A deny holds in complain mode, too.
+    assert not re.search(r"^\s*(audit )?deny ", text, re.MULTILINE)
+    assert "flags=(complain," in text
+
+
 def test_what_systemd_counts_has_its_reason_each_and_nothing_else_has_one() -> None:
     """The weights are those of the systemd that counts: only what is counted is compared."""
     tool = need("systemd-analyze", "systemd")
