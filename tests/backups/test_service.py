@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups import runs, service
+from synvirt.backups import service
 from synvirt.backups.model import (
     ENDS,
     BackupJob,
@@ -18,9 +18,11 @@ from synvirt.backups.model import (
     BackupRepositoryRequest,
     BackupRun,
     RestoreRequest,
+    Status,
 )
 from synvirt.backups.retention import Retention
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
+from synvirt.jobs import runner
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of, ended
@@ -233,9 +235,23 @@ def test_a_run_that_a_lost_lease_cut_off_stops_at_once_and_goes_on_once_the_leas
     assert house.run(other).status == "completed"
 
 
+def test_one_that_waits_for_its_turn_is_cut_off_too_and_is_not_cancelled(house: House) -> None:
+    stops = house.backups.runs._stops
+    house.image("web", CONTENT)
+    repository = house.repository()
+    house.guests.gate = lambda: until(lambda: all(stop.is_set() for stop in list(stops.values())))
+    begun = [house.backups.run_job(house.job("web", repository=repository).id) for _ in range(4)]
+    until(lambda: sum(house.backups.runs.get(run.id).status != "queued" for run in begun) == 2)
+    house.backups.pause()
+    assert [house.backups.runs.get(run.id).status for run in begun].count(Status.QUEUED) == 2
+    house.guests.gate = lambda: None
+    house.backups.resume()
+    assert [(house.ended(run).status, house.ended(run).resumed_count) for run in begun] == [("completed", 0)] * 4
+
+
 def test_a_thread_that_outlives_a_lost_lease_is_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads of one run would both write its disks."""
-    monkeypatch.setattr(runs, "PAUSE_WITHIN_S", 0.01)
+    monkeypatch.setattr(runner, "END_TIMEOUT_S", 0.01)
     monkeypatch.setattr(service, "RESUME_EVERY_S", 0.05)
     house.image("web", CONTENT)
     opened, go, entered = threading.Event(), threading.Event(), list[int]()

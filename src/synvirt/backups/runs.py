@@ -1,4 +1,4 @@
-"""Runs as data, and the threads that do them.
+"""Runs as data, and the kernel's runner that does them, each in a thread.
 
     begin(work) ─▶ queued ─▶ preparing ─▶ … the work's own states … ─▶ completed
                                 └──────── any error, or a cancel ────────▶ failed, cancelled
@@ -8,11 +8,11 @@ the lease is held again. Where that cannot be, or the service has ended RESUMED_
 had stored, which the next run finds again.
 """
 
+import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from uuid import UUID
 
 import structlog
@@ -23,6 +23,9 @@ from synvirt.backups.model import ENDS, BackupRun, Status, Trouble
 from synvirt.backups.under_way import UnderWay
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
 from synvirt.jobs.board import Figures
+from synvirt.jobs.runner import Runner
+from synvirt.jobs.slots import Turns
+from synvirt.jobs.stop import Stop
 from synvirt.model.values import now
 from synvirt.sizes import GIB
 from synvirt.store import Event
@@ -33,8 +36,8 @@ from synvirt.store.documents import parsed, readable
 RUNS_AT_ONCE = 2
 # One that itself ends the service must not do so again and again.
 RESUMED_MAX = 5
-# After a lost lease: a worker stops within 10 s, and 50 s remain before another host may begin.
-PAUSE_WITHIN_S = 12.0
+# Between two looks whether a thread has ended.
+LOOK_EVERY_S = 0.05
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -46,6 +49,9 @@ _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
 }
 
 
+Work = Callable[[UnderWay], None]
+
+
 class Runs:
     """`lock`: held by who begins a run, from its look at what runs already on. `at_once`: backups and verifications, and as
     many restores and boot tests."""
@@ -53,20 +59,23 @@ class Runs:
     def __init__(self, rows: BackupRows, *, host: str, at_once: int = RUNS_AT_ONCE) -> None:
         self._rows, self._host = rows, host
         # A restore or a boot test does not queue behind the backups of a night.
-        self._pool, self._urgent = (ThreadPoolExecutor(at_once, name) for name in ("backup", "restore"))
+        self._turns, self._urgent = Turns(at_once), Turns(at_once)
         self.lock = threading.RLock()
-        self._stops: dict[UUID, threading.Event] = {}
-        self._waiting: dict[UUID, Future[None]] = {}
-        self._closing = self._paused = False
-        # Runs that a lost lease cut off, until their threads have ended.
+        self._stops: dict[UUID, Stop] = {}
+        # What is done of each run that this service has begun, and which of them have a thread by now.
+        self._works: dict[UUID, tuple[BackupRun, Work]] = {}
+        self._at_work: set[UUID] = set()
+        self._started = self._closing = self._paused = False
+        # Runs that a lost lease cut off, until the lease is held again.
         self._cut: set[UUID] = set()
+        self._runner = Runner(self._run, lambda: list(self._works), name="backups")
         self.figures = Figures[Status]()
 
     def cut_off(self) -> list[BackupRun]:
         """What the last service left under way."""
         return self.not_ended()
 
-    def start(self, works: Mapping[UUID, Callable[["UnderWay"], None]], *, counted: bool = True) -> None:
+    def start(self, works: Mapping[UUID, Work], *, counted: bool = True) -> None:
         """Before anything is asked. Of what was cut off, the runs that have a work go on; the others have failed. `counted`:
         it may be the run itself that ended the service."""
         for run in self.cut_off():
@@ -85,8 +94,9 @@ class Runs:
             self._closing = True
             for stop in self._stops.values():
                 stop.set()
-        for pool in (self._pool, self._urgent):
-            pool.shutdown(wait=True, cancel_futures=True)
+        while self._at_work:
+            time.sleep(LOOK_EVERY_S)
+        self._runner.close()
 
     def pause(self) -> None:
         """This host has lost its lease: its runs stop as by the service's end, and none begins until `resumed`."""
@@ -95,21 +105,24 @@ class Runs:
             self._cut |= self._stops.keys()
             for stop in self._stops.values():
                 stop.set()
-            for run_id, waiting in list(self._waiting.items()):
-                if waiting.cancel():
-                    self._forget(run_id)
-            running = list(self._waiting.values())
-        wait_for(running, PAUSE_WITHIN_S)
+        if self._started:
+            self._runner.pause()
 
     def let_go(self, within_s: float) -> bool:
         """Have all runs that were paused ended? Blocks for so long."""
-        with self.lock:
-            running = [self._waiting[run_id] for run_id in self._cut if run_id in self._waiting]
-        return not wait_for(running, within_s).not_done
+        until = time.monotonic() + within_s
+        while still := bool(self._cut & self._runner.running()):
+            if time.monotonic() >= until:
+                break
+            time.sleep(LOOK_EVERY_S)
+        return not still
 
     def resumed(self) -> None:
         """With the lock held, once all that was paused has ended. What was cut off is `start`ed again."""
         self._paused = False
+        self._cut.clear()
+        if self._started:
+            self._runner.resume()
 
     def get(self, run_id: UUID) -> BackupRun:
         """BackupNotFound."""
@@ -129,11 +142,10 @@ class Runs:
             run = self.get(run_id)
             if run.status in ENDS:
                 raise BackupConflict(f"run {run_id} has ended: it is {run.status}")
-            self._stops.get(run_id, threading.Event()).set()
-            waiting = self._waiting.get(run_id)
-            if waiting is not None and waiting.cancel():
+            self._stops.get(run_id, Stop()).set()
+            if run_id in self._works and run_id not in self._at_work:
+                del self._works[run_id]
                 self._end(run, Cancelled())
-                self._forget(run_id)
             return self.get(run_id)
 
     def remove(self, run_id: UUID) -> None:
@@ -158,7 +170,7 @@ class Runs:
 
     # ── doing them ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, run: BackupRun, work: Callable[[UnderWay], None], *, with_: tuple[Row, ...] = ()) -> BackupRun:
+    def begin(self, run: BackupRun, work: Work, *, with_: tuple[Row, ...] = ()) -> BackupRun:
         """With the lock held. `with_`: written with the run, or not at all. BackupConflict, where the service stops, or has
         lost its lease."""
         if self._closing:
@@ -166,14 +178,37 @@ class Runs:
         if self._paused:
             raise BackupConflict("this host has lost its lease", hint="see `synvirt hosts list`: it begins anew by itself")
         self._save(run, with_=with_)
-        self._stops[run.id] = threading.Event()
-        pool = self._urgent if run.kind in URGENT else self._pool
-        self._waiting[run.id] = pool.submit(self._do, run, work)
+        self._stops[run.id], self._works[run.id] = Stop(), (run, work)
+        if not self._started:
+            self._started = True
+            self._runner.start()
+        self._runner.begin(run.id)
         return run
 
-    def _do(self, run: BackupRun, work: Callable[[UnderWay], None]) -> None:
+    async def _run(self, run_id: UUID) -> None:
+        """To its end, or until it is cut off. When this returns, or is cancelled, the run has no thread: two threads of one run
+        would both write its disks."""
+        with self.lock:
+            if run_id not in self._works:  # it has ended
+                return
+            (run, work), stop = self._works[run_id], self._stops[run_id]
+        turns = self._urgent if run.kind in URGENT else self._turns
+        try:
+            # Cancelled while it waits: `cancel` has ended it, or it is cut off.
+            with contextlib.suppress(Cancelled):
+                await turns.taken(run_id, stop.or_stop)
+                await _whole(asyncio.ensure_future(asyncio.to_thread(self._do, run, work, stop)))
+        finally:
+            turns.left(run_id)
+            self._forget(run_id)
+
+    def _do(self, run: BackupRun, work: Work, stop: Stop) -> None:
+        with self.lock:
+            if run.id not in self._works or self._is_cut(run.id):
+                return
+            self._at_work.add(run.id)
         with structlog.contextvars.bound_contextvars(run=str(run.id), kind=run.kind):
-            under_way = UnderWay(run, self._stops[run.id].is_set, self._save, self.figures, lambda: self._is_cut(run.id))
+            under_way = UnderWay(run, stop.is_set, self._save, self.figures, lambda: self._is_cut(run.id))
             try:
                 under_way.move(Status.PREPARING, started_at=run.started_at or now())
                 work(under_way)
@@ -185,7 +220,7 @@ class Runs:
                     else:
                         self._end(under_way.now(), error)
             finally:
-                self._forget(run.id)
+                self._at_work.discard(run.id)
 
     def _is_cut(self, run_id: UUID) -> bool:
         return self._closing or run_id in self._cut
@@ -193,8 +228,7 @@ class Runs:
     def _forget(self, run_id: UUID) -> None:
         with self.lock:  # not before who began it has noted it
             self._stops.pop(run_id, None)
-            self._waiting.pop(run_id, None)
-            self._cut.discard(run_id)
+            self._works.pop(run_id, None)
         self.figures.unpin(run_id)
 
     def _end(self, run: BackupRun, error: Exception | None) -> None:
@@ -219,6 +253,18 @@ class Runs:
         self._rows.put_all([row, *with_], host=self._host)
         if announced:
             self.figures.committed()
+
+
+async def _whole(doing: "asyncio.Future[None]") -> None:
+    """Until it is done, however often the task is cancelled meanwhile: a thread hears of it by its stop alone."""
+    cut = False
+    while not doing.done():
+        try:
+            await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            cut = True
+    if cut:
+        raise asyncio.CancelledError
 
 
 def _sized(count: int) -> str:

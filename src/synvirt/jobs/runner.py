@@ -29,8 +29,9 @@ RECONCILE_EVERY_S = 30.0
 THREADS = 256
 # The store is away (a full disk, a database that restarts): the job waits for it, whatever it takes.
 STORE_PAUSE_S = 2.0
-# A step that hangs at a source does not hold up the end of the service: the next start runs it again.
-END_TIMEOUT_S = 10.0
+# A step that hangs at a source does not hold up the end of the service: the next start runs it again. A worker stops within
+# 10 s; after a lost lease 50 s remain before another host may begin.
+END_TIMEOUT_S = 12.0
 
 
 async def _nothing() -> None:
