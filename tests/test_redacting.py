@@ -7,8 +7,83 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.redacting import GONE, redacted, redacted_text
+from synvirt.repository.keys import recovery_text
 
 SECRET = "Zq8vexed-otter"
+
+
+SHAPES = [
+    f"Cookie: __Host-synvirt={SECRET}",
+    f"Set-Cookie: session={SECRET}; Path=/",
+    f'{{"cookie": "__Host-synvirt={SECRET}"}}',
+    f"X-Auth-Token: {SECRET}",
+    f"X-Api-Key: {SECRET}",
+    f"x-amz-security-token: {SECRET}",
+    f"Proxy-Authorization: Basic {SECRET}",
+    f"Authorization: PVEAPIToken=root@pam!x={SECRET}",
+    f"PVEAuthCookie={SECRET}",
+    f"CSRFPreventionToken: {SECRET}",
+    f"vmware-api-session-id: {SECRET}",
+    f'vmware_soap_session="{SECRET}"',
+    f"OpaqueRef session_id={SECRET}",
+    f"passphrase: {SECRET}",
+    f"passwd={SECRET}",
+    f"pwd={SECRET}",
+    f"Password: '{SECRET}'",
+    f'password = "{SECRET}"',
+    f"password is {SECRET}1",
+    f"PGPASSWORD={SECRET}",
+    f"api_key={SECRET}",
+    f"apikey={SECRET}",
+    f"api-key: {SECRET}",
+    f"access_token={SECRET}",
+    f'"refresh_token": "{SECRET}"',
+    f"id_token={SECRET}",
+    f"client_secret={SECRET}",
+    f"private_key={SECRET}",
+    f"secret: {SECRET}",
+    f"secret-key: {SECRET}",
+    f"<password>{SECRET}</password>",
+    f"<adminPassword>{SECRET}</adminPassword>",
+    f'<ns:Password Type="x">{SECRET}</ns:Password>',
+    f"<secret value='{SECRET}'/>",
+    f"curl -u user:{SECRET} https://x",
+    f"sshpass -p {SECRET} ssh x",
+    f"mount -o username=x,password={SECRET}",
+    f"svt_{SECRET}{SECRET}",
+    f"aws_secret_access_key = {SECRET}",
+    f"/a?sig={SECRET}&se=1",
+    f"https://x.blob.example/a?sv=1&sig={SECRET}",
+    f"/a?X-Goog-Signature={SECRET}",
+    f"/a?AWSAccessKeyId=x&Signature={SECRET}",
+    f"GET /login/oidc/callback?code={SECRET}&state=y",
+    f"GET /login/oidc/callback?code=x&state={SECRET}",
+    f"password:\n  {SECRET}",
+    f'\\"password\\": \\"{SECRET}\\"',
+    f"password%3D{SECRET}",
+    f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}\n",
+    f"-----BEGIN ENCRYPTED PRIVATE KEY-----\n{SECRET}",
+    f"qemu+ssh://root:{SECRET}@host/system",
+    f"ftp://a:{SECRET}@b",
+    f"rbd:pool/x:id=admin:key={SECRET}",
+    f"--password={SECRET}",
+    f"LoginToken('{SECRET}')",
+    f"synvirt-key-1:scrypt:1:8:1:x:{SECRET}",
+    f"SYNVIRT_PASSPHRASE={SECRET}",
+    f"SYNVIRT_PEER_PASSWORD={SECRET}",
+    f"iscsi chap-secret={SECRET}",
+]
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_more_than_51_shapes_of_secrets_go(text: str) -> None:
+    assert SECRET not in redacted_text(text)
+    assert SECRET not in json.dumps(redacted({"event": text, "lines": [text]}))
+
+
+def test_a_recovery_key_goes() -> None:
+    key = recovery_text(bytes(range(32)))
+    assert key not in redacted_text(f"the line was {key}, and more")
 
 
 @pytest.mark.parametrize(

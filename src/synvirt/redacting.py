@@ -10,11 +10,13 @@ from typing import Any
 GONE = "(redacted)"
 
 # Fields whose value is a secret whatever it looks like. A disk's `key` and a `fingerprint` are not.
-_SECRET_NAME = re.compile(
-    r"passw|passphrase|secret|token|credential|authori[sz]ation|cookie|private_?key|access_?key|api_?key|recovery_?key|sealed|signature",
-    re.I,
+_WORDS = (
+    r"passw|passphrase|secret|token|credential|private[_-]?key|access[_-]?key|api[_-]?key|recovery[_-]?key|session[_-]?id|"
+    r"soap[_-]session|signature"
 )
-_NAME = r"(?:passw|passphrase|secret|token|credential|private_?key|access_?key|api_?key|recovery_?key)[\w.-]{0,40}"
+_SECRET_NAME = re.compile(rf"{_WORDS}|authori[sz]ation|cookie|sealed", re.I)
+# \bpwd, \bsig: short words, which stand within longer ones that are none.
+_NAME = rf"(?:{_WORDS}|AuthCookie|\bpwd\b|\bsig\b|:key\b)[\w.-]{{0,40}}"
 _VALUE = r"\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&\"'}\]]+"
 # Each: what is found, and what stays of it. Their order matters: whole blocks first. What comes before a literal is of bounded
 # length, so that a hostile line costs no more than its length.
@@ -25,12 +27,23 @@ _SHAPES = (
     # A signed URL's query is a key; of any other, nobody misses it. {data_dir}/libvirt's own is no secret.
     (re.compile(r"(\b(?:https?|s3|smb|wss?)://[^\s?#\"'<>]{0,2000})\?[^\s#\"'<>]+", re.I), rf"\1?{GONE}"),
     (re.compile(r"\b(Basic|Bearer|Digest)\s+[A-Za-z0-9+/=._~-]{6,}", re.I), rf"\1 {GONE}"),
-    # password=x, "token": "x"; and the same within a JSON string
-    (re.compile(rf"({_NAME}\\?[\"']?\s*[:=]\s*)({_VALUE})", re.I), rf"\1{GONE}"),
+    # All of a cookie's header; an element's text and attributes; what an authorization's code brings with it.
+    (re.compile(r"\b((?:Set-)?Cookie\\?[\"']?\s*:\s*\\?[\"']?)[^\r\n\"']+", re.I), rf"\1{GONE}"),
+    (re.compile(rf"(<[\w:.-]{{0,60}}?{_NAME})\s[^<>]{{0,2000}}>", re.I), rf"\1 {GONE}>"),
+    (re.compile(rf"(<[\w:.-]{{0,60}}?{_NAME}[^<>]{{0,200}}>)[^<>]{{1,2000}}(?=</)", re.I), rf"\1{GONE}"),
+    (re.compile(r"([?&](?:code|state|sig|nonce)=)[^\s&#\"'<>]+"), rf"\1{GONE}"),
+    # password=x, "token": "x", Token('x'), password%3Dx; and the same within a JSON string
+    (re.compile(rf"({_NAME}\\?[\"']?\s*(?:[:=(]|%3D|%3A)\s*)({_VALUE})", re.I), rf"\1{GONE}"),
     # The first start's own line, and what a person writes: the password x
     (re.compile(r"(\b(?:password|passphrase|token)\s+(?:is\s+)?)(?=\S*[\d-])[A-Za-z0-9_-]{8,}", re.I), rf"\1{GONE}"),
     (re.compile(r"\b[a-km-z2-9]{5}(?:-[a-km-z2-9]{5}){3}\b"), GONE),
     (re.compile(r"\bsvt_[A-Za-z0-9_-]{20,}"), GONE),
+    # Of a recovery key, and of a sealed copy of one.
+    (re.compile(r"\b[A-Z2-7]{4}(?:-[A-Z2-7]{4}){12}-[A-Z2-7]{3}\b"), GONE),
+    (re.compile(r"\bsynvirt-key-1:[\w:+/=-]+"), GONE),
+    # curl -u user:x, sshpass -p x
+    (re.compile(r"(\s(?:-u|--user)\s+[^\s:]{1,200}:)\S+"), rf"\1{GONE}"),
+    (re.compile(r"(\bsshpass\s+-p\s*)\S+"), rf"\1{GONE}"),
     # --secret x
     (re.compile(rf"(--[a-z-]{{0,20}}?{_NAME}\s+)(?!-)\S+", re.I), rf"\1{GONE}"),
 )

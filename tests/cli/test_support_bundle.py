@@ -14,6 +14,8 @@ from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
+from tests.test_redacting import SECRET as SHAPED
+from tests.test_redacting import SHAPES
 
 SECRET = "Zq8-vexed-otter"
 
@@ -75,7 +77,8 @@ def test_nothing_secret_is_in_it(service: Service, run: Run, tmp_path: Path, mon
         }
         assert client.post("/sources", json=source).status_code == 201
     monkeypatch.setenv("SYNVIRT_REMOTE_PASSWORD", f"{SECRET}-2")
-    (tmp_path / "other.txt").write_text(f"the password is {SECRET}-2\nno: p = {SECRET}-2")
+    shapes = "\n\n".join(shape.replace(SHAPED, SECRET) for shape in SHAPES)
+    (tmp_path / "other.txt").write_text(f"the password is {SECRET}-2\nno: p = {SECRET}-2\n{shapes}")
     config = tmp_path / "synvirt.toml"
     config.write_text(f'database_url = "postgresql://synvirt:{SECRET}@db.example/synvirt"\n')
     out = tmp_path / "help.tar.gz"

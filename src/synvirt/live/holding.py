@@ -62,7 +62,7 @@ def frozen(module: str, access: SourceAccess, vm_id: str) -> Iterator[Hold]:
     """Thawed at the end of the block, or after FROZEN_MOST_S, or when this process ends."""
     order = {"endpoint": access.endpoint, "credentials": dict(access.credentials), "options": dict(access.options)}
     child = subprocess.Popen(
-        [sys.executable, "-m", module],
+        [sys.executable, "-P", "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -49,7 +49,8 @@ class Shown(Model):
     format: int = FORMAT
     id: UUID
     created_at: Time
-    disks: tuple[DiskMap, ...]
+    # As many as are sealed: no guest has more, and each is an object in whoever looks at it.
+    disks: tuple[DiskMap, ...] = Field(max_length=4096)
 
 
 class Mark(Model):

@@ -4,11 +4,13 @@ Every failure of the database is PersistFailed. `on_commit` is called after each
 listeners with it, and the tests crash there.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -483,6 +485,19 @@ class Store:
         self.on_commit()
 
 
+def _for_its_user_alone(database: str | None) -> None:
+    """Whatever the mode of its folder is. SQLite gives the files beside it the same mode."""
+    if database in (None, "", ":memory:"):
+        return
+    # Never opened where it is there: to close it again would let go of the locks that this process has on it.
+    # A file that cannot be made, or is another's, SQLite says in its own words.
+    with suppress(OSError):
+        os.close(os.open(str(database), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(OSError):
+            Path(f"{database}{suffix}").chmod(0o600)
+
+
 def _open(url: str) -> Engine:
     parsed = make_url(url)
     if parsed.get_backend_name() == "postgresql":
@@ -491,6 +506,7 @@ def _open(url: str) -> Engine:
         )
         event.listen(postgresql, "do_connect", _in_utf8)
         return postgresql
+    _for_its_user_alone(parsed.database)
     engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     @event.listens_for(engine, "connect")

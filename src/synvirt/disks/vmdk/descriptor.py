@@ -12,6 +12,7 @@ A file of its own, or a few sectors within a sparse extent. It is foreign text: 
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -21,6 +22,8 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat
 NO_PARENT: Final = 0xFFFF_FFFF
 # 2 TiB in pieces of 2 GiB are 1024. Each is an open file.
 EXTENTS_MAX: Final = 4096
+# VMware has a file an extent; each is opened for itself.
+SAME_FILE_MAX: Final = 64
 
 # The kind of an extent that is in no file.
 ZERO: Final = "ZERO"
@@ -100,6 +103,9 @@ def parse_descriptor(content: bytes | bytearray, name: str) -> Descriptor:
         raise UnsupportedFormat(f"{name} is encrypted", hint="Decrypt the virtual machine in VMware, then export it again.")
     if len(extents) > EXTENTS_MAX:
         raise MalformedArchive(f"{name}: {len(extents)} extents; VMware's largest split disk has 1024")
+    for file, times in Counter(extent.file for extent in extents if extent.kind != ZERO).most_common(1):
+        if times > SAME_FILE_MAX:
+            raise MalformedArchive(f"{name}: {times} of its extents are in one file, {file[:100]!r}")
     if sum(extent.size for extent in extents) > SIZE_MAX:
         raise MalformedArchive(f"{name}: its extents are larger than VMware's largest disk")
     return Descriptor(

@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import ssl
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -105,6 +106,7 @@ class VddkReader:
 
     def _served(self, spec: VddkSpec) -> NbdReader:
         place = self._place
+        _check_libdir(Path(spec.libdir))
         # Neither on the command line, which every user of the host can read, nor in a file, which a crash would leave behind.
         secret = os.memfd_create("secret")
         try:
@@ -171,6 +173,23 @@ def _meant(what: str, said: str) -> SynvirtError:
     lowered = said.lower()
     meaning = next((one for one in _MEANINGS if any(word in lowered for word in one.words)), _ELSE)
     return meaning.error(f"{what}: {said}", hint=meaning.hint)
+
+
+def _check_libdir(libdir: Path) -> None:
+    """It is a library that is loaded: nobody but root and the service's own user may have put it there, or may change it."""
+    inside = libdir.resolve() / "lib64"
+    files = [path for path in inside.iterdir() if path.name.startswith("libvixDiskLib")] if inside.is_dir() else []
+    for path in (*files, inside, *inside.parents):
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # nbdkit says what is missing
+        sticky = status.st_mode & stat.S_ISVTX and path not in (*files, inside, inside.parent)
+        if status.st_uid not in (0, os.geteuid()) or (status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky):
+            raise UnsupportedFormat(
+                f"{path} can be changed by others than root and this service: VDDK is not loaded from there",
+                hint=f"chown -R root:root {libdir} && chmod -R go-w {libdir}, and name a folder beneath such folders alone",
+            )
 
 
 def _command(spec: VddkSpec, secret: int, socket: Path, ready: Path) -> list[str]:

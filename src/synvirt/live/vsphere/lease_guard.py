@@ -36,7 +36,7 @@ class LeaseGuard:
 
     def __init__(self, session: VimSession) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
