@@ -8,7 +8,6 @@ the lease is held again. Where that cannot be, or the service has ended RESUMED_
 had stored, which the next run finds again.
 """
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -23,7 +22,7 @@ from synvirt.backups.model import ENDS, BackupRun, Status, Trouble
 from synvirt.backups.under_way import UnderWay
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
 from synvirt.jobs.board import Figures
-from synvirt.jobs.runner import Runner
+from synvirt.jobs.runner import Runner, in_a_thread
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.stop import Stop
 from synvirt.model.values import now
@@ -186,8 +185,7 @@ class Runs:
         return run
 
     async def _run(self, run_id: UUID) -> None:
-        """To its end, or until it is cut off. When this returns, or is cancelled, the run has no thread: two threads of one run
-        would both write its disks."""
+        """To its end, or until it is cut off."""
         with self.lock:
             if run_id not in self._works:  # it has ended
                 return
@@ -197,7 +195,7 @@ class Runs:
             # Cancelled while it waits: `cancel` has ended it, or it is cut off.
             with contextlib.suppress(Cancelled):
                 await turns.taken(run_id, stop.or_stop)
-                await _whole(asyncio.ensure_future(asyncio.to_thread(self._do, run, work, stop)))
+                await in_a_thread(lambda: self._do(run, work, stop))
         finally:
             turns.left(run_id)
             self._forget(run_id)
@@ -253,18 +251,6 @@ class Runs:
         self._rows.put_all([row, *with_], host=self._host)
         if announced:
             self.figures.committed()
-
-
-async def _whole(doing: "asyncio.Future[None]") -> None:
-    """Until it is done, however often the task is cancelled meanwhile: a thread hears of it by its stop alone."""
-    cut = False
-    while not doing.done():
-        try:
-            await asyncio.shield(doing)
-        except asyncio.CancelledError:
-            cut = True
-    if cut:
-        raise asyncio.CancelledError
 
 
 def _sized(count: int) -> str:

@@ -38,6 +38,20 @@ async def _nothing() -> None:
     pass
 
 
+async def in_a_thread(work: Callable[[], None], let_go: Callable[[], None] = lambda: None) -> None:
+    """For a kind whose `run` blocks. It ends with its thread, however often its task is cancelled meanwhile: two threads of one
+    job would both write. A thread hears of that by `let_go` alone, or by a flag that was set before."""
+    doing, cancelled = asyncio.ensure_future(asyncio.to_thread(work)), False
+    while not doing.done():
+        try:
+            await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            cancelled = True
+            let_go()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
 class Runner:
     """`run(job_id)` moves one job to its end; PersistFailed is the only error that may leave it, and it is then called again.
     `unended()` lists the jobs of this host that have not ended, oldest first; it blocks. `on_begin` is called in the event loop

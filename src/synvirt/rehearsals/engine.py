@@ -1,7 +1,6 @@
 """Runs the rehearsals of this host's jobs to their ends, through crashes and restarts: a thread each, by the kernel's
 runner."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
@@ -11,7 +10,7 @@ import structlog
 
 from synvirt.errors import Cancelled, Internal, NotFound, PersistFailed, SynvirtError
 from synvirt.guests.looking_inside import facts_of
-from synvirt.jobs.runner import Runner
+from synvirt.jobs.runner import Runner, in_a_thread
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import RehearsalState
@@ -19,9 +18,6 @@ from synvirt.rehearsals.network import Bubble
 from synvirt.rehearsals.steps import STEPS, LetGo, LookInside, UnderWay, failed
 
 log = structlog.get_logger(__name__)
-
-# A program that runs for it is ended within a second.
-LET_GO_WITHIN_S = 5.0
 
 
 class Rehearsals:
@@ -69,13 +65,7 @@ class Rehearsals:
     async def _run(self, rehearsal_id: UUID) -> None:
         """To its end. PersistFailed, where the store is away."""
         let_go = Event()
-        running = asyncio.ensure_future(asyncio.to_thread(self.run, rehearsal_id, let_go))
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            let_go.set()
-            await asyncio.wait({running}, timeout=LET_GO_WITHIN_S)
-            raise
+        await in_a_thread(lambda: self.run(rehearsal_id, let_go), let_go.set)
 
     def run(self, rehearsal_id: UUID, let_go: Event) -> None:
         """Blocks until it has ended, or was let go of."""

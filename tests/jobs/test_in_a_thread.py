@@ -1,0 +1,82 @@
+"""A job whose run blocks: its task ends with its thread, never before it."""
+
+import asyncio
+import threading
+from uuid import UUID, uuid4
+
+import pytest
+
+from synvirt.errors import PersistFailed
+from synvirt.jobs.runner import Runner, in_a_thread
+from tests.processes import until
+
+
+def test_a_task_that_is_cancelled_twice_ends_with_its_thread() -> None:
+    let_go, ended, told = threading.Event(), threading.Event(), list[int]()
+
+    def work() -> None:
+        let_go.wait(60)
+        ended.set()
+
+    def heard() -> None:
+        told.append(1)
+        if len(told) == 2:
+            let_go.set()
+
+    async def cancelled_twice() -> None:
+        task = asyncio.ensure_future(in_a_thread(work, heard))
+        for count in (1, 2):
+            await asyncio.sleep(0.01)
+            assert not task.done()
+            task.cancel()
+            while len(told) < count:
+                await asyncio.sleep(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+    asyncio.run(cancelled_twice())
+
+
+def test_what_the_thread_fails_with_is_raised() -> None:
+    def work() -> None:
+        raise PersistFailed("the store is away")
+
+    with pytest.raises(PersistFailed):
+        asyncio.run(in_a_thread(work))
+
+
+def test_a_job_never_has_two_threads_over_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not stop in time is waited for by the next, however long."""
+    monkeypatch.setattr("synvirt.jobs.runner.END_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("synvirt.jobs.runner.RECONCILE_EVERY_S", 0.05)
+    job, go, at_once, runs = uuid4(), threading.Event(), list[int](), list[int]()
+    lock = threading.Lock()
+
+    def work() -> None:
+        with lock:
+            runs.append(1)
+            at_once.append(len(at_once_now) + 1)
+            at_once_now.append(1)
+        go.wait(60)
+        at_once_now.pop()
+
+    at_once_now: list[int] = []
+    left = [job]
+
+    async def run(job_id: UUID) -> None:
+        await in_a_thread(work)
+        left.remove(job_id)
+
+    runner = Runner(run, lambda: list(left), name="test")
+    runner.start()
+    until(lambda: len(runs) == 1)
+    for _ in range(2):
+        runner.pause()
+        runner.resume()
+    assert len(runs) == 1
+    go.set()
+    until(lambda: not left)
+    runner.close()
+    assert len(runs) == 2
+    assert max(at_once) == 1
