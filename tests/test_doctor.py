@@ -12,9 +12,10 @@ from synvirt.disks import nfs
 from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
 from synvirt.errors import Internal
 from synvirt.keyring import migrator_key
+from synvirt.migrations.memory import JobMemory
 from synvirt.settings import RbdSetting, Settings, ZfsSetting, prepare_data_dir
 from synvirt.store import Store
-from synvirt.store.tables import backups, migrations
+from synvirt.store.tables import backups, ledger, memory, migrations
 from tests.jobs.migrations import migration
 
 # Specification part 1, "Host requirements on the installed appliance".
@@ -206,7 +207,11 @@ def test_stored_documents_that_cannot_be_read_are_shown(tmp_path: Path) -> None:
     store = Store(settings.store_url)
     store.add(job := migration(), host="h")
     store.backups.put("point", point := uuid4(), job, host="h")
+    store.memory.change(job.id, JobMemory, lambda before: before)
+    store.record(job.id, "volume", "v")
     with store._writing() as db:
+        for table in (memory, ledger):
+            db.execute(table.update().values(version="2.0"))
         db.execute(migrations.update().values(document='{"id": 3}'))
         db.execute(backups.update().values(version="2.0"))
     store.close()
@@ -214,6 +219,8 @@ def test_stored_documents_that_cannot_be_read_are_shown(tmp_path: Path) -> None:
     assert not one.found
     assert f"migration {job.id}: a stored Migration cannot be read" in one.detail
     assert f"point {point}: a stored point is of version 2.0" in one.detail
+    assert f"memory {job.id}: a stored memory is of version 2.0" in one.detail
+    assert "ledger 1: a stored ledger is of version 2.0" in one.detail
 
 
 def test_looking_at_a_store_changes_nothing_and_needs_no_rest(tmp_path: Path) -> None:
