@@ -1,16 +1,18 @@
 """What `make bench` writes, and when it refuses to."""
 
 import os
+import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from bench import backup, folder, measure, quick, report, sources
+from bench import backup, folder, hostile, measure, quick, report, sources
 from bench.measure import Run
 from bench.rows import ROWS
 from tests.needs import need
@@ -155,3 +157,20 @@ def test_a_flat_file_is_read_from_a_datastore_by_both(tmp_path: Path) -> None:
     with folder.datastore(tmp_path) as spec:
         ours, theirs = folder.read(spec, tmp_path, data_mib=1, rounds=1)
     assert (len(ours), len(theirs)) == (1, 1)
+
+
+@pytest.mark.parametrize("reader", hostile.READERS)
+def test_what_is_damaged_is_refused_in_the_cage_quickly_and_in_little_memory(
+    reader: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m bench.hostile` with fewer inputs than it makes by itself, and others each day."""
+    assert hostile.measured(reader, count=150, seed=int(time.time() // 86400)), capsys.readouterr().out
+
+
+def test_damage_is_of_many_kinds_and_the_same_for_one_seed() -> None:
+    good = bytes(range(256)) * 64
+    first, again = ([hostile.mutated(good, random.Random(number)) for number in range(300)] for _ in range(2))
+    assert first == again
+    assert good not in first
+    assert len(set(first)) > 290
+    assert min(map(len, first)) < len(good) // 2

@@ -344,6 +344,8 @@ SHOWN: Final[dict[str, dict[str, str]]] = {
     "remote/smb_shares.py": {"smbprotocol": "the connection is that of smb.py"},
     "repository/peer.py": {"HTTPConnection": _HANDED},
     "transport/asking.py": {"HTTPConnection": _HANDED},
+    "privileged/asking.py": {"socket.socket": "the helper's Unix socket"},
+    "privileged/helper.py": {"socket.socket": "the Unix socket that it was started with"},
     "live/hyperv/session.py": {"HTTPAdapter": "its pools are transport's"},
     "live/vsphere/session.py": {"pyVmomi": "its connections are transport's"},
     "live/ssh.py": {"runs ssh": "to an address that was checked", "runs ssh-keyscan": "of an address that was checked"},

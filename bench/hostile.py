@@ -1,0 +1,199 @@
+"""Mutated inputs, read within the cage: `python -m bench.hostile [--count 10000] [--seed 1] [READER …]`.
+
+Of each reader a child enters the cage that a worker has, and reads so many damaged copies of one good image: bytes changed,
+runs of them overwritten by numbers that mean something, parts cut out, doubled, or cut off. What it raises has to be our error;
+no input may take more than 2 s of processor time, or 512 MiB of memory, which the cage itself bounds.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+
+SECONDS_MAX, MEMORY_MAX = 2.0, 512 << 20
+# A disk of exbibytes may have as many as it likes: a copy asks for them one after the other.
+EXTENTS_MAX = 20_000
+OVF = """<?xml version="1.0"?><Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1"
+ xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData">
+<References><File ovf:href="disk.vmdk" ovf:id="file1"/></References>
+<DiskSection><Info/><Disk ovf:capacity="2" ovf:capacityAllocationUnits="byte * 2^20" ovf:diskId="disk1" ovf:fileRef="file1"
+ ovf:format="http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized"/></DiskSection>
+<VirtualSystem ovf:id="web"><Info/><Name>web</Name><VirtualHardwareSection><Info/>
+<Item><rasd:InstanceID>1</rasd:InstanceID><rasd:ResourceType>3</rasd:ResourceType><rasd:VirtualQuantity>2</rasd:VirtualQuantity></Item>
+<Item><rasd:InstanceID>2</rasd:InstanceID><rasd:ResourceType>4</rasd:ResourceType>
+<rasd:AllocationUnits>byte * 2^20</rasd:AllocationUnits>
+<rasd:VirtualQuantity>512</rasd:VirtualQuantity></Item>
+<Item><rasd:InstanceID>3</rasd:InstanceID><rasd:ResourceType>6</rasd:ResourceType></Item>
+<Item><rasd:InstanceID>4</rasd:InstanceID><rasd:Parent>3</rasd:Parent><rasd:ResourceType>17</rasd:ResourceType>
+<rasd:HostResource>ovf:/disk/disk1</rasd:HostResource></Item>
+</VirtualHardwareSection></VirtualSystem></Envelope>"""
+# What qemu-img makes, by the name of its file.
+IMAGES = {
+    "a.qcow2": ("qcow2", ""),
+    "a-v2.qcow2": ("qcow2", "compat=0.10,cluster_size=4096"),
+    "sparse.vmdk": ("vmdk", "subformat=monolithicSparse"),
+    "stream.vmdk": ("vmdk", "subformat=streamOptimized"),
+    "a.vhdx": ("vhdx", ""),
+    "a.vhd": ("vpc", "subformat=dynamic"),
+    "a.vdi": ("vdi", ""),
+}
+READERS = (*IMAGES, "a.ova", "a.ovf")
+# Numbers that tables and headers trip over.
+_NUMBERS = (0, 1, 0xFF, 0x7FFF_FFFF, 0xFFFF_FFFF, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
+
+
+def seed_of(reader: str, folder: Path) -> bytes:
+    """A good one, of 2 MiB with a few blocks of data."""
+    raw, made = folder / "raw", folder / reader
+    content = bytearray(2 << 20)
+    for at in (0, 700_000, 1_500_000):
+        content[at : at + 9000] = random.Random(at).randbytes(4500) + bytes(4500)
+    raw.write_bytes(content)
+    if reader in IMAGES:
+        form, options = IMAGES[reader]
+        argv = [
+            "qemu-img",
+            "convert",
+            "-q",
+            "-f",
+            "raw",
+            "-O",
+            form,
+            *(["-o", options] if options else []),
+            str(raw),
+            str(made),
+        ]
+        subprocess.run(argv, check=True, timeout=60)
+        return made.read_bytes()
+    (folder / "disk.vmdk").write_bytes(seed_of("stream.vmdk", folder))
+    if reader == "a.ovf":
+        return OVF.encode()
+    (folder / "web.ovf").write_text(OVF)
+    with tarfile.open(made, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("web.ovf", "disk.vmdk"):
+            archive.add(folder / name, name)
+    return made.read_bytes()
+
+
+def mutated(seed: bytes, chance: random.Random) -> bytes:
+    """Half of the damage is in the first 4 KiB, where headers and tables are."""
+    content = bytearray(seed)
+    for _ in range(chance.choice((1, 1, 2, 3, 8))):
+        at = chance.randrange(min(len(content), 4096) if chance.random() < 0.5 else len(content))
+        match chance.randrange(6):
+            case 0:
+                content[at] ^= 1 << chance.randrange(8)
+            case 1:
+                content[at : at + 4] = struct.pack(chance.choice(("<I", ">I")), chance.choice(_NUMBERS) & 0xFFFF_FFFF)
+            case 2:
+                content[at : at + 8] = struct.pack(chance.choice(("<Q", ">Q")), chance.choice(_NUMBERS))
+            case 3:
+                length = chance.randrange(1, 600)
+                content[at : at + length] = content[chance.randrange(len(content)) :][:length]
+            case 4:
+                del content[at : at + chance.randrange(1, 600)]
+            case _:
+                del content[max(at, 1) :]
+        content = content or bytearray(b"\0")
+    return bytes(content)
+
+
+def child(reader: str, count: int, seed: int, folder: Path) -> dict[str, object]:
+    """In the cage from its first input on."""
+    from synvirt.cage import Cage, enter
+    from synvirt.disks import detect, open_reader
+    from synvirt.errors import Internal, SynvirtError
+    from synvirt.offline.registry import BY_KIND  # noqa: F401 - all importers are loaded before the cage
+
+    good, path = (folder / f"seed-{reader}").read_bytes(), folder / f"read-{reader}"
+    buffer = memoryview(bytearray(1 << 16))
+
+    def read() -> None:
+        if reader in ("a.ova", "a.ovf"):
+            look(path, folder)
+            return
+        disk = open_reader(detect(path))
+        try:
+            for extent in islice(disk.extents(), EXTENTS_MAX):
+                if not extent.zero:
+                    disk.read_into(extent.start, buffer[: min(extent.length, len(buffer))])
+        finally:
+            disk.close()
+
+    path.write_bytes(good)
+    path.chmod(0o666)
+    folder.chmod(0o777)
+    read()
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    layers = enter(Cage(reads=(str(folder),), writes=(str(folder),), memory_bytes=size + MEMORY_MAX))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    chance, slowest, refused, foreign = random.Random(f"{seed} {reader}"), 0.0, 0, []
+    for number in range(count):
+        path.write_bytes(mutated(good, chance))
+        begun = time.process_time()
+        try:
+            read()
+        except Internal as error:
+            foreign.append(f"{number}: {error.detail}")
+        except SynvirtError:
+            refused += 1
+        except Exception as error:
+            foreign.append(f"{number}: {type(error).__name__}: {error}"[:300])
+        slowest = max(slowest, time.process_time() - begun)
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    return {"refused": refused, "foreign": foreign[:10], "slowest_s": slowest, "more_mib": peak, "layers": layers}
+
+
+def look(path: Path, root: Path) -> None:
+    from synvirt.offline import registry
+
+    registry.detect(path, root).inspect(path, root)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--child", type=Path)
+    parser.add_argument("readers", nargs="*", default=READERS)
+    asked = parser.parse_args()
+    if asked.child is not None:
+        print(json.dumps(child(asked.readers[0], asked.count, asked.seed, asked.child)))
+        return
+    good = [measured(reader, asked.count, asked.seed) for reader in asked.readers]
+    sys.exit(0 if all(good) else 1)
+
+
+def measured(reader: str, count: int, seed: int) -> bool:
+    """True: nothing foreign, nothing slow, nothing large."""
+    with tempfile.TemporaryDirectory(prefix="synvirt-hostile-") as name:
+        folder = Path(name)
+        (folder / f"seed-{reader}").write_bytes(seed_of(reader, folder))
+        argv = [sys.executable, "-m", "bench.hostile", "--child", name, "--count", str(count), "--seed", str(seed), reader]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONWARNINGS": "error"})
+    if done.returncode != 0:
+        print(f"{reader:14} its process ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        return False
+    found = json.loads(done.stdout)
+    good = not found["foreign"] and found["slowest_s"] <= SECONDS_MAX and found["more_mib"] <= MEMORY_MAX >> 20
+    print(
+        f"{reader:14} {count:6} inputs, {found['refused']:6} refused, slowest {found['slowest_s']:.2f} s, "
+        f"{found['more_mib']} MiB more, {len(found['foreign'])} foreign: {'ok' if good else 'NOT OK'}",
+        flush=True,
+    )
+    for one in found["foreign"]:
+        print(f"    {one}")
+    return good
+
+
+if __name__ == "__main__":
+    main()
