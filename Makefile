@@ -2,6 +2,7 @@
 # make lab: build the guest with zfs that some tests boot, and fetch nbdkit's vddk plugin; once, some minutes, as root; kept in
 # ~/.cache/synvirt-lab.
 # make deb: a Debian package of it, in dist/. make deb-proof: install it in a bare Debian 12, import an OVA there, boot it; as root.
+# make unit-proof: its units under systemd and libvirtd, in a container; as root.
 # make bench: speed, as ratios against other tools in the same run, written into docs/performance.md and the README; refused
 # where others work on the machine meanwhile. make bench-quick: processor time against recorded bounds, in a minute or two.
 # make bench-page: a copy while 1,000 clients listen to the stream and 200 users look at the page.
@@ -9,7 +10,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-again check bench bench-quick bench-page clean setup-test lab deb deb-proof
+.PHONY: help setup run test test-again check bench bench-quick bench-page clean setup-test lab deb deb-proof unit-proof
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -61,6 +62,10 @@ deb: setup
 deb-proof: deb
 	packaging/install-packages.sh packaging/packages-lab.txt
 	packaging/prove-deb.sh dist/*.deb
+
+unit-proof: deb
+	packaging/install-packages.sh packaging/packages-unit.txt
+	packaging/prove-unit.sh dist/*.deb
 
 bench: setup-test
 	$(BIN)/python -m bench --write

@@ -37,8 +37,11 @@ ln -s ../lib/synvirt/bin/synvirt "$tree/usr/bin/synvirt"
 # The service cannot write there, so what is compiled comes along.
 /usr/bin/python3.11 -m compileall -q -j 0 -x /tests/ --invalidation-mode unchecked-hash -s "$tree" "$tree/$packages" >/dev/null || true
 
-sed -e 's#/opt/synvirt/.venv/bin/synvirt#/usr/bin/synvirt#' -e 's#/etc/synvirt.toml#/etc/synvirt/synvirt.toml#' \
-    -e 's#/opt/synvirt/docs#/usr/share/doc/synvirt#' "$here/packaging/systemd/synvirt.service" > "$tree/lib/systemd/system/synvirt.service"
+for unit in synvirt.service synvirt-helper.socket synvirt-helper@.service; do
+    sed -e 's#/opt/synvirt/.venv/bin/synvirt#/usr/bin/synvirt#' -e "s#/opt/synvirt/.venv/bin/python#/$home/bin/python3#" \
+        -e 's#/etc/synvirt.toml#/etc/synvirt/synvirt.toml#' -e 's#/opt/synvirt/docs#/usr/share/doc/synvirt#' \
+        "$here/packaging/systemd/$unit" > "$tree/lib/systemd/system/$unit"
+done
 sed -e 's#/etc/synvirt.toml#/etc/synvirt/synvirt.toml#' -e 's#docs/settings.md#/usr/share/doc/synvirt/settings.md#' \
     "$here/packaging/synvirt.toml" > "$tree/etc/synvirt/synvirt.toml"
 chmod 640 "$tree/etc/synvirt/synvirt.toml"

@@ -116,9 +116,12 @@ def unit_and_settings(installed: Path) -> None:
     """They name what it installs."""
     unit = (installed / "lib/systemd/system/synvirt.service").read_text()
     assert "ExecStart=/usr/bin/synvirt serve --config /etc/synvirt/synvirt.toml\n" in unit
-    for path in re.findall(r"file://(\S+)", unit):
-        assert (installed / path.lstrip("/")).exists()
-    assert "/opt/" not in unit
+    units = installed / "lib/systemd/system"
+    for text in (unit, *((units / name).read_text() for name in ("synvirt-helper.socket", "synvirt-helper@.service"))):
+        for path in re.findall(r"file://(\S+)|^Exec\w+=\+?(/\S+)", text, re.MULTILINE):
+            assert (installed / "".join(path).lstrip("/")).exists(), path
+        assert "/opt/" not in text
+        assert "/etc/synvirt.toml" not in text
     settings = load(config=installed / "etc/synvirt/synvirt.toml", environ={})
     assert str(settings.data_dir) == "/var/lib/synvirt"
     assert (installed / "etc/synvirt/synvirt.toml").stat().st_mode & 0o777 == 0o640

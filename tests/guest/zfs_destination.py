@@ -289,3 +289,78 @@ except ZfsRefused as refused:
 """
     done = as_user(work)
     assert done.stdout.startswith("permission `synvirt doctor`"), done.stderr
+
+
+# The package's service: a user of its own, with the one of its capabilities that opens devices; and in no group.
+AS_THE_SERVICE = (
+    *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"),
+    *("--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override", "--bounding-set=-all,+dac_override"),
+)
+
+
+def test_what_root_prepares_is_all_that_volumes_backups_and_restores_ask_for(tmp_path: Path) -> None:
+    """And nothing of it reaches what lies beside."""
+    config = tmp_path / "synvirt.toml"
+    config.write_text(f'[zfs]\npool = "{POOL}"\nnamespace = "prepared"\n')
+    config.chmod(0o640)
+    for _ in range(2):
+        argv = ["python3", "-P", "-m", "synvirt.privileged.preparing", "--config", str(config), "--user", str(USER)]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+    beside = f"{POOL}/beside"
+    zfs("create", "-V", "1M", beside)
+    work = """
+from uuid import UUID
+from synvirt.backups.sources.ledger import Made
+from synvirt.backups.sources.zfs_moment import Moment
+from synvirt.backups.sources.zfs_stream import changed_since
+from synvirt.destinations.zfs import ZfsDestination
+from synvirt.destinations.zfs_command import Zfs, ZfsRefused
+from tests.contracts.destinations import read, write
+destination, zfs, size = ZfsDestination("tank", "prepared"), Zfs(), 3_000_001
+name = destination.volume_name(UUID(int=9), "Hard disk 1")
+destination.create(name, size)
+write(destination, name, size, 0, b"mine")
+other = destination.volume_name(UUID(int=10), "Hard disk 1")
+destination.clone(name, other)
+assert read(destination, other, 0, 4) == b"mine"
+destination.unclone(name, other)
+
+def moment(number):
+    made = Made(id=UUID(int=number), job_id=UUID(int=1), vm_id="x", way="zfs", name=f"synvirt-{number}", volumes=(name,))
+    return Moment(made)
+
+first = moment(1)
+first.take()
+with open(first.device(name), "rb") as device:
+    assert device.read(4) == b"mine"
+guid = first.mark(name)
+first.end()
+write(destination, name, size, 0, b"next")
+second = moment(2)
+second.take()
+assert [extent.start for extent in changed_since(second.changed(name, first.name, guid, size)) if not extent.zero] == [0]
+second.end()
+for one in (first, second):
+    one.forget()
+zfs("snapshot", f"{name}@synvirt-restore")
+write(destination, name, size, 0, b"lost")
+zfs("rollback", f"{name}@synvirt-restore")
+zfs("destroy", f"{name}@synvirt-restore")
+assert read(destination, name, 0, 4) == b"next"
+destination.destroy(name)
+for refused in (("destroy", "tank/beside"), ("snapshot", "tank/beside@mine"), ("create", "-V", "1M", "tank/mine"),
+                ("allow", "-e", "destroy", "tank"), ("set", "mountpoint=/etc", "tank/prepared")):
+    try:
+        zfs(*refused)
+    except ZfsRefused as error:
+        print(error.reason)
+    else:
+        print("done:", refused)
+print("done")
+"""
+    done = subprocess.run([*AS_THE_SERVICE, "python3", "-c", work], capture_output=True, text=True, cwd="/")
+    assert done.stdout.split() == [*(["permission"] * 5), "done"], done.stdout + done.stderr
+    assert zfs("list", "-Hp", "-o", "name", beside).strip() == beside
+    subprocess.run(["zfs", "unallow", "-r", POOL], check=False)
+    zfs("destroy", beside)

@@ -24,6 +24,8 @@ from synvirt.programs import ProgramFailed, end_users, find, run
 PROGRAM = "virt-v2v-in-place"
 # A conversion takes 2 to 5 minutes; one on a slow pool without KVM was seen to take 20.
 TIMEOUT_S = 3600
+# The package's unit hides the kernel's modules where they lie, as systemd does with ProtectKernelModules, and shows them here.
+SHOWN_MODULES = Path("/run/synvirt-kernel-modules")
 # How an administrator tells libguestfs what it cannot find by itself: a kernel, a folder with room, more memory.
 ENVIRONMENT = (
     "LIBGUESTFS_CACHEDIR",
@@ -115,7 +117,7 @@ class VirtV2vInPlace:
         overlays.remove(self._folder / name)
 
     def _environment(self) -> dict[str, str]:
-        environment = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
+        environment = {**shown_kernel(), **{key: os.environ[key] for key in ENVIRONMENT if key in os.environ}}
         if not self._kvm():
             environment["LIBGUESTFS_BACKEND_SETTINGS"] = "force_tcg"
         return {
@@ -124,6 +126,18 @@ class VirtV2vInPlace:
             "VIRTIO_WIN": str(self._iso),
             "VIRT_TOOLS_DATA_DIR": str(self._virt_tools),
         }
+
+
+def shown_kernel(modules: Path = SHOWN_MODULES, boot: Path = Path("/boot")) -> dict[str, str]:
+    """The kernel that libguestfs' appliance boots, where its modules are shown elsewhere: the one that runs, else the last."""
+    found = {folder.name: boot / f"vmlinuz-{folder.name}" for folder in sorted(modules.glob("*"))}
+    whole = {
+        version: kernel for version, kernel in found.items() if kernel.exists() and (modules / version / "modules.dep").exists()
+    }
+    if not whole:
+        return {}
+    version = os.uname().release if os.uname().release in whole else list(whole)[-1]
+    return {"SUPERMIN_KERNEL": str(whole[version]), "SUPERMIN_MODULES": str(modules / version)}
 
 
 _WHY = "a Windows guest cannot start from virtio disks without drivers"
