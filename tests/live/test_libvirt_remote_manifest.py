@@ -1,10 +1,19 @@
 """Domain XML as a VmManifest: what other hosts' domains look like, and what nobody's should."""
 
+import re
+
 import pytest
 
 from synvirt.errors import Internal
+from synvirt.hypervisor import Volume
+from synvirt.hypervisor.domain_xml import build
 from synvirt.live.libvirt.manifest import DiskSize, Seen, backed_up_disks, manifest, parse, untracked
+from synvirt.machines.concerns import LEFT_OUT
+from synvirt.migrations.landing import machine_of
 from synvirt.sizes import GIB, MIB
+from tests.contracts.hypervisors import job
+from tests.fakes.hypervisor import HOST
+from tests.kvm.test_foreign_domain import ORDINARY, REACHING, SILENT, of
 
 DOMAIN = """\
 <domain type='kvm' id='7'>
@@ -77,6 +86,7 @@ def test_a_domain_is_described_as_it_is() -> None:
     assert {(one.id, one.category) for one in found.concerns} == {
         ("disk-shared:sda", "Warning"),
         ("disk-passed-through:sdb", "Critical"),
+        ("reaches-into-its-host", "Information"),
         ("host-devices", "Warning"),
     }
 
@@ -143,3 +153,39 @@ def test_a_domain_that_says_little_is_described_all_the_same(xml: str) -> None:
     found = manifest(parse(xml), seen())
     assert found.cpu_count >= 1
     assert found.memory_bytes >= 0
+
+
+# These have concerns of their own.
+OWN_WORDS = {"passthrough", "scsi passthrough"}
+
+
+@pytest.mark.parametrize("name", sorted(REACHING))
+def test_nothing_of_a_definition_that_reaches_into_its_host_gets_into_the_domain_made_here(name: str) -> None:
+    """Emulators, loaders, kernels, devices, channels that connect …: all that a restore point may try, by a live source."""
+    xml = of(*REACHING[name]).replace("<name>n</name>", "<name>n</name><memory>65536</memory><vcpu>1</vcpu>")
+    found = manifest(parse(xml), seen())
+    machine = machine_of(job(found))
+    # A network that its cards were in is a name, which a plan maps; and no file or device of this host.
+    volumes = [Volume(disk.key, f"/volumes/{disk.key}", "file") for disk in found.disks]
+    made = build(machine, volumes, HOST)
+    assert "evil" not in made.xml
+    paths = {path for path in re.findall(r"[\"'>](/[^\"'<]*)", made.xml) if not path.startswith("/volumes/")}
+    assert paths <= {HOST.serial_log.format(uuid=made.uuid), "/dev/urandom", *firmware()}
+    told = [one.source for one in made.differences if one.what == "what reaches into its host"]
+    assert bool(told) is (name not in OWN_WORDS | SILENT), told
+
+
+def firmware() -> set[str]:
+    builds = [one for one in (HOST.uefi, HOST.uefi_secure) if one is not None]
+    return {path for one in builds for path in (one.code, one.variables)}
+
+
+def test_an_ordinary_definition_reaches_nowhere() -> None:
+    found = manifest(parse(ORDINARY.replace("1024</memory>", "1048576</memory>")), seen())
+    assert all(one.id != LEFT_OUT for one in found.concerns)
+
+
+def test_of_a_thousand_things_that_reach_some_are_shown() -> None:
+    many = "".join(f"<filesystem{number} type='mount'/>" for number in range(1000))
+    (said,) = [one for one in manifest(parse(of("", many)), seen()).concerns if one.id == LEFT_OUT]
+    assert said.assessment.endswith("; and 980 more")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from synvirt.hypervisor.hardware import bus_now, bus_of, card, macs, memory_bytes, processors, uuid_of, why_bus
 from synvirt.hypervisor.machine import Machine
+from synvirt.machines.concerns import LEFT_OUT
 from synvirt.model.job import Difference
 from synvirt.model.machine import Nic, VmManifest
 from synvirt.sizes import MIB
@@ -21,6 +22,7 @@ def differences(machine: Machine, *, name: str, network: Network, tpm: bool, var
         *_firmware(manifest, tpm=tpm, variables=variables),
         *_disks(machine, manifest),
         *_cards(machine, manifest, network),
+        *_left_out(manifest),
     )
 
 
@@ -94,6 +96,14 @@ def _cards(machine: Machine, manifest: VmManifest, network: Network) -> Iterator
             mapped = any(entry.source == nic.network for entry in machine.target.network_map)
             why = "target.network_map says so" if mapped else "target.network_map does not name it: this host's default"
             yield _difference(f"network of network card {nic.key}", nic.network or "none", here, why)
+
+
+def _left_out(manifest: VmManifest) -> Iterator[Difference]:
+    for concern in manifest.concerns:
+        if concern.id == LEFT_OUT:
+            yield _difference(
+                "what reaches into its host", concern.assessment, "none", "a domain here is made anew, of what is harmless"
+            )
 
 
 def _difference(what: str, source: str, here: str, why: str) -> Difference:

@@ -374,7 +374,7 @@ class _Copying:
 
     def _tell_disc(self, disk: ET.Element) -> None:
         source, target = disk.find("source"), disk.find("target")
-        if disk.get("device", "disk") != "disk" and source is not None and target is not None:
+        if disk.get("device", "disk") in ("cdrom", "floppy") and source is not None and target is not None:
             path = source.get("file") or source.get("dev") or source.get("name") or "a disc"
             self.left_out.append(f"what was in its drive {_short(target.get('dev', ''))} is left out: {_short(path)}")
 

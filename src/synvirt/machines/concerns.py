@@ -3,6 +3,8 @@
 `Critical` refuses the plan unless it waives the concern by id; so Critical is only what cannot come out right.
 """
 
+from collections.abc import Sequence
+
 from synvirt.machines.partitions import Layout
 from synvirt.model.machine import Concern, GuestOs, VmManifest
 
@@ -251,6 +253,23 @@ def removable_media_left_out(names: tuple[str, ...]) -> Concern:
         label="Inserted media are not imported",
         assessment=f"The VM has {', '.join(names)} in a CD-ROM or floppy drive; only hard disks are imported.",
         remedy="Insert the medium again after the import if the guest needs it.",
+    )
+
+
+# Of the one concern that says what else a definition has that a domain made here has not; the domain's differences have it too.
+LEFT_OUT = "reaches-into-its-host"
+# A definition may have thousands of such; people read some.
+LEFT_OUT_SHOWN = 20
+
+
+def left_out(told: Sequence[str]) -> Concern:
+    more = f"; and {len(told) - LEFT_OUT_SHOWN} more" if len(told) > LEFT_OUT_SHOWN else ""
+    return Concern(
+        id=LEFT_OUT,
+        category="Information",
+        label="What reaches into its host is not taken over",
+        assessment="; ".join(told[:LEFT_OUT_SHOWN]) + more,
+        remedy="Add what the guest needs by virsh edit after the import.",
     )
 
 

@@ -11,6 +11,8 @@ from xml.etree.ElementTree import Element
 
 from synvirt import xml_document
 from synvirt.errors import Internal
+from synvirt.kvm.foreign_domain import rebuilt
+from synvirt.machines.concerns import left_out
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import GIB, KIB, MIB, TIB
 
@@ -276,3 +278,7 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             assessment="it uses devices of its host (hostdev), which do not come along",
             remedy="Give it such devices here after the migration.",
         )
+    # Devices of the host, whole or as disks, have words of their own above.
+    told = [one for one in rebuilt(domain).left_out if not one.startswith(("devices/hostdev", "devices/disk@device=lun"))]
+    if told:
+        yield left_out(told)
