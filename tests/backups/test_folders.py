@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from uuid import uuid4
 
 import pytest
 from blake3 import blake3
@@ -68,7 +67,7 @@ def test_points_are_stored_found_verified_and_restored(folder: Folder, monkeypat
 def test_the_laws_of_the_calls(folder: Folder) -> None:
     assert folder.entries("") == []
     repository = opened(folder, new=True)
-    assert [entry.name for entry in folder.entries("")] == ["condemned", "packs", "points", HEADER, "tmp"]
+    assert [entry.name for entry in folder.entries("")] == ["condemned", "keys", "packs", "points", HEADER, "tmp"]
     assert folder.entries("packs") == []
     back_up(repository, disk("AAAABBBB"))
     (pack,) = folder.entries("packs")
@@ -82,13 +81,14 @@ def test_the_laws_of_the_calls(folder: Folder) -> None:
         folder.read(f"packs/{pack.name}", len(whole) - 3, 4)
     put(folder, f"packs/{pack.name}", [whole[:9], memoryview(whole)[9:]])  # there is no harm in sending it again
     assert folder.entries("packs") == [pack] or folder.entries("packs")[0].size_bytes == pack.size_bytes
-    kept = f"points/{uuid4()}.kept"
-    put(folder, kept, [b""])
-    assert folder.read(kept) == b""
+    line = f"{'0' * 64}.pack\n".encode()
+    listed = f"condemned/{blake3(line).hexdigest()}"
+    put(folder, listed, [line])
+    assert folder.read(listed) == line
     for _ in range(2):
-        folder.delete(kept)
+        folder.delete(listed)
     with pytest.raises(RepositoryDamaged, match="missing"):
-        folder.read(kept)
+        folder.read(listed)
     assert folder.entries("tmp") == []
 
 
