@@ -15,7 +15,9 @@ from uuid import UUID
 import typer
 
 from synvirt.cli import app
+from synvirt.cli.completion import VARIABLE
 from synvirt.cli.interrupts import end_at_once
+from synvirt.cli.named import named
 from synvirt.cli.options import Options, with_options
 
 if TYPE_CHECKING:
@@ -642,4 +644,5 @@ def _leave(code: int) -> NoReturn:
 
 
 def main() -> None:
-    app()
+    # A shell that completes a line does not give it as arguments.
+    (app if VARIABLE in os.environ else named(app, sys.argv[1:]))()
