@@ -3,9 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, TypeVar
 
 import pytest
 from hypothesis import example, given, settings
@@ -29,8 +27,6 @@ from tests.fakes.disks import (
     extents_of,
 )
 from tests.processes import until
-
-T = TypeVar("T")
 
 MIB, TIB = 1 << 20, 1 << 40
 # Runs of blocks, so that gaps, requests and zero runs of every length meet.
@@ -155,19 +151,17 @@ def test_a_flush_that_is_done_at_once_counts_for_nothing_that_is_written_after_i
     reader, writer = MemoryReader("ABCD" * 15), MemoryWriter(60 * BLOCK_BYTES)
     marks: list[bool] = []
 
-    class Hasty(ThreadPoolExecutor):
-        def submit(self, fn: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
-            future = super().submit(fn, *arguments, **named)
-            if fn.__name__ == "flush":
-                future.result()
-                written = len(writer.written)
-                until(lambda: len(writer.written) > written or sum(length for _, length in writer.written) == writer.size)
-            return future
+    class Hasty(copying._Flush):
+        def start(self) -> None:
+            super().start()
+            self.join()
+            written = len(writer.written)
+            until(lambda: len(writer.written) > written or sum(length for _, length in writer.written) == writer.size)
 
     def check(copied: Copied) -> None:
         marks.append(writer.durable[: copied.watermark] == reader.content[: copied.watermark])
 
-    monkeypatch.setattr(copying, "ThreadPoolExecutor", Hasty)
+    monkeypatch.setattr(copying, "_Flush", Hasty)
     copy(ThrottledReader(reader, 0.05), writer, threads=2, flush_every_s=0, on_watermark=check)
     assert len(marks) > 2
     assert all(marks)

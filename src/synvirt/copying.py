@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ALL_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -101,12 +100,8 @@ def copy(
         stop=stop,
         threads=_threads(threads, reader, writer),
     )
-    with ThreadPoolExecutor(len(one_pass.busy) + 1, thread_name_prefix="copy") as pool:  # one more: it flushes
-        try:
-            copied = _oversee(one_pass, pool, flush_every_s, on_progress, on_watermark)
-        finally:
-            one_pass.ended.set()
-    return copied
+    with _Crew(one_pass) as crew:
+        return _oversee(one_pass, crew, flush_every_s, on_progress, on_watermark)
 
 
 def _threads(wanted: int | None, reader: DiskReader, writer: DiskWriter) -> int:
@@ -124,7 +119,7 @@ def request_bytes(bandwidth_bps: int | None) -> int:
 
 def _oversee(
     one_pass: "_Pass",
-    pool: ThreadPoolExecutor,
+    crew: "_Crew",
     flush_every_s: float,
     on_progress: Callable[[Copied], None],
     on_watermark: Callable[[Copied], None],
@@ -132,28 +127,25 @@ def _oversee(
     """Runs in the caller's thread while the others copy."""
     counted = one_pass.count.advance(COUNT_AHEAD_S)
     on_progress(one_pass.copied())
-    working: set[Future[None]] = {pool.submit(one_pass.work, slot) for slot in range(len(one_pass.busy))}
-    flushing: tuple[Future[None], Copied] | None = None
+    crew.begin()
+    flushing: _Flush | None = None
     flushed, flush_at = one_pass.copied(), time.monotonic() + flush_every_s
     report_at = time.monotonic() + PROGRESS_EVERY_S
-    while wait(working, COUNT_PAUSE_S if not counted else PROGRESS_EVERY_S, ALL_COMPLETED).not_done:
+    while crew.works_on(COUNT_PAUSE_S if not counted else PROGRESS_EVERY_S):
         counted = counted or one_pass.count.advance(COUNT_SLICE_S)
         now = time.monotonic()
         if now >= report_at:
             on_progress(one_pass.copied())
             report_at = now + PROGRESS_EVERY_S
-        if flushing is not None and flushing[0].done():
-            flushing[0].result()
-            flushed, flushing, flush_at = flushing[1], None, now + flush_every_s
+        if flushing is not None and not flushing.is_alive():
+            flushed, flushing, flush_at = flushing.done(), None, now + flush_every_s
             on_watermark(flushed)
         if flushing is None and now >= flush_at and one_pass.copied().watermark > flushed.watermark:
-            # The mark is taken before the flush begins: only what was written by then is durable when it ends.
-            mark = one_pass.copied()
-            flushing = pool.submit(one_pass.flush), mark
+            flushing = crew.flush()
     if one_pass.error is not None:
         raise one_pass.error
     if flushing is not None:
-        flushing[0].result()
+        flushing.done()
     while not counted:
         counted = one_pass.count.advance(COUNT_SLICE_S)
     copied = one_pass.copied()
@@ -161,6 +153,66 @@ def _oversee(
     on_watermark(copied)
     on_progress(copied)
     return copied
+
+
+class _Flush(threading.Thread):
+    """One flush beside the copy."""
+
+    def __init__(self, one_pass: "_Pass") -> None:
+        super().__init__(name="copy-flush")
+        # The mark is taken before the flush begins: only what was written by then is durable when it ends.
+        self._mark, self._flush = one_pass.copied(), one_pass.flush
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._flush()
+        except BaseException as error:
+            self._error = error
+
+    def done(self) -> Copied:
+        """What is durable, once the flush has ended; what it raised is raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._mark
+
+
+class _Crew:
+    """The threads of one pass, all of which have ended when its context has. (An executor of Python's would do; but with it
+    comes logging, and a small disk is copied in the time that takes.)"""
+
+    def __init__(self, one_pass: "_Pass") -> None:
+        self._pass = one_pass
+        self._workers: list[threading.Thread] = []
+        self._flushes: list[_Flush] = []
+
+    def __enter__(self) -> "_Crew":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pass.ended.set()
+        for thread in (*self._workers, *self._flushes):
+            thread.join()
+
+    def begin(self) -> None:
+        for slot in range(len(self._pass.busy)):
+            worker = threading.Thread(target=self._pass.work, args=(slot,), name=f"copy-{slot}")
+            worker.start()
+            self._workers.append(worker)
+
+    def works_on(self, within_s: float) -> bool:
+        """False, as soon as all workers have ended; True after `within_s`."""
+        until = time.monotonic() + within_s
+        for worker in self._workers:
+            worker.join(max(0.0, until - time.monotonic()))
+        return any(worker.is_alive() for worker in self._workers)
+
+    def flush(self) -> _Flush:
+        flush = _Flush(self._pass)
+        flush.start()
+        self._flushes = [flush]  # the one before it has ended
+        return flush
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, SourceUnreachable, SynvirtError
-from synvirt.remote import Guard, Remote
+from synvirt.outgoing import Guard
+from synvirt.remote import Remote
 from synvirt.remote.reading import RemoteReader
 from tests import remote_servers as servers
 from tests.contracts.readers import read_all

@@ -3,7 +3,6 @@
 0 done · 1 the job failed, or the service refused or is not there · 2 wrong usage
 """
 
-import json
 import os
 import sys
 
@@ -19,6 +18,8 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
     """
     if isinstance(error, SynvirtError):
         if as_json:
+            import json
+
             print(json.dumps({"error": {"code": error.code, "detail": error.detail, "hint": error.hint}}))
         tell(error.code, error.detail, error.hint)
         # BadRequest: an option or a setting is wrong, wherever that was noticed.

@@ -13,11 +13,12 @@ that changes while it is read is an error, never a mixture.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from synvirt.errors import SynvirtError
-from synvirt.outgoing import Guard, sources
-from synvirt.remote.urls import Url
+
+if TYPE_CHECKING:  # a copy of a local disk speaks to nobody, and does not wait for what it takes to
+    from synvirt.outgoing import Guard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,9 @@ class Remote:
     of_source: bool = False
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> "Guard":
+        from synvirt.outgoing import Guard, sources
+
         return sources() if self.of_source else Guard(self.allowed_hosts)
 
     def credential(self, name: str) -> str:
@@ -98,4 +101,4 @@ def unexpected(error: SynvirtError | Interrupted) -> str:
     return error.cause if isinstance(error, Interrupted) else error.detail
 
 
-__all__ = ["Guard", "Interrupted", "Place", "Remote", "RemoteFile", "Url"]
+__all__ = ["Interrupted", "Place", "Remote", "RemoteFile"]
