@@ -8,8 +8,6 @@ import ctypes
 import threading
 from typing import Any
 
-import zstandard
-
 from synvirt.disks.packed import Damaged
 
 # A window larger than any cluster is of no use to an honest writer, and memory to a hostile one.
@@ -33,9 +31,11 @@ class _Library:
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libzstd.so.1")
-        self._is_error = _typed(library.ZSTD_isError, ctypes.c_uint, ctypes.c_size_t)
-        self._error_name = _typed(library.ZSTD_getErrorName, ctypes.c_char_p, ctypes.c_size_t)
-        self._frame_bytes = _typed(library.ZSTD_findFrameCompressedSize, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
+        # What takes a microsecond holds the interpreter's lock: to let go of it is to wait for it.
+        quick = ctypes.PyDLL("libzstd.so.1")
+        self._is_error = _typed(quick.ZSTD_isError, ctypes.c_uint, ctypes.c_size_t)
+        self._error_name = _typed(quick.ZSTD_getErrorName, ctypes.c_char_p, ctypes.c_size_t)
+        self._frame_bytes = _typed(quick.ZSTD_findFrameCompressedSize, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
         self.create = _typed(library.ZSTD_createDCtx, ctypes.c_void_p)
         self.free = _typed(library.ZSTD_freeDCtx, ctypes.c_size_t, ctypes.c_void_p)
         self._decompress = _typed(
@@ -93,6 +93,8 @@ LIBZSTD = _library()
 
 
 def _by_package(stream: memoryview, into: memoryview) -> int:
+    import zstandard
+
     # A decompressor may not be used by two threads at once; making one costs more than a small cluster.
     decompressor: zstandard.ZstdDecompressor | None = getattr(_threads, "decompressor", None)
     if decompressor is None:
