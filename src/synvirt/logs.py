@@ -5,12 +5,30 @@ logging (uvicorn, …)  ───────┴─▶ redacted ─▶ people's 
 """
 
 import logging
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any, TextIO
 
-import structlog
-
 from synvirt.redacting import redacted
+
+
+@contextmanager
+def _missing(name: str) -> Iterator[None]:
+    """A module that is not loaded yet cannot be imported meanwhile."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+# structlog draws tracebacks with rich where it is there, which ours never are; with it come 3 MiB that a service keeps.
+with _missing("rich"):
+    import structlog
 
 # What libraries tell of each request or row is of no use to an operator, and some of it quotes what was sent.
 _LOUD = ("httpcore", "httpx", "sqlalchemy", "alembic", "botocore", "smbprotocol", "asyncio", "multipart", "python_multipart")

@@ -16,10 +16,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.model import MemberState, Wave, WaveForecast, WaveLimits, WaveRequest, Window
@@ -32,6 +29,10 @@ from synvirt.migrations.planning.forecast import hold_interval_s
 from synvirt.model.plan import Warm
 from synvirt.model.values import Model, Time
 from synvirt.sizes import MIB
+
+if TYPE_CHECKING:  # imported where a wave is simulated: 12 MiB that no other work of the service needs
+    import numpy as np
+    from numpy.typing import NDArray
 
 S = MemberState
 # What ends within a minute is looked at together: a plan to the hour needs no more.
@@ -240,6 +241,8 @@ _BOUNDS = ("one copy's own rate", "source host", "destination", "network", "band
 
 class _Run:
     def __init__(self, setting: _Setting, draws: _Draws | None) -> None:
+        import numpy as np
+
         self._setting, self._draws = setting, draws
         names, loads, site = setting.names, setting.loads, setting.site
         self._number = {name: number for number, name in enumerate(names)}
@@ -338,11 +341,11 @@ class _Run:
     def _at(self, seconds: float) -> datetime:
         return self._setting.start + timedelta(seconds=seconds)
 
-    def _next_s(self, now_s: float, now: datetime, rates: NDArray[np.float64]) -> float | None:
+    def _next_s(self, now_s: float, now: datetime, rates: "NDArray[np.float64]") -> float | None:
         """The tick at which something has ended, or a window opens."""
         found: list[float] = []
         if self._copying:
-            found.append(now_s + float(np.min(self._left[self._copying] / rates)))
+            found.append(now_s + float((self._left[self._copying] / rates).min()))
         if self._cutting:
             found.append(self._cutting[0][0])
         change = self._scheduler.next_change(now) if len(self.healthy) + len(self._lost) < len(self._number) else None
@@ -352,8 +355,10 @@ class _Run:
             return following if change is None else min(following, (change - self._setting.start).total_seconds())
         return None if change is None else (change - self._setting.start).total_seconds()
 
-    def _rates(self) -> NDArray[np.float64]:
+    def _rates(self) -> "NDArray[np.float64]":
         """Bytes a second of each copy that runs, each resource shared by those that use it."""
+        import numpy as np
+
         if not self._copying:
             return np.zeros(0)
         site, active = self._setting.site, self._copying
@@ -374,7 +379,9 @@ class _Run:
         least: NDArray[np.float64] = np.min(bounds, axis=0)
         return least
 
-    def _advance(self, to_s: float, now_s: float, rates: NDArray[np.float64]) -> None:
+    def _advance(self, to_s: float, now_s: float, rates: "NDArray[np.float64]") -> None:
+        import numpy as np
+
         if self._copying:
             active = np.array(self._copying)
             left = self._left[active] - rates * (to_s - now_s)

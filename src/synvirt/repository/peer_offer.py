@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from blake3 import blake3
@@ -32,8 +33,10 @@ from synvirt.errors import (
 from synvirt.repository import key_change, packs, repository
 from synvirt.repository import manifest as manifests
 from synvirt.repository.folder import UNFINISHED, Entry, HostFolder
-from synvirt.repository.peer_needs import Needs
 from synvirt.sizes import KIB, MIB
+
+if TYPE_CHECKING:
+    from synvirt.repository.peer_needs import Needs
 
 DAY_S = 24 * 3600.0
 # Of an answer: what a caller who does not read costs us.
@@ -232,6 +235,8 @@ class Offer:
                 if name.removesuffix(manifests.SUFFIX).rpartition("/")[2] + repository.KEPT_SUFFIX in there:
                     raise BackupImmutable(f"{name} is protected", hint="only who runs that host can take that off")
             if kind == "pack":
+                from synvirt.repository.peer_needs import Needs
+
                 self._needs = self._needs or Needs(folder, self._cache)
                 self._needs.check_unneeded(entry.name)
             self._delete(folder, name, entry)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid4
 
 from blake3 import blake3
@@ -22,9 +22,11 @@ from synvirt.errors import BackupConflict, BackupNotFound, RepositoryDamaged, Re
 from synvirt.repository import key_change, packs
 from synvirt.repository import manifest as manifests
 from synvirt.repository.folder import UNFINISHED, Folder, put
-from synvirt.repository.index import Index, Place
 from synvirt.repository.keys import CHUNK_BYTES, KeyRing, Keys
 from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, Manifest, Shown
+
+if TYPE_CHECKING:  # numpy comes with it: a service without a repository does without both
+    from synvirt.repository.index import Place
 
 Read = TypeVar("Read")
 
@@ -93,6 +95,8 @@ class Repository:
     """
 
     def __init__(self, folder: Folder, master: bytes, *, cache: Path | None = None) -> None:
+        from synvirt.repository.index import Index
+
         header = header_of(folder)
         self.folder, self.keys = folder, KeyRing(key_change.masters(folder, header["key_check"], master))
         self.id = UUID(header["id"])
@@ -117,12 +121,12 @@ class Repository:
                 self._condemned = condemned_packs(self.folder)
             self.unreadable = self.index.update(there)
 
-    def places(self, name: bytes) -> list[Place]:
+    def places(self, name: bytes) -> "list[Place]":
         """Where it lies; in packs that will not soon be removed first. Several, where two hosts wrote it at once, or where
         somebody put another of that name there: only who opens them knows."""
         return sorted(self.index.places(name), key=lambda place: place.pack in self._condemned)
 
-    def place(self, name: bytes) -> Place | None:
+    def place(self, name: bytes) -> "Place | None":
         """Where it lies: of several places the first whose frame opens."""
         found = self.places(name)
         if len(found) < 2:
@@ -133,7 +137,7 @@ class Repository:
         """Its frame opens in one place at least."""
         return any(self._opens(name, place) for place in self.places(name))
 
-    def _opens(self, name: bytes, place: Place) -> bool:
+    def _opens(self, name: bytes, place: "Place") -> bool:
         try:
             if place.entry.kind == packs.CHUNK:
                 self._chunk(name, place, memoryview(bytearray(min(place.entry.content_length, CHUNK_BYTES))))
@@ -143,7 +147,7 @@ class Repository:
             return False
         return True
 
-    def _chunk(self, name: bytes, place: Place, into: memoryview) -> None:
+    def _chunk(self, name: bytes, place: "Place", into: memoryview) -> None:
         """RepositoryDamaged, where it is not what was stored."""
         frame = packs.bytes_of_frame(self.folder, place.pack, place.entry)
         try:
@@ -153,14 +157,14 @@ class Repository:
             packs.check_frame(place.pack, place.entry, frame)
             raise
 
-    def _page(self, name: bytes, place: Place) -> bytes:
+    def _page(self, name: bytes, place: "Place") -> bytes:
         """RepositoryDamaged, where it is not what was stored."""
         frame = packs.read_frame(self.folder, place.pack, place.entry)
         if len(frame) != PAGE_BYTES or not self.keys.is_page(name, frame):
             raise RepositoryDamaged(f"page {name.hex()[:16]} is not the one that was stored")
         return frame
 
-    def reusable(self, name: bytes) -> Place | None:
+    def reusable(self, name: bytes) -> "Place | None":
         """Where it lies, if that will not soon be removed."""
         place = self.place(name)
         return None if place is None or place.pack in self._condemned else place
@@ -219,7 +223,7 @@ class Repository:
         """Fill `into`, which is as long as the chunk. RepositoryDamaged: what it holds then means nothing."""
         self._first_sound(name, packs.CHUNK, lambda place: self._chunk(name, place, into))
 
-    def _first_sound(self, name: bytes, kind: int, read: Callable[[Place], Read]) -> Read:
+    def _first_sound(self, name: bytes, kind: int, read: "Callable[[Place], Read]") -> Read:
         """From the first place where it is what was stored: a writer of the repository may put decoys next to it."""
         failure = RepositoryDamaged(f"{'page' if kind else 'chunk'} {name.hex()[:16]} is in no pack of the repository")
         if not (found := self.places(name)):

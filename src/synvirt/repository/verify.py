@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
-import numpy as np
-
 from synvirt.copying import default_threads
 from synvirt.disks.checking.looking import Tally, first_found
 from synvirt.errors import BackupNotFound, Cancelled, RepositoryDamaged
@@ -193,6 +191,8 @@ def verify_point(
 
 def _chunks(repository: Repository, disks: tuple[DiskMap, ...]) -> Iterator[tuple[bytes, int]]:
     """Name and length of the disks' chunks, in order: of each disk, each that is not zeros once."""
+    import numpy as np
+
     for disk in disks:
         names = repository.chunk_names(disk)
         first = np.sort(np.unique(np.frombuffer(names, f"S{NAME_BYTES}"), return_index=True)[1])

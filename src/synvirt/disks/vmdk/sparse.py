@@ -12,13 +12,14 @@ All numbers are little-endian, all addresses in sectors of 512 bytes:
 
 import struct
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from synvirt.blocks import DiskReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import MIB, TIB
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SECTOR: Final = 512
 
@@ -60,8 +61,10 @@ class Sparse:
     grains_at: int = 0
 
     @property
-    def entry(self) -> np.dtype[Any]:
+    def entry(self) -> "np.dtype[Any]":
         """An entry of the directory and of a table."""
+        import numpy as np
+
         return np.dtype("<u8" if self.kind == "sesparse" else "<u4")
 
     @property

@@ -9,8 +9,6 @@ from uuid import UUID
 
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ImageSpec, ReaderSpec
-from synvirt.disks.vdi import Kind, read_header
-from synvirt.disks.vmdk import reader as vmdk
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.machines.texts import uuid_of
 from synvirt.model.kinds import OfflineKind
@@ -84,13 +82,16 @@ def _parent(folder: Folder, machine: Machine, uuid: str, image_format: str) -> s
     """The UUID of what an image differs from; None for a whole one, and for a VHD, which says where its parent lies."""
     if image_format not in ("vdi", "vmdk"):
         return None
+    from synvirt.disks import vdi
+    from synvirt.disks.vmdk import reader as vmdk
+
     file = _medium_file(folder, machine, uuid)
     with files.opened(file, folder.root) as reader:
         if image_format == "vmdk":
             described = vmdk.described(reader, file.name)
             return uuid_of(described.parent_uuid) if described is not None else None
-        header = read_header(reader, file.name)
-    return str(header.parent_uuid) if header.kind is Kind.DIFFERENCING else None
+        header = vdi.read_header(reader, file.name)
+    return str(header.parent_uuid) if header.kind is vdi.Kind.DIFFERENCING else None
 
 
 def _medium_file(folder: Folder, machine: Machine, uuid: str) -> FileRange:
@@ -123,6 +124,8 @@ def _by_uuid(folder: Folder, uuid: str) -> FileRange | None:
 
 
 def _has_uuid(file: FileRange, root: Root, uuid: str) -> bool:
+    from synvirt.disks.vdi import read_header
+
     try:
         with files.opened(file, root) as reader:
             if file.name.lower().endswith(".vdi"):
