@@ -18,9 +18,11 @@ from synvirt.copying import copy
 from synvirt.disks.raw import cloning
 from synvirt.disks.raw.cloning import Rest, clone
 from synvirt.disks.raw.files import RawReader, open_file_writer
+from synvirt.disks.vdi import VdiReader
 from synvirt.errors import Cancelled
 from tests.contracts.readers import check_extents, read_all
 from tests.devices import loop_device
+from tests.disks.vdi_images import FREE, Vdi
 from tests.fakes.disks import BLOCK_BYTES, MemoryReader, MemoryWriter, extents_of
 from tests.needs import need, need_root
 
@@ -148,6 +150,28 @@ def test_a_file_system_without_reflinks_is_asked_once(tmp_path: Path, monkeypatc
     reader, target = files(tmp_path, (b"a" * BLOCK + bytes(BLOCK)) * 10, 0, 20 * BLOCK)
     assert clone(reader, open_file_writer(str(target), reader.size)).bytes_cloned == 0
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("data_at", "blocks_cloned"), [(MIB, 2), (MIB + 512, 0)])
+def test_an_images_blocks_are_cloned_where_the_file_system_has_an_edge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_at: int, blocks_cloned: int
+) -> None:
+    """VirtualBox begins a VDI's data at 1 MiB, QEMU at any sector: then there is nothing that a clone could be of."""
+    played(monkeypatch)
+    image = Vdi(entries=(1, FREE, 0), size=3 * 64 * 1024, data_at=data_at)
+    content = image.file(seed=1)
+    (tmp_path / "source.vdi").write_bytes(content)
+    reader = VdiReader(RawReader(str(tmp_path / "source.vdi")))
+    target = tmp_path / "target.raw"
+    with target.open("wb") as file:
+        file.truncate(reader.size)
+    writer = open_file_writer(str(target), reader.size)
+    rest = clone(reader, writer)
+    assert rest.bytes_cloned == blocks_cloned * image.block_bytes
+    copy(rest, writer)
+    assert target.read_bytes() == image.disk(content)
+    rest.close()
+    writer.close()
 
 
 def test_a_cancel_is_looked_at_before_each_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
