@@ -78,7 +78,7 @@ class Outcome:
 
 
 class Chaos:
-    def __init__(self, folder: Path, url: str, seed: int) -> None:
+    def __init__(self, folder: Path, url: str, seed: int, jobs: int) -> None:
         self.chance, self._url = random.Random(seed), url
         self._shared = folder / "shared"
         self._shared.mkdir()
@@ -90,7 +90,11 @@ class Chaos:
         self._store = self.houses["a"].store
         self.platform = self.houses["a"].platform
         self.submitted: dict[str, Migration] = {}
-        self._contents: dict[str, bytes] = {}
+        self._contents = {f"vm-{number}": random.Random(number).randbytes(DISK_BYTES) for number in range(jobs)}
+        # All of them now: a service that stands still may hold the platform up, and its faults are mended by who submits.
+        for number, (vm_id, content) in enumerate(self._contents.items()):
+            if WAYS[number % len(WAYS)] != "a file":
+                self.platform.add_vm(vm_id, {DISK: content})
         # Each of them once, and then as they weigh.
         self._undrawn = self.chance.sample(list(FAULTS), len(FAULTS))
         self._struck: dict[str, tuple[float, Fault]] = {}
@@ -99,18 +103,15 @@ class Chaos:
         number = len(self.submitted)
         host, vm_id = HOSTS[number % len(HOSTS)], f"vm-{number}"
         house = self.houses[host]
-        content = random.Random(number).randbytes(DISK_BYTES)
-        self._contents[vm_id] = content
-        self.submitted[vm_id] = house.intake.submit(self._plan(house, WAYS[number % len(WAYS)], vm_id, content))
+        self.submitted[vm_id] = house.intake.submit(self._plan(house, WAYS[number % len(WAYS)], vm_id))
 
-    def _plan(self, house: House, way: str, vm_id: str, content: bytes) -> MigrationPlan:
+    def _plan(self, house: House, way: str, vm_id: str) -> MigrationPlan:
         limits = {"bandwidth_bps": BANDWIDTH_BPS}
         if way == "a file":
             folder = house.imports / vm_id
             folder.mkdir(exist_ok=True)
-            (folder / f"{DISK}.raw").write_bytes(content)
+            (folder / f"{DISK}.raw").write_bytes(self._contents[vm_id])
             return offline_plan(folder, limits=limits)
-        self.platform.add_vm(vm_id, {DISK: content})
         plan = live_plan(
             "Warm" if way.startswith("warm") else "Cold",
             target={"destination": POOL if way.endswith("pool") else LOCAL},
@@ -226,8 +227,7 @@ def _guests_write(chaos: Chaos) -> Iterator[None]:
 
     def write() -> None:
         while not over.wait(WRITES_EVERY_S):
-            live = [vm_id for vm_id, job in list(chaos.submitted.items()) if job.plan.source.Live is not None]
-            if live:
+            if live := chaos.platform.vm_ids():
                 chaos.platform.guest_writes(
                     chance.choice(live), DISK, chance.randrange(DISK_BYTES - KIB), chance.randbytes(KIB)
                 )
@@ -248,7 +248,7 @@ def run(folder: Path, *, jobs: int, faults: int, seed: int, pause_s: float = 2.0
         with psycopg.connect(server % "postgres", autocommit=True) as connection:
             connection.execute("CREATE DATABASE chaos")
         url = server % "chaos"
-        chaos, began = Chaos(folder, url, seed), time.monotonic()
+        chaos, began = Chaos(folder, url, seed, jobs), time.monotonic()
         watched = Writers(folder)
         try:
             with _guests_write(chaos):
