@@ -510,23 +510,21 @@ def _rooms(
             kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm",
         ),
         rate_of=partial(rate_of, store.waves),
-        receipts=_receipts(settings, store) if settings.receipts else None,
+        receipts=_receipts(settings) if settings.receipts else None,
         passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,
     )
 
 
-def _receipts(settings: "Settings", store: "Store") -> "Receipts":
+def _receipts(settings: "Settings") -> "Receipts":
     from synvirt.proof.keeping import Receipts
     from synvirt.proof.signing import HostKey
     from synvirt.proof.stamping import TimeStamps
 
     key = HostKey(settings.keyring_dir / "receipts.key", settings.host_id)
     stamps = TimeStamps(settings.receipt_tsa, settings.receipt_tsa_roots) if settings.receipt_tsa else None
-    receipts = Receipts(settings.receipts_dir, key, stamps)
-    receipts.forget_hashes_but(lambda job_id: store.is_of(job_id, settings.host_id))
-    return receipts
+    return Receipts(settings.receipts_dir, key, stamps)
 
 
 def _destinations(settings: "Settings") -> "dict[str, Destination]":

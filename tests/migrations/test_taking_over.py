@@ -109,6 +109,9 @@ def test_a_job_on_shared_storage_goes_on_elsewhere_wherever_its_host_died(tmp_pa
             assert fleet.b.volume(ended).read_bytes() == CONTENT
             assert hashed(fleet.b, ended) == sha256(CONTENT).hexdigest(), "what the lost host hashed is not in it, or is true"
             assert fleet.b.platform.vm(VM)["snapshots"] == {}
+            # A host that is back, without a start of its service.
+            Tidier(fleet.a.rooms, host="a").look()
+            assert list((fleet.a.folder / "receipts").rglob("*.hashes")) == []
             taken += 1
         else:
             assert fleet.begun == []

@@ -59,6 +59,9 @@ class Tidier:
         try:
             left = self._rooms.store.untidied(OWED, host=self._host)
             read = [one.plan.source_ref for one in self._rooms.store.unended(host=self._host)]
+            if self._rooms.receipts is not None:
+                # Another host may have gone on with a job while this one stood still.
+                self._rooms.receipts.forget_hashes_but(lambda job_id: self._rooms.store.is_of(job_id, self._host))
         except PersistFailed as error:
             log.warning("cannot see what is left to tidy up", cause=error.detail)
             return
