@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import structlog
 
@@ -28,7 +28,7 @@ from synvirt.jobs.stop import Stop
 from synvirt.model.values import now
 from synvirt.sizes import GIB
 from synvirt.store import Event
-from synvirt.store.backups import BackupRows, Row
+from synvirt.store.backups import BackupRows, Key, Row
 from synvirt.store.documents import parsed, readable
 
 # Each reads with a thread a core: more would only take turns.
@@ -244,13 +244,19 @@ class Runs:
             stored_bytes=run.stored_bytes,
             **said,
         )
-        self._save(run)
+        # What it was asked for goes with its end, and not before: a kill in between would leave a run that cannot go on.
+        self._save(run, gone=(("request", request_row(run.id)),))
 
-    def _save(self, run: BackupRun, *, announced: bool = True, with_: tuple[Row, ...] = ()) -> None:
+    def _save(self, run: BackupRun, *, announced: bool = True, with_: tuple[Row, ...] = (), gone: tuple[Key, ...] = ()) -> None:
         row = Row("run", run.id, run, state=str(run.status), announced=announced)
-        self._rows.put_all([row, *with_], host=self._host)
+        self._rows.put_all([row, *with_], host=self._host, gone=gone)
         if announced:
             self.figures.committed()
+
+
+def request_row(run_id: UUID) -> UUID:
+    """Where it is kept what a restore was asked for. Its own id would be that of the run's own row."""
+    return uuid5(run_id, "request")
 
 
 def _sized(count: int) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from uuid import UUID, uuid4, uuid5
+from uuid import UUID, uuid4
 
 import structlog
 
@@ -45,7 +45,7 @@ from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.restoring import Restoring, Work
 from synvirt.backups.retiring import Retiring
-from synvirt.backups.runs import Runs
+from synvirt.backups.runs import Runs, request_row
 from synvirt.backups.scheduling import looking
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Working
@@ -159,20 +159,13 @@ class Backups:
 
     def _restore_again(self, run: BackupRun) -> Callable[[UnderWay], None]:
         """BackupNotFound, where what it was asked for is not known, or gone."""
-        text = self._rows.get("request", _row(run.id), host=self._host)
+        text = self._rows.get("request", request_row(run.id), host=self._host)
         point = self.points.get(run.restore_point_ids[0])
         _, restore = self._restoring.prepared(run, point, parsed(RestoreRequest, text), resumed=True)
-        return self._restoration(run.id, point.repository_id, restore)
+        return self._restoration(point.repository_id, restore)
 
-    def _restoration(self, run_id: UUID, repository_id: UUID, restore: Work) -> Callable[[UnderWay], None]:
-        def work(under_way: UnderWay) -> None:
-            try:
-                restore(under_way, self.repositories.opened(repository_id))
-            finally:
-                if not under_way.closing():
-                    self._rows.remove("request", _row(run_id), host=self._host)
-
-        return work
+    def _restoration(self, repository_id: UUID, restore: Work) -> Callable[[UnderWay], None]:
+        return lambda under_way: restore(under_way, self.repositories.opened(repository_id))
 
     def look(self) -> None:
         """Now and then, in a thread of its own: it may take as long as a repository does."""
@@ -429,9 +422,9 @@ class Backups:
         bring(asked)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
         run, restore = self._restoring.prepared(run, point, asked)
-        request = Row("request", _row(run.id), asked)
+        request = Row("request", request_row(run.id), asked)
         with self.runs.lock:
-            return self.runs.begin(run, self._restoration(run.id, point.repository_id, restore), with_=(request,))
+            return self.runs.begin(run, self._restoration(point.repository_id, restore), with_=(request,))
 
     def boot_test(self, point_id: UUID) -> BackupRun:
         point, testing = self.points.get(point_id), self._testing()
@@ -461,11 +454,6 @@ class Backups:
 
 def _runs(rows: BackupRows, host: str, limits: Limits | None) -> Runs:
     return Runs(rows, host=host) if limits is None else Runs(rows, host=host, at_once=limits.per_host)
-
-
-def _row(run_id: UUID) -> UUID:
-    """Its own id would be that of the run's own row."""
-    return uuid5(run_id, "request")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from synvirt.store.tables import backup_events, backups
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 Kind = Literal["repository", "job", "run", "point", "watermarks", "request"]
+Key = tuple[Kind, UUID]
 
 # A replay is for who was away for hours; a run writes some ten events.
 EVENTS_KEPT = 10_000
@@ -44,9 +45,12 @@ class BackupRows:
         """Added, or in the place of what was there."""
         self.put_all([Row(kind, id_, document, state)], host=host)
 
-    def put_all(self, rows: list[Row], *, host: str) -> None:
-        """All of them or none. Unreadable, where a document to be replaced is quarantined."""
+    def put_all(self, rows: list[Row], *, host: str, gone: tuple[Key, ...] = ()) -> None:
+        """All of them or none; and `gone`, where they are there, are removed. Unreadable, where a document to be replaced is
+        quarantined."""
         with self._writing() as db:
+            for kind, id_ in gone:
+                db.execute(delete(backups).where(backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind))
             for row in rows:
                 same = (backups.c.id == str(row.id), backups.c.host == host, backups.c.kind == row.kind)
                 before = db.execute(select(backups.c.document, backups.c.version).where(*same).with_for_update()).first()
