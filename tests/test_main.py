@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import DiskWriteFailed
-from synvirt.main import _destinations
+from synvirt.main.destinations import make_destinations
 from synvirt.settings import DirectorySetting, Settings, ZfsSetting
 
 
@@ -21,7 +21,7 @@ def test_the_settings_destinations_are_the_services(tmp_path: Path, monkeypatch:
             "archive": DirectorySetting(kind="directory", path=tmp_path / "archive"),
         },
     )
-    made = _destinations(settings)
+    made = make_destinations(settings)
     assert {name: one.kind for name, one in made.items()} == {
         "zfs": "zfs",
         "directory": "directory",

@@ -13,7 +13,7 @@ import typer
 
 from synvirt.cli.disk import program as disk
 from synvirt.errors import BY_CODE
-from synvirt.main import app  # type: ignore[attr-defined]
+from synvirt.main import app
 from tests import documents
 from tests.needs import need
 

@@ -89,7 +89,7 @@ def test_a_table_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_every_command_shows_an_example_of_itself() -> None:
-    from synvirt.main import app  # type: ignore[attr-defined]
+    from synvirt.main import app
 
     def lacking(command: Any, names: list[str]) -> list[str]:
         if getattr(command, "commands", None):

@@ -30,7 +30,7 @@ SERVICE_START_TIMEOUT_S = 30
 
 
 class RunningService(Protocol):
-    """What the demo needs of the service it starts: main.py's own."""
+    """What the demo needs of the service it starts: the one of main/."""
 
     @property
     def address(self) -> str: ...

@@ -1,0 +1,114 @@
+"""The two commands that need the whole service: serve and demo."""
+
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from synvirt.cli import app
+from synvirt.cli.completion import VARIABLE
+from synvirt.cli.interrupts import end_at_once
+from synvirt.cli.named import named
+from synvirt.cli.options import Options, with_options
+from synvirt.main.running import service
+
+if TYPE_CHECKING:
+    from synvirt.settings import Settings
+
+
+def _say_who_guests_are(settings: "Settings") -> None:
+    """And have it so, before the driver is opened."""
+    import structlog
+
+    from synvirt.kvm import qemu_user
+
+    made = qemu_user.decide(settings)
+    log = structlog.get_logger("synvirt.hypervisor")
+    if made.lacking:
+        log.warning("guests of the embedded driver are not confined as they could be", why=made.why, hint="synvirt doctor")
+    else:
+        log.info("guests of the embedded driver", why=made.why)
+
+
+def _say_layers() -> None:
+    import structlog
+
+    from synvirt.cage import layers
+
+    found = layers()
+    log = structlog.get_logger("synvirt.cage")
+    log.info("readers are confined by", layers=[name for name, there in found.items() if there])
+    if missing := [name for name, there in found.items() if not there]:
+        log.warning("this host lacks layers that would confine readers", layers=missing, hint="synvirt doctor")
+
+
+Listen = Annotated[
+    str | None, typer.Option("--listen", help="HOST:PORT to listen on; 127.0.0.1:8441 where no setting says else")
+]
+
+
+@app.command()
+@with_options
+def serve(
+    options: Options,
+    listen: Listen = None,
+) -> None:
+    """Run the service until Ctrl-C or SIGTERM; its jobs go on at the next start.
+
+    Example: synvirt serve --data-dir /var/lib/synvirt --listen 0.0.0.0:8441
+    """
+    end_at_once()
+    os.umask(0o027)  # whatever folder it is given: what the service makes there is not for everybody
+    from synvirt.logs import log_to
+    from synvirt.settings import load
+
+    settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen})
+    log_to(settings.log_level, sys.stderr)
+    _say_layers()
+    with service(settings, announce=partial(typer.echo, err=True)) as running:
+        running.run(on_ready=lambda: typer.echo(f"SynVirt serves at {running.address}", err=True))
+    _leave(0)
+
+
+@app.command()
+@with_options
+def demo(
+    options: Options,
+    listen: Listen = None,
+    payload_mib: Annotated[int, typer.Option(min=1, max=65536, help="MiB of real files on the sample's disk")] = 64,
+) -> None:
+    """Make a sample appliance, import it, see it boot.
+
+    In a terminal the service is left running until Ctrl-C; elsewhere it ends by itself. Example: synvirt demo --payload-mib 512
+    """
+    from synvirt.cli.demo import demo as run_demo
+    from synvirt.logs import log_to
+    from synvirt.settings import load, prepare_data_dir
+
+    os.umask(0o027)  # as `serve`
+    # What the guest has on its disk is asked of its agent.
+    settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen, "boot_check": "agent"})
+    prepare_data_dir(settings)
+    # The story is told on the terminal: the service's own lines go beside it.
+    log_to(settings.log_level, (settings.data_dir / "demo.log").open("a"))
+    done = run_demo(
+        lambda chosen: service(chosen, announce=partial(typer.echo, err=True)),
+        settings,
+        payload_mib=payload_mib,
+        stay=sys.stdout.isatty() and sys.stdin.isatty(),
+    )
+    _leave(0 if done else 1)
+
+
+def _leave(code: int) -> NoReturn:
+    """A step may be waiting in a thread, for a guest to boot: Python would wait for it, and there is nothing to wait for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    # A shell that completes a line does not give it as arguments.
+    (app if VARIABLE in os.environ else named(app, sys.argv[1:]))()

@@ -1,0 +1,171 @@
+"""What migrations are made of: sources, the rooms of their steps, the engine under its lease, rehearsals, removal."""
+
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
+from synvirt.main.commands import _say_who_guests_are
+from synvirt.main.destinations import make_destinations
+
+if TYPE_CHECKING:
+    from synvirt.jobs.board import Board
+    from synvirt.jobs.lease import Pausable
+    from synvirt.jobs.looking import CagedLooking
+    from synvirt.keyring import Keyring
+    from synvirt.migrations.engine import Engine
+    from synvirt.migrations.hosts import AboutHost
+    from synvirt.migrations.removing import Removal
+    from synvirt.migrations.rooms import Rooms
+    from synvirt.migrations.secrets import JobSecrets
+    from synvirt.migrations.sources.registered import Sources
+    from synvirt.migrations.taking_over import TakingOver
+    from synvirt.migrations.uploads import Uploads
+    from synvirt.model.job import Migration
+    from synvirt.proof.keeping import Receipts
+    from synvirt.rehearsals.asking import Rehearsing
+    from synvirt.rehearsals.engine import Rehearsals
+    from synvirt.settings import Settings
+    from synvirt.store import Store
+
+
+def make_sources(settings: "Settings", store: "Store", keyring: "Keyring") -> "Sources":
+    from synvirt import outgoing
+    from synvirt.live.registry import BY_KIND as PLATFORMS
+    from synvirt.migrations.sources.registered import Sources
+
+    outgoing.permit(settings.source_allowed_hosts)
+    return Sources(store.sources, keyring, host=settings.host_id, platforms=PLATFORMS, folder=settings.data_dir / "sources")
+
+
+def make_engine(
+    stack: ExitStack, settings: "Settings", rooms: "Rooms", about: "AboutHost", *, sources: "Sources", secrets: "JobSecrets"
+) -> "tuple[Engine, list[Pausable], TakingOver]":
+    """Not started yet. From here on this process writes to the store under a lease of its host, and the kinds of jobs in the
+    list run while it holds. Conflict, where another process has it already."""
+    from synvirt.jobs.lease import HostLease, Pausable, Together
+    from synvirt.migrations.engine import Engine
+    from synvirt.migrations.taking_over import TakingOver
+
+    engine = Engine(rooms, host=settings.host_id)
+    sources.on_change = rooms.sessions.changed
+    kinds: list[Pausable] = [engine]
+    together = Together(kinds)
+    lease = HostLease(rooms.store, settings.host_id, document=about.document, on_lost=together.pause, on_held=together.resume)
+    lease.begin()
+    stack.callback(lease.close)
+    stack.enter_context(about.kept())
+    taking_over = TakingOver(
+        rooms,
+        begin=engine.begin,
+        held_for_s=lease.held_for_s,
+        opens_source=sources.check_opens,
+        secrets=secrets,
+        on_host_lost=settings.on_host_lost,
+    )
+    return engine, kinds, taking_over
+
+
+def make_rehearsals(settings: "Settings", rooms: "Rooms", engine: "Engine") -> "tuple[Rehearsing, Rehearsals]":
+    from synvirt.rehearsals.asking import Rehearsing
+    from synvirt.rehearsals.engine import Rehearsals
+
+    rehearsals = Rehearsals(rooms, settings.remote_ca_file, settings.data_dir / "rehearsals")
+    rehearsing = Rehearsing(
+        rooms.store, rehearsals, host=rooms.host, destination_named=rooms.destination_named, wake=engine.wake
+    )
+    return rehearsing, rehearsals
+
+
+def make_removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":
+    from synvirt.api.routes.audit import expiring
+    from synvirt.migrations.removing import Removal, retained, volumes_of
+
+    def destroy(job: "Migration") -> None:
+        for volume in volumes_of(job):
+            rooms.destination_named(job.destination).destroy(volume)
+
+    def forget(job: "Migration") -> None:
+        rooms.hypervisor.forget_screenshot(job.id)
+        if rooms.receipts is not None:
+            rooms.receipts.forget_hashes(job.id)
+
+    removal = Removal(rooms.store, here=settings.host_id, destroy=destroy, forget=forget)
+    stack.enter_context(retained(removal, settings.keep_ended_days))
+    stack.enter_context(expiring(rooms.store.audit, settings.audit_keep_days))
+    return removal
+
+
+def make_rooms(
+    settings: "Settings",
+    store: "Store",
+    board: "Board",
+    uploads: "Uploads",
+    *,
+    sources: "Sources",
+    secrets: "JobSecrets",
+    looking: "CagedLooking",
+) -> "Rooms":
+    from synvirt.disks.beneath import resolve_beneath
+    from synvirt.fleet.sharing import rate_of
+    from synvirt.guests.virt_v2v import VirtV2vInPlace
+    from synvirt.hypervisor.accel import accelerator
+    from synvirt.hypervisor.libvirt_host import LibvirtHost
+    from synvirt.jobs.slots import Slots, Turns
+    from synvirt.migrations.rooms import Rooms
+    from synvirt.model.kinds import OfflineKind
+    from synvirt.offline.elsewhere import Rules
+    from synvirt.offline.hyperv.tool import vmcx_tool
+
+    root = settings.imports_dir
+    destinations = make_destinations(settings)
+    _say_who_guests_are(settings)
+    return Rooms(
+        store=store,
+        board=board,
+        import_root=root,
+        resolve=lambda path: resolve_beneath(root, path),
+        upload_path=lambda upload_id: uploads.get(upload_id).path,
+        importers=looking.importers,
+        detect=looking.detect,
+        connected=lambda root: nullcontext(),
+        secret_of=secrets.opened,
+        remote_rules=Rules(settings.remote_allowed_hosts, settings.remote_ca_file),
+        connect=sources.connect,
+        waiting=sources.waiting,
+        check_source=sources.check_plan,
+        rates_of=lambda source_id: sources.get(source_id).rates,
+        host=settings.host_id,
+        slots=Slots(store.slots, host=settings.host_id),
+        jobs_per_source=settings.jobs_per_source,
+        jobs_per_source_in_all=settings.jobs_per_source_in_all,
+        jobs_per_destination=settings.jobs_per_destination,
+        turns=Turns(settings.jobs_at_once),
+        destinations=destinations,
+        hypervisor=LibvirtHost(
+            settings.hypervisor_uri,
+            settings.data_dir,
+            boot_check=settings.boot_check,
+            boot_activity_s=settings.boot_activity_s,
+        ),
+        preparer=VirtV2vInPlace(
+            settings.data_dir / "conversions",
+            settings.virtio_win_iso,
+            settings.virt_tools_dir,
+            kvm=lambda: accelerator(settings.data_dir / "libvirt").kind == "kvm",
+        ),
+        rate_of=partial(rate_of, store.waves),
+        receipts=_receipts(settings) if settings.receipts else None,
+        passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
+        boot_timeout_s=settings.boot_timeout_s,
+        copy_threads=settings.copy_threads,
+    )
+
+
+def _receipts(settings: "Settings") -> "Receipts":
+    from synvirt.proof.keeping import Receipts
+    from synvirt.proof.signing import HostKey
+    from synvirt.proof.stamping import TimeStamps
+
+    key = HostKey(settings.keyring_dir / "receipts.key", settings.host_id)
+    stamps = TimeStamps(settings.receipt_tsa, settings.receipt_tsa_roots) if settings.receipt_tsa else None
+    return Receipts(settings.receipts_dir, key, stamps)

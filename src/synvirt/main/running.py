@@ -1,0 +1,187 @@
+"""The service, put together, begun and ended in its order."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from synvirt.main.backups import make_backups
+from synvirt.main.fleet import make_fleet
+from synvirt.main.migrations import make_engine, make_rehearsals, make_removal, make_rooms, make_sources
+from synvirt.main.ways_in import make_pages, make_routers
+
+if TYPE_CHECKING:
+    from synvirt.api.server import Server
+    from synvirt.fleet.carrying import Carrying
+    from synvirt.jobs.looking import CagedLooking
+    from synvirt.migrations.engine import Engine
+    from synvirt.migrations.rooms import Rooms
+    from synvirt.migrations.taking_over import TakingOver
+    from synvirt.model.job import Migration
+    from synvirt.privileged import Privileged
+    from synvirt.rehearsals.engine import Rehearsals
+    from synvirt.settings import Settings
+
+
+@dataclass(frozen=True)
+class Service:
+    server: "Server"
+    rooms: "Rooms"
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    def run(self, *, on_ready: Callable[[], None]) -> None:
+        self.server.run(on_ready=on_ready)
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def read_guest_file(self, uuid: UUID, path: str) -> bytes:
+        return self.rooms.hypervisor.read_guest_file(uuid, path)
+
+    def remove(self, job: "Migration") -> None:
+        """What a completed job made here."""
+        if job.domain is not None:
+            self.rooms.hypervisor.undefine(UUID(job.domain.uuid), job.id)
+        for disk in job.disks:
+            if disk.volume is not None:
+                self.rooms.destination_named(job.destination).destroy(disk.volume)
+
+
+@contextmanager
+def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterator[Service]":
+    """A service on settings.data_dir, its jobs running, its sockets bound: `run()` it. All is let go of at the end.
+
+    The order matters: one service a folder (the lock) before anything of it is opened; the sockets before the jobs, so that
+    whoever cannot listen has begun nothing.
+    """
+    from synvirt.api.app import create_app
+    from synvirt.api.callers.auth import authenticator
+    from synvirt.api.routes.backups import mount
+    from synvirt.api.routes.waves import mount_waves
+    from synvirt.api.server import Server, data_dir_locked
+    from synvirt.doctor import Checkup
+    from synvirt.jobs.board import Board
+    from synvirt.keyring import Keyring
+    from synvirt.live.vsphere.session import warn_if_missing
+    from synvirt.migrations.hosts import AboutHost
+    from synvirt.migrations.planning.foreseen import dry_run
+    from synvirt.migrations.planning.intake import Intake, check_corrected, check_free, check_plan
+    from synvirt.migrations.secrets import JobSecrets
+    from synvirt.migrations.sources.trials import swept as trials_swept
+    from synvirt.migrations.uploads import Uploads, swept
+    from synvirt.settings import prepare_data_dir
+    from synvirt.store import Store
+
+    prepare_data_dir(settings)
+    with ExitStack() as stack:
+        stack.enter_context(data_dir_locked(settings.data_dir))
+        warn_if_missing()
+        keyring = Keyring(settings.keyring_dir / "migrator.key")
+        board = Board()
+        store = Store(settings.store_url, on_commit=board.committed)
+        stack.callback(store.close)
+        uploads = Uploads(store.uploads, settings)
+        sources = make_sources(settings, store, keyring)
+        secrets = JobSecrets(store, keyring)
+        looking = _looking(stack)
+        rooms = make_rooms(settings, store, board, uploads, sources=sources, secrets=secrets, looking=looking)
+        stack.callback(rooms.hypervisor.close)
+        about = AboutHost(
+            rooms.destinations,
+            rooms.hypervisor,
+            memory_overcommit=settings.memory_overcommit,
+            cpu_overcommit=settings.cpu_overcommit,
+        )
+        engine, kinds, taking_over = make_engine(stack, settings, rooms, about, sources=sources, secrets=secrets)
+        removal = make_removal(stack, rooms, settings)
+        intake = Intake(
+            store,
+            board,
+            host=settings.host_id,
+            check=lambda plan: check_plan(rooms, plan),
+            begin=engine.begin,
+            wake=engine.wake,
+            secrets=secrets,
+            removal=removal,
+            dry_run=partial(dry_run, rooms),
+            check_corrected=partial(check_corrected, rooms),
+            claim=partial(check_free, rooms),
+            taking_over=taking_over,
+        )
+        rehearsing, rehearsals = make_rehearsals(settings, rooms, engine)
+        fleet, carrying = make_fleet(stack, settings, rooms, intake, about, sources=sources, keyring=keyring)
+        checkup = Checkup(settings)
+        checkup.begin()
+        backups = make_backups(stack, settings, store, rooms)
+        kinds += [rehearsals, carrying, backups]
+        app = create_app(
+            intake,
+            settings,
+            authenticate=authenticator(settings, announce=announce, privileged=_privileged(settings)),
+            routers=make_routers(
+                settings, store, rooms, uploads=uploads, sources=sources, looking=looking, rehearsing=rehearsing
+            ),
+            pages=make_pages(
+                intake,
+                settings,
+                rooms,
+                checkup,
+                sources=sources,
+                uploads=uploads,
+                keyring=keyring,
+                backups=backups,
+                looking=looking,
+                fleet=fleet,
+                rehearsing=rehearsing,
+            ),
+            checkup=checkup.latest,
+        )
+        mount(app, backups, settings)
+        mount_waves(app, fleet, board, settings)
+        server = Server(app, settings)
+        stack.enter_context(swept(uploads))
+        stack.enter_context(trials_swept(sources.trials))
+        _begin(stack, engine, rehearsals, carrying, taking_over, among_hosts=bool(settings.database_url))
+        yield Service(server, rooms)
+
+
+def _privileged(settings: "Settings") -> "Privileged":
+    from synvirt.privileged.asking import ByHelper
+    from synvirt.privileged.here import Here
+
+    return Here(settings.pam_service) if settings.helper_socket is None else ByHelper(settings.helper_socket)
+
+
+def _looking(stack: ExitStack) -> "CagedLooking":
+    from synvirt.jobs.looking import CagedLooking
+
+    looking = CagedLooking()
+    stack.callback(looking.close)
+    looking.begin()
+    return looking
+
+
+def _begin(
+    stack: ExitStack,
+    engine: "Engine",
+    rehearsals: "Rehearsals",
+    carrying: "Carrying",
+    taking_over: "TakingOver",
+    *,
+    among_hosts: bool,
+) -> None:
+    """Jobs go on from here, and waves with them."""
+    from synvirt.fleet.carrying import carried
+    from synvirt.migrations.taking_over import looking
+
+    engine.start()
+    stack.callback(engine.close)
+    rehearsals.start()
+    stack.callback(rehearsals.close)
+    stack.enter_context(carried(carrying))
+    stack.enter_context(looking(taking_over, among_hosts=among_hosts))
