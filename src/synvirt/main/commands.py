@@ -15,21 +15,7 @@ from synvirt.cli.options import Options, with_options
 from synvirt.main.running import service
 
 if TYPE_CHECKING:
-    from synvirt.settings import Settings
-
-
-def _say_who_guests_are(settings: "Settings") -> None:
-    """And have it so, before the driver is opened."""
-    import structlog
-
-    from synvirt.kvm import qemu_user
-
-    made = qemu_user.decide(settings)
-    log = structlog.get_logger("synvirt.hypervisor")
-    if made.lacking:
-        log.warning("guests of the embedded driver are not confined as they could be", why=made.why, hint="synvirt doctor")
-    else:
-        log.info("guests of the embedded driver", why=made.why)
+    pass
 
 
 def _say_layers() -> None:

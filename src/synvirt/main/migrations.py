@@ -4,7 +4,6 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from synvirt.main.commands import _say_who_guests_are
 from synvirt.main.destinations import make_destinations
 
 if TYPE_CHECKING:
@@ -169,3 +168,17 @@ def _receipts(settings: "Settings") -> "Receipts":
     key = HostKey(settings.keyring_dir / "receipts.key", settings.host_id)
     stamps = TimeStamps(settings.receipt_tsa, settings.receipt_tsa_roots) if settings.receipt_tsa else None
     return Receipts(settings.receipts_dir, key, stamps)
+
+
+def _say_who_guests_are(settings: "Settings") -> None:
+    """And have it so, before the driver is opened."""
+    import structlog
+
+    from synvirt.kvm import qemu_user
+
+    made = qemu_user.decide(settings)
+    log = structlog.get_logger("synvirt.hypervisor")
+    if made.lacking:
+        log.warning("guests of the embedded driver are not confined as they could be", why=made.why, hint="synvirt doctor")
+    else:
+        log.info("guests of the embedded driver", why=made.why)
