@@ -100,7 +100,9 @@ def is_whole(installed: Path) -> None:
         "etc/apparmor.d/synvirt",
     } <= names
     assert {Path(name).parts[0] for name in names} == {"usr", "lib", "etc"}
-    assert any(name.endswith("synvirt/__pycache__/main.cpython-311.pyc") for name in names), "the service could not write it"
+    assert any(name.endswith("synvirt/main/__pycache__/running.cpython-311.pyc") for name in names), (
+        "the service could not write it"
+    )
 
 
 def lists_what_it_is_made_of(installed: Path) -> None:

@@ -144,7 +144,7 @@ class Child:
             "states": [made.state for made in ledger.all()],
             "checkpoints": [one.getName() for one in domain.listAllCheckpoints(0)],
             "job": None if running is None else running.snapshot,
-            "scratch": [path.name for path in (self.data_dir / "libvirt/backup").glob("*")],
+            "scratch": [path.name for path in (self.data_dir / "libvirt/backup").rglob("*") if not path.is_dir()],
         }
         store.close()
         say(found)
