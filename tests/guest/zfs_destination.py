@@ -311,7 +311,7 @@ def test_what_root_prepares_is_all_that_volumes_backups_and_restores_ask_for(tmp
     zfs("create", "-V", "1M", beside)
     work = """
 from uuid import UUID
-from synvirt.backups.sources.ledger import Made
+from synvirt.backups.sources.made import Made
 from synvirt.backups.sources.zfs_moment import Moment
 from synvirt.backups.sources.zfs_stream import changed_since
 from synvirt.destinations.zfs import ZfsDestination
