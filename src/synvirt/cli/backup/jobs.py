@@ -1,5 +1,6 @@
 """synvirt backup jobs|add-job|change-job|remove-job|retention"""
 
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -26,21 +27,25 @@ def jobs(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
     list_things(options, JOBS, _jobs, limit, cursor)
 
 
-Keep = Annotated[int | None, typer.Option(min=0, help="Keep so many of the newest points")]
-KeepHourly = Annotated[int | None, typer.Option(min=0, help="… the last one of so many hours")]
-KeepDaily = Annotated[int | None, typer.Option(min=0, help="… of so many days")]
-KeepWeekly = Annotated[int | None, typer.Option(min=0, help="… of so many weeks")]
-KeepMonthly = Annotated[int | None, typer.Option(min=0, help="… of so many months")]
-KeepYearly = Annotated[int | None, typer.Option(min=0, help="… of so many years")]
 Bandwidth = Annotated[
     str | None, typer.Option(metavar="SIZE", help="At most so much is read a second, for example 50MiB; «none»: no limit")
 ]
 Schedule = Annotated[str | None, typer.Option(help="Run by itself: five fields of cron, in UTC; «never»: no more")]
 
 
-def _retention(*counts: int | None) -> dict[str, int]:
-    lines = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly")
-    return {line: count for line, count in zip(lines, counts, strict=True) if count is not None}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How many restore points of each period stay; None: no such line."""
+
+    keep_last: Annotated[int | None, typer.Option(min=0, help="Keep so many of the newest points")] = None
+    keep_hourly: Annotated[int | None, typer.Option(min=0, help="… the last one of so many hours")] = None
+    keep_daily: Annotated[int | None, typer.Option(min=0, help="… of so many days")] = None
+    keep_weekly: Annotated[int | None, typer.Option(min=0, help="… of so many weeks")] = None
+    keep_monthly: Annotated[int | None, typer.Option(min=0, help="… of so many months")] = None
+    keep_yearly: Annotated[int | None, typer.Option(min=0, help="… of so many years")] = None
+
+    def given(self) -> dict[str, int]:
+        return {line: count for line, count in asdict(self).items() if count is not None}
 
 
 def _rate(text: str) -> int | None:
@@ -58,12 +63,7 @@ def add_job(
     quiesce: Annotated[Quiesce, typer.Option(help="Freeze the file systems of a running guest for the moment")] = Quiesce.TRY,
     schedule: Schedule = None,
     bandwidth: Bandwidth = None,
-    keep_last: Keep = None,
-    keep_hourly: KeepHourly = None,
-    keep_daily: KeepDaily = None,
-    keep_weekly: KeepWeekly = None,
-    keep_monthly: KeepMonthly = None,
-    keep_yearly: KeepYearly = None,
+    keep: Retention,
 ) -> None:
     """Make a backup job; all points are kept where no --keep says else.
 
@@ -76,7 +76,7 @@ def add_job(
         body["schedule"] = schedule
     if bandwidth is not None:
         body["bandwidth_bps"] = _rate(bandwidth)
-    body["retention"] = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
+    body["retention"] = keep.given()
     with options.connect() as client:
         body["repository_id"] = id_of(client, REPOSITORIES, repository)
         answer = client.ask("POST", JOBS.path, json=body)
@@ -95,18 +95,13 @@ def change_job(
     quiesce: Annotated[Quiesce | None, typer.Option(help="Freeze the file systems of a running guest")] = None,
     schedule: Schedule = None,
     bandwidth: Bandwidth = None,
-    keep_last: Keep = None,
-    keep_hourly: KeepHourly = None,
-    keep_daily: KeepDaily = None,
-    keep_weekly: KeepWeekly = None,
-    keep_monthly: KeepMonthly = None,
-    keep_yearly: KeepYearly = None,
+    keep: Retention,
 ) -> None:
     """Change a backup job. What is not given stays; any --keep takes the place of all that it had.
 
     Example: synvirt backup change-job nightly --schedule never
     """
-    kept = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
+    kept = keep.given()
     wishes = {"name": name, "vm_ids": vm or None, "quiesce": quiesce, "schedule": schedule, "retention": kept or None}
     body: dict[str, Any] = {wish: value for wish, value in wishes.items() if value is not None}
     if schedule == "never":
@@ -131,12 +126,7 @@ def retention(
     job: Job,
     *,
     apply: Annotated[bool, typer.Option("--apply", help="Remove them now; each run of the job does so at its end")] = False,
-    keep_last: Keep = None,
-    keep_hourly: KeepHourly = None,
-    keep_daily: KeepDaily = None,
-    keep_weekly: KeepWeekly = None,
-    keep_monthly: KeepMonthly = None,
-    keep_yearly: KeepYearly = None,
+    keep: Retention,
 ) -> None:
     """Show which restore points of a job go, and why each of the others stays; with --keep, what these would do instead.
 
@@ -146,7 +136,7 @@ def retention(
 
     from synvirt.errors import BadRequest
 
-    asked = _retention(keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly)
+    asked = keep.given()
     if apply and asked:
         raise BadRequest("--apply removes by the job's own retention", hint="synvirt backup change-job changes that")
     with options.connect() as client:
