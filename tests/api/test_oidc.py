@@ -60,6 +60,10 @@ class Site:
         address, cookie = self.begin(**fields)
         return self.come(logged_in_at(address, user), cookie)
 
+    def entries(self) -> list[tuple[str, str, str, str, int]]:
+        found, _ = self.service.store.audit.page(limit=500)
+        return [(one.method, one.resource, one.account, one.role, one.result) for one in found]
+
     def refused(self) -> float:
         metrics = self.client.get("/metrics", auth=("admin", "correct horse")).text
         return float(next(line for line in metrics.splitlines() if line.startswith("synvirt_logins_refused_total")).split()[1])
@@ -97,6 +101,8 @@ def test_a_person_logs_in_and_has_the_role_of_a_group(site: Site) -> None:
     assert site.client.get("/kvm/api/v1/audit", headers=olga).status_code == 403
     assert site.client.post(f"/kvm{PREFIX}/migrations", headers=olga | OURS, json={}).status_code == 400, "an operator may"
     assert [(e["account"], e["role"]) for e in logs if e["event"].startswith("logged in")] == [("oidc:anna", "admin")]
+    entries = [e for e in site.entries() if e[0] == "LOGIN" and e[1] == "oidc"]
+    assert entries[:2] == [("LOGIN", "oidc", "oidc:olga", "operator", 200), ("LOGIN", "oidc", "oidc:anna", "admin", 200)]
 
 
 def test_what_is_asked_of_the_provider(site: Site) -> None:
@@ -115,6 +121,7 @@ def test_log_out(site: Site) -> None:
     assert f'href="https://localhost:{site.provider.port}/o/logout/?client_id={CLIENT}"' in left.text
     assert "Max-Age=0" in left.headers["Set-Cookie"]
     assert site.client.get("/kvm/api/v1/audit", headers=cookie).status_code == 401
+    assert site.entries()[0] == ("LOGOUT", "oidc", "oidc:anna", "admin", 200)
 
 
 NOW = int(time.time())
@@ -151,6 +158,7 @@ def test_a_token_that_is_not_right(site: Site, how: str) -> None:
     assert "ID token is refused" in answer.text, how
     assert [entry["address"] for entry in logs if entry["event"] == "login refused"] == ["127.0.0.1"]
     assert site.refused() == before + 1
+    assert any(e[1:] == ("oidc", "oidc:", "", 401) for e in site.entries())
 
 
 def test_what_is_bent_and_still_right(site: Site) -> None:
@@ -167,6 +175,8 @@ def test_who_has_no_role_is_not_let_in(site: Site, groups: object) -> None:
     assert (answer.status_code, f"{SESSION}=" in str(answer.headers)) == (403, False)
     assert "nothing that gives you a role" in answer.text
     assert site.log_in("gast").status_code == 403
+    refused = [e for e in site.entries() if e[1] == "oidc" and e[4] == 403]
+    assert all(e[2].startswith("oidc:") and len(e[2]) > len("oidc:") for e in refused), "the provider said who it was"
 
 
 def test_a_state_is_good_once_in_the_browser_that_has_begun(site: Site) -> None:
@@ -256,16 +266,18 @@ def test_a_log_in_that_was_begun_is_forgotten() -> None:
     state = [parse_qs(urlsplit(one.url).query)["state"][0] for one in begun]
     for lost in (0,):
         with pytest.raises(Unauthorized, match="was not begun"):
-            known.end({"state": state[lost], "error": "x"}, begun[lost].browser, "")
+            known.end({"state": state[lost], "error": "x"}, begun[lost].browser, lambda who, error: None)
     with pytest.raises(Unauthorized, match="did not log you in"):
-        known.end({"state": state[1], "error": "x"}, begun[1].browser, "")
+        known.end({"state": state[1], "error": "x"}, begun[1].browser, lambda who, error: None)
     for number in range(BEGUN_MAX + 5):
         known.begin(f"2001:db8:{number:x}::1", "")
     assert len(known._begun) == BEGUN_MAX
     late = known.begin("192.0.2.2", "")
     at = BEGUN_FOR_S
     with pytest.raises(Unauthorized, match="is over"):
-        known.end({"state": parse_qs(urlsplit(late.url).query)["state"][0], "error": "x"}, late.browser, "")
+        known.end(
+            {"state": parse_qs(urlsplit(late.url).query)["state"][0], "error": "x"}, late.browser, lambda who, error: None
+        )
     assert known._role({"realm_access": {"roles": ["v", "a"]}}) is Role.ADMIN, "the highest, one within another"
     assert known._role({"realm_access.roles": "v"}) is Role.VIEWER
     assert known._role({"realm_access": ["roles"]}) is None

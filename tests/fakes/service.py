@@ -172,9 +172,7 @@ class Service:
         self.app = create_app(
             self.intake,
             self.settings,
-            authenticate=Remembering(
-                check_password, role_of=role_of, refusals=lambda: int(getattr(check_password, "refused", 0))
-            ),
+            authenticate=Remembering(check_password, role_of=role_of),
             routers=routers,
             pages=lambda stopping: web_routers(
                 self.intake,

@@ -3,22 +3,23 @@
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from pydantic import BaseModel
 
 from synvirt import __version__
+from synvirt.api.callers.coming import Coming
 from synvirt.api.callers.gate import KNOWN, Authenticate, Gate
 from synvirt.api.callers.oidc import oidc
 from synvirt.api.callers.origin import SameOrigin
-from synvirt.api.callers.roles import connects_out, needed_role
+from synvirt.api.callers.roles import connects_out, needed_role, shows_key
 from synvirt.api.callers.sessions import Sessions
 from synvirt.api.document import described
 from synvirt.api.metrics import Metrics, Timed, metrics_router
 from synvirt.api.problems import install
-from synvirt.api.routes.audit import Audited, audit_router
+from synvirt.api.routes.audit import Audited, audit_router, write
 from synvirt.api.routes.migrations import migrations_router
 from synvirt.api.routes.peer import confined
 from synvirt.api.routes.tokens import find_token, tokens_router
@@ -59,7 +60,7 @@ def create_app(
 ) -> FastAPI:
     """`routers` are mounted beside /migrations, behind the same door; so is what `pages` makes, at {base_url}: it is given what
     says that its streams are to end. `checkup`: what the doctor found last, at once. `app.state.stopping` ends the streams;
-    what else is mounted adds to `app.state.metrics`."""
+    what else is mounted adds to `app.state.metrics`; `app.state.coming` tells of refused log-ins while it is `told`."""
     base_url = "/" + settings.base_url.strip("/") if settings.base_url.strip("/") else ""
     api_prefix = f"{base_url}/api/v1"
     app = FastAPI(
@@ -92,14 +93,16 @@ def create_app(
         return Health(status="ok", version=__version__, detail=detail)
 
     provider = oidc(settings)
+    note = partial(write, intake.store.audit)
+    coming = Coming(note)
     metrics = Metrics(
         intake.store,
         intake.board,
         host=settings.host_id,
         jobs_at_once=settings.jobs_at_once,
-        refusals=lambda: authenticate.refusals() + (0 if provider is None else provider.refused),
+        refusals=lambda: coming.refused,
     )
-    app.state.metrics = metrics
+    app.state.metrics, app.state.coming = metrics, coming
     app.include_router(metrics_router(metrics))
     app.openapi = cache(lambda: described(app, api_prefix=api_prefix))  # type: ignore[method-assign]
 
@@ -111,9 +114,14 @@ def create_app(
     store = intake.store
     for router in (tokens_router(store.tokens), audit_router(store.audit)):
         app.include_router(router, prefix=api_prefix, dependencies=[Depends(known_parameters)])
-    # A peer's packs are its own business, thousands an hour; what it did is in the repository.
-    app.add_middleware(Audited, rows=store.audit, quiet=(f"{api_prefix}/backup/peer/",))
     app.add_middleware(SameOrigin, connects_out=lambda path: connects_out(path.removeprefix(base_url)))
+    # A peer's packs are its own business, thousands an hour; what it did is in the repository. Who left is noted as such.
+    app.add_middleware(
+        Audited,
+        write=note,
+        quiet=(f"{api_prefix}/backup/peer/", f"{base_url}/logout"),
+        shows_key=lambda path: shows_key(path.removeprefix(base_url)),
+    )
     app.add_middleware(
         Gate,
         authenticate=authenticate,
@@ -121,6 +129,7 @@ def create_app(
         base_url=base_url,
         needed=needed_role,
         find_token=find_token(store.tokens),
+        coming=coming,
         proxies=settings.trusted_proxies,
         sessions=Sessions(
             authenticate.version,

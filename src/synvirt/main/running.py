@@ -61,6 +61,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     """
     from synvirt.api.app import create_app
     from synvirt.api.callers.auth import authenticator
+    from synvirt.api.callers.coming import told
     from synvirt.api.routes.backups import mount
     from synvirt.api.routes.waves import mount_waves
     from synvirt.api.server import Server, data_dir_locked
@@ -144,8 +145,8 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         mount(app, backups, settings)
         mount_waves(app, fleet, board, settings)
         server = Server(app, settings)
-        stack.enter_context(swept(uploads))
-        stack.enter_context(trials_swept(sources.trials))
+        for going_on in (told(app.state.coming), swept(uploads), trials_swept(sources.trials)):
+            stack.enter_context(going_on)
         _begin(stack, engine, rehearsals, carrying, taking_over, among_hosts=bool(settings.database_url))
         yield Service(server, rooms)
 

@@ -18,8 +18,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import structlog
-
 from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account
 from synvirt.api.callers.gate import Authenticate
 from synvirt.api.callers.networks import network_of
@@ -37,9 +35,6 @@ FAILURES_ALLOWED = 10
 FAILURES_ALLOWED_ACCOUNT = 30
 FAILURES_WINDOW_S = 60.0
 ADDRESSES_WATCHED_MAX = 4096
-
-_log = structlog.get_logger("synvirt.api")
-
 
 # (user, password, address) → None, or Unauthorized.
 Check = Callable[[str, str, str], None]
@@ -60,7 +55,6 @@ class Throttled:
     def __init__(self, inner: Check, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._inner, self._clock = inner, clock
         self._lock = threading.Lock()
-        self.refused = 0
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def __call__(self, user: str, password: str, address: str) -> None:
@@ -76,21 +70,13 @@ class Throttled:
                 if wait_s <= 0:
                     self._failures.pop(key, None)
                 elif count >= allowed:
-                    raise self._refused(user, address, Unauthorized(why, hint=f"try again in {wait_s:.0f} s"))
+                    raise Unauthorized(why, hint=f"try again in {wait_s:.0f} s")
             for key, _, _ in watched:
                 self._count(key, 1)
-        try:
-            self._inner(user, password, address)
-        except Unauthorized as error:
-            raise self._refused(user, address, error) from error.__cause__
+        self._inner(user, password, address)
         with self._lock:
             for key, _, _ in watched:
                 self._count(key, -1)
-
-    def _refused(self, user: str, address: str, error: Unauthorized) -> Unauthorized:
-        self.refused += 1
-        _log.warning("login refused", account=user[:64], address=address, why=error.detail)
-        return error
 
     def _count(self, key: str, step: int) -> None:
         since, count = self._failures.pop(key, (self._clock(), 0))
@@ -113,10 +99,9 @@ class Remembering:
         version: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         role_of: Callable[[str], Role] = lambda user: Role.ADMIN,
-        refusals: Callable[[], int] = lambda: 0,
     ) -> None:
         self._inner, self._clock = inner, clock
-        self.role_of, self.refusals, self.version = role_of, refusals, version
+        self.role_of, self.version = role_of, version
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._right: OrderedDict[bytes, tuple[float, object]] = OrderedDict()
@@ -143,14 +128,13 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
     if settings.auth == "pam":
         groups = pam_groups(settings)
         throttled = Throttled(pam_accounts(privileged or Here(settings.pam_service)))
-        return Remembering(throttled, role_of=partial(role_by_group, groups), refusals=lambda: throttled.refused)
+        return Remembering(throttled, role_of=partial(role_by_group, groups))
     path = settings.keyring_dir / "users"
     password = add_first_account(path)
     if password is not None:
         announce(f"The first start made the user admin with the password {password}: it is not shown again")
     accounts = FileAccounts(path)
-    throttled = Throttled(accounts)
-    return Remembering(throttled, version=accounts.version, role_of=accounts.role_of, refusals=lambda: throttled.refused)
+    return Remembering(Throttled(accounts), version=accounts.version, role_of=accounts.role_of)
 
 
 def pam_groups(settings: Settings) -> dict[Role, str]:

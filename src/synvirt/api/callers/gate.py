@@ -11,9 +11,8 @@ import binascii
 import contextlib
 import ipaddress
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVarTuple
 from urllib.parse import quote
 
 from anyio import CapacityLimiter, to_thread
@@ -23,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from synvirt.accounts import WRONG, Role
 from synvirt.acting import Act, acting
+from synvirt.api.callers.coming import ACCOUNT_CHARS_MAX, BASIC, OIDC, PAGE, TOKEN, Caller, Coming
 from synvirt.api.callers.oidc import Began, Oidc, browser_in
 from synvirt.api.callers.origin import READING
 from synvirt.api.callers.sessions import Sessions, secret_in
@@ -51,22 +51,9 @@ class Authenticate(Protocol):
         """Changes when the accounts may have changed. At once."""
         ...
 
-    @property
-    def refusals(self) -> Callable[[], int]:
-        """How many log-ins were refused since the service's start. At once."""
-        ...
 
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls: `account` of the users file or the host, `token:NAME`, or `local` by the Unix socket."""
-
-    account: str
-    role: Role
-    address: str = ""
-    by_session: bool = False
-
-
+# What is told of who came.
+Said = TypeVarTuple("Said")
 # The role of a token's secret, and its name; None: there is no such. Blocking.
 FindToken = Callable[[str], tuple[str, Role] | None]
 
@@ -83,8 +70,6 @@ OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 LOGIN_PATHS = ("/login", "/login/oidc", "/login/oidc/callback")
 # Longer is no password: PAM and scrypt read all of it.
 CREDENTIALS_CHARS_MAX = 2048
-# As much of an account's name as the audit trail and a job keep.
-ACCOUNT_CHARS_MAX = 100
 # Set by the server on the Unix socket, in the scope: nothing a caller can send reaches it.
 LOCAL = "synvirt.local"
 # Set by the door: the caller has shown who it is; and who that is.
@@ -107,6 +92,7 @@ class Gate:
         base_url: str = "",
         needed: Callable[[str, str], Role] = lambda method, path: Role.VIEWER,
         find_token: FindToken = lambda secret: None,
+        coming: Coming | None = None,
         proxies: tuple[str, ...] = (),
         sessions: Sessions | None = None,
         oidc: Oidc | None = None,
@@ -117,6 +103,7 @@ class Gate:
         # Where the host's accounts are asked, one may answer to any spelling of its name.
         self._confined = {user.casefold(): paths for user, paths in confined.items()}
         self._limiter = CapacityLimiter(CHECKS_AT_ONCE)
+        self._coming = coming or Coming(lambda entry: None)
         self._sessions = sessions or Sessions(authenticate.version)
         self.oidc, self._provider_limiter = oidc, CapacityLimiter(PROVIDER_AT_ONCE)
 
@@ -129,16 +116,17 @@ class Gate:
             scope[CALLER] = Caller("local", Role.ADMIN)
         elif scope["type"] == "http" and self._is_asked(scope):
             try:
-                scope[CALLER] = await self._admit(scope)
+                caller = await self._admit(scope)
+                await self._permit(caller, scope)
             except (Unauthorized, Forbidden) as error:
                 await self._refusal(scope, error)(scope, receive, send)
                 return
-            scope[KNOWN] = True
-        caller: Caller | None = scope.get(CALLER)
-        if caller is None:
+            scope[CALLER], scope[KNOWN] = caller, True
+        known: Caller | None = scope.get(CALLER)
+        if known is None:
             await self._app(scope, receive, send)
             return
-        with acting(Act(caller.account[:ACCOUNT_CHARS_MAX], caller.role, by_session=caller.by_session)):
+        with acting(Act(known.account[:ACCOUNT_CHARS_MAX], known.role, by_session=known.by_session)):
             await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Caller:
@@ -147,36 +135,67 @@ class Gate:
         login = None if header is not None else self._sessions.of(secret_in(headers.get("cookie", "")))
         if login is not None:
             role = login.role if login.role is not None else await to_thread.run_sync(self._authenticate.role_of, login.account)
-            caller = Caller(login.account, role, address, by_session=True)
-        elif header is not None and header.lower().startswith("bearer "):
-            caller = await self._by_token(header[7:].strip(), address)
+            return Caller(login.account, role, address, by_session=True)
+        if header is not None and header.lower().startswith("bearer "):
+            user, way = "", TOKEN
+            finding = self._by_token(header[7:].strip(), address)
         else:
             user, password = _credentials(header)
-            if not self._authenticate.knows(user, password):
-                await to_thread.run_sync(self._authenticate.check, user, password, address, limiter=self._limiter)
-            if user.strip().casefold() in self._confined:
-                self._confine(user, scope)
-                return Caller(user, Role.VIEWER, address)
-            caller = Caller(user, await to_thread.run_sync(self._authenticate.role_of, user), address)
-        if scope["path"] not in OPEN_PATHS:
-            needed = self._needed(scope["method"], scope["path"].removeprefix(self._base_url))
-            if not caller.role.reaches(needed):
-                raise Forbidden(
-                    f"this needs the role {needed}, and {caller.account} has the role {caller.role}",
-                    hint="ask an admin of this service",
-                )
+            finding, way = self._by_password(user, password, address, scope), BASIC
+        try:
+            caller = await finding
+        except (Unauthorized, Forbidden) as error:
+            await self._told(self._coming.refuse, user, address, way, error)
+            raise
+        if self._coming.is_new(caller.account, address, way):
+            await self._told(self._coming.came, caller, way)
         return caller
+
+    async def _by_password(self, user: str, password: str, address: str, scope: Scope) -> Caller:
+        if not self._authenticate.knows(user, password):
+            await to_thread.run_sync(self._authenticate.check, user, password, address, limiter=self._limiter)
+        if user.strip().casefold() in self._confined:
+            self._confine(user, scope)
+            return Caller(user, Role.VIEWER, address, confined=True)
+        return Caller(user, await to_thread.run_sync(self._authenticate.role_of, user), address)
+
+    async def _permit(self, caller: Caller, scope: Scope) -> None:
+        """Forbidden, where it takes another role; who tried to change something is in the audit trail."""
+        if scope["path"] in OPEN_PATHS or caller.confined:
+            return
+        needed = self._needed(scope["method"], scope["path"].removeprefix(self._base_url))
+        if caller.role.reaches(needed):
+            return
+        error = Forbidden(
+            f"this needs the role {needed}, and {caller.account} has the role {caller.role}",
+            hint="ask an admin of this service",
+        )
+        if scope["method"] not in READING:
+            await self._told(self._coming.denied, caller, scope["method"], scope["path"], error)
+        raise error
+
+    async def _told(self, tell: Callable[[*Said], None], *said: *Said) -> None:
+        """Before it is answered: what is not in the trail yet may never be."""
+        await to_thread.run_sync(tell, *said, limiter=self._limiter)
 
     async def log_in(self, scope: Scope, user: str, password: str) -> str:
         """The secret of a new session, for a cookie. Unauthorized, Forbidden."""
+        address = self._address(scope)
+        try:
+            role = await self._person(user, password, address)
+        except (Unauthorized, Forbidden) as error:
+            await self._told(self._coming.refuse, user, address, PAGE, error)
+            raise
+        await self._told(self._coming.came, Caller(user, role, address), PAGE)
+        return await to_thread.run_sync(self._sessions.begin, user)
+
+    async def _person(self, user: str, password: str, address: str) -> Role:
         if not user or len(user) + len(password) > CREDENTIALS_CHARS_MAX or "\0" in user + password:
             raise Unauthorized(WRONG)
-        address = self._address(scope)
         await to_thread.run_sync(self._authenticate.check, user, password, address, limiter=self._limiter)
         if user.strip().casefold() in self._confined:
             raise Forbidden("this account is another service's, and has no page", hint="log in as a person")
-        await to_thread.run_sync(self._authenticate.role_of, user)
-        return await to_thread.run_sync(self._sessions.begin, user)
+        return await to_thread.run_sync(self._authenticate.role_of, user)
 
     async def begin_oidc(self, scope: Scope, following: str) -> Began:
         """Where the browser goes to log in by the OpenID provider. SourceUnreachable."""
@@ -186,17 +205,26 @@ class Gate:
 
     async def end_oidc(self, scope: Scope, said: Mapping[str, str]) -> tuple[str, str]:
         """The secret of a new session, and where its person was going. Unauthorized, Forbidden, SourceUnreachable."""
-        oidc = self._oidc()
+        oidc, address = self._oidc(), self._address(scope)
+
+        def refuse(account: str, error: SynvirtError) -> None:
+            self._coming.refuse(account, address, OIDC, error)
+
         browser = browser_in(Headers(scope=scope).get("cookie", ""))
-        ended = await to_thread.run_sync(oidc.end, said, browser, self._address(scope), limiter=self._provider_limiter)
+        ended = await to_thread.run_sync(oidc.end, said, browser, refuse, limiter=self._provider_limiter)
+        await self._told(self._coming.came, Caller(ended.account, ended.role, address), OIDC)
         return await to_thread.run_sync(self._sessions.begin, ended.account, ended.role), ended.following
 
     def log_out(self, scope: Scope) -> bool:
-        """True: who it was is still logged in at the OpenID provider, perhaps."""
+        """True: who it was is still logged in at the OpenID provider, perhaps. Blocks."""
         secret = secret_in(Headers(scope=scope).get("cookie", ""))
         login = self._sessions.of(secret)
         self._sessions.end(secret)
-        return login is not None and login.role is not None
+        if login is None:
+            return False
+        way, caller = PAGE if login.role is None else OIDC, scope[CALLER]
+        self._coming.left(Caller(login.account, login.role or caller.role, caller.address), way)
+        return way == OIDC
 
     def _oidc(self) -> Oidc:
         if self.oidc is None:

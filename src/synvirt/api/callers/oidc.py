@@ -43,6 +43,9 @@ CODE_CHARS_MAX, NAME_CHARS_MAX = 4096, 90
 PREFIX: Final = "oidc:"
 _AGAIN: Final = "log in again, from this service's page"
 
+# The account, and why.
+Refuse = Callable[[str, SynvirtError], None]
+
 _log = structlog.get_logger("synvirt.api")
 
 
@@ -90,7 +93,6 @@ class Oidc:
         self._roles_claim, self._roles, self._name_claim, self.label = roles_claim, roles, name_claim, label
         self._lock = threading.Lock()
         self._begun: OrderedDict[str, _Begun] = OrderedDict()
-        self.refused = 0
         # Who was logged in by other settings logs in again.
         said = [provider.issuer, provider.client_id, roles_claim, sorted(roles.items())]
         self.grants = hashlib.sha256(json.dumps(said).encode()).hexdigest()
@@ -127,8 +129,9 @@ class Oidc:
         }
         return Began(f"{found.authorize}{'&' if urlsplit(found.authorize).query else '?'}{urlencode(query)}", browser)
 
-    def end(self, said: Mapping[str, str], browser: str, address: str) -> Ended:
-        """`said`: what the browser brings from the provider. Unauthorized, Forbidden (no role), SourceUnreachable."""
+    def end(self, said: Mapping[str, str], browser: str, refuse: Refuse) -> Ended:
+        """`said`: what the browser brings from the provider. Unauthorized, Forbidden (no role), SourceUnreachable; `refuse` is
+        told of each, and who it was, as far as that is known."""
         who = ""
         try:
             begun = self._known(said.get("state", ""), browser)
@@ -141,11 +144,10 @@ class Oidc:
                     hint=f"an admin can name a group of yours in the setting oidc_roles; the claim is {self._roles_claim}",
                 )
         except SynvirtError as error:
-            self.refused += 1
-            _log.warning("login refused", account=f"{PREFIX}{who}"[:64], address=address, why=error.detail)
+            refuse(f"{PREFIX}{who}", error)
             raise
         account = PREFIX + self._name(claims)
-        _log.info("logged in by the OpenID provider", account=account, subject=who, role=str(role), address=address)
+        _log.info("logged in by the OpenID provider", account=account, subject=who, role=str(role))
         return Ended(account, role, begun.following)
 
     def _known(self, state: str, browser: str) -> _Begun:

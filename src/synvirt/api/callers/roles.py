@@ -45,6 +45,13 @@ CONNECTING: Final = re.compile(
     r"|(/api/v1/backup|/backups)/repositories(/[^/]+)?"
 )
 
+# The one GET that shows a secret, what opens every backup: who looked is in the audit trail. The page asks for it by POST.
+KEYS: Final = re.compile("/api/v1/backup/repositories/[^/]+/recovery-key")
+
+
+def shows_key(path: str) -> bool:
+    return KEYS.fullmatch(path) is not None
+
 
 def needed_role(method: str, path: str) -> Role:
     """`path`: beneath {base_url}."""

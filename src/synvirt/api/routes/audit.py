@@ -1,6 +1,7 @@
-"""Who did what: each request that may change something is an entry of the audit trail, and {base_url}/api/v1/audit shows it."""
+"""Who did what: each request that may change something, or shows a key, is an entry of the audit trail, and
+{base_url}/api/v1/audit shows it. Who came and went is in it too (`callers/coming.py`)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Annotated
@@ -12,15 +13,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt.acting import current
-from synvirt.api.callers.gate import ACCOUNT_CHARS_MAX, CALLER, Caller
+from synvirt.api.callers.coming import ACCOUNT_CHARS_MAX, RESOURCE_CHARS_MAX, Caller
+from synvirt.api.callers.gate import CALLER
 from synvirt.api.callers.origin import READING
 from synvirt.errors import SynvirtError
 from synvirt.model.values import Model, now
 from synvirt.repeating import repeated
 from synvirt.store.access import AuditEntry, AuditRows, broken_at
 
-# A path of a caller may be as long as its request line.
-RESOURCE_CHARS_MAX = 500
 PAGE = 500
 # Some megabytes an answer; whoever collects them asks again after the last one.
 LINES = 5000
@@ -33,15 +33,23 @@ _log = structlog.get_logger("synvirt.audit")
 
 class Audited:
     """A layer of the app, inside the door. The answer goes out once its entry is written. `quiet`: paths beneath which nothing
-    is noted."""
+    is noted. `shows_key`: paths that are noted when they are read, too."""
 
-    def __init__(self, app: ASGIApp, *, rows: AuditRows, quiet: tuple[str, ...] = ()) -> None:
-        self._app, self._rows, self._quiet = app, rows, quiet
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        write: Callable[[AuditEntry], None],
+        quiet: tuple[str, ...] = (),
+        shows_key: Callable[[str], bool] = lambda path: False,
+    ) -> None:
+        self._app, self._write, self._quiet, self._shows_key = app, write, quiet, shows_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = scope.get(CALLER)
         path = str(scope.get("path", ""))
-        if scope["type"] != "http" or scope["method"] in READING or caller is None or path.startswith(self._quiet or "\0"):
+        noted = scope["type"] == "http" and (scope["method"] not in READING or self._shows_key(path))
+        if not noted or caller is None or path.startswith(self._quiet or "\0"):
             await self._app(scope, receive, send)
             return
 
@@ -55,22 +63,27 @@ class Audited:
 
     def _note(self, caller: Caller, method: str, path: str, status: int, location: str) -> None:
         act = current()  # the thread has the request's context
-        entry = AuditEntry(
-            at=now(),
-            account=caller.account[:ACCOUNT_CHARS_MAX],
-            role=str(caller.role),
-            address=caller.address,
-            method=method[:10],
-            resource=path[:RESOURCE_CHARS_MAX],
-            result=status,
-            detail=location[:RESOURCE_CHARS_MAX],
-            plan_digest=None if act is None else act.plan_digest,
+        self._write(
+            AuditEntry(
+                at=now(),
+                account=caller.account[:ACCOUNT_CHARS_MAX],
+                role=str(caller.role),
+                address=caller.address,
+                method=method[:10],
+                resource=path[:RESOURCE_CHARS_MAX],
+                result=status,
+                detail=location[:RESOURCE_CHARS_MAX],
+                plan_digest=None if act is None else act.plan_digest,
+            )
         )
-        try:
-            self._rows.add(entry)
-        except SynvirtError as error:
-            # The log is the second trail. To refuse what was done already would be no truer.
-            _log.error("not in the audit trail", why=error.detail, **entry.model_dump(mode="json", exclude={"seq"}))
+
+
+def write(rows: AuditRows, entry: AuditEntry) -> None:
+    try:
+        rows.add(entry)
+    except SynvirtError as error:
+        # The log is the second trail. To refuse what was done already would be no truer.
+        _log.error("not in the audit trail", why=error.detail, **entry.model_dump(mode="json", exclude={"seq"}))
 
 
 def expiring(rows: AuditRows, days: float) -> AbstractContextManager[None]:

@@ -1,0 +1,144 @@
+"""Who came in, who left and who was refused: entries of the audit trail, beside those of what was done.
+
+A log-in by the page or an OpenID provider is an entry each. Basic and tokens come with every request: of one account at one
+place it is an entry in twelve hours. The first refused log-in is an entry at once; those that follow of the same are counted,
+and are one entry once ten minutes are over. So whoever guesses fills no disk, and still shows.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from synvirt.accounts import Role
+from synvirt.api.callers.networks import network_of
+from synvirt.api.callers.sessions import AGE_S
+from synvirt.errors import SynvirtError
+from synvirt.model.values import now
+from synvirt.repeating import repeated
+from synvirt.store.access import AuditEntry
+
+LOG_IN, LOG_OUT = "LOGIN", "LOGOUT"
+# How one came; an entry's resource.
+PAGE, OIDC, BASIC, TOKEN = "page", "oidc", "basic", "token"
+# As much of an account's name as the audit trail and a job keep, and of the reason why it was refused.
+ACCOUNT_CHARS_MAX, WHY_CHARS_MAX = 100, 500
+# A path of a caller may be as long as its request line.
+RESOURCE_CHARS_MAX = 500
+# Who comes anew by each request is as new as a session would be.
+NEW_AFTER_S = AGE_S
+COUNTED_FOR_S = 600.0
+# More accounts and addresses at once are not told apart: 256 entries in ten minutes, and one that counts the rest.
+COUNTED_MAX, KNOWN_MAX = 256, 4096
+LOOK_EVERY_S = 60.0
+
+_log = structlog.get_logger("synvirt.api")
+# Account, network, way.
+_Key = tuple[str, str, str]
+
+
+@dataclass(slots=True)
+class _Refused:
+    since: float
+    last: AuditEntry
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: `account` of the users file or the host, `token:NAME`, `oidc:NAME`, or `local` by the Unix socket."""
+
+    account: str
+    role: Role
+    address: str = ""
+    by_session: bool = False
+    confined: bool = False  # to what is offered to another service
+
+
+class Coming:
+    """`write` puts an entry into the trail, or logs that it cannot. Blocking code, but `is_new`."""
+
+    def __init__(self, write: Callable[[AuditEntry], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._lock = threading.Lock()
+        self._known: OrderedDict[_Key, float] = OrderedDict()
+        self._counted: dict[_Key, _Refused] = {}
+        self.refused = 0
+
+    def is_new(self, account: str, address: str, way: str) -> bool:
+        """Of one who comes anew by each request; from now on it is not. At once: it is asked in the event loop."""
+        key, at = (account, network_of(address), way), self._clock()
+        with self._lock:
+            if at < self._known.get(key, 0.0):
+                return False
+            self._known[key] = at + NEW_AFTER_S
+            self._known.move_to_end(key)
+            while len(self._known) > KNOWN_MAX:
+                self._known.popitem(last=False)
+            return True
+
+    def came(self, caller: Caller, way: str) -> None:
+        self._write(_entry(LOG_IN, way, caller))
+
+    def left(self, caller: Caller, way: str) -> None:
+        self._write(_entry(LOG_OUT, way, caller))
+
+    def denied(self, caller: Caller, method: str, resource: str, error: SynvirtError) -> None:
+        """Somebody who is known tried what takes another role."""
+        self._write(_entry(method[:10], resource[:RESOURCE_CHARS_MAX], caller, error))
+
+    def refuse(self, account: str, address: str, way: str, error: SynvirtError) -> None:
+        _log.warning("login refused", account=account[:64], address=address, way=way, why=error.detail)
+        entry = _entry(LOG_IN, way, Caller(account, Role.VIEWER, address), error).model_copy(update={"role": ""})
+        key = (entry.account.casefold(), network_of(address), way)
+        with self._lock:
+            self.refused += 1
+            if key not in self._counted and len(self._counted) >= COUNTED_MAX:
+                key = ("", "", "")
+                entry = entry.model_copy(update={"account": "(others)", "address": "", "resource": ""})
+            known = self._counted.get(key)
+            if known is not None:
+                known.last, known.more = entry, known.more + 1
+                return
+            self._counted[key] = _Refused(self._clock(), entry)
+        self._write(entry)
+
+    def tell(self, *, at_end: bool = False) -> None:
+        """Write how many more were refused, of those that have been counted for long enough; at the end of all."""
+        at = self._clock()
+        with self._lock:
+            over = [key for key, one in self._counted.items() if at_end or at - one.since >= COUNTED_FOR_S]
+            told = [self._counted.pop(key) for key in over]
+        for one in told:
+            if one.more:
+                detail = f"{one.more} more like the one before; the last: {one.last.detail}"[:WHY_CHARS_MAX]
+                self._write(one.last.model_copy(update={"detail": detail}))
+
+
+@contextmanager
+def told(coming: Coming) -> Iterator[None]:
+    try:
+        with repeated(coming.tell, name="log-ins", every_s=LOOK_EVERY_S, ends_within_s=1.0):
+            yield
+    finally:
+        coming.tell(at_end=True)
+
+
+def _entry(method: str, resource: str, caller: Caller, error: SynvirtError | None = None) -> AuditEntry:
+    """An account that was refused may be anything that can be typed."""
+    account = caller.account[:ACCOUNT_CHARS_MAX]
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in account)
+    return AuditEntry(
+        at=now(),
+        account=shown,
+        role=str(caller.role),
+        address=caller.address,
+        method=method,
+        resource=resource,
+        result=200 if error is None else error.status,
+        detail="" if error is None else error.detail[:WHY_CHARS_MAX],
+    )
