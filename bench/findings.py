@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 
-from tests.test_findings import HERE, TESTS
+from tests.named_tests import HERE
+from tests.test_findings import TESTS
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 `TESTS` is the table; the rest of this file are those that had no other place. `python -m bench.findings` runs all of them.
 """
 
-import ast
 import os
 import socket
 import ssl
@@ -22,11 +21,9 @@ from synvirt.errors import MalformedArchive, RepositoryDamaged, UnsupportedForma
 from synvirt.repository import manifest as manifests
 from tests.backups.peers import PASSWORD, USER, Peer
 from tests.fakes.service import Service
+from tests.named_tests import HERE, Tests, missing
 
-HERE = Path(__file__).parent
-
-# Finding ─▶ file below tests/, and the names of its tests.
-TESTS: dict[str, dict[str, tuple[str, ...]]] = {
+TESTS: Tests = {
     "S1 a restore point names a program": {
         "kvm/test_foreign_domain.py": ("test_what_reaches_into_the_host_is_left_out_and_listed", "test_no_path_gets_in"),
         "backups/test_restoring_domain.py": ("test_a_boot_test_reaches_nothing", "test_firmware_is_this_hosts_own"),
@@ -94,10 +91,7 @@ TESTS: dict[str, dict[str, tuple[str, ...]]] = {
 
 def test_each_finding_has_its_tests() -> None:
     assert [name.split()[0] for name in TESTS] == [f"S{number}" for number in range(1, 14)]
-    for finding, files in TESTS.items():
-        for file, names in files.items():
-            there = {node.name for node in ast.walk(ast.parse((HERE / file).read_text())) if isinstance(node, ast.FunctionDef)}
-            assert set(names) <= there, (finding, file, set(names) - there)
+    assert missing(TESTS) == []
 
 
 def test_a_manifest_of_more_disks_than_a_guest_has_is_none() -> None:

@@ -1,0 +1,135 @@
+"""What users of an earlier version stumbled on (U), and the descriptions that it read wrongly (D), each with its tests.
+
+They fail without its mending. The rest of this file holds the table to what there is.
+"""
+
+import pytest
+
+from tests.named_tests import Tests, missing
+
+TESTS: Tests = {
+    "U1 vSphere does not work after make setup": {
+        "test_documents.py": ("test_every_dependency_is_locked",),
+    },
+    "U2 kinds that are not served are accepted": {"migrations/test_foreseen.py": ("test_a_kind_that_is_not_served",)},
+    "U3 a typo costs an outage": {
+        "migrations/test_foreseen.py": (
+            "test_a_mistake_is_said_with_its_field_and_what_would_be_right",
+            "test_all_mistakes_are_said_together",
+        ),
+    },
+    "U4 nothing removes an ended job": {
+        "api/test_removing.py": (
+            "test_a_failed_job_goes_with_its_volumes",
+            "test_the_command_line_removes_one",
+            "test_the_page_offers_what_may_go_and_removes_it",
+        ),
+    },
+    "U5 two jobs on one live VM": {
+        "migrations/test_foreseen.py": ("test_two_jobs_never_work_on_one_live_vm",),
+        "migrations/test_retrying.py": ("test_two_plans_for_one_vm_that_are_checked_at_once_are_not_both_taken",),
+    },
+    "U6 a missing driver image is found in the job": {
+        "migrations/test_foreseen.py": ("test_a_windows_guest_without_the_driver_image_is_said_at_once",),
+        "cli/test_equals_api.py": ("test_every_field_of_a_body_has_an_option_an_argument_or_a_file",),
+    },
+    "U7 the command line ignores the service's settings": {
+        "cli/test_config.py": (
+            "test_whoever_names_nothing_has_the_services_own_settings",
+            "test_the_doctor_looks_at_what_the_service_is_set_to",
+        ),
+        "cli/test_equals_api.py": ("test_every_command_takes_the_shared_options",),
+    },
+    "U8 many VMs are many plans": {"fleet/test_seeded_nights.py": ("test_the_laws_of_a_wave_hold",)},
+    "U9 errors are no JSON": {"cli/test_dry_runs.py": ("test_an_error_is_json_where_json_is_asked_for",)},
+    "U10 codes that are not the contract's": {
+        "api/test_auth.py": ("test_the_backups_have_a_code_of_their_own",),
+        "api/test_roles.py": ("test_a_refusal_of_the_backups_has_their_code",),
+        "api/test_problems.py": ("test_no_route_and_no_method",),
+    },
+    "U11 backup jobs of a name or a guest twice": {
+        "backups/test_service.py": (
+            "test_a_job_names_guests_that_are_there_and_each_once",
+            "test_two_jobs_never_have_one_name",
+        ),
+    },
+    "U12 HEAD, and parameters that nobody knows": {
+        "api/test_strict.py": ("test_an_unknown_parameter_is_refused", "test_head_answers_as_get_without_a_body"),
+    },
+    "U13 a hint names an option that is not there": {
+        "cli/test_commands.py": ("test_where_a_service_listens_is_an_option_of_each_that_starts_one",),
+    },
+    "U14 an upload of nothing": {"api/test_uploads.py": ("test_a_malformed_body_leaves_nothing",)},
+    "U15 one field in two places": {"api/test_uploads.py": ("test_what_is_in_an_upload",)},
+    "U16 rows of disks that are old": {
+        "api/test_migrations.py": ("test_the_rows_of_disks_are_of_now_too",),
+        "api/test_stream.py": ("test_the_rows_of_disks_come_with_the_figures",),
+    },
+    "U17 words of another interface": {
+        "cli/test_dry_runs.py": ("test_a_refusal_speaks_of_options", "test_the_words_of_the_api_as_options"),
+        "test_mistakes.py": (
+            "test_each_form_that_is_asked_for_has_words",
+            "test_a_form_without_words_is_not_shown_as_a_regular_expression",
+        ),
+        "api/test_host_files.py": ("test_a_file_where_a_folder_is_wanted_has_a_title_that_fits",),
+    },
+    "U18 a URL that is taken for a file; foreign lines": {
+        "cli/test_elsewhere.py": ("test_a_url_of_another_kind_is_no_local_file",),
+        "real/test_service.py": ("test_the_demo_ends_by_itself_and_tidies_up",),
+    },
+    "U19 memory that grows": {"cli/test_startup.py": ("test_the_service_keeps_no_memory_for_what_it_does_not_do",)},
+    "U20 Starting, where nothing is to start": {
+        "cli/test_watching.py": ("test_of_a_guest_that_is_not_to_be_started_nothing_says_that_it_starts",),
+    },
+    "U21 a database in another encoding": {
+        "store/test_store.py": ("test_a_database_in_another_encoding_is_said_at_the_start",),
+    },
+    "U22 tests in a checkout beneath root's home": {"cli/test_client.py": ("test_the_socket_of_another_user",)},
+    "D1 a declaration that the bytes contradict": {
+        "offline/test_described_wrong.py": ("test_the_bytes_are_believed_over_the_declaration",),
+    },
+    "D2 a paravirtualised guest": {
+        "offline/test_described_wrong.py": (
+            "test_a_paravirtualised_guest",
+            "test_a_paravirtualised_guest_by_its_boot_loader",
+        ),
+    },
+    "D3 a CD image": {"offline/test_described_wrong.py": ("test_a_cd_image_is_no_hard_disk",)},
+    "D4 raw disks of oVirt": {
+        "offline/test_described_wrong.py": (
+            "test_a_raw_disk_of_ovirt_is_read",
+            "test_a_lun_of_ovirt_is_never_a_blank_disk",
+        ),
+    },
+    "D5 a capacity of the collection": {
+        "offline/test_described_wrong.py": ("test_a_capacity_that_is_a_property_of_the_collection",),
+    },
+    "D6 an export named by its configuration": {
+        "offline/test_described_wrong.py": (
+            "test_an_export_of_hyper_v_is_a_whole_folder_whichever_file_names_it",
+            "test_an_export_of_hyper_v_by_its_configuration_outside_the_import_root",
+        ),
+        "offline/test_vmcx_export.py": ("test_a_missing_disk_says_which",),
+    },
+    "D7 an NVDIMM": {"offline/test_described_wrong.py": ("test_an_nvdimm_is_a_disk_that_an_item_names",)},
+    "D8 memory without a quantity": {"offline/test_described_wrong.py": ("test_a_memory_item_without_a_quantity",)},
+    "D9 smaller ones, and images that were cut off": {
+        "offline/test_described_wrong.py": ("test_a_vmx_without_memory", "test_two_items_of_one_disk_are_told"),
+        "disks/test_qcow2.py": ("test_a_file_that_is_cut_off_is_never_read_as_zeros",),
+        "disks/test_vdi.py": ("test_a_file_cut_off_anywhere_is_refused",),
+        "disks/test_vhd.py": ("test_a_file_cut_off_anywhere_is_refused",),
+        "disks/test_vmdk_refused.py": ("test_a_file_cut_off_anywhere_is_refused",),
+        "disks/test_qemu_nbd.py": ("test_a_header_that_is_cut_off",),
+        "disks/test_fallback.py": (
+            "test_an_image_that_ends_before_its_tables_do_is_refused",
+            "test_a_file_that_lost_the_bytes_of_its_format_is_no_raw_disk",
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(("letter", "last"), [("U", 22), ("D", 9)])
+def test_each_stumble_has_its_tests(letter: str, last: int) -> None:
+    numbers = [name.split()[0] for name in TESTS if name.startswith(letter)]
+    assert numbers == [f"{letter}{number}" for number in range(1, last + 1)]
+    assert missing(TESTS) == []
