@@ -18,7 +18,7 @@ import structlog
 
 from synvirt import errors
 from synvirt.backups.limits import URGENT
-from synvirt.backups.model import ENDS, BackupRun, Status, Trouble
+from synvirt.backups.model import ENDS, BackupRun, RestoredDomain, Status, Trouble
 from synvirt.backups.under_way import UnderWay
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
 from synvirt.jobs.board import Figures
@@ -28,8 +28,9 @@ from synvirt.jobs.stop import Stop
 from synvirt.model.values import now
 from synvirt.sizes import GIB
 from synvirt.store import Event
-from synvirt.store.backups import BackupRows, Key, Row
+from synvirt.store.backups import BackupRows, Key, Kind, Row
 from synvirt.store.documents import parsed, readable
+from synvirt.store.ledger import Owner
 
 # Each reads with a thread a core: more would only take turns.
 RUNS_AT_ONCE = 2
@@ -37,6 +38,9 @@ RUNS_AT_ONCE = 2
 RESUMED_MAX = 5
 # Between two looks whether a thread has ended.
 LOOK_EVERY_S = 0.05
+
+# What a restore was asked for, and how far its disks are.
+OF_A_RUN: tuple[Kind, ...] = ("request", "watermarks")
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -74,12 +78,14 @@ class Runs:
         """What the last service left under way."""
         return self.not_ended()
 
-    def start(self, works: Mapping[UUID, Work], *, counted: bool = True) -> None:
-        """Before anything is asked. Of what was cut off, the runs that have a work go on; the others have failed. `counted`:
-        it may be the run itself that ended the service."""
+    def start(self, works: Mapping[UUID, Work], restored: Mapping[UUID, RestoredDomain], *, counted: bool = True) -> None:
+        """Before anything is asked. Of what was cut off, the runs that have a work go on, the `restored` have completed; the
+        others have failed. `counted`: it may be the run itself that ended the service."""
         for run in self.cut_off():
             _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
-            if run.id in works and run.resumed_count < RESUMED_MAX:
+            if run.id in restored:
+                self._end(run.model_copy(update={"domain": restored[run.id]}), None)
+            elif run.id in works and run.resumed_count < RESUMED_MAX:
                 queued = {"status": Status.QUEUED, "resumed_count": run.resumed_count + counted}
                 with self.lock:
                     self.begin(run.model_copy(update=queued), works[run.id])
@@ -244,19 +250,30 @@ class Runs:
             stored_bytes=run.stored_bytes,
             **said,
         )
-        # What it was asked for goes with its end, and not before: a kill in between would leave a run that cannot go on.
-        self._save(run, gone=(("request", request_row(run.id)),))
+        # What it was asked for, how far it came and what it made go with its end. After a kill in between, a run would go on
+        # that cannot, or write anew what is its user's by then.
+        gone = tuple((kind, row_of(run.id, kind)) for kind in OF_A_RUN)
+        settled = (Owner("run", run.id),) if error is None and run.kind == "restore" else ()
+        self._save(run, gone=gone, settled=settled)
 
-    def _save(self, run: BackupRun, *, announced: bool = True, with_: tuple[Row, ...] = (), gone: tuple[Key, ...] = ()) -> None:
+    def _save(
+        self,
+        run: BackupRun,
+        *,
+        announced: bool = True,
+        with_: tuple[Row, ...] = (),
+        gone: tuple[Key, ...] = (),
+        settled: tuple[Owner, ...] = (),
+    ) -> None:
         row = Row("run", run.id, run, state=str(run.status), announced=announced)
-        self._rows.put_all([row, *with_], host=self._host, gone=gone)
+        self._rows.put_all([row, *with_], host=self._host, gone=gone, settled=settled)
         if announced:
             self.figures.committed()
 
 
-def request_row(run_id: UUID) -> UUID:
-    """Where it is kept what a restore was asked for. Its own id would be that of the run's own row."""
-    return uuid5(run_id, "request")
+def row_of(run_id: UUID, kind: Kind) -> UUID:
+    """Where that is kept of a run that has not ended. Its own id would be that of the run's own row."""
+    return uuid5(run_id, kind)
 
 
 def _sized(count: int) -> str:

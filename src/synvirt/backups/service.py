@@ -45,7 +45,7 @@ from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.restoring import Restoring, Work
 from synvirt.backups.retiring import Retiring
-from synvirt.backups.runs import Runs, request_row
+from synvirt.backups.runs import Runs, row_of
 from synvirt.backups.scheduling import looking
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Working
@@ -119,9 +119,11 @@ class Backups:
     def _take_up(self, *, counted: bool) -> None:
         """The runs that were cut off."""
         self._cut_off = self.runs.cut_off()
+        ids = [run.id for run in self._cut_off if run.kind == "restore"]
+        restored = {one: domain for one in ids if (domain := self._restoring.gone_forward(one)) is not None}
         works = {run.id: work for run in self._cut_off if (work := self._work_again(run)) is not None}
-        self._restoring.ledger.sweep_all(but=frozenset(works))
-        self.runs.start(works, counted=counted)
+        self._restoring.ledger.sweep_all(but=frozenset(works) | restored.keys())
+        self.runs.start(works, restored, counted=counted)
 
     def pause(self) -> None:
         """This host has lost its lease: nothing of its runs goes on when this returns, and none begins."""
@@ -159,7 +161,7 @@ class Backups:
 
     def _restore_again(self, run: BackupRun) -> Callable[[UnderWay], None]:
         """BackupNotFound, where what it was asked for is not known, or gone."""
-        text = self._rows.get("request", request_row(run.id), host=self._host)
+        text = self._rows.get("request", row_of(run.id, "request"), host=self._host)
         point = self.points.get(run.restore_point_ids[0])
         _, restore = self._restoring.prepared(run, point, parsed(RestoreRequest, text), resumed=True)
         return self._restoration(point.repository_id, restore)
@@ -422,7 +424,7 @@ class Backups:
         bring(asked)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
         run, restore = self._restoring.prepared(run, point, asked)
-        request = Row("request", request_row(run.id), asked)
+        request = Row("request", row_of(run.id, "request"), asked)
         with self.runs.lock:
             return self.runs.begin(run, self._restoration(point.repository_id, restore), with_=(request,))
 

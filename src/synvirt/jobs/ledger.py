@@ -1,6 +1,6 @@
 """The ledger: what a job makes anywhere, written down before it is made, and struck out after it is gone or its user's to keep.
 
-    record ─▶ make ─▶ … ─▶ settle      it went well: what it made is its user's
+    record ─▶ make ─▶ … ─▶ settled     it went well: what it made is its user's, with its end and not before
                        └─▶ sweep       it failed, was cancelled, or its service was killed: undone, the newest first
 
 Undoing is idempotent, and what cannot be undone now stays written down, for the next start. `Sweep` is the order of it, for
@@ -67,20 +67,18 @@ class Ledger:
         assert kind in self._undo, kind
         self._rows.record(self._owner(owner_id), kind, name, host=self._host)
 
-    def has(self, owner_id: UUID, kind: str) -> bool:
-        return any(entry.kind == kind for entry in self._rows.of(self._owner(owner_id)))
+    def of(self, owner_id: UUID) -> list[LedgerEntry]:
+        """In the order in which the things were made."""
+        return self._rows.of(self._owner(owner_id))
 
     def replace(self, owner_id: UUID, entries: Sequence[LedgerEntry]) -> None:
         """All of them in one step: what was to be undone one way is from here on undone in another."""
         self._rows.replace(self._owner(owner_id), entries, host=self._host)
 
-    def settle(self, owner_id: UUID) -> None:
-        """What it made is not to be undone any more."""
-        self._rows.replace(self._owner(owner_id), (), host=self._host)
-
-    def sweep(self, owner_id: UUID) -> bool:
+    def sweep(self, owner_id: UUID, *, then: Sequence[LedgerEntry] = ()) -> bool:
         """Whether nothing is left. Never raises: why the owner failed is what its user has to know. All that is gone is struck
-        out in one step: one entry may say of the others that they go forward (restores/in_place.py)."""
+        out in one step: one entry may say of the others that they go forward (restores/in_place.py). `then`: what is written
+        down in that step, where nothing is left."""
         try:
             entries = self._rows.of(self._owner(owner_id))
             sweep, gone = Sweep(entries), list[LedgerEntry]()
@@ -92,7 +90,10 @@ class Ledger:
                     sweep.stays(entry)
                 else:
                     gone.append(entry)
-            self._rows.strike(self._owner(owner_id), gone)
+            if len(gone) == len(entries):
+                self._rows.replace(self._owner(owner_id), then, host=self._host)
+            else:
+                self._rows.strike(self._owner(owner_id), gone)
         except SynvirtError as error:
             log.warning("what was made is not known", owner=str(owner_id), detail=error.detail)
             return False

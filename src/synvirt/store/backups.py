@@ -12,7 +12,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 from synvirt.errors import BackupNotFound
 from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
 from synvirt.store.events import OF_RUNS, Event
-from synvirt.store.ledger import LedgerRows
+from synvirt.store.ledger import LedgerRows, Owner
+from synvirt.store.ledger import forget as settle
 from synvirt.store.tables import backup_events, backups
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -45,10 +46,12 @@ class BackupRows:
         """Added, or in the place of what was there."""
         self.put_all([Row(kind, id_, document, state)], host=host)
 
-    def put_all(self, rows: list[Row], *, host: str, gone: tuple[Key, ...] = ()) -> None:
-        """All of them or none; and `gone`, where they are there, are removed. Unreadable, where a document to be replaced is
-        quarantined."""
+    def put_all(self, rows: list[Row], *, host: str, gone: tuple[Key, ...] = (), settled: tuple[Owner, ...] = ()) -> None:
+        """All of them or none; and `gone`, where they are there, are removed, and what `settled` made is theirs to keep.
+        Unreadable, where a document to be replaced is quarantined."""
         with self._writing() as db:
+            for owner in settled:
+                settle(db, owner)
             for kind, id_ in gone:
                 db.execute(delete(backups).where(backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind))
             for row in rows:

@@ -60,6 +60,11 @@ from synvirt.store.ledger import LedgerEntry
 NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
 FORMATS = ("raw", "qcow2")
 
+# On the ledger of a run that goes forward: the last of its entries; that all of them are done; that the guest was started before
+# they were, so that they never will be.
+CHECKPOINTS, RESTORED, OVERTAKEN = "checkpoints", "restored", "overtaken"
+FORWARD = frozenset((CHECKPOINTS, RESTORED, OVERTAKEN))
+
 _log = structlog.get_logger("synvirt.backups")
 
 
@@ -115,9 +120,10 @@ class InPlace:
         if definition is not None:
             restored.parts(_definition(domain), manifest)
         under_way.move(Status.COMMITTING)
-        restored.commit(definition)
         with translated(Internal, f"the hypervisor does not say what {point.vm_name} is called"):
-            under_way.move(Status.COMMITTING, domain=RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString())))
+            its_own = RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString()))
+        restored.commit(definition)
+        under_way.move(Status.COMMITTING, domain=its_own)
 
     def _domain(self, point: RestorePoint) -> Any:
         found = self._restore_host.domain("lookupByUUIDString", point.vm_id)
@@ -275,7 +281,7 @@ class _Restored:
             forward.append(LedgerEntry("swap", json.dumps([swap.staged, swap.path, _mark(swap.path), vm_id])))
         if definition is not None:
             forward.append(LedgerEntry("defined", definition))
-        forward.append(LedgerEntry("checkpoints", vm_id))
+        forward.append(LedgerEntry(CHECKPOINTS, vm_id))
         self._ledger.replace(self._run_id, tuple(forward))
         for swap in self._swaps:
             _swap(swap)
@@ -285,7 +291,7 @@ class _Restored:
                     Path(swap.before).replace(swap.path)
             self._ledger.replace(self._run_id, tuple(forward[: len(self._swaps) + len(self._snapshots)]))
             _refuse_running(self._domain)
-        if not self._ledger.sweep(self._run_id):
+        if not self._ledger.sweep(self._run_id, then=(LedgerEntry(RESTORED, vm_id),)):
             raise Internal(
                 "the disks are restored, and the rest is not finished: the service's log says why",
                 hint="it is finished at the service's next start; leave the guest off until then",
@@ -390,12 +396,38 @@ def _mark(path: str) -> list[int]:
     return [status.st_ino, status.st_mtime_ns]
 
 
+def gone_forward(restore_host: RestoreHost, ledger: Ledger, run_id: UUID) -> RestoredDomain | None:
+    """The guest, which has all that was to be its own. None: the run has not come so far, or cannot go on now, or never: who
+    started the guest in between has written to the disks that it had then."""
+    found = {entry.kind: entry.name for entry in ledger.of(run_id)}
+    if CHECKPOINTS in found and OVERTAKEN not in found:
+        vm_id = found[CHECKPOINTS]
+        entries = ledger.of(run_id)
+        if any(entry.kind == "swap" and _is_overtaken(restore_host, entry.name) for entry in entries):
+            ledger.replace(run_id, (LedgerEntry(OVERTAKEN, vm_id), *entries))
+            return None
+        if not ledger.sweep(run_id, then=(LedgerEntry(RESTORED, vm_id),)):
+            return None
+        found = {RESTORED: vm_id}
+    domain = restore_host.domain("lookupByUUIDString", found[RESTORED]) if RESTORED in found else None
+    if domain is None:
+        return None
+    with translated(Internal, "the hypervisor does not say what the guest is called"):
+        return RestoredDomain(name=domain.name(), uuid=UUID(domain.UUIDString()))
+
+
+def _is_overtaken(restore_host: RestoreHost, swap: str) -> bool:
+    """Who started the guest before we went on has written to the disk that it has."""
+    new, path, mark, vm_id = json.loads(swap)
+    domain = restore_host.domain("lookupByUUIDString", vm_id)
+    return Path(new).exists() and (mark != _mark(path) or (domain is not None and _runs(domain)))
+
+
 def undo(restore_host: RestoreHost) -> dict[str, Undo]:
     def swap(run_id: UUID, name: str) -> None:
-        """Who started the guest before we went on has written to the disk that it has: that is kept, and the restore failed."""
-        new, path, mark, vm_id = json.loads(name)
-        domain = restore_host.domain("lookupByUUIDString", vm_id)
-        if Path(new).exists() and (mark != _mark(path) or (domain is not None and _runs(domain))):
+        """What the guest wrote is kept, and the restore failed."""
+        new, path, _, vm_id = json.loads(name)
+        if _is_overtaken(restore_host, name):
             _log.error("a guest was started in the middle of its restore", run=str(run_id), guest=vm_id, kept=Path(path).name)
             staged(run_id, new)
             return
@@ -436,6 +468,8 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
         "snapshot": snapshot,
         "dropped": lambda run_id, name: zfs("destroy", name),
         "defined": defined,
-        "checkpoints": checkpoints,
+        CHECKPOINTS: checkpoints,
+        RESTORED: lambda run_id, name: None,
+        OVERTAKEN: lambda run_id, name: None,
     }
     return undos

@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
+import structlog
+
 from synvirt.backups.limits import Limits, Needs, held
-from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest, Status
+from synvirt.backups.model import BackupRun, RestoredDomain, RestorePoint, RestoreRequest, Status
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.restores import boot_test, in_place, new_domain
 from synvirt.backups.restores.host import RestoreHost
@@ -31,6 +33,8 @@ from synvirt.repository.specs import PointSpec
 from synvirt.store.backups import BackupRows
 
 Work = Callable[[UnderWay, Repository], None]
+
+_log = structlog.get_logger("synvirt.backups")
 
 
 class Restoring:
@@ -89,9 +93,18 @@ class Restoring:
 
         return run, self._undone(run.id, point, work)
 
+    def gone_forward(self, run_id: UUID) -> RestoredDomain | None:
+        """The guest that a restore in place had begun to take the disks of, when its service ended: it has them all now. None,
+        where it had not begun, or that cannot be."""
+        try:
+            return None if self.restore_host is None else in_place.gone_forward(self.restore_host, self.ledger, run_id)
+        except SynvirtError as error:
+            _log.warning("a restore in place cannot go forward yet", run=str(run_id), detail=error.detail)
+            return None
+
     def can_resume(self, run_id: UUID) -> bool:
-        """Not a restore in place that has begun to take the guest's disks: that goes forward by its ledger."""
-        return not self.ledger.has(run_id, "checkpoints")
+        """Not a restore in place that has begun to take the guest's disks: that goes forward by its ledger, or never."""
+        return in_place.FORWARD.isdisjoint(entry.kind for entry in self.ledger.of(run_id))
 
     def _copying(self, under_way: UnderWay, asked: RestoreRequest, repository: Repository) -> Copying:
         slot = partial(held, self._limits, under_way, repository, *self._needs(asked))
@@ -112,11 +125,10 @@ class Restoring:
                 work(under_way, repository)
             except BaseException:
                 if not under_way.closing():
-                    self.ledger.sweep(run_id)
+                    # First: what is copied is not what is there, once anything is gone.
                     self.marks.forget(run_id)
+                    self.ledger.sweep(run_id)
                 raise
-            self.ledger.settle(run_id)
-            self.marks.forget(run_id)
 
         return whole_or_not
 
