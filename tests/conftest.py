@@ -63,7 +63,7 @@ LONG = (
     "tests/offline/test_vmcx_jobs.py",
     "tests/live/test_wmi_jobs.py",
     "tests/real/test_waves.py",
-    "tests/migrations/test_crashes.py",
+    "tests/kinds/test_laws.py",
 )
 
 

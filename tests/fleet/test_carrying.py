@@ -1,7 +1,6 @@
 """A wave carried out against the fake platform: real store, real engine steps, real copies; the night is a moment."""
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -38,7 +37,7 @@ from synvirt.proof.health import Checker
 from synvirt.sizes import KIB, MIB
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
-from tests.house import Crash, House, live_plan
+from tests.house import House, live_plan
 from tests.processes import until
 
 S, W = MemberState, WaveState
@@ -404,50 +403,6 @@ def test_a_member_of_a_group_that_was_given_back_begins_anew_when_it_is_retried(
     done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
     assert done.members[0].job_id != back.members[0].job_id
     assert night.house.platform.vm("db")["power"] == "off"
-
-
-def killed_at_each_commit(night: Night, wave_id: UUID, what: Callable[[Wave], bool]) -> int:
-    """The scheduler's process dies after each commit that it makes, and is started anew; how often it died. The engine's own
-    deaths are tested elsewhere."""
-    died, ticker = 0, threading.get_ident()
-
-    def dies() -> None:
-        if threading.get_ident() == ticker:
-            raise Crash
-
-    def reached() -> bool:
-        nonlocal died
-        night.side.close()
-        night.begin_anew()
-        night.store.on_commit = dies
-        try:
-            for _ in range(3):  # what is checked in a thread is seen by the tick after
-                night.carrying.tick()
-                time.sleep(0.02)
-        except Crash:
-            died += 1
-        finally:
-            night.store.on_commit = lambda: None
-        for job_id in night.store.unended_ids(host="local"):
-            night.engine.begin(job_id)
-        return what(night.waves.whole(wave_id))
-
-    until(reached)
-    return died
-
-
-def test_a_scheduler_that_is_killed_after_each_of_its_commits_does_nothing_twice(night: Night) -> None:
-    night.vms("db", "web")
-    made = night.waves.create(wave({"id": "db"}, {"id": "web", "after": ["db"]}))
-    night.waves.go(made.id)
-    died = killed_at_each_commit(night, made.id, lambda seen: seen.state is W.COMPLETED)
-    assert died >= 12, "begun, submitted, noted as submitted, ready, cutting over, asked for, healthy; twice; completed"
-    assert len(night.store.documents(limit=10)[0]) == 2
-    assert states(night.waves.whole(made.id)) == {"db": S.HEALTHY, "web": S.HEALTHY}
-    night.waves.roll_back(made.id, RollBackRequest())
-    assert killed_at_each_commit(night, made.id, lambda seen: seen.state is W.ROLLED_BACK) >= 5
-    assert night.house.hypervisor.domains == {}
-    assert [night.house.platform.vm(name)["power"] for name in ("db", "web")] == ["on", "on"]
 
 
 class Interrupted:

@@ -1,8 +1,7 @@
 """A job whose guest does not boot from the first bus climbs; names are claimed before anything is copied. Fakes, real store."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,7 @@ from synvirt.store import Store
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
-from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan, states
-
-COMMITS_MAX = 60
-
-
-def first_commit_of_landing(folder: Path) -> int:
-    """Those before are the copy's, which has its own tests."""
-    folder.mkdir()
-    house = House(folder, workers=in_process)
-    job = house.intake.submit(offline_plan(appliance(house)))
-    states_seen: list[State] = []
-    house.store.on_commit = lambda: states_seen.append(house.store.get(job.id).state)
-    house.run(job.id)
-    house.close()
-    return states_seen.index(State.STARTING) + 1
-
+from tests.house import VM, House, live_plan, offline_plan, states
 
 SOMEBODY = UUID(int=99)
 
@@ -133,73 +117,6 @@ def test_a_bus_that_the_plan_names_is_the_only_one(tmp_path: Path) -> None:
 def test_a_guest_that_is_not_to_be_started_is_not_tried(house: House) -> None:
     job = run(house, target={"start": False})
     assert (job.state, job.boot_attempts) == (State.COMPLETED, ())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("boots_from", "ends"), [(("sata",), State.COMPLETED), ((), State.FAILED)])
-def test_a_crash_at_every_commit_goes_on_at_its_rung(tmp_path: Path, boots_from: tuple[DiskBus, ...], ends: State) -> None:
-    for commit in range(first_commit_of_landing(tmp_path / "first"), COMMITS_MAX):
-        folder, hypervisor = tmp_path / str(commit), FakeHypervisor(boots_from=boots_from)
-        folder.mkdir()
-        house = House(folder, workers=in_process, hypervisor=hypervisor)
-        job = house.intake.submit(offline_plan(appliance(house)))
-        house.store.on_commit = crash_at(commit)
-        crashed = False
-        try:
-            ended = house.run(job.id)
-        except Crash:
-            crashed = True
-            before = house.store.get(job.id).boot_attempts
-            house.close()
-            house = House(folder, workers=in_process, hypervisor=hypervisor)
-            ended = house.run(job.id)
-            assert [one.disk_bus for one in ended.boot_attempts][: len(before)] == [one.disk_bus for one in before]
-        assert ended.state == ends, ended.last_error
-        tried = ["virtio", "scsi", "sata"] + ([] if boots_from else ["ide"])
-        assert [attempt.disk_bus for attempt in ended.boot_attempts] == tried, "no rung is tried twice"
-        assert len(hypervisor.domains) == (1 if boots_from else 0)
-        if ends == State.FAILED:
-            assert house.store.ledger(job.id) == []
-        house.close()
-        if not crashed:
-            return
-    pytest.fail("a job never stops committing")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_cancel_at_every_commit_leaves_no_domain_volume_or_picture(tmp_path: Path) -> None:
-    for commit in range(first_commit_of_landing(tmp_path / "first"), COMMITS_MAX):
-        folder, hypervisor = tmp_path / str(commit), FakeHypervisor(boots_from=("sata",))
-        folder.mkdir()
-        house = House(folder, workers=in_process, hypervisor=hypervisor)
-        job = house.intake.submit(offline_plan(appliance(house)))
-        house.store.on_commit = cancel_at(commit, house, job)
-        ended = house.run(job.id)
-        if ended.state == State.CANCELLED:
-            assert house.leftovers() == []
-            assert hypervisor.screenshots == {}
-            assert house.store.ledger(job.id) == []
-        house.close()
-        if ended.state == State.COMPLETED:
-            assert commit > 10, "the wish came after the last moment at which a step looks for it"
-            return
-    pytest.fail("a job never stops committing")
-
-
-def cancel_at(commit: int, house: House, job: Migration) -> Callable[[], None]:
-    seen = 0
-
-    def committed() -> None:
-        nonlocal seen
-        seen += 1
-        if seen == commit:
-            house.store.on_commit = lambda: None
-            with contextlib.suppress(Conflict):  # it has ended
-                house.intake.cancel(job.id)
-
-    return committed
 
 
 # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────

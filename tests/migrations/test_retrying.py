@@ -17,7 +17,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from tests.fakes.guests import MARK, FakePreparer
-from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan, states
+from tests.house import VM, House, live_plan, offline_plan, states
 
 MIB = 1 << 20
 DISK = "disk-0"
@@ -183,32 +183,3 @@ def test_a_volume_that_was_removed_meanwhile_is_missed_and_not_made_anew(house: 
     again = house.run(house.intake.retry(before.id, {}).id)
     assert (again.state, again.last_error.code if again.last_error else None) == (State.FAILED, "E_MIG_DISK_READ_FAILED")
     assert not house.volume(before).exists()
-
-
-@pytest.mark.timeout(300)
-def test_a_service_killed_anywhere_goes_on_with_the_retry(tmp_path: Path) -> None:
-    for commit in range(1, 60):
-        folder = tmp_path / str(commit)
-        folder.mkdir()
-        house = House(folder, family="windows", preparer=FakePreparer(fails=True))
-        before = failed(house)
-        mended(house)
-        house.store.on_commit = crash_at(commit)
-        try:
-            house.run(house.intake.retry(before.id, {}).id)
-        except Crash:
-            crashed = True
-        else:
-            crashed = False
-        house.close()
-        house = House(folder, hypervisor=house.hypervisor, preparer=FakePreparer(), family="windows")
-        # The engine hands over what is there; where nothing is, the operator asks again.
-        waiting = [job.id for job in jobs(house) if not job.ended or job.state == State.COMPLETED]
-        job = house.run(waiting[0] if waiting else house.intake.retry(before.id, {}).id)
-        assert job.state == State.COMPLETED, job.last_error
-        assert house.volume(job).read_bytes().startswith(MARK)
-        house.close()
-        if not crashed:
-            assert commit > 8
-            return
-    raise AssertionError("the job never came to its end")

@@ -14,22 +14,17 @@ from typing import Any
 import pytest
 
 from synvirt.errors import BadRequest
-from synvirt.jobs.process import started
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import State
 from synvirt.offline.hyperv.tool import vmcx_tool
 from synvirt.settings import Settings
 from synvirt.sizes import MIB
-from tests.fakes.hypervisor import FakeHypervisor
-from tests.fakes.workers import in_process
 from tests.house import Crash, House, crash_at, offline_plan, states
 from tests.offline import appliances, hyperv_exports
 from tests.offline.vmcx_service import Way, by_tool
 from tests.processes import children, command_line, until
 
 DISKS = {"ide0:0": appliances.raw_disk(3 * MIB, seed=1), "scsi0:0": appliances.raw_disk(3 * MIB, seed=2)}
-# More commits than a job here makes.
-COMMITS_MAX = 80
 
 
 def exported(house: House, disks: dict[str, bytes] = DISKS) -> Path:
@@ -294,30 +289,6 @@ def test_cancelled_while_the_tool_runs(tmp_path: Path) -> None:
     assert house.store.ledger(job.id) == []
     check_tidy(house, ended)
     house.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_crash_after_every_commit_is_survived(tmp_path: Path) -> None:
-    for commit in range(1, COMMITS_MAX):
-        folder, hypervisor = tmp_path / str(commit), FakeHypervisor()
-        folder.mkdir()
-        workers = started if commit % 8 == 0 else in_process  # a process takes as long to begin as all else
-        house = by_tool(folder, "well", hypervisor=hypervisor, workers=workers)
-        job = house.intake.submit(offline_plan(exported(house), kind="vmcx_export"))
-        house.store.on_commit = crash_at(commit)
-        try:
-            check_volumes(house, house.run(job.id))
-        except Crash:
-            house.close()
-        else:
-            assert commit > 20, "a job makes more commits than that"
-            house.close()
-            return
-        again = by_tool(folder, "well", hypervisor=hypervisor, workers=workers)
-        check_volumes(again, again.run(job.id))
-        again.close()
-    pytest.fail(f"a job that makes over {COMMITS_MAX} commits")
 
 
 @contextmanager

@@ -43,7 +43,6 @@ from tests.house import VM, Crash, House, live_plan
 
 DISK = "disk-0"
 CONTENT = random.Random(5).randbytes(700 * KIB) + bytes(200 * KIB)
-COMMITS_MAX = 150
 HELD = {"cutover": "manual", "interval_s": 0.2}
 
 
@@ -559,104 +558,6 @@ def test_a_picture_goes_with_its_rehearsal(stage: Stage) -> None:
     stage.rehearsals.start()
     stage.rehearsals.close()
     assert list(screens.iterdir()) == []
-
-
-# ── at every commit ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _counted(stage: Stage, at: int, then: Callable[[], None]) -> list[int]:
-    """`then` after the commit of that number, and after each one that follows."""
-    made: list[int] = []
-
-    def committed() -> None:
-        made.append(1)
-        if len(made) >= at:
-            then()
-
-    stage.house.store.on_commit = committed
-    return made
-
-
-def _rehearsed(stage: Stage, job: Migration) -> Rehearsal:
-    found = stage.asking.of(job.id)[0]
-    assert found.state in REHEARSED, found
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", range(2))
-@pytest.mark.parametrize("conversion", ["never", "always"])
-def test_a_crash_after_every_commit_is_survived(conversion: str, part: int, tmp_path: Path) -> None:
-    """From the question on. Both threads die, as in a service that is killed."""
-    for commit in range(1 + part, COMMITS_MAX, 2):
-        folder, hypervisor = tmp_path / f"crash-{commit}", Writing()
-        stage = Stage(folder, hypervisor, conversion=conversion, begin_network=FakeNetwork)
-        job = stage.submit()
-        stage.begin_job(job.id)
-        stage.holds(job.id)
-
-        def crash() -> None:
-            stage.let_go.set()  # noqa: B023 - a rehearsal that waits for the job writes nothing, and dies all the same
-            raise Crash
-
-        _counted(stage, commit, crash)
-        with contextlib.suppress(Crash):
-            rehearsal = stage.asking.ask(job.id, RehearsalRequest())
-            stage.begin(rehearsal.id)
-        stage.die()  # the job syncs on, and dies at a commit at the latest
-        assert FakeNetwork.open == []
-        again = Stage(folder, hypervisor, conversion=conversion, begin_network=FakeNetwork)
-        asked = again.asking.of(job.id)
-        before = bool(asked) and asked[0].state in REHEARSED
-        again.begin_job(job.id)
-        for one in asked:
-            again.begin(one.id)
-        again.until(lambda: all(one.state in REHEARSED for one in again.asking.of(job.id)))  # noqa: B023
-        if asked:
-            found = _rehearsed(again, job)
-            assert found.state is RehearsalState.PASSED
-            assert [one.name for one in found.checks] == ["boot", "network"]
-        ended = again.cut_over(job.id)
-        assert ended.state == State.COMPLETED, ended.last_error
-        assert again.leftovers(ended) == []
-        moved = hypervisor.seen[UUID(ended.domain.uuid if ended.domain else "")]
-        source = source_bytes(again)
-        assert moved == (MARK + source[len(MARK) :] if conversion == "always" else source)
-        again.close()
-        if before:
-            return
-    raise AssertionError(f"after {COMMITS_MAX} commits the rehearsal has not ended")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_cancel_at_every_commit_leaves_nothing(tmp_path: Path) -> None:
-    for commit in range(1, COMMITS_MAX):
-        stage = Stage(tmp_path / f"cancel-{commit}", Writing(), conversion="always")
-        job = stage.submit()
-        stage.begin_job(job.id)
-        stage.holds(job.id)
-        rehearsal = stage.asking.ask(job.id, RehearsalRequest())
-
-        def cancel() -> None:
-            stage.house.store.on_commit = lambda: None  # noqa: B023
-            with contextlib.suppress(Conflict):
-                stage.asking.cancel(job.id, rehearsal.id)  # noqa: B023
-
-        _counted(stage, commit, cancel)
-        stage.begin(rehearsal.id)
-        stage.until(lambda: stage.asking.get(job.id, rehearsal.id).state in REHEARSED)  # noqa: B023
-        found = stage.asking.get(job.id, rehearsal.id)
-        assert found.error is None
-        assert stage.leftovers(stage.house.store.get(job.id)) == []
-        ended = stage.cut_over(job.id)
-        assert ended.state == State.COMPLETED, ended.last_error
-        stage.close()
-        if found.state is RehearsalState.PASSED:
-            return
-        assert found.state is RehearsalState.CANCELLED
-    raise AssertionError(f"after {COMMITS_MAX} commits the rehearsal has not passed")
 
 
 def test_a_host_that_was_lost_ends_it(tmp_path: Path) -> None:

@@ -1,0 +1,8 @@
+"""Every kind of job that there is, and the laws that all of them keep.
+
+    table.py   a line a kind and way: a world that it runs in, and how it ends
+    laws.py    killed at each moment, cancelled at each moment, and what may be left: written once
+    migrations.py, runs.py, restores.py, rehearsals.py, waves.py   the worlds
+
+test_laws.py runs the lines that need no hypervisor; tests/real/test_laws_of_kinds.py the others.
+"""

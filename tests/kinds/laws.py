@@ -1,0 +1,365 @@
+"""What holds for every kind of job, at each of its moments: the commits of the store, and what a world names besides.
+
+killed      the service dies there, and is started again: the job completes, with the right bytes
+cancelled   the operator cancels there: the job ends Cancelled, all is as it was found
+both        nothing is left: volumes, snapshots, files, domains, ledger, slots, processes
+
+A service that has died does nothing any more: its store answers nobody, so no thread of it gets further than that.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+from sqlalchemy import event, select
+
+from synvirt.errors import BackupConflict, Conflict
+from synvirt.store import Store
+from synvirt.store.tables import slots
+from tests.house import Crash
+from tests.processes import workers
+
+# More moments than any job here has: one that never ends is a failure, not a long test.
+MOMENTS_MAX = 200
+End = Literal["Completed", "Failed", "Cancelled"]
+
+
+@dataclass
+class Place:
+    """Where one job lives through several services. `outside`: what outlives a service, by name. `host`: the hypervisor, for
+    worlds that need a real one. `closing`: what goes when the place does."""
+
+    folder: Path
+    host: Any = None
+    data_dir: Path | None = None
+    outside: dict[str, Any] = field(default_factory=dict)
+    closing: ExitStack = field(default_factory=ExitStack)
+
+
+class World:
+    """A service over a place, started. The next one over the same place is the service that starts after it."""
+
+    store: Store
+
+    def prepare(self) -> None:
+        """What there is before the job: by the first service, and before it can die."""
+
+    def submit(self) -> UUID:
+        """The job, as its user asks for it."""
+        raise NotImplementedError
+
+    def found(self) -> UUID | None:
+        """The job that was there when this service started."""
+        raise NotImplementedError
+
+    def run(self, job_id: UUID) -> End:
+        """To its end."""
+        raise NotImplementedError
+
+    def cancel(self, job_id: UUID) -> None:
+        """Conflict, where it has ended."""
+        raise NotImplementedError
+
+    def check(self, job_id: UUID) -> None:
+        """It came to what it was to come to."""
+        raise NotImplementedError
+
+    def check_undone(self, job_id: UUID) -> None:
+        """All is as it was found."""
+
+    def check_started(self) -> None:
+        """A service that died was started again, and has not gone on yet with anything."""
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        """Whatever is there and should not be. `job_id`: the job that completed, whose own things are its user's."""
+        raise NotImplementedError
+
+    def steps(self) -> Sequence[tuple[object, str]]:
+        """Calls after which the service may die too, as (holder, name): what they do is no commit."""
+        return ()
+
+    def is_moment(self) -> bool:
+        """Asked in the thread that has just committed."""
+        return True
+
+    def die(self) -> None:
+        """Its threads end, as those of a service that was killed: whatever they ask of the store ends them."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A line of the table. `name`: as the product calls it. `ends`: as it does when nothing happens to it.
+
+    `parts`: how many tests share its moments. `taken`: those of its parts that are run, where lines of one course and other
+    trouble take them all together. `surely`: so many moments at least.
+    `kills`, `cancels`: whether that law is asked of it.
+    `begins_anew`: a job of it that a kill cut off fails with a cause, and is asked for again.
+    `late`: so many moments may follow a wish that comes after the last look for it.
+    `cancelled_at`: the service dies at each moment after the job was cancelled at that one, too.
+    `meanwhile`: what goes on outside between a service's death, at that moment, and the next start."""
+
+    name: str
+    way: str
+    world: Callable[[Place], World]
+    ends: End = "Completed"
+    parts: int = 1
+    taken: Sequence[int] | None = None
+    begins_anew: bool = False
+    real: bool = False
+    kills: bool = True
+    cancels: bool = True
+    surely: int = 5
+    late: int = 4
+    cancelled_at: int | None = None
+    meanwhile: Callable[[Place, int], None] = lambda place, moment: None
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.way}"
+
+
+class Moments:
+    """Of a service: counted from 1, over all its threads. `then` is called at the given one, after what was done there."""
+
+    def __init__(self, world: World, at: int, then: Callable[[], None], patched: pytest.MonkeyPatch) -> None:
+        self.count, self._at, self._then = 0, at, then
+        self._is_moment, self._is_over = world.is_moment, False
+        self._lock = threading.Lock()
+        world.store.on_commit = self._happened
+        for holder, name in world.steps():
+            patched.setattr(holder, name, self._counted(getattr(holder, name)))
+
+    def _counted(self, call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*arguments: object, **named: object) -> object:
+            answer = call(*arguments, **named)
+            self._happened()
+            return answer
+
+        return counted
+
+    def over(self) -> None:
+        """What is done from now on is done by the test."""
+        self._is_over = True
+
+    def _happened(self) -> None:
+        if self._is_over or not self._is_moment():
+            return
+        with self._lock:
+            self.count += 1
+            is_it = self.count == self._at
+        if is_it:
+            self._then()
+
+
+class Death:
+    """Of a service. From then on nobody gets anything from its store, nor anything into it."""
+
+    def __init__(self, store: Store) -> None:
+        self.happened = False
+        event.listen(store._engine, "before_cursor_execute", self._asked)
+
+    def happens(self) -> None:
+        self.happened = True
+        raise Crash
+
+    def _asked(self, *_: object) -> None:
+        if self.happened:
+            raise Crash
+
+
+def slots_held(store: Store) -> list[str]:
+    with store._engine.connect() as db:
+        return [f"slot {row.resource} of {row.job_id}" for row in db.execute(select(slots))]
+
+
+def nothing_left(world: World, job_id: UUID | None) -> None:
+    left = [*world.left(job_id), *slots_held(world.store), *(f"worker {pid}" for pid in workers())]
+    assert left == [], left
+
+
+# ── killed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def killed_at(kind: Kind, place: Place, moment: int) -> bool:
+    """Whether the job had that moment."""
+    with first(kind, place) as world, pytest.MonkeyPatch.context() as patched:
+        death = Death(world.store)
+        moments = Moments(world, moment, death.happens, patched)
+        ended: End | None = None
+        with suppress(Crash):
+            job_id = world.submit()
+            ended = world.run(job_id)
+        moments.over()
+        if not death.happened:
+            assert ended == kind.ends, problem_of(world, job_id)
+            _well(kind, world, job_id)
+            return False
+        world.die()
+    kind.meanwhile(place, moment)
+    _goes_on(kind, place)
+    return True
+
+
+def _goes_on(kind: Kind, place: Place) -> None:
+    with next_service(kind, place) as world:
+        world.check_started()
+        found = world.found()
+        # Where the service died before the job was there, whoever asked for it saw that, and asks again.
+        job_id = world.submit() if found is None else found
+        ended = world.run(job_id)
+        if kind.begins_anew and ended == "Failed":
+            assert "service ended" in problem_of(world, job_id), problem_of(world, job_id)
+            nothing_left(world, None)
+            job_id = world.submit()
+            ended = world.run(job_id)
+        assert ended == kind.ends, problem_of(world, job_id)
+        _well(kind, world, job_id)
+
+
+def _well(kind: Kind, world: World, job_id: UUID) -> None:
+    if kind.ends == "Completed":
+        world.check(job_id)
+    else:
+        world.check_undone(job_id)
+    nothing_left(world, job_id if kind.ends == "Completed" else None)
+
+
+# ── cancelled ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cancelled_at(kind: Kind, place: Place, moment: int) -> bool:
+    """Whether the job had that moment. Nobody can cancel what he has not been told of: moments until then are passed over."""
+    with first(kind, place) as world, pytest.MonkeyPatch.context() as patched:
+        known: list[UUID] = []
+        moments = Moments(world, moment, lambda: _wish(world, known), patched)
+        known.append(world.submit())
+        told = moments.count
+        ended = world.run(known[0])
+        moments.over()
+        had = moments.count >= moment
+        if ended == "Cancelled":
+            world.check_undone(known[0])
+            nothing_left(world, None)
+        else:
+            # The wish came before anybody knew of the job, or after the last moment at which a step looks for it.
+            assert moment <= told or moments.count - moment <= kind.late, f"{moments.count - moment} moments after the wish"
+            assert ended == "Completed", problem_of(world, known[0])
+            world.check(known[0])
+            nothing_left(world, known[0])
+        return had
+
+
+def _wish(world: World, known: list[UUID]) -> None:
+    if known:
+        with suppress(Conflict, BackupConflict):  # the moment was the job's last: it has ended
+            world.cancel(known[0])
+
+
+def killed_while_cancelled(kind: Kind, place: Place, moment: int) -> bool:
+    """The service dies so many moments after the job was cancelled. Whether it had that many."""
+    assert kind.cancelled_at is not None
+    with first(kind, place) as world:
+        death, known = Death(world.store), list[UUID]()
+        after = 0
+
+        def committed() -> None:
+            nonlocal after
+            if not world.is_moment():
+                return
+            after += 1
+            if after == kind.cancelled_at:
+                _wish(world, known)
+            elif after == (kind.cancelled_at or 0) + moment:
+                death.happens()
+
+        # The wish is a commit of its own, and no moment.
+        world.store.on_commit = committed
+        with suppress(Crash):
+            known.append(world.submit())
+            assert world.run(known[0]) == "Cancelled"
+        world.store.on_commit = lambda: None
+        if not death.happened:
+            nothing_left(world, None)
+            return False
+        world.die()
+    with next_service(kind, place) as world:
+        assert world.run(known[0]) == "Cancelled", problem_of(world, known[0])
+        world.check_undone(known[0])
+        nothing_left(world, None)
+    return True
+
+
+# ── services, one after the other ────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def first(kind: Kind, place: Place) -> Iterator[World]:
+    place.folder.mkdir()
+    with next_service(kind, place) as world:
+        world.prepare()
+        yield world
+
+
+@contextmanager
+def next_service(kind: Kind, place: Place) -> Iterator[World]:
+    world = kind.world(place)
+    try:
+        yield world
+    finally:
+        world.store.on_commit = lambda: None
+        world.close()
+
+
+def problem_of(world: World, job_id: UUID) -> str:
+    """As it was told: for people who read a failure."""
+    return str(getattr(world, "problem", lambda _: "")(job_id))
+
+
+Law = Callable[[Kind, Place, int], bool]
+
+
+def holds(law: Law, kind: Kind, part: int, places: Callable[[str], Place]) -> None:
+    """At each moment of this part, until the job has none left. `places` makes one of a name."""
+    with pytest.MonkeyPatch.context() as patched:
+        # A thread that dies with its service does not fail the test.
+        told = threading.excepthook
+        patched.setattr(threading, "excepthook", lambda said: None if said.exc_type is Crash else told(said))
+        _holds(law, kind, part, places)
+
+
+def _holds(law: Law, kind: Kind, part: int, places: Callable[[str], Place]) -> None:
+    for moment in range(1 + part, MOMENTS_MAX, kind.parts):
+        place = places(f"{law.__name__}-{moment}")
+        with place.closing:
+            had = law(kind, place, moment)
+        if not had:
+            assert moment > kind.surely or law is killed_while_cancelled, f"only {moment} moments: is it the whole job?"
+            return
+    pytest.fail(f"{kind} has over {MOMENTS_MAX} moments")
+
+
+LAWS: dict[str, Law] = {"killed": killed_at, "cancelled": cancelled_at, "killed while cancelled": killed_while_cancelled}
+
+
+def cases(kinds: Sequence[Kind], *, real: bool) -> list[Any]:
+    """Each law of each kind in its parts, which workers of pytest share."""
+    found = []
+    for kind in kinds:
+        if kind.real is not real:
+            continue
+        laws = ["killed"] if kind.kills else []
+        laws += ["cancelled"] if kind.cancels else []
+        laws += ["killed while cancelled"] if kind.cancelled_at is not None else []
+        found += [
+            pytest.param(kind, law, part, id=f"{kind}, {law}, {part}")
+            for law in laws
+            for part in kind.taken or range(kind.parts)
+        ]
+    return found

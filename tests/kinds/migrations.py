@@ -1,0 +1,272 @@
+"""Migrations in a house of fakes: real store, real copies, a platform and a hypervisor that are not there."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from synvirt.destinations.zfs import ZfsDestination
+from synvirt.destinations.zfs_command import Zfs
+from synvirt.jobs.process import started
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.machine import DiskBus
+from synvirt.model.plan import MigrationPlan
+from synvirt.sizes import KIB, MIB
+from tests.fakes.guests import MARK, FakePreparer
+from tests.fakes.hypervisor import BUSES, FakeHypervisor
+from tests.fakes.workers import in_process
+from tests.fakes.zfs import FakeZfs
+from tests.house import VM, House, live_plan, offline_plan
+from tests.kinds.laws import End, Place, World
+from tests.offline import hyperv_exports
+from tests.offline.appliances import image, raw_disk
+from tests.offline.vmcx_service import by_tool
+
+DISK = "disk-0"
+EXPORTED = {"ide0:0": raw_disk(3 * MIB, seed=1), "scsi0:0": raw_disk(3 * MIB, seed=2)}
+CONTENT = random.Random(11).randbytes(700 * KIB) + bytes(400 * KIB) + random.Random(12).randbytes(500)
+
+
+def offline(house: House, keys: Sequence[str] = (DISK, "disk-1")) -> MigrationPlan:
+    folder = house.imports / "appliance"
+    folder.mkdir(exist_ok=True)
+    for key in keys:
+        (folder / f"{key}.raw").write_bytes(CONTENT)
+    return offline_plan(folder)
+
+
+def live(mode: str) -> Callable[[House], MigrationPlan]:
+    def plan(house: House) -> MigrationPlan:
+        if VM not in house.platform.vm_ids():
+            house.platform.add_vm(VM, {DISK: CONTENT})
+        # The limit spreads the copy over several watermarks.
+        return live_plan(mode, warm={"delta_threshold_bytes": MIB}, limits={"bandwidth_bps": 8 * MIB})
+
+    return plan
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`fail`: of the hypervisor. `boots_from`: the buses that its guests have a driver for. `lies`, `forgets`: of the platform,
+    between two services. `processes`: its disks are copied by worker processes; those of the others by the same code here."""
+
+    plan: Callable[[House], MigrationPlan]
+    family: str = "linux"
+    fail: str | None = None
+    boots_from: tuple[DiskBus, ...] = BUSES
+    live: bool = False
+    lies: bool = False
+    forgets: bool = False
+    processes: bool = False
+
+    def __call__(self, place: Place) -> "InHouse":
+        return InHouse(self, place)
+
+    def guest_lives_on(self, place: Place, moment: int) -> None:
+        """What a guest does meanwhile: it writes, while it is on. What a lying source hides is much: a sample finds much."""
+        platform = place.outside["platform"]
+        if VM not in platform.vm_ids():
+            return
+        if self.lies:
+            platform.guest_writes(VM, DISK, 0, random.Random(moment).randbytes(700 * KIB), tracked=False)
+        else:
+            platform.guest_writes(VM, DISK, moment * 8 * KIB % len(CONTENT), b"written at moment %d" % moment)
+        if self.forgets:
+            platform.lose_snapshots(VM)
+
+
+class InHouse(World):
+    def __init__(self, scenario: Scenario, place: Place) -> None:
+        self.scenario, self.place = scenario, place
+        self.house = self.made_house()
+        self.store = self.house.store
+        place.outside["platform"] = self.house.platform
+
+    def made_house(self, **fields: Any) -> House:
+        hypervisor = self.place.outside.setdefault(
+            "hypervisor", FakeHypervisor(fail=self.scenario.fail, boots_from=self.scenario.boots_from)
+        )
+        workers = started if self.scenario.processes else in_process
+        known = {"preparer": FakePreparer(), "family": self.scenario.family, "workers": workers}
+        return House(self.place.folder, hypervisor=hypervisor, **{**known, **fields})
+
+    def submit(self) -> UUID:
+        return self.house.intake.submit(self.scenario.plan(self.house)).id
+
+    def found(self) -> UUID | None:
+        jobs = self.jobs()
+        return jobs[0].id if jobs else None
+
+    def jobs(self) -> list[Migration]:
+        """Newest first."""
+        return [Migration.model_validate_json(document) for document in self.store.documents(limit=100)[0]]
+
+    def run(self, job_id: UUID) -> End:
+        return str(self.house.run(job_id).state)  # type: ignore[return-value]
+
+    def problem(self, job_id: UUID) -> str:
+        return str(self.store.get(job_id).last_error)
+
+    def cancel(self, job_id: UUID) -> None:
+        # A wish is no moment of the job.
+        on_commit, self.store.on_commit = self.store.on_commit, lambda: None
+        try:
+            self.house.intake.cancel(job_id)
+        finally:
+            self.store.on_commit = on_commit
+
+    def check(self, job_id: UUID) -> None:
+        job = self.store.get(job_id)
+        assert job.domain is not None
+        assert [str(uuid) for uuid in self.house.hypervisor.domains] == [job.domain.uuid]
+        self.check_rungs(job)
+        if self.scenario.live:
+            assert self.house.platform.vm(VM)["power"] == "off"
+        for disk in job.disks:
+            assert self.content(job, disk.key) == self.expected(disk.key), disk.key
+        # The fake conversion tells nobody what it wrote.
+        if self.scenario.family == "linux":
+            self.house.prove(job)
+
+    def check_rungs(self, job: Migration) -> None:
+        """The ladder of buses was climbed once: no rung is tried twice, and none is left out."""
+        boots = [bus for bus in BUSES if bus in self.scenario.boots_from]
+        tried = BUSES[: BUSES.index(boots[0]) + 1] if boots else BUSES
+        assert tuple(attempt.disk_bus for attempt in job.boot_attempts) == tried
+
+    def content(self, job: Migration, key: str) -> bytes:
+        return self.house.volume(job, key).read_bytes()
+
+    def expected(self, key: str) -> bytes:
+        if self.scenario.live:
+            return self.house.platform.disk_path(VM, key).read_bytes()
+        return MARK + CONTENT[len(MARK) :] if self.scenario.family == "windows" and key == DISK else CONTENT
+
+    def check_undone(self, job_id: UUID) -> None:
+        job = self.store.get(job_id)
+        assert self.house.hypervisor.domains == {}
+        assert job.last_error is not None
+        if job.state is State.FAILED and self.scenario.fail is None:
+            self.check_rungs(job)
+        assert self.house.hypervisor.screenshot(job.id) is None or job.state is State.FAILED
+        if job.state is State.CANCELLED:
+            assert job.last_error.code == "E_MIG_CANCELLED"
+            assert [disk.volume for disk in job.disks if disk.volume] == [], "it names no volume that is gone"
+        if self.scenario.live:
+            assert self.house.platform.vm(VM)["power"] == "on"
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        own: set[str] = set()
+        if job_id is not None:
+            job = self.store.get(job_id)
+            volumes = [self.house.volume(job, disk.key) for disk in job.disks if disk.volume]
+            own |= {str(path) for volume in volumes for path in (volume, volume.parent)}
+            own |= {f"domain {job.domain.uuid}"} if job.domain else set()
+        elif all(job.state is State.FAILED for job in self.jobs()):
+            # A replica is never deleted with its failed cut-over, nor what is known of it: a retry goes on from both.
+            own |= {str(path) for kept in ("volumes", "receipts/hashes") for path in (self.place.folder / kept).rglob("*")}
+        is_there = self.scenario.live and VM in self.house.platform.vm_ids()
+        left = [one for one in self.house.leftovers(VM if is_there else None) if one not in own]
+        if is_there and self.house.platform.vm(VM)["cbt_enabled"]:
+            left.append("tracking")  # it was off before
+        for job in self.jobs():
+            if job.id != job_id:
+                left += [f"{entry.kind} {entry.name}" for entry in self.store.ledger(job.id)]
+        return left
+
+    def close(self) -> None:
+        self.house.close()
+
+
+# ── ways that need a house of their own ──────────────────────────────────────────────────────────────────────────────
+
+
+class Retry(InHouse):
+    """The conversion failed; the job is taken up again with the copy it made, and the source is gone."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(Scenario(offline, family="windows"), place)
+
+    def made_house(self, **fields: Any) -> House:
+        return super().made_house(preparer=FakePreparer(fails="before" not in self.place.outside), **fields)
+
+    def prepare(self) -> None:
+        before = self.house.run(self.house.intake.submit(offline(self.house)).id)
+        assert before.state is State.FAILED
+        self.place.outside["before"] = before.id
+        self.house.preparer.fails = False
+        for path in self.house.imports.rglob("*.raw"):
+            path.unlink()
+
+    def submit(self) -> UUID:
+        return self.house.intake.retry(self.place.outside["before"], {}).id
+
+    def found(self) -> UUID | None:
+        newest = self.jobs()[0]
+        return None if newest.id == self.place.outside["before"] else newest.id
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        """What a retry that was cancelled has is its failed job's again, or gone with it."""
+        before = self.store.get(self.place.outside["before"])
+        own = set[str]()
+        if job_id is None:
+            own = {str(path) for kept in ("volumes", "receipts/hashes") for path in (self.place.folder / kept).rglob("*")}
+        kept = [f"{entry.kind} {entry.name}" for entry in self.store.ledger(before.id)]
+        return [one for one in super().left(job_id) if one not in own and one not in kept]
+
+
+class ByTool(InHouse):
+    """Imported whole by an outside program, which is a process each time."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(Scenario(offline), place)
+
+    def made_house(self, **fields: Any) -> House:
+        hypervisor = self.place.outside.setdefault("hypervisor", FakeHypervisor())
+        return by_tool(self.place.folder, "well", hypervisor=hypervisor, workers=in_process)
+
+    def submit(self) -> UUID:
+        export = self.house.imports / "an export"
+        if not export.exists():
+            images = {key: image(self.place.folder, f"{n}.vhdx", "vhdx", raw) for n, (key, raw) in enumerate(EXPORTED.items())}
+            hyperv_exports.export(export, images)
+        return self.house.intake.submit(offline_plan(export, kind="vmcx_export")).id
+
+    def expected(self, key: str) -> bytes:
+        return EXPORTED[key]
+
+    def check_rungs(self, job: Migration) -> None:
+        """Its disks begin where the export has them."""
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        return super().left(job_id) + [str(path) for path in (self.place.folder / "passthrough").rglob("*")]
+
+
+class OnZfs(InHouse):
+    """On a fake zfs, whose volumes are real block devices. Each of its commands is a process."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(Scenario(partial(offline, keys=(DISK,))), place)
+
+    def made_house(self, **fields: Any) -> House:
+        if "zfs" not in self.place.outside:
+            self.place.outside["zfs"] = FakeZfs(self.place.folder / "zfs")
+            self.place.closing.callback(self.place.outside["zfs"].close)
+        self.fake: FakeZfs = self.place.outside["zfs"]
+        zfs = Zfs(self.fake.program)
+        destination = ZfsDestination("tank", "synvirt", zfs=zfs, devices=self.fake.devices, name_of=self.fake.name_of)
+        return super().made_house(destination=destination)
+
+    def content(self, job: Migration, key: str) -> bytes:
+        return super().content(job, key)[: len(CONTENT)]
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        own = set[str]() if job_id is None else {str(disk.volume) for disk in self.store.get(job_id).disks}
+        folders = {"tank", "tank/synvirt", "tank/synvirt/migrations"}
+        folders |= {name.rpartition("/")[0] for name in own}
+        return [one for one in super().left(job_id) if "/" not in one] + [
+            f"dataset {name}" for name in self.fake.datasets() if name not in own | folders
+        ]

@@ -1,0 +1,98 @@
+"""A rehearsal of a job that syncs on meanwhile, and is cut over afterwards: it is as it would have been without."""
+
+import time
+from functools import partial
+from uuid import UUID
+
+from synvirt.model.kinds import State
+from synvirt.model.rehearsal import REHEARSED, RehearsalRequest, RehearsalState
+from tests.fakes.guests import MARK
+from tests.kinds.laws import End, Place, World
+from tests.rehearsals.test_rehearsals import FakeNetwork, Stage, Writing, source_bytes
+
+ENDS: dict[RehearsalState, End] = {
+    RehearsalState.PASSED: "Completed",
+    RehearsalState.FAILED: "Failed",
+    RehearsalState.CANCELLED: "Cancelled",
+}
+WITHIN_S = 90.0
+
+
+class Rehearsed(World):
+    def __init__(self, place: Place, *, conversion: str) -> None:
+        self.place, self.conversion = place, conversion
+        self.hypervisor: Writing = place.outside.setdefault("hypervisor", Writing())
+        self.stage = Stage(place.folder, self.hypervisor, conversion=conversion, begin_network=FakeNetwork)
+        self.store = self.stage.house.store
+        self.is_dead = self.syncs = False
+
+    def prepare(self) -> None:
+        self.place.outside["job"] = self.stage.submit().id
+        self.stage.begin_job(self.job_id)
+        self.syncs = True
+        self.stage.holds(self.job_id)
+
+    @property
+    def job_id(self) -> UUID:
+        found: UUID = self.place.outside["job"]
+        return found
+
+    def submit(self) -> UUID:
+        return self.stage.asking.ask(self.job_id, RehearsalRequest()).id
+
+    def found(self) -> UUID | None:
+        asked = self.stage.asking.of(self.job_id)
+        return asked[0].id if asked else None
+
+    def run(self, job_id: UUID) -> End:
+        if not self.syncs:
+            self.stage.begin_job(self.job_id)
+            self.syncs = True
+        self.stage.begin(job_id)
+        until = time.monotonic() + WITHIN_S
+        while (state := self.stage.asking.get(self.job_id, job_id).state) not in REHEARSED:
+            assert time.monotonic() < until, self.problem(job_id)
+            if self.stage.died:
+                raise self.stage.died[0]
+            time.sleep(0.01)
+        return ENDS[state]
+
+    def problem(self, job_id: UUID) -> str:
+        return str(self.stage.asking.get(self.job_id, job_id))
+
+    def cancel(self, job_id: UUID) -> None:
+        self.stage.asking.cancel(self.job_id, job_id)
+
+    def check(self, job_id: UUID) -> None:
+        found = self.stage.asking.get(self.job_id, job_id)
+        assert [(one.name, one.ok) for one in found.checks] == [("boot", True), ("network", True)]
+        self._cut_over()
+
+    def check_undone(self, job_id: UUID) -> None:
+        assert self.stage.asking.get(self.job_id, job_id).error is None
+        self._cut_over()
+
+    def _cut_over(self) -> None:
+        assert self.stage.leftovers(self.store.get(self.job_id)) == []
+        ended = self.stage.cut_over(self.job_id)
+        assert ended.state is State.COMPLETED, ended.last_error
+        assert ended.domain is not None
+        moved, source = self.hypervisor.seen[UUID(ended.domain.uuid)], source_bytes(self.stage)
+        assert moved == (MARK + source[len(MARK) :] if self.conversion == "always" else source)
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        return [*self.stage.leftovers(self.store.get(self.job_id)), *(f"network {one.ports}" for one in FakeNetwork.open)]
+
+    def die(self) -> None:
+        self.is_dead = True
+        self.stage.let_go.set()
+        self.stage.join()
+
+    def close(self) -> None:
+        if self.is_dead:
+            self.stage.die()
+        else:
+            self.stage.close()
+
+
+never, always = (partial(Rehearsed, conversion=conversion) for conversion in ("never", "always"))

@@ -1,0 +1,224 @@
+"""Runs of backups over guests that are files: real repositories, real workers' code, no hypervisor."""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from synvirt.backups.limits import Limits
+from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, BackupRun, RestorePoint, RestoreRequest
+from synvirt.backups.service import Backups
+from synvirt.jobs.slots import Slots
+from synvirt.model.values import now
+from synvirt.repository import garbage
+from synvirt.repository.disk import PointReader
+from synvirt.repository.folder import HostFolder
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import CONDEMNED_FOLDER
+from synvirt.repository.verify import verify_repository
+from synvirt.store import Store
+from tests.fakes.backups import FakeGuests, backups_of, ended
+from tests.kinds.laws import End, Place, World
+
+HOST, GUEST = "local", "web"
+CONTENT = random.Random(31).randbytes(3 * CHUNK_BYTES) + bytes(2 * CHUNK_BYTES) + random.Random(32).randbytes(700)
+# What a service knows of backups for good; other rows belong to a run that is under way.
+KEPT = ("repository", "job", "run", "point")
+
+
+class Runs(World):
+    """`kind`: of the runs that are looked at. Subclasses ask for one, and know what it comes to."""
+
+    kind: str
+    backups: Backups
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.store = Store(f"sqlite:///{place.folder / 'store.db'}")
+        # As each start of a service does: slots of the one before are free.
+        self.store.hosts.begin(HOST, ttl_s=1000, document="{}")
+        self.backups = self.service()
+        self.backups.start()
+
+    def service(self) -> Backups:
+        self.guests = FakeGuests(self.place.folder / "guests")
+        limits = Limits(Slots(self.store.slots, host=HOST), HOST, per_repository=2, per_host=2, per_destination=2)
+        return backups_of(self.store, self.guests, self.place.folder, limits=limits)
+
+    def prepare(self) -> None:
+        self.guests.image(GUEST, CONTENT)
+        (self.place.folder / "repository").mkdir()
+        asked = BackupRepositoryRequest(name="here", kind="local", path=str(self.place.folder / "repository"))
+        known = self.backups.add_repository(asked)
+        job = self.backups.add_job(BackupJobRequest(name="nightly", vm_ids=(GUEST,), repository_id=known.id))
+        self.place.outside |= {"repository": known.id, "job": job.id, "before": set[UUID]()}
+
+    def backed_up(self) -> RestorePoint:
+        """A point that was there before."""
+        run = ended(self.backups, self.backups.run_job(self.place.outside["job"]).id)
+        assert run.error is None, run.error
+        self.place.outside["before"].add(run.id)
+        return self.backups.points.get(run.restore_point_ids[0])
+
+    def found(self) -> UUID | None:
+        runs, _ = self.backups.runs.page(limit=100, cursor=None)
+        mine = [run.id for run in runs if run.kind == self.kind and run.id not in self.place.outside["before"]]
+        return mine[0] if mine else None
+
+    def run(self, job_id: UUID) -> End:
+        return str(ended(self.backups, job_id).status).capitalize()  # type: ignore[return-value]
+
+    def problem(self, job_id: UUID) -> str:
+        return str(self.backups.runs.get(job_id).error)
+
+    def cancel(self, job_id: UUID) -> None:
+        self.backups.runs.cancel(job_id)
+
+    def check_undone(self, job_id: UUID) -> None:
+        error = self.backups.runs.get(job_id).error
+        assert error is not None
+        assert error.code == "E_BAK_CANCELLED"
+
+    def points(self) -> list[RestorePoint]:
+        """All that are known; each is whole, and what its guest was; and no other is in the repository."""
+        known = self.backups.points.all()
+        repository = self.backups.repositories.opened(self.place.outside["repository"])
+        repository.refresh()
+        assert set(repository.point_ids()) == {point.id for point in known}
+        assert verify_repository(repository).wrongs == ()
+        for point in known:
+            (disk,) = repository.manifest(point.id).shown.disks
+            content = bytearray(disk.size_bytes)
+            PointReader(repository, disk).read_into(0, memoryview(content))
+            assert bytes(content) == CONTENT
+        return known
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        folder = self.place.folder
+        left = [str(path) for name in ("exports", "journals") for path in (folder / name).rglob("*")]
+        left += [str(path) for path in (folder / "repository").rglob("*") if ".partial" in path.name or ".tmp" in path.name]
+        return left + rows_left(self.store)
+
+    def die(self) -> None:
+        self.backups.close()
+
+    def close(self) -> None:
+        self.backups.close()
+        self.store.close()
+
+
+def rows_left(store: Store) -> list[str]:
+    with store._engine.connect() as db:
+        rows = db.exec_driver_sql("SELECT kind, document FROM backups").all()
+        ledger = db.exec_driver_sql("SELECT kind, name FROM ledger").all()
+    return [f"{kind} {document}" for kind, document in rows if kind not in KEPT] + [f"{kind} {name}" for kind, name in ledger]
+
+
+class Backup(Runs):
+    kind = "backup"
+
+    def submit(self) -> UUID:
+        return self.backups.run_job(self.place.outside["job"]).id
+
+    def check(self, job_id: UUID) -> None:
+        run = self.backups.runs.get(job_id)
+        self.backups.look()
+        assert [point.id for point in self.points()] == list(run.restore_point_ids)
+        assert len(run.restore_point_ids) == 1
+
+    def check_undone(self, job_id: UUID) -> None:
+        super().check_undone(job_id)
+        self.backups.look()
+        assert self.points() == []
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        """The journal of a run that did not end is for the job's next one: it finds what is stored."""
+        return [one for one in super().left(job_id) if job_id is not None or "/journals" not in one]
+
+
+class Export(Runs):
+    kind = "restore"
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.place.outside["point"] = self.backed_up().id
+
+    def submit(self) -> UUID:
+        return self.backups.restore(self.place.outside["point"], RestoreRequest(target="export", name="out")).id
+
+    def check(self, job_id: UUID) -> None:
+        (image,) = (self.place.folder / "exports/out").glob("*.raw")
+        assert image.read_bytes() == CONTENT
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        own = {str(path) for path in (self.place.folder / "exports/out").rglob("*")} if job_id is not None else set()
+        own |= {str(self.place.folder / "exports/out")} if job_id is not None else set()
+        return [one for one in super().left(job_id) if one not in own]
+
+
+class Upkeep(Runs):
+    """Of a point, or a repository, that is whole, and stays as it is."""
+
+    def __init__(self, place: Place, kind: str, ask: Callable[["Upkeep"], BackupRun]) -> None:
+        self.kind, self._ask = kind, ask
+        super().__init__(place)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.place.outside["point"] = self.backed_up().id
+        if self.kind == "collect":
+            self._grown_old()
+
+    def _grown_old(self) -> None:
+        """Two points were removed long ago; what the first had alone is condemned, and what the second had is about to be."""
+        known, moment = self.place.outside["repository"], now().timestamp()
+        repository = self.backups.repositories.opened(known)
+        points, made = [], []
+        for number in (1, 2):
+            before = repository.pack_sizes().keys()
+            self.guests.image(GUEST, random.Random(number).randbytes(2 * CHUNK_BYTES))
+            points.append(self.backed_up())
+            repository.refresh()
+            made.append(set(repository.pack_sizes().keys() - before))
+        for point, packs in zip(points, made, strict=True):
+            self.backups.remove_point(point.id)
+            for pack in packs:
+                os.utime(self.place.folder / "repository/packs" / pack, (1, 1))
+            if point is points[0]:
+                assert garbage.collect(repository, now=moment).packs_condemned
+                for listed in (self.place.folder / "repository" / CONDEMNED_FOLDER).iterdir():
+                    os.utime(listed, (moment - 2 * garbage.GRACE_S,) * 2)
+        self.place.outside |= {"condemned": made[0], "garbage": made[1]}
+        self.guests.image(GUEST, CONTENT)
+
+    def steps(self) -> Sequence[tuple[object, str]]:
+        return [(HostFolder, "write"), (HostFolder, "delete")] if self.kind == "collect" else []
+
+    def submit(self) -> UUID:
+        return self._ask(self).id
+
+    def check(self, job_id: UUID) -> None:
+        (point,) = self.points()
+        if self.kind == "verify":
+            assert (point.state, point.verified_at is not None) == ("ok", True)
+        if self.kind == "collect":
+            repository = self.backups.repositories.opened(self.place.outside["repository"])
+            packs = set(repository.pack_sizes())
+            assert packs.isdisjoint(self.place.outside["condemned"])
+            assert packs >= self.place.outside["garbage"], "it is condemned now, and deleted a day later"
+
+    def check_undone(self, job_id: UUID) -> None:
+        super().check_undone(job_id)
+        assert len(self.points()) == 1
+
+
+def of_a_point(world: Upkeep) -> BackupRun:
+    return world.backups.verify(world.place.outside["point"])
+
+
+def of_a_repository(world: Upkeep) -> BackupRun:
+    return world.backups.verify_repository(world.place.outside["repository"])
+
+
+def of_garbage(world: Upkeep) -> BackupRun:
+    return world.backups.collect(world.place.outside["repository"], dry_run=False)

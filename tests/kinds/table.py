@@ -1,0 +1,58 @@
+"""The kinds of job of the product, and the ways that each of them goes."""
+
+from functools import partial
+
+from tests.kinds import rehearsals, restores, runs
+from tests.kinds.laws import Kind
+from tests.kinds.migrations import ByTool, OnZfs, Retry, Scenario, live, offline
+from tests.kinds.waves import Led
+
+_WARM, _COLD = Scenario(live("Warm"), live=True), Scenario(live("Cold"), live=True)
+_LIES, _FORGETS = Scenario(live("Warm"), live=True, lies=True), Scenario(live("Warm"), live=True, forgets=True)
+_NO_BOOT = Scenario(live("Warm"), fail="boot", live=True)
+
+KINDS: tuple[Kind, ...] = (
+    Kind("migration", "offline, by processes", Scenario(offline, processes=True), parts=3, surely=15),
+    Kind("migration", "offline, Windows", Scenario(offline, family="windows"), surely=15),
+    Kind("migration", "offline, no boot", Scenario(offline, fail="boot"), ends="Failed", cancels=False, surely=15),
+    Kind("migration", "warm", _WARM, parts=3, surely=25, cancelled_at=14, meanwhile=_WARM.guest_lives_on),
+    Kind("migration", "cold", _COLD, parts=2, surely=20, meanwhile=_COLD.guest_lives_on),
+    Kind(
+        "migration",
+        "warm, a source that lies",
+        _LIES,
+        parts=3,
+        taken=(0,),
+        cancels=False,
+        surely=25,
+        meanwhile=_LIES.guest_lives_on,
+    ),
+    Kind(
+        "migration",
+        "warm, a source that forgets",
+        _FORGETS,
+        parts=3,
+        taken=(1,),
+        cancels=False,
+        surely=25,
+        meanwhile=_FORGETS.guest_lives_on,
+    ),
+    Kind("migration", "warm, no boot", _NO_BOOT, ends="Failed", parts=3, taken=(2,), cancels=False, surely=25),
+    Kind("migration", "offline, the ladder", Scenario(offline, boots_from=("sata",)), surely=20),
+    Kind("migration", "offline, no rung", Scenario(offline, boots_from=()), ends="Failed", cancels=False, surely=20),
+    Kind("migration", "offline, to zfs", OnZfs, parts=2, surely=12),
+    Kind("migration", "passthrough", ByTool, parts=2, surely=20),
+    Kind("migration", "retry", Retry),
+    Kind("backup", "offline", runs.Backup, late=6),
+    Kind("restore", "export", runs.Export),
+    Kind("restore", "new_domain", restores.NewDomain, begins_anew=True, real=True),
+    Kind("restore", "in_place", restores.InPlace, surely=15, real=True, late=20),
+    Kind("boot_test", "a boot sector", restores.BootTest, begins_anew=True, real=True, late=6),
+    Kind("verify", "a point", partial(runs.Upkeep, kind="verify", ask=runs.of_a_point), begins_anew=True),
+    Kind("verify", "a repository", partial(runs.Upkeep, kind="verify", ask=runs.of_a_repository), begins_anew=True),
+    Kind("collect", "garbage", partial(runs.Upkeep, kind="collect", ask=runs.of_garbage), begins_anew=True, surely=3, late=20),
+    # Its job syncs on meanwhile, and commits what it does.
+    Kind("rehearsal", "as it is", rehearsals.never, parts=2, cancels=False, surely=10),
+    Kind("rehearsal", "converted", rehearsals.always, parts=2, surely=10, late=60),
+    Kind("wave", "its leader", Led, parts=2, surely=12, cancelled_at=8),
+)
