@@ -1,10 +1,12 @@
-"""python -m bench.listing: how long GET /migrations takes for 5,000 jobs, over the Unix socket, as curl measures it.
+"""python -m bench.listing 50000: how long the first page of GET /migrations takes among so many jobs, over the Unix socket, as
+curl measures it.
 
-The measure is under 100 ms. Jobs as they are after an import: a manifest, three disks, a domain's XML.
+The measure is 50 ms at the most, among 50,000. Jobs as they are after an import: a manifest, three disks, a domain's XML.
 """
 
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -22,16 +24,16 @@ from synvirt.model.values import now
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
 
-JOBS, ROUNDS = 5000, 7
+JOBS, ROUNDS = 50_000, 21
 
 
-def main() -> None:
+def main(jobs: int) -> None:
     with tempfile.TemporaryDirectory(prefix="synvirt-bench-") as folder:
         settings = Settings(data_dir=Path(folder), listen="127.0.0.1:0")
         prepare_data_dir(settings)
         board = Board()
         store = Store(settings.store_url, on_commit=board.committed)
-        for _ in range(JOBS):
+        for _ in range(jobs):
             store.add(job(), host="bench")
         intake = Intake(store, board, host="bench", check=lambda plan: None, begin=lambda job: None, wake=lambda job: None)
         server = Server(create_app(intake, settings, authenticate=Remembering(lambda user, password, address: None)), settings)
@@ -45,7 +47,7 @@ def main() -> None:
             server.stop()
             thread.join()
             store.close()
-    print(f"listing {JOBS} jobs: {statistics.median(seconds) * 1000:.0f} ms (best {min(seconds) * 1000:.0f} ms)")
+    print(f"the first page among {jobs} jobs: {statistics.median(seconds) * 1000:.0f} ms (best {min(seconds) * 1000:.0f} ms)")
 
 
 def _listing(socket_path: Path) -> float:
@@ -78,4 +80,4 @@ def job() -> Migration:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else JOBS)
