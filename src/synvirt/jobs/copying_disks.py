@@ -188,6 +188,8 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
         # Shared blocks were not read, and are not for this: it would take longer than the copy.
         if hashes is not None and not rest.bytes_cloned:
             _filled(hashes, disk, openers, time.monotonic() - began_at, wire)
+        if hashes is not None:
+            hashes.close()  # a disk that is finished is not opened again: who is killed now leaves hashes that are believed
         progress.flushed(copied, finished=True, bytes_checked=checked)
 
 
