@@ -39,7 +39,7 @@ FIRST: dict[str, str] = {
     "E_MIG_CBT_RESET": "The whole disk is compared once, by itself. If it comes again and again, something else takes snapshots of the VM.",
     "E_MIG_SNAPSHOT_FAILED": "Another tool's backup of the VM, which a warm job waits for (it says so). Room on the source's datastore, and how many snapshots the VM has. `synvirt sources test NAME --deep` tries one.",
     "E_MIG_DISK_READ_FAILED": "A damaged image, or a parent of it that is missing: `synvirt disk info IMAGE`.",
-    "E_MIG_DISK_WRITE_FAILED": "Mostly no room: `synvirt destinations`. Then `synvirt migrations retry ID`, if the copy was whole.",
+    "E_MIG_DISK_WRITE_FAILED": "Mostly no room: `synvirt destinations`. Then `synvirt migrations retry ID`.",
     "E_MIG_V2V_FAILED": "[windows.md](windows.md) has the causes; `synvirt migrations retry ID` goes on with the copy.",
     "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's words are in the detail: a network or a machine type that this host lacks. `synvirt doctor`.",
     "E_MIG_GUEST_BOOT_FAILED": "[guests.md](guests.md): what its screen showed, and other buses: `synvirt migrations retry ID --disk-bus sata`.",

@@ -107,15 +107,14 @@ def test_a_ledger_turns_in_one_step(store: Store) -> None:
     store.on_commit = lambda: commits.append(1)
     ledger.replace(run, (LedgerEntry("domain", "d"), LedgerEntry("domain", long)))
     assert commits == [1]
-    assert ledger.has(run, "domain")
-    assert not ledger.has(run, "file")
-    assert ledger.sweep(run)
+    assert {entry.kind for entry in ledger.of(run)} == {"domain"}
+    done = LedgerEntry("file", "done")
+    assert ledger.sweep(run, then=(done,))
     assert undone == [("domain", long), ("domain", "d")]
     assert commits == [1, 1]
-    ledger.record(run, "file", "kept")
-    ledger.settle(run)
+    assert ledger.of(run) == [done]
     assert ledger.sweep(run)
-    assert len(undone) == 2
+    assert ledger.of(run) == []
 
 
 def test_a_sweep_never_raises(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,38 @@ class Retry(InHouse):
         return [one for one in super().left(job_id) if one not in own and one not in kept]
 
 
+class RetryLive(InHouse):
+    """It did not boot. Its source was switched on again, and has written since; so has who started its guest here."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(Scenario(live("Warm"), live=True), place)
+
+    def prepare(self) -> None:
+        self.house.hypervisor.fail = "boot"
+        before = self.house.run(self.house.intake.submit(self.scenario.plan(self.house)).id)
+        assert (before.state, self.house.platform.vm(VM)["power"]) == (State.FAILED, "on")
+        self.house.hypervisor.fail = None
+        self.place.outside["before"] = before.id
+        with self.house.volume(before).open("r+b") as volume:
+            volume.seek(300 * KIB)
+            volume.write(b"by a guest that was started here")
+        self.house.platform.guest_writes(VM, DISK, 100 * KIB, b"by the guest that went on")
+
+    def submit(self) -> UUID:
+        return self.house.intake.retry(self.place.outside["before"], {}).id
+
+    def found(self) -> UUID | None:
+        newest = self.jobs()[0]
+        return None if newest.id == self.place.outside["before"] else newest.id
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        """What a retry that was cancelled has is its failed job's again, or gone with it."""
+        own = set[str]()
+        if job_id is None:
+            own = {str(path) for kept in ("volumes", "receipts/hashes") for path in (self.place.folder / kept).rglob("*")}
+        return [one for one in super().left(job_id) if one not in own]
+
+
 class ByTool(InHouse):
     """Imported whole by an outside program, which is a process each time."""
 

@@ -193,7 +193,7 @@ class BootTest(OnLibvirt):
     def __init__(self, place: Place) -> None:
         if "quick" not in place.outside:
             assert place.data_dir is not None
-            quick = LibvirtHost(Settings(data_dir=place.data_dir).hypervisor_uri, place.data_dir, boot_activity_s=1)
+            quick = LibvirtHost(Settings(data_dir=place.data_dir).hypervisor_uri, place.data_dir, boot_activity_s=4)
             place.outside["quick"], place.host = quick, quick
             place.closing.callback(quick.close)
         super().__init__(place)

@@ -4,7 +4,7 @@ from functools import partial
 
 from tests.kinds import rehearsals, restores, runs
 from tests.kinds.laws import Kind
-from tests.kinds.migrations import ByTool, OnZfs, Retry, Scenario, live, offline
+from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, live, offline
 from tests.kinds.waves import Led
 
 _WARM, _COLD = Scenario(live("Warm"), live=True), Scenario(live("Cold"), live=True)
@@ -43,6 +43,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("migration", "offline, to zfs", OnZfs, parts=2, surely=12),
     Kind("migration", "passthrough", ByTool, parts=2, surely=20),
     Kind("migration", "retry", Retry),
+    Kind("migration", "retry, warm", RetryLive, parts=3, taken=(0,), surely=25, meanwhile=_WARM.guest_lives_on),
     Kind("backup", "offline", runs.Backup, late=6),
     Kind("restore", "export", runs.Export),
     Kind("restore", "new_domain", restores.NewDomain, begins_anew=True, real=True),

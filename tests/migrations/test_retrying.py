@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from synvirt.disks.raw.files import RawWriter
 from synvirt.errors import Conflict, InvalidPlan
 from synvirt.migrations.planning.intake import Intake, check_free
 from synvirt.model.job import Migration
-from synvirt.model.kinds import State
+from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from tests.fakes.guests import MARK, FakePreparer
+from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan, offline_plan, states
 
 MIB = 1 << 20
@@ -110,16 +112,98 @@ def test_without_a_whole_copy_it_begins_anew(house: House) -> None:
     assert (again.state, again.retry_of, again.plan.target.name) == (State.COMPLETED, None, "corrected")
 
 
-def test_a_live_job_begins_anew_with_what_was_wrong_corrected(house: House) -> None:
-    """Its source was switched on again when it failed: a copy of it is of yesterday."""
+def failed_live(house: House, mode: str, content: bytes) -> Migration:
+    """In its conversion, when all was copied."""
+    house.platform.add_vm(VM, {DISK: content}, family="windows")
+    before = house.run(house.intake.submit(live_plan(mode)).id)
+    assert (before.state, house.platform.vm(VM)["power"]) == (State.FAILED, "on")
+    return before
+
+
+def written_to(house: House, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that are written to the volumes from here on, by a copy."""
+    found: list[int] = []
+    writing = RawWriter.write
+
+    def counted(self: RawWriter, offset: int, buffer: memoryview) -> None:
+        found.append(len(buffer))
+        writing(self, offset, buffer)
+
+    monkeypatch.setattr(RawWriter, "write", counted)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+def test_a_live_job_goes_on_with_its_volumes(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source was switched on again when it failed, and has written since; its guest may have run on the volumes."""
+    house = House(tmp_path, family="windows", preparer=FakePreparer(fails=True), workers=in_process)
+    content = Random(5).randbytes(16 * MIB)
+    before = failed_live(house, mode, content)
+    volume = house.volume(before)
+    with volume.open("r+b") as file:
+        file.seek(5 * MIB)
+        file.write(b"by a guest that was started here")
+    house.platform.guest_writes(VM, DISK, 6 * MIB, b"since then")
+    house.preparer.fails = False
+    written = written_to(house, monkeypatch)
+    again = house.run(house.intake.retry(before.id, {}).id)
+    assert again.state == State.COMPLETED, again.last_error
+    assert (again.retry_of, house.volume(again)) == (before.id, volume)
+    expected = house.platform.disk_path(VM, DISK).read_bytes()
+    assert expected == content[: 6 * MIB] + b"since then" + content[6 * MIB + len(b"since then") :]
+    assert volume.read_bytes() == MARK + expected[len(MARK) :]
+    assert sum(written) == 4 * MIB, "the one piece that differs"
+    assert again.passes[0].bytes == len(content), "and all of it was looked at"
+
+
+def test_what_a_conversion_wrote_is_gone_when_a_live_job_is_taken_up(house: House) -> None:
+    before = failed_live(house, "Warm", Random(5).randbytes(2 * MIB))
+    house.preparer.fails, house.hypervisor.fail = False, "boot"
+    second = house.run(house.intake.retry(before.id, {}).id)
+    assert (second.state, states(second)[-2]) == (State.FAILED, State.STARTING)
+    assert house.volume(second).read_bytes().startswith(MARK)
+    house.hypervisor.fail = None
+    third = house.run(house.intake.retry(second.id, {"conversion": "never"}).id)
+    assert third.state == State.COMPLETED, third.last_error
+    assert house.volume(third).read_bytes() == house.platform.disk_path(VM, DISK).read_bytes()
+    house.prove(third)
+
+
+def test_what_was_wrong_with_a_live_job_is_corrected(house: House) -> None:
+    before = failed_live(house, "Warm", Random(5).randbytes(MIB))
+    patch = {"conversion": "never", "mode": "Cold", "target": {"start": False}, "warm": {"max_passes": 3}}
+    again = house.run(house.intake.retry(before.id, patch).id)
+    assert (again.state, again.retry_of) == (State.COMPLETED, before.id), again.last_error
+    assert (again.mode_effective, again.plan.target.start, again.plan.warm.max_passes) == (Mode.COLD, False, 3)
+    assert house.volume(again).read_bytes() == house.platform.disk_path(VM, DISK).read_bytes()
+
+
+def test_a_live_job_whose_disks_are_others_by_now_keeps_what_it_had(house: House) -> None:
+    before = failed_live(house, "Warm", Random(5).randbytes(MIB))
+    house.preparer.fails = False
+    copied = house.volume(before).read_bytes()
+    house.platform.add_vm(VM, {DISK: bytes(2 * MIB)}, family="windows")
+    again = house.run(house.intake.retry(before.id, {}).id)
+    assert (states(again), again.last_error and again.last_error.code) == ([State.QUEUED, State.FAILED], "E_MIG_CONFLICT")
+    assert house.volume(again).read_bytes() == copied
+
+
+def test_a_live_job_that_left_no_copy_begins_anew(house: House) -> None:
     house.platform.add_vm(VM, {DISK: Random(5).randbytes(MIB)}, family="windows")
-    live = house.run(house.intake.submit(live_plan(target={"start": True})).id)
-    assert live.state == State.FAILED
-    patch = {"conversion": "never", "target": {"start": False}, "warm": {"max_passes": 3}}
-    again = house.run(house.intake.retry(live.id, patch).id)
+    house.preparer.missing = True
+    before = house.run(house.intake.submit(live_plan()).id)
+    assert states(before) == [State.QUEUED, State.FAILED]
+    house.preparer.missing = house.preparer.fails = False
+    again = house.run(house.intake.retry(before.id, {}).id)
     assert (again.state, again.retry_of) == (State.COMPLETED, None), again.last_error
-    assert (again.plan.target.start, again.plan.warm.max_passes) == (False, 3)
-    assert again.passes
+
+
+def test_a_live_job_is_not_taken_up_while_another_is_at_work_on_its_machine(house: House) -> None:
+    before = failed_live(house, "Warm", Random(5).randbytes(MIB))
+    house.intake.submit(live_plan())
+    with pytest.raises(Conflict, match="is at work on"):
+        house.intake.retry(before.id, {})
+    assert house.store.get(before.id).retried_by is None
 
 
 @pytest.mark.parametrize(

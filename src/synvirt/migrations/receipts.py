@@ -63,9 +63,12 @@ def _token(job: Job) -> UUID | None:
 
 
 async def take_up(job: Job) -> None:
-    """The hashes of the job whose volumes this one has."""
+    """The hashes of the job whose volumes this one has. Of a Live job they go: its first pass reads all that is to be there."""
     receipts, store, before = job.rooms.receipts, job.rooms.store, job.migration.retry_of
     if receipts is None or before is None:
+        return
+    if job.migration.plan.source.Live is not None:
+        await job.in_thread(receipts.forget_hashes, before)
         return
     hashed = (await job.in_thread(store.memory.get, before, JobMemory)).hashed
     if hashed is not None:

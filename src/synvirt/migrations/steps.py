@@ -42,6 +42,7 @@ async def queued(job: Job) -> Facts:
             await job.record("volume", volume)
         await receipts.take_up(job)
         await look_at_volumes(job)
+    if job.migration.retry_of is not None and job.migration.plan.source.Live is None:
         await job.change(started_at=now())
         await claim(job)
         if converts(job, job.manifest):
@@ -49,7 +50,9 @@ async def queued(job: Job) -> Facts:
         return Facts()
     manifest, supports_warm = await _inspected(job)
     refuse_critical(job.migration.plan, manifest)
-    disks = _chosen_disks(job, manifest)
+    if job.migration.retry_of is not None:
+        warm.refuse_other_disks(job, manifest)
+    disks = _chosen_disks(job, manifest) if job.migration.retry_of is None else job.migration.disks
     plan, rooms = job.migration.plan, job.rooms
     destination = plan.target.destination or next(iter(rooms.destinations))
     fields: dict[str, object] = {"manifest": manifest, "disks": disks, "destination": destination, "started_at": now()}
@@ -70,7 +73,8 @@ async def queued(job: Job) -> Facts:
     await chosen(job)
     if converts(job, manifest):
         await job.in_thread(rooms.preparer.check)
-    await _refuse_too_large(job, manifest)
+    if job.migration.retry_of is None:  # else its volumes are there
+        await _refuse_too_large(job, manifest)
     return Facts()
 
 
@@ -156,9 +160,10 @@ async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:
 
 
 async def copying_full(job: Job) -> Facts:
-    if job.migration.retry_of is not None:
+    if job.migration.retry_of is None:
+        await _make_volumes(job)
+    elif job.migration.plan.source.Live is None:
         return _facts(job)
-    await _make_volumes(job)
     if job.migration.plan.source.Offline is not None:
         disks = await _offline_disks(job)
         await _refuse_changed(job, disks)

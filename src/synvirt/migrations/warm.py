@@ -78,7 +78,10 @@ def is_warm(job: Job) -> bool:
 
 
 async def copy_full(job: Job) -> None:
-    """The first pass; of a guest that runs on, or was shut down for it."""
+    """The first pass; of a guest that runs on, or was shut down for it. On the volumes of a failed job whole disks are
+    compared: its guest may have run here, or have been converted, and it has run there."""
+    if job.migration.retry_of is not None and not job.migration.passes:
+        await job.note_of(1, whole=True, retakes=0)
     if is_warm(job) and not job.migration.passes:
         await _track_changes(job)
     if is_warm(job):
@@ -426,7 +429,7 @@ async def _opened_disks(
             reader,
             volume,
             disk.capacity_bytes,
-            compare=since is None and number > 1,
+            compare=since is None and (number > 1 or job.migration.retry_of is not None),
             sample=sample,
             verify=since is not None and verify,
         )
@@ -554,14 +557,14 @@ async def _snapshot(job: Job, number: int, kind: Kind) -> SnapshotRef:
         made, manifest, start = await job.with_adapter(make)
     except SnapshotFailed as error:
         raise SnapshotNotMade(error.detail, hint=error.hint) from error
-    _refuse_other_disks(job, manifest)
+    refuse_other_disks(job, manifest)
     if off and manifest.power_state != "off":
         raise SourceAwake(f"the source {manifest.name} is {manifest.power_state} again, though it was shut down")
     await job.note_of(number, snapshot=made, snapshot_at=at, downs=downs, last_start=start if off else None)
     return made
 
 
-def _refuse_other_disks(job: Job, manifest: VmManifest) -> None:
+def refuse_other_disks(job: Job, manifest: VmManifest) -> None:
     """A disk that came, went or was resized since the job began: the copy would lack it, or not be the VM's."""
     skipped = set(job.migration.plan.skip_disks)
     began = {disk.key: disk.capacity_bytes for disk in job.manifest.disks if disk.key not in skipped}

@@ -18,7 +18,7 @@ from synvirt.migrations.memory import CourseMemory
 from synvirt.migrations.planning.intake import Intake
 from synvirt.migrations.planning.outage import record
 from synvirt.migrations.planning.past import completed
-from synvirt.migrations.planning.retrying import has_whole_copy
+from synvirt.migrations.planning.retrying import has_kept_copy
 from synvirt.migrations.removing import has_kept_volumes
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
@@ -83,7 +83,8 @@ ACTIONS = {
             "retry",
             "Go on with its copy",
             "Go on where this job failed?",
-            "Its copy is whole and was kept: a new job takes it up, and copies nothing again.",
+            "Its copy was kept: a new job takes it up. A file is not copied again; of a live machine all is read and "
+            "compared, and what differs is written.",
         ),
         Action(
             "again",
@@ -272,7 +273,7 @@ def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = Fa
         names.append("rehearse")
     if not job.ended and not cancelling:
         names.append("cancel")
-    if job.retried_by is None and has_whole_copy(job):
+    if job.retried_by is None and has_kept_copy(job):
         names.append("retry")
     elif may_run_again(job):
         names.append("again")

@@ -60,8 +60,8 @@ from synvirt.store.ledger import LedgerEntry
 NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
 FORMATS = ("raw", "qcow2")
 
-# On the ledger of a run that goes forward: the last of its entries; that all of them are done; that the guest was started before
-# they were, so that they never will be.
+# On the ledger of a run that goes forward: the last of its entries; that all of them are done; that the guest was started
+# before they were, so that they never will be.
 CHECKPOINTS, RESTORED, OVERTAKEN = "checkpoints", "restored", "overtaken"
 FORWARD = frozenset((CHECKPOINTS, RESTORED, OVERTAKEN))
 

@@ -173,8 +173,8 @@ def retry(
         ),
     ] = None,
 ) -> None:
-    """Try a failed job again, with another plan where that was wrong. Where its copy is whole, a new job goes on with its
-    volumes and copies nothing; else it begins anew.
+    """Try a failed job again, with another plan where that was wrong. Where its volumes were kept, a new job goes on with them:
+    an Offline one copies nothing, a Live one compares whole disks and writes what differs. Else it begins anew.
 
     Example: synvirt migrations retry 1f3a --disk-bus sata --set target.start=false
     """

@@ -14,7 +14,7 @@ from synvirt.acting import bring, submitter
 from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
 from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse, refuse_taken
-from synvirt.migrations.planning.retrying import corrected, has_whole_copy, taken_up
+from synvirt.migrations.planning.retrying import corrected, has_kept_copy, taken_up
 from synvirt.migrations.removing import Removal, Volumes
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
@@ -110,7 +110,7 @@ class Intake:
                 self.store.add(job, host=self._host, sealed=sealed)
 
     def retry(self, job_id: UUID, patch: Mapping[str, Any]) -> Migration:
-        """A failed job again, its plan patched: a new job goes on with its copy where that is whole (`retry_of`), and begins
+        """A failed job again, its plan patched: a new job goes on with its copy where that was kept (`retry_of`), and begins
         anew otherwise. Conflict, InvalidPlan."""
         if (host := self.store.host_of(job_id)) != self._host:
             raise Conflict(f"the copy of job {job_id} is on host {host}", hint="ask that host to take it up")
@@ -118,16 +118,18 @@ class Intake:
         if before.state is not State.FAILED:
             raise Conflict(f"job {job_id} is {before.state}: only a failed job is tried again")
         plan = corrected(before, patch)
-        if not has_whole_copy(before):
+        if not has_kept_copy(before):
             if plan.source_ref.kind == "remote_url":
                 raise Conflict(
                     f"job {job_id} has left no whole copy, and what opened {plan.source_ref.url} is not kept",
                     hint="submit its plan again",
                 )
             return self.submit(plan)
-        if patch:
+        if plan.source.Live is not None or patch:
             self._check_corrected(plan, before.manifest)
-        job = taken_up(self.store, before, plan, host=self._host)
+        with self._adding:
+            self._claim(plan)
+            job = taken_up(self.store, before, plan, host=self._host)
         bring(plan)
         self._begin(job.id)
         return job

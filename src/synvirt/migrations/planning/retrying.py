@@ -3,8 +3,13 @@
     job A: … CopyingFull ─▶ V2vProcessing ─✗ Failed, its volumes kept
     job B: Queued ─▶ CopyingFull (they are there) ─▶ V2vProcessing ─▶ …
 
-Where its copy is whole, a new job has the volumes of the failed one, and copies nothing: of Offline jobs only, since the source
-of a Live job that failed was switched on again, and has gone on since. Every other one begins anew.
+Where its copy was kept, a new job has the volumes of the failed one.
+
+    Offline  the file is as it was: nothing is copied
+    Live     the source was switched on again, and the guest may have run here: the first pass reads whole disks, and writes
+             what differs on the volumes; all goes on from there as in any job
+
+Every other one begins anew.
 """
 
 import contextlib
@@ -22,14 +27,15 @@ from synvirt.errors import Conflict, InvalidPlan, NotFound
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.states import KEPT_ON_FAILURE
 from synvirt.mistakes import listed
-from synvirt.model.job import Migration, StateVisit
+from synvirt.model.job import DiskProgress, Migration, Progress, StateVisit
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 from synvirt.store import Store
 
-# What a whole copy was made by: as paths in the plan.
+# What a whole copy was made by: as paths in the plan. A Live job copies once more, by the mode that suits.
 _COPIED_BY = ("source", "source_ref", "mode", "skip_disks", "target.destination")
+_COPIED_LIVE_BY = ("source", "source_ref", "skip_disks", "target.destination")
 # What makes it the same machine.
 _MACHINE = ("source", "source_ref")
 
@@ -54,10 +60,11 @@ def corrected(job: Migration, patch: Mapping[str, Any]) -> MigrationPlan:
         plan = MigrationPlan.model_validate_json(json.dumps(merged(job.plan.model_dump(mode="json"), patch)))
     except ValidationError as error:
         raise InvalidPlan(listed(error.errors(include_url=False, include_input=False), "plan")) from None
-    whole = has_whole_copy(job)
-    for path in _COPIED_BY if whole else _MACHINE:
+    kept = has_kept_copy(job)
+    fixed = _MACHINE if not kept else _COPIED_BY if job.plan.source.Live is None else _COPIED_LIVE_BY
+    for path in fixed:
         if _at(plan, path) != _at(job.plan, path):
-            why = "its copy was made so" if whole else "the job is of that machine"
+            why = "its copy was made so" if kept else "the job is of that machine"
             raise InvalidPlan(f"plan.{path}: cannot be changed any more: {why}", hint="submit a plan of its own")
     return plan
 
@@ -72,20 +79,20 @@ def _at(plan: MigrationPlan, path: str) -> object:
 def taken_up(store: Store, before: Migration, plan: MigrationPlan, *, host: str) -> Migration:
     """The job that takes up a failed one, with another plan; noted there first, so that no two have the same volumes. Conflict,
     where there is nothing to take up. Blocks."""
-    job_id = before.id
+    job_id, is_live = before.id, before.plan.source.Live is not None
     _refuse(before)
     created_at = now()
     again = Migration(
         id=uuid4(),
         name=before.name,
         plan=plan,
-        mode_effective=before.mode_effective,
+        mode_effective=plan.mode if is_live else before.mode_effective,
         retry_of=before.id,
         manifest=before.manifest,
-        disks=before.disks,
+        disks=tuple(_waiting(disk) for disk in before.disks) if is_live else before.disks,
         destination=before.destination,
-        progress=before.progress,
-        conversion=before.conversion if _converted(before) else None,
+        progress=Progress() if is_live else before.progress,
+        conversion=before.conversion if _converted(before) and not is_live else None,
         submitted_by=submitter(),
         created_at=created_at,
         history=(StateVisit(state=State.QUEUED, at=created_at),),
@@ -105,19 +112,26 @@ def taken_up(store: Store, before: Migration, plan: MigrationPlan, *, host: str)
     return again
 
 
+def _waiting(disk: DiskProgress) -> DiskProgress:
+    """On the volume that is there."""
+    return disk if disk.volume is None else DiskProgress(key=disk.key, label=disk.label, volume=disk.volume)
+
+
 def _refuse(job: Migration) -> None:
     if job.state != State.FAILED or job.last_error is None:
         raise Conflict(f"job {job.id} is {job.state}: only a failed job is tried again")
-    whole = all(disk.state in ("copied", "skipped") for disk in job.disks) and kept_on_failure(job)
+    kept = kept_on_failure(job) and any(disk.volume for disk in job.disks)
+    whole = all(disk.state in ("copied", "skipped") for disk in job.disks)
     half_converted = job.last_error.state == State.V2V_PROCESSING and _converted(job)
-    if job.plan.source.Live is not None or not whole or half_converted:
+    # A Live job compares, whatever its volumes hold by now.
+    if not kept or (job.plan.source.Live is None and (not whole or half_converted)):
         raise Conflict(
             f"job {job.id} failed in {job.last_error.state} and has left no whole copy to go on with",
             hint="submit its plan again",
         )
 
 
-def has_whole_copy(job: Migration) -> bool:
+def has_kept_copy(job: Migration) -> bool:
     """Whether it may be taken up, as far as its record says."""
     try:
         _refuse(job)
