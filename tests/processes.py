@@ -36,6 +36,14 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def stopped(pid: int) -> None:
+    """Wait until each thread of a process that was sent SIGSTOP has stopped; until one of them took the signal, all work on."""
+    until = time.monotonic() + 60
+    while {stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")} != {"T"}:
+        assert time.monotonic() < until, "it does not stop"
+        time.sleep(0.01)
+
+
 def workers(parent: int | None = None) -> list[int]:
     """The copy workers among the descendants."""
     return [pid for pid, command in children(parent).items() if "synvirt.worker" in command]

@@ -94,23 +94,29 @@ import json, socket, sys
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.settimeout(30)
 connection.connect(sys.argv[1])
-connection.send(json.dumps({"call": "authenticate", "user": sys.argv[2], "password": sys.argv[3]}).encode())
-print(connection.recv(4096).decode())
+try:
+    connection.send(json.dumps({"call": "authenticate", "user": sys.argv[2], "password": sys.argv[3]}).encode())
+    print(connection.recv(4096).decode())
+except (ConnectionResetError, BrokenPipeError):
+    print('{"error": "closed"}')
 """
 
 
 @pytest.mark.parametrize(
-    ("uid", "answer"),
-    [(65534, {"right": True}), (64998, {"error": "this is the service's own helper"})],
+    ("uid", "answers"),
+    [(65534, ({"right": True},)), (64998, ({"error": "this is the service's own helper"}, {"error": "closed"}))],
     ids=["the service's user", "another's"],
 )
-def test_the_kernel_says_who_asks(by_helper: Path, uid: int, answer: dict[str, object]) -> None:
-    """Two processes of two users, as on an appliance; the service's is no root and gains nothing."""
+def test_the_kernel_says_who_asks(by_helper: Path, uid: int, answers: tuple[dict[str, object], ...]) -> None:
+    """Two processes of two users, as on an appliance; the service's is no root and gains nothing.
+
+    Another's request is not read: where it came before the connection was closed, the kernel resets it.
+    """
     argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--bounding-set=-all", "--"]
     argv += ["/usr/bin/python3", "-I", "-c", ASK, str(by_helper), NAME, PASSWORD]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == answer
+    assert json.loads(ran.stdout) in answers
 
 
 def asked(path: Path, message: bytes, descriptors: tuple[int, ...] = ()) -> dict[str, object]:

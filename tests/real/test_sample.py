@@ -4,6 +4,7 @@ import hashlib
 import re
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from synvirt.sample import ID_PATH, Sample, build
 from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job, never
 from tests.needs import need
+from tests.real.conftest import passable
 
 PAYLOAD_MIB = 8
 # Emulated, on a busy machine; 11 s were measured on a quiet one.
@@ -36,15 +38,15 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 
 @pytest.fixture(scope="module")
-def raw(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def raw(sample: Sample) -> Iterator[Path]:
     """Its disk, by QEMU's own reader of streamOptimized VMDK."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(sample.ova) as archive:
-        archive.extractall(folder)
-    (vmdk,) = folder.glob("*.vmdk")
-    raw = folder / "disk.raw"
-    subprocess.run(["qemu-img", "convert", "-f", "vmdk", "-O", "raw", str(vmdk), str(raw)], check=True)
-    return raw
+    with passable() as folder:
+        with tarfile.open(sample.ova) as archive:
+            archive.extractall(folder)
+        (vmdk,) = Path(folder).glob("*.vmdk")
+        raw = Path(folder) / "disk.raw"
+        subprocess.run(["qemu-img", "convert", "-f", "vmdk", "-O", "raw", str(vmdk), str(raw)], check=True)
+        yield raw
 
 
 @pytest.mark.timeout(300)

@@ -19,6 +19,7 @@ from synvirt.programs import end_group
 from tests.fakes.prism.state import State
 from tests.needs import need, need_root
 from tests.ports import free_port
+from tests.processes import stopped
 
 START_TIMEOUT_S = 60
 PLUGINS = "/usr/lib/x86_64-linux-gnu/ganesha"
@@ -50,7 +51,13 @@ def nfs_server(folder: Path, state: State) -> Iterator[tuple[int, int]]:
                     _wait(child, log, REREAD, before)
 
                 state.on_list = reread
-                state.signal_nfs = lambda number: os.killpg(child.pid, number)
+
+                def signalled(number: int) -> None:
+                    os.killpg(child.pid, number)
+                    if number == signal.SIGSTOP:
+                        stopped(child.pid)
+
+                state.signal_nfs = signalled
                 yield ports
             finally:
                 state.on_list, state.signal_nfs = lambda: None, lambda _number: None
