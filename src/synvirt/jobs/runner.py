@@ -68,22 +68,24 @@ class Runner:
     ) -> None:
         self._on_begin, self._on_end = on_begin, on_end
         self._run, self._unended, self._name = run, unended, name
-        self._loop = asyncio.new_event_loop()
+        # Made with its thread: one that is never started holds no descriptors.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._closing = self._paused = False
         self._look_now = asyncio.Event()
 
     def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
-        self._loop.call_soon_threadsafe(self._on_begin)
-        self._loop.call_soon_threadsafe(self._look)
+        self._soon(self._on_begin)
+        self._soon(self._look)
 
     def begin(self, job_id: UUID) -> None:
-        """Run the job, if nobody does already. From any thread; returns at once."""
+        """Run the job, if nobody does already; before the start, the start finds it. From any thread; returns at once."""
         if not self._closing:
             with suppress(RuntimeError):  # closed meanwhile: the next start finds the job
-                self._loop.call_soon_threadsafe(self._begin, job_id)
+                self._soon(self._begin, job_id)
 
     def pause(self) -> None:
         """Let go of the jobs as a crash would, and begin none until `resume`: this host must not work now. Their workers are
@@ -93,8 +95,8 @@ class Runner:
 
     def resume(self) -> None:
         self._paused = False
-        self._loop.call_soon_threadsafe(self._on_begin)
-        self._loop.call_soon_threadsafe(self._look_now.set)
+        self._soon(self._on_begin)
+        self._soon(self._look_now.set)
 
     def running(self) -> set[UUID]:
         return set(self._tasks)
@@ -104,18 +106,23 @@ class Runner:
         if self._closing:
             return
         self._closing = True
-        if not self._thread.is_alive():
-            self._loop.close()
+        if self._loop is None:
             return
         self._end_all()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._soon(self._loop.stop)
         self._thread.join(END_TIMEOUT_S)
 
+    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(call, *arguments)
+
     def _end_all(self) -> None:
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._let_go(), self._loop).result(END_TIMEOUT_S)
+        if self._loop is not None:
+            with suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(self._let_go(), self._loop).result(END_TIMEOUT_S)
 
     def _serve(self) -> None:
+        assert self._loop is not None
         asyncio.set_event_loop(self._loop)
         self._loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix=self._name))
         try:
@@ -125,11 +132,11 @@ class Runner:
 
     def _begin(self, job_id: UUID) -> None:
         if job_id not in self._tasks and not self._closing and not self._paused:
-            self._tasks[job_id] = task = self._loop.create_task(self._until_its_end(job_id))
+            self._tasks[job_id] = task = asyncio.get_running_loop().create_task(self._until_its_end(job_id))
             task.add_done_callback(lambda _: self._tasks.pop(job_id, None))
 
     def _look(self) -> None:
-        self._looking = self._loop.create_task(self._reconcile())
+        self._looking = asyncio.get_running_loop().create_task(self._reconcile())
 
     async def _until_its_end(self, job_id: UUID) -> None:
         while True:
