@@ -202,9 +202,13 @@ def test_a_failed_flush_is_no_success() -> None:
     assert marks == []
 
 
-@pytest.mark.parametrize(
-    "foreign", [OSError(5, "Input/output error"), ValueError("x"), MemoryError(), KeyError("/secret/path")]
-)
+def test_a_reader_that_takes_too_much_memory_says_where() -> None:
+    reader = FaultyReader(MemoryReader("A" * 20), 9 * BLOCK_BYTES, MemoryError())
+    with pytest.raises(DiskReadFailed, match=f"more memory at offset {8 * BLOCK_BYTES} than its reader may have"):
+        copy(reader, MemoryWriter(20 * BLOCK_BYTES), threads=1)
+
+
+@pytest.mark.parametrize("foreign", [OSError(5, "Input/output error"), ValueError("x"), KeyError("/secret/path")])
 def test_an_error_that_is_not_ours_becomes_internal_with_offset_and_cause(foreign: Exception) -> None:
     at = 9 * BLOCK_BYTES
     with pytest.raises(Internal, match=f"offset {8 * BLOCK_BYTES}: {type(foreign).__name__}") as caught:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.guests.virt_v2v import SHOWN_MODULES, shown_kernel
+from synvirt.cage.appliance import SHOWN_MODULES, shown_kernel
 from synvirt.settings import Settings, load
 from tests.needs import need
 

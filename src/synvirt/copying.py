@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced
 from synvirt.buffers import new_buffer
-from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
+from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, Internal, SynvirtError
 from synvirt.sizes import KIB, MIB
 
 # Large enough that Python's share vanishes, small enough that 64 threads stay under 256 MiB (`make bench` repeats the measure).
@@ -403,7 +403,11 @@ class _Pass:
     def _fail(self, error: BaseException, offset: int | None) -> None:
         if not isinstance(error, SynvirtError):
             where = "" if offset is None else f" at offset {offset}"
-            ours = Internal(f"the copy broke{where}: {type(error).__name__}")
+            ours: SynvirtError = Internal(f"the copy broke{where}: {type(error).__name__}")
+            if isinstance(error, MemoryError):
+                ours = DiskReadFailed(
+                    f"the disk takes more memory{where} than its reader may have", hint="is the image damaged?"
+                )
             ours.__cause__ = error
             error = ours
         with self._lock:

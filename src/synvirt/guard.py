@@ -1,28 +1,52 @@
 """Runs a program that must not outlive the service: `python guard.py PROGRAM [ARGUMENT...]`.
 
-The service holds our standard input open. Its end is the service's end, kill -9 included; the program and all its children,
-which share our process group, are then killed too: a conversion that went on alone would write to a volume that the next start
-resumes. Needs nothing but the standard library, and no part of this package: it starts in a few milliseconds.
+The service holds our standard input open. Its end is the service's end, kill -9 included, or its wish; the program and all that
+it started are then killed: a conversion that went on alone would write to a volume that the next start resumes. A daemon that
+it left (virt-v2v serves disks by one) is killed when the program ends, too: it becomes our child when its own parent is gone,
+whatever user it is. Needs the standard library alone, and no part of this package: it starts in a few milliseconds.
 """
 
+import contextlib
+import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
+import time
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+# A killed process is gone at once, unless its disk does not answer.
+GONE_TIMEOUT_S = 8.0
 
 
-def _leave_with_the_service() -> None:
-    while os.read(0, 4096):
-        pass
-    os.killpg(0, signal.SIGKILL)
+def _children() -> list[int]:
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+def _end_children() -> None:
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    with contextlib.suppress(OSError):  # a kernel that does not list them
+        while (pids := _children()) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.005)
 
 
 def main() -> int:
-    threading.Thread(target=_leave_with_the_service, daemon=True).start()
-    code = subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL, check=False).returncode
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL) as child:
+        ended = os.pidfd_open(child.pid)
+        while ended not in (ready := select.select([0, ended], [], [])[0]):
+            if 0 in ready and not os.read(0, 4096):
+                _end_children()
+                os.killpg(0, signal.SIGKILL)
+    _end_children()
     # A program ended by a signal is reported as a shell does it.
-    return code if code >= 0 else 128 - code
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 if __name__ == "__main__":

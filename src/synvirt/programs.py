@@ -82,21 +82,23 @@ def run(
     """Run to the end. ProgramFailed on a bad exit or after `timeout_s`; Cancelled once `stop()` is true.
 
     `env` is added to a small clean environment: the service's own may hold secrets. `tell` gets each line of standard output as
-    it comes, which is then not kept. `guarded`: should this process die, the program dies too, and so do its children.
+    it comes, which is then not kept. `guarded`: should this process die, the program dies too; and whatever it started ends
+    when it does, daemons and other users' processes among it.
     `name`: of the program, where another starts it.
     """
     name = name or Path(argv[0]).name
-    found = [_found(argv[0], missing), *argv[1:]]
+    found = [refuse_missing(argv[0], missing), *argv[1:]]
     with contextlib.ExitStack() as held:
         if guarded:
             found = [sys.executable, "-I", "-S", str(GUARD), *found]
         # A file, not a pipe: a daemon that the program leaves behind may hold a pipe open, and reading it would never end.
         said = held.enter_context(tempfile.TemporaryFile())
         lines = held.enter_context(_Lines(tell)) if tell else None
+        life = held.enter_context(_LifeLine()) if guarded else None
         child = held.enter_context(
             subprocess.Popen(
                 found,
-                stdin=held.enter_context(_life_line()) if guarded else subprocess.DEVNULL,
+                stdin=life.theirs if life else subprocess.DEVNULL,
                 stdout=lines.write_end if lines else subprocess.PIPE,
                 stderr=said,
                 text=True,
@@ -111,14 +113,16 @@ def run(
         )
         if lines:
             lines.started()
-        stdout, timely = _end_of(child, time.monotonic() + timeout_s, stop)
+        stdout, timely = _end_of(child, time.monotonic() + timeout_s, stop, life)
         stderr = _tail(said)
     if not timely or child.returncode != 0:
         raise ProgramFailed(name, child.returncode if timely else None, stderr)
     return Output(stdout or "", stderr)
 
 
-def _end_of(child: "subprocess.Popen[str]", deadline: float, stop: Callable[[], bool] | None) -> tuple[str | None, bool]:
+def _end_of(
+    child: "subprocess.Popen[str]", deadline: float, stop: Callable[[], bool] | None, life: "_LifeLine | None"
+) -> tuple[str | None, bool]:
     """What it wrote, and whether it ended by itself before the deadline."""
     while True:
         try:
@@ -126,14 +130,23 @@ def _end_of(child: "subprocess.Popen[str]", deadline: float, stop: Callable[[], 
         except subprocess.TimeoutExpired:
             cancelled = stop is not None and stop()
             if cancelled or time.monotonic() >= deadline:
-                end_group(child)
+                _end(child, life)
                 child.wait()
                 if cancelled:
                     raise Cancelled from None
                 return None, False
         except BaseException:
-            end_group(child)
+            _end(child, life)
             raise
+
+
+def _end(child: "subprocess.Popen[str]", life: "_LifeLine | None") -> None:
+    """The guard ends what it guards, which may be in other groups; then the group ends, if it has not."""
+    if life is not None:
+        life.cut()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GONE_TIMEOUT_S)
+    end_group(child)
 
 
 def _tail(said: IO[bytes]) -> str:
@@ -141,15 +154,22 @@ def _tail(said: IO[bytes]) -> str:
     return said.read().decode(errors="replace")
 
 
-@contextlib.contextmanager
-def _life_line() -> Iterator[int]:
-    """The end of a pipe that the guard reads: it ends when this process does, however that happens."""
-    theirs, ours = os.pipe()
-    try:
-        yield theirs
-    finally:
-        os.close(theirs)
-        os.close(ours)
+class _LifeLine:
+    """A pipe whose end the guard reads: it ends when this process does, however that happens, or when it is cut."""
+
+    def __enter__(self) -> "_LifeLine":
+        self.theirs, self._ours = os.pipe()
+        self._whole = True
+        return self
+
+    def cut(self) -> None:
+        if self._whole:
+            self._whole = False
+            os.close(self._ours)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.theirs)
+        self.cut()
 
 
 class _Lines:
@@ -201,7 +221,7 @@ def start(
     is added to a small clean environment."""
     with stderr.open("wb") as said:
         return subprocess.Popen(
-            [_found(argv[0], missing), *argv[1:]],
+            [refuse_missing(argv[0], missing), *argv[1:]],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
@@ -217,7 +237,7 @@ def output_of(argv: Sequence[str], *, timeout_s: float, missing: type[SynvirtErr
     leaves the block before its output has ended ends it. It ends with this process: nobody reads it then."""
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(
-            [_found(argv[0], missing), *argv[1:]],
+            [refuse_missing(argv[0], missing), *argv[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             bufsize=OUTPUT_BUFFER_BYTES,
@@ -248,7 +268,8 @@ def refuse_forbidden(program: str, missing: type[SynvirtError] = Internal) -> No
         raise missing(f"the program {program} may not be started here")
 
 
-def _found(program: str, missing: type[SynvirtError]) -> str:
+def refuse_missing(program: str, missing: type[SynvirtError] = Internal) -> str:
+    """Its path; `missing`, where it is not installed."""
     refuse_forbidden(program, missing)
     path = find(program)
     if path is None:

@@ -197,6 +197,8 @@ class Settings(Received):
     on_host_lost: Literal["wait", "restart_elsewhere"] = "wait"
     # None: what `make bench` found best for this many cores.
     copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
+    # A copy that brings no byte for so long fails. Long: a compressed disk that is taken up again is read from its beginning.
+    copy_stalled_s: Annotated[float, Field(gt=0)] = 7200
     boot_timeout_s: Annotated[float, Field(gt=0)] = 600
     boot_check: Literal["any", "agent", "running"] = "any"
     # A guest without agent and console that has written to its disks again and again for so long has booted.
@@ -224,6 +226,8 @@ class Settings(Received):
     vmcx_tool_driver: str = "hyperv"
     vmcx_tool_arguments: str = "-i {driver} {source} -o local -os {folder} -of raw"
     vmcx_tool_timeout_s: Annotated[float, Field(gt=0)] = 86400
+    # Files and folders that the tool reads beside the export and what packages install: it is confined. Separated by commas.
+    vmcx_tool_reads: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
     # Folders that other SynVirts may keep their backups in, by name: tables [backup_offers.NAME] of the file.
     backup_offers: dict[DestinationName, BackupOfferSetting] = Field(default_factory=dict)
     # Folders that restore points may be exported to, beside {data_dir}/exports, separated by commas.

@@ -2,8 +2,9 @@
 
     overlays of the volumes ─▶ a libvirt domain ─▶ virt-v2v-in-place -i libvirtxml ─▶ the overlays, with drivers
 
-The tool runs the guest's disks in an appliance of its own (libguestfs); nothing of the guest runs on the host. It ends well
-even where it found no driver, so what it says is read: virt-v2v(1), section «Machine readable output», has the form.
+The tool runs the guest's disks in an appliance of its own (libguestfs); nothing of the guest runs on the host. It is in a cage,
+with all that it starts (`cage/appliance.py`). It ends well even where it found no driver, so what it says is read: virt-v2v(1),
+section «Machine readable output», has the form.
 """
 
 import json
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import ClassVar, get_args
 from xml.etree import ElementTree as ET
 
+from synvirt.cage import Network
+from synvirt.cage.appliance import CACHE, converter, shown_kernel
 from synvirt.errors import V2vFailed
 from synvirt.guests import Tell, overlays
 from synvirt.guests.driver_image import top_names
@@ -24,8 +27,6 @@ from synvirt.programs import ProgramFailed, end_users, find, run
 PROGRAM = "virt-v2v-in-place"
 # A conversion takes 2 to 5 minutes; one on a slow pool without KVM was seen to take 20.
 TIMEOUT_S = 3600
-# The package's unit hides the kernel's modules where they lie, as systemd does with ProtectKernelModules, and shows them here.
-SHOWN_MODULES = Path("/run/synvirt-kernel-modules")
 # How an administrator tells libguestfs what it cannot find by itself: a kernel, a folder with room, more memory.
 ENVIRONMENT = (
     "LIBGUESTFS_CACHEDIR",
@@ -99,10 +100,19 @@ class VirtV2vInPlace:
         with tempfile.TemporaryDirectory(prefix="synvirt-v2v-") as work:
             domain = Path(work, "guest.xml")
             domain.write_bytes(_domain(manifest, laid))
-            argv = [PROGRAM, "--machine-readable=stream:stdout", "-i", "libvirtxml", str(domain)]
-            env = {**self._environment(), "TMPDIR": work}
+            env = {**self._environment(), "TMPDIR": work, "XDG_RUNTIME_DIR": work}
+            argv = _caged(domain, self._folder / name, devices, env)
             try:
-                run(argv, timeout_s=TIMEOUT_S, env=env, stop=stop, tell=said.line, guarded=True, missing=V2vFailed)
+                run(
+                    argv,
+                    timeout_s=TIMEOUT_S,
+                    env=env,
+                    stop=stop,
+                    tell=said.line,
+                    guarded=True,
+                    name=PROGRAM,
+                    missing=V2vFailed,
+                )
             except ProgramFailed as error:
                 raise _failed(manifest, said.last("error") or _last_line(error.stderr) or error.detail) from error
             finally:
@@ -117,7 +127,13 @@ class VirtV2vInPlace:
         overlays.remove(self._folder / name)
 
     def _environment(self) -> dict[str, str]:
-        environment = {**shown_kernel(), **{key: os.environ[key] for key in ENVIRONMENT if key in os.environ}}
+        cache = self._folder.with_name("appliance")
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        environment = {
+            CACHE: str(cache),
+            **shown_kernel(),
+            **{key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+        }
         if not self._kvm():
             environment["LIBGUESTFS_BACKEND_SETTINGS"] = "force_tcg"
         return {
@@ -128,19 +144,21 @@ class VirtV2vInPlace:
         }
 
 
-def shown_kernel(modules: Path = SHOWN_MODULES, boot: Path = Path("/boot")) -> dict[str, str]:
-    """The kernel that libguestfs' appliance boots, where its modules are shown elsewhere: the one that runs, else the last."""
-    found = {folder.name: boot / f"vmlinuz-{folder.name}" for folder in sorted(modules.glob("*"))}
-    whole = {
-        version: kernel for version, kernel in found.items() if kernel.exists() and (modules / version / "modules.dep").exists()
-    }
-    if not whole:
-        return {}
-    version = os.uname().release if os.uname().release in whole else list(whole)[-1]
-    return {"SUPERMIN_KERNEL": str(whole[version]), "SUPERMIN_MODULES": str(modules / version)}
-
-
 _WHY = "a Windows guest cannot start from virtio disks without drivers"
+
+
+def _caged(domain: Path, folder: Path, devices: list[str], env: dict[str, str]) -> list[str]:
+    """The tool writes its overlays alone; the volumes beneath are read, some of them by a network (`rbd:…:conf=PATH`)."""
+    files = [device for device in devices if device.startswith("/")]
+    pools = [device for device in devices if device not in files]
+    confs = [str(Path(one.rpartition("conf=")[2].replace("\\:", ":")).parent) for one in pools if "conf=" in one]
+    return converter(
+        [PROGRAM, "--machine-readable=stream:stdout", "-i", "libvirtxml", str(domain)],
+        reads=[*files, *confs],
+        writes=[str(folder), str(domain.parent)],
+        environment=env,
+        network=Network.ANY if pools else Network.LOCAL,
+    )
 
 
 class _Said:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from synvirt.hypervisor.hardware import bus_now, bus_of, card, macs, memory_bytes, processors, uuid_of, why_bus
 from synvirt.hypervisor.machine import Machine
-from synvirt.machines.concerns import LEFT_OUT
+from synvirt.machines.concerns import REACHING
 from synvirt.model.job import Difference
 from synvirt.model.machine import Nic, VmManifest
 from synvirt.sizes import MIB
@@ -100,7 +100,7 @@ def _cards(machine: Machine, manifest: VmManifest, network: Network) -> Iterator
 
 def _left_out(manifest: VmManifest) -> Iterator[Difference]:
     for concern in manifest.concerns:
-        if concern.id == LEFT_OUT:
+        if concern.id.partition(":")[0] in REACHING:
             yield _difference(
                 "what reaches into its host", concern.assessment, "none", "a domain here is made anew, of what is harmless"
             )

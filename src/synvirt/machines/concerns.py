@@ -260,6 +260,13 @@ def removable_media_left_out(names: tuple[str, ...]) -> Concern:
 LEFT_OUT = "reaches-into-its-host"
 # A definition may have thousands of such; people read some.
 LEFT_OUT_SHOWN = 20
+# Concerns whose subject is listed as a difference too, by the part of their id before a colon: nothing here takes its place.
+REACHING = frozenset(
+    (
+        *(LEFT_OUT, "passthrough-device", "host-devices", "shared-folders", "qemu-arguments", "hook-script"),
+        *("settings-not-taken-over", "vim.passthrough", "nutanix.passthrough", "nutanix.gpu"),
+    )
+)
 
 
 def left_out(told: Sequence[str]) -> Concern:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from synvirt.machines import concerns
+from synvirt.machines import concerns, reaching
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
@@ -67,6 +67,8 @@ def manifest(records: Records, vm_ref: str, *, disk_key: Callable[[str, Record],
     if text(vm, "power_state") == "Suspended":
         found.append(concerns.suspended())
     found += [concerns.passthrough_device(name) for name in passed_through(vm)]
+    if reaches := reaching.xen(vm, platform):
+        found.append(concerns.left_out(reaches))
     if is_paravirtualised(vm):
         found.append(concerns.paravirtualised())
     return VmManifest(

@@ -157,6 +157,7 @@ def make_rooms(
         passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,
+        copy_stalled_s=settings.copy_stalled_s,
     )
 
 

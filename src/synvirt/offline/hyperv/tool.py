@@ -5,21 +5,24 @@
        stderr              what went wrong, if it ends with anything but 0
        {folder}            a raw file for each disk, when it ends with 0
 
-Which disk a file is, is for the caller to say: tools name and order them as they like. The tool is the operator's own, and is
-trusted with the export; what it leaves is looked at. It ends with the service, whatever happens to that.
+Which disk a file is, is for the caller to say: tools name and order them as they like. The tool is the operator's own, and what
+it reads is a stranger's: it is in a cage, with all that it starts, and what it leaves is looked at. It ends with the service,
+whatever happens to that.
 """
 
 import json
 import re
 import shlex
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from synvirt.cage.appliance import CACHE, converter, shown_kernel
 from synvirt.errors import BadRequest, DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
-from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, end_users, find, run
+from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, end_users, find, refuse_missing, run
 from synvirt.settings import Settings
 
 # A tool that says its drivers takes no time; one that hangs is as good as missing.
@@ -33,7 +36,8 @@ _NO_DISKS = (".xml", ".json", ".log", ".txt", ".ovf")
 @dataclass(frozen=True, slots=True)
 class VmcxTool:
     """`folder`: where its output lies until it is copied, a folder a job. `way`: `tool` uses it always, `own` never, `auto`
-    where it is installed and lists the input driver, as virt-v2v --machine-readable does."""
+    where it is installed and lists the input driver, as virt-v2v --machine-readable does. `reads`: what it needs beside the
+    export, its own folder and what is installed by packages."""
 
     folder: Path
     way: Literal["auto", "tool", "own"] = "auto"
@@ -41,6 +45,7 @@ class VmcxTool:
     driver: str = "hyperv"
     arguments: str = ""
     timeout_s: float = 86400
+    reads: tuple[Path, ...] = ()
 
     def check(self) -> None:
         """BadRequest, where the arguments cannot be what they must."""
@@ -80,15 +85,19 @@ class VmcxTool:
         target = self._empty(name, wanted_bytes)
         said = _Said(moved)
         try:
-            run(
-                self._argv(source, target),
-                timeout_s=self.timeout_s,
-                cwd=target,
-                stop=stop,
-                tell=said.line,
-                guarded=True,
-                missing=DiskReadFailed,
-            )
+            with tempfile.TemporaryDirectory(prefix="synvirt-vmcx-") as work:
+                env = {"TMPDIR": work, "XDG_RUNTIME_DIR": work, CACHE: work, **shown_kernel()}
+                run(
+                    self._caged(source, target, env),
+                    timeout_s=self.timeout_s,
+                    env=env,
+                    cwd=target,
+                    stop=stop,
+                    tell=said.line,
+                    guarded=True,
+                    name=Path(self.command).name,
+                    missing=DiskReadFailed,
+                )
         except ProgramFailed as problem:
             raise self._failed(problem, said.error, source, target) from problem
 
@@ -121,6 +130,12 @@ class VmcxTool:
                 hint="free space in data_dir, or set vmcx_way to own: exports are then read in place",
             )
         return target
+
+    def _caged(self, source: Path, target: Path, env: dict[str, str]) -> list[str]:
+        reads = [str(path) for path in (source, *self.reads)]
+        writes = [str(target), env["TMPDIR"]]
+        refuse_missing(self.command, DiskReadFailed)
+        return converter(self._argv(source, target), reads=reads, writes=writes, environment=env)
 
     def _argv(self, source: Path, target: Path) -> list[str]:
         known = {"{source}": str(source), "{driver}": self.driver, "{folder}": str(target)}
@@ -192,6 +207,7 @@ def vmcx_tool(settings: Settings) -> VmcxTool:
         driver=settings.vmcx_tool_driver,
         arguments=settings.vmcx_tool_arguments,
         timeout_s=settings.vmcx_tool_timeout_s,
+        reads=settings.vmcx_tool_reads,
     )
     tool.check()
     return tool

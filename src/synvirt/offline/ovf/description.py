@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat, VmNotFound
-from synvirt.machines import concerns
+from synvirt.machines import concerns, reaching
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, VmManifest
@@ -359,6 +359,8 @@ def _manifest(
             found.append(concerns.hardware_incomplete(missing))
     found += concerns.of_machine(uefi=uefi, secure_boot=secure_boot, tpm=tpm, guest=guest)
     found += [concerns.passthrough_device(name) for name in dict.fromkeys(hardware.passthrough)]
+    if reaches := [*reaching.vmware(hardware.settings), *reaching.virtualbox(machine), *hardware.ports]:
+        found.append(concerns.left_out(reaches))
     if ovf_traits.is_paravirtualised(hardware):
         found.append(concerns.paravirtualised())
     if hardware.media:

@@ -23,6 +23,8 @@ _MEMORY_MAX_BYTES = 64 << 40
 # CIM_ResourceAllocationSettingData.ResourceType
 _CPU, _MEMORY, _NIC = 3, 4, 10
 _REMOVABLE = frozenset({14, 15, 16})
+# Serial and parallel; one with an address is a file, a device or a connection of the host's.
+_PORTS = frozenset({21, 22})
 _CONTROLLERS: dict[int, DiskBus] = {5: "ide", 6: "scsi", 7: "scsi", 8: "scsi", 20: "sata"}
 # «Other storage device» (20) and vendors' own types say what they are in ResourceSubType: VMware's, VirtualBox's words.
 _SUBTYPES: tuple[tuple[str, DiskBus], ...] = (
@@ -67,6 +69,7 @@ class Hardware:
     media: tuple[str, ...] = ()
     media_references: frozenset[str] = frozenset()
     passthrough: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
     tpm: bool = False
     settings: dict[str, str] = field(default_factory=dict)
 
@@ -104,6 +107,9 @@ def parse(section: Element, configuration: str) -> Hardware:
         media=tuple(media),
         media_references=frozenset(media_references),
         passthrough=tuple(_element_name(item) for item in items if _PASSTHROUGH.search(text(item, "ResourceSubType"))),
+        ports=tuple(
+            _element_name(item) for item in items if _type(item) in _PORTS and (text(item, "Address") or _resources(item))
+        ),
         tpm=any("tpm" in text(item, "ResourceSubType").lower() for item in items),
         settings=_settings(section),
     )

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from xml.etree.ElementTree import Element
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.machines import concerns
+from synvirt.machines import concerns, reaching
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
@@ -159,6 +159,8 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
     host_pci = child(child(hardware, "HostPci"), "Devices")
     passed = [] if host_pci is None else list(children(host_pci, "Device"))
     found += [concerns.passthrough_device(clean(attribute(each, "host")) or "a PCI device") for each in passed]
+    if reaches := reaching.virtualbox(machine):
+        found.append(concerns.left_out(reaches))
     found += concerns.of_machine(uefi=uefi, secure_boot=False, tpm=tpm, guest=guest, snapshots=len(snapshots))
     name = clean(attribute(machine, "name")) or "imported"
     memory = min(whole_number(attribute(child(hardware, "Memory"), "RAMSize")) or 128, _MEMORY_MAX_MIB)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from synvirt.machines import concerns
+from synvirt.machines import concerns, reaching
 from synvirt.machines.guest_os import guest_os
 from synvirt.machines.texts import clean, is_true, uuid_of, whole_number
 from synvirt.model.machine import Concern, Disk, DiskBus, Nic, Snapshot, VmManifest
@@ -192,6 +192,8 @@ def _manifest(entries: Mapping[str, str], disks: tuple[Disk, ...], disk_concerns
         found.append(concerns.hardware_incomplete("memory"))
     passed = [*_present(entries, _PASSTHROUGH_KEY), *_passed_through_disks(entries)]
     found += [concerns.passthrough_device(key) for key in passed]
+    if reaches := reaching.vmware(entries):
+        found.append(concerns.left_out(reaches))
     found += concerns.of_machine(uefi=uefi, secure_boot=secure_boot, tpm=tpm, guest=guest)
     return VmManifest(
         vm_id=clean(entries.get("uuid.bios", "")) or clean(entries.get("displayname", "")) or "imported",
