@@ -12,7 +12,7 @@ from synvirt.backups.model import ENDS, BackupRun
 from synvirt.backups.offers import Offers
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.service import Backups
-from synvirt.backups.sources.guest import Ask, Guest, SourceDisk
+from synvirt.backups.sources.guest import Ask, Guest, SourceDisk, Sources
 from synvirt.backups.working import Working
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import BackupNotFound, SourceRunning
@@ -76,7 +76,7 @@ def authors_of(folder: Path, *, host: str = "local", signers: Path | None = None
 
 def backups_of(
     store: Store,
-    guests: FakeGuests,
+    guests: FakeGuests | Sources,
     folder: Path,
     workers: Workers = in_process,
     limits: Limits | None = None,

@@ -126,10 +126,18 @@ class Kind:
 
 
 class Moments:
-    """Of a service: counted from 1, over all its threads. `then` is called at the given one, after what was done there."""
+    """Of a service: counted from 1, over all its threads. `then` is called at the given one, after what was done there; who
+    `is_dead` takes no step any more."""
 
-    def __init__(self, world: World, at: int, then: Callable[[], None], patched: pytest.MonkeyPatch) -> None:
-        self.count, self._at, self._then = 0, at, then
+    def __init__(
+        self,
+        world: World,
+        at: int,
+        then: Callable[[], None],
+        patched: pytest.MonkeyPatch,
+        is_dead: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.count, self._at, self._then, self._is_dead = 0, at, then, is_dead
         self._is_moment, self._is_over = world.is_moment, False
         self._lock = threading.Lock()
         world.store.on_commit = self._happened
@@ -138,6 +146,8 @@ class Moments:
 
     def _counted(self, call: Callable[..., object]) -> Callable[..., object]:
         def counted(*arguments: object, **named: object) -> object:
+            if self._is_dead():
+                raise Crash
             answer = call(*arguments, **named)
             self._happened()
             return answer
@@ -191,7 +201,7 @@ def killed_at(kind: Kind, place: Place, moment: int) -> bool:
     """Whether the job had that moment."""
     with first(kind, place) as world, pytest.MonkeyPatch.context() as patched:
         death = Death(world.store)
-        moments = Moments(world, moment, death.happens, patched)
+        moments = Moments(world, moment, death.happens, patched, lambda: death.happened)
         ended: End | None = None
         with suppress(Crash):
             job_id = world.submit()

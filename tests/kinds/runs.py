@@ -30,6 +30,7 @@ class Runs(World):
     """`kind`: of the runs that are looked at. Subclasses ask for one, and know what it comes to."""
 
     kind: str
+    content = CONTENT
     backups: Backups
 
     def __init__(self, place: Place) -> None:
@@ -90,7 +91,7 @@ class Runs(World):
             (disk,) = repository.manifest(point.id).shown.disks
             content = bytearray(disk.size_bytes)
             PointReader(repository, disk).read_into(0, memoryview(content))
-            assert bytes(content) == CONTENT
+            assert bytes(content) == self.content
         return known
 
     def left(self, job_id: UUID | None) -> list[str]:

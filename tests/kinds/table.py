@@ -5,6 +5,7 @@ from functools import partial
 from tests.kinds import rehearsals, restores, runs
 from tests.kinds.laws import Kind
 from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, live, offline
+from tests.kinds.running import ByBitmap
 from tests.kinds.waves import Led
 
 _WARM, _COLD = Scenario(live("Warm"), live=True), Scenario(live("Cold"), live=True)
@@ -45,6 +46,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("migration", "retry", Retry),
     Kind("migration", "retry, warm", RetryLive, parts=3, taken=(0,), surely=25, meanwhile=_WARM.guest_lives_on),
     Kind("backup", "offline", runs.Backup, late=6),
+    Kind("backup", "of a guest that runs", ByBitmap, real=True, late=16),
     Kind("restore", "export", runs.Export),
     Kind("restore", "new_domain", restores.NewDomain, begins_anew=True, real=True),
     Kind("restore", "in_place", restores.InPlace, surely=15, real=True, late=20),
