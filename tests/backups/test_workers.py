@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.backups import working
+from synvirt.backups import runs, working
 from synvirt.backups.model import BackupRun, RestoreRequest
 from synvirt.jobs.process import started
 from synvirt.jobs.wire import Flushed, Result
@@ -143,6 +143,27 @@ def test_a_killed_restore_goes_on_from_its_watermark(tmp_path: Path, monkeypatch
     assert [(tmp_path / "exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
     assert [one.name for one in (tmp_path / "exports").iterdir()] == ["out"]
     assert again.store.backups.all("watermarks", host="local") == again.store.backups.all("request", host="local") == []
+    again.close()
+
+
+def test_what_a_restore_made_goes_when_it_may_not_go_on_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At that start, not at the one after it."""
+    monkeypatch.setattr(runs, "RESUMED_MAX", 0)
+    house = House(tmp_path)
+    house.image("web", CONTENT)
+    house.run(house.job("web"))
+    house.close()
+    argv = [sys.executable, "-c", CHILD, str(tmp_path), "1"]
+    killed = subprocess.run(
+        argv, cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert killed.returncode == 9, killed.stdout + killed.stderr
+    assert list((tmp_path / "exports").iterdir()) != []
+    again = House(tmp_path)
+    (run,), _ = again.backups.runs.page(limit=1, cursor=None)
+    assert (run.status, run.error and run.error.code) == ("failed", "E_BAK_INTERRUPTED")
+    assert list((tmp_path / "exports").iterdir()) == []
+    assert again.store.ledgers.owned("run", host="local") == []
     again.close()
 
 

@@ -34,7 +34,7 @@ from synvirt.store.ledger import Owner
 
 # Each reads with a thread a core: more would only take turns.
 RUNS_AT_ONCE = 2
-# One that itself ends the service must not do so again and again.
+# Of one run, after the service's end.
 RESUMED_MAX = 5
 # Between two looks whether a thread has ended.
 LOOK_EVERY_S = 0.05
@@ -78,6 +78,10 @@ class Runs:
         """What the last service left under way."""
         return self.not_ended()
 
+    def may_go_on(self, run: BackupRun) -> bool:
+        """One that itself ends the service must not do so again and again."""
+        return run.resumed_count < RESUMED_MAX
+
     def start(self, works: Mapping[UUID, Work], restored: Mapping[UUID, RestoredDomain], *, counted: bool = True) -> None:
         """Before anything is asked. Of what was cut off, the runs that have a work go on, the `restored` have completed; the
         others have failed. `counted`: it may be the run itself that ended the service."""
@@ -85,7 +89,7 @@ class Runs:
             _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
             if run.id in restored:
                 self._end(run.model_copy(update={"domain": restored[run.id]}), None)
-            elif run.id in works and run.resumed_count < RESUMED_MAX:
+            elif run.id in works:
                 queued = {"status": Status.QUEUED, "resumed_count": run.resumed_count + counted}
                 with self.lock:
                     self.begin(run.model_copy(update=queued), works[run.id])

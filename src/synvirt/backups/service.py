@@ -148,7 +148,9 @@ class Backups:
                 time.sleep(RESUME_EVERY_S)
 
     def _work_again(self, run: BackupRun) -> Callable[[UnderWay], None] | None:
-        """How a run that was cut off goes on; None: it does not."""
+        """How a run that was cut off goes on; None: it does not, and what it made goes."""
+        if not self.runs.may_go_on(run):
+            return None
         try:
             if run.kind == "backup" and run.job_id is not None:
                 job = self.job(run.job_id)
