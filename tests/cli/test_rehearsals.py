@@ -7,7 +7,8 @@ from uuid import UUID
 
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
-from synvirt.model.rehearsal import CheckResult, CommandCheck, PortCheck, Rehearsal, RehearsalState, RoleCheck
+from synvirt.model.machine import VmManifest
+from synvirt.model.rehearsal import CheckResult, CommandCheck, PageCheck, PortCheck, Rehearsal, RehearsalState, RoleCheck
 from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
@@ -68,6 +69,30 @@ def test_a_rehearsal_is_waited_for_and_its_checks_are_shown(run: Run, service: S
         RoleCheck(kind="role", role="dns", within_s=9),
     )
     assert service.woken == [job.id]
+
+
+def test_several_are_rehearsed_together_each_with_its_own_checks(run: Run, service: Service) -> None:
+    jobs = [held(service).id for _ in range(2)]
+    for job_id in jobs:
+        known = VmManifest(vm_id="vm", name="vm")
+        service.store.change(job_id, State.DELTA_SYNCING, lambda job: job.model_copy(update={"manifest": known}))  # noqa: B023
+    first, second = (str(one) for one in jobs)
+    asked = ["--role", f"{first}:postgresql", "--url", f"{second}:http://shop.example/health", "--within", 9]
+    done = run("rehearsals", "together", first, second, *asked, "--no-wait", "--json")
+    assert done.exit_code == 0, done.stdout + done.stderr
+    found = [service.store.rehearsals.of(one)[0] for one in jobs]
+    assert [one.asked.checks for one in found] == [
+        (RoleCheck(kind="role", role="postgresql", within_s=9),),
+        (PageCheck(kind="http", url="http://shop.example/health", within_s=9),),
+    ]
+    assert found[0].together is not None
+    assert found[0].together == found[1].together
+    assert found[0].together.rehearsals == (found[0].id, found[1].id)
+    again = run("rehearsals", "together", first, second)
+    assert again.exit_code != 0
+    assert "has not ended" in again.stdout + again.stderr
+    for words in (["1f:80"], [f"{first}:eighty"]):
+        assert run("rehearsals", "together", first, second, "--port", *words).exit_code == 2
 
 
 def test_one_that_failed_is_an_exit_code(run: Run, service: Service) -> None:

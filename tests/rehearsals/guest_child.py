@@ -1,9 +1,9 @@
 """A guest's side of a wire, in a network namespace of its own, with Linux' own stack.
 
-    python -m tests.rehearsals.guest_child PORT [static]
+    python -m tests.rehearsals.guest_child PORT [static | ADDRESS MAC]
 
-It has 10.77.0.5/24 and a gateway, 10.77.0.1, where it is `static`. It reads lines of Python from its standard input, runs
-each, and says what came of it.
+It has 10.77.0.5/24 and a gateway, 10.77.0.1, where it is `static`; or another address, whose gateway is the first of its
+/24. It reads lines of Python from its standard input, runs each, and says what came of it.
 """
 
 import contextlib
@@ -93,8 +93,12 @@ def main() -> None:
     wire = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
     assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
     tap = Tap()
-    static = (f"addr add {ADDRESS}/24 dev {TAP}", f"route add default via {GATEWAY}") if sys.argv[2:] == ["static"] else ()
-    for words in (f"link set {TAP} address 52:54:00:11:22:33", "link set lo up", *static):
+    address, gateway, mac = ADDRESS, GATEWAY, "52:54:00:11:22:33"
+    if len(sys.argv) == 4:
+        address, mac = sys.argv[2:]
+        gateway = address.rpartition(".")[0] + ".1"
+    static = (f"addr add {address}/24 dev {TAP}", f"route add default via {gateway}") if sys.argv[2:] else ()
+    for words in (f"link set {TAP} address {mac}", "link set lo up", *static):
         subprocess.run(["ip", *words.split()], check=True)
     threading.Thread(target=pump, args=(tap, wire), daemon=True).start()
     sys.stdout.write("ready\n")

@@ -22,7 +22,7 @@ from synvirt.model.machine import Nic
 from synvirt.proof.health import Checker
 from synvirt.rehearsals import dhcp, network
 from synvirt.rehearsals.bubble import FRAME_BYTES_MAX
-from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork
+from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork, Place
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.needs import need, need_root
 from tests.processes import until
@@ -45,9 +45,9 @@ def bubble() -> Iterator[Bubble]:
 class Guest:
     """With Linux' own stack, on the first wire."""
 
-    def __init__(self, bubble: Bubble, *words: str) -> None:
+    def __init__(self, bubble: Bubble, *words: str, card: int = 0) -> None:
         need("ip", "iproute2")
-        argv = [sys.executable, "-m", "tests.rehearsals.guest_child", str(bubble.ports[0]), *words]
+        argv = [sys.executable, "-m", "tests.rehearsals.guest_child", str(bubble.ports[card]), *words]
         self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._child.stdout is not None
         assert self._child.stdout.readline() == "ready\n"
@@ -207,6 +207,78 @@ def test_a_length_that_no_frame_has_ends_the_wire(bubble: Bubble) -> None:
     with Wire(bubble.ports[0]) as again:
         again.send(who_has(GATEWAY, ME))
         assert again.receive()[20:22] == b"\0\2"
+
+
+# ── several guests ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+DATABASE, SHOP, FAR = "10.77.0.20", "10.77.0.21", "10.99.3.7"
+
+
+def card_of(number: int, address: str) -> Nic:
+    return Nic(key=str(number), mac=f"52:54:00:11:00:0{number}", network="lan", ip_addresses=(address,))
+
+
+@pytest.fixture
+def three() -> Iterator[tuple[Bubble, list[Guest]]]:
+    """Two on one network, and one on another, each with Linux' own stack."""
+    need_root("a network namespace")
+    cards = [card_of(number, address) for number, address in enumerate((DATABASE, SHOP, FAR))]
+    with Bubble(cards) as bubble, contextlib.ExitStack() as stack:
+        guests = []
+        for number, card in enumerate(cards):
+            assert card.mac is not None
+            guest = Guest(bubble, card.ip_addresses[0], card.mac, card=number)
+            stack.callback(guest.close)
+            guests.append(guest)
+        yield bubble, guests
+
+
+def place(bubble: Bubble, number: int) -> Place:
+    return Place(bubble, range(number, number + 1), lambda: None)
+
+
+def test_guests_that_are_rehearsed_together_reach_each_other_and_nothing_else(three: tuple[Bubble, list[Guest]]) -> None:
+    bubble, (database, shop, far) = three
+    database.do("serve(5432)")
+    shop.do("serve(80)")
+    # The shop is asked for before the database has said a word: nobody answers in its place.
+    for guest, there in ((shop, (DATABASE, 5432)), (database, (SHOP, 80)), (far, (SHOP, 80)), (far, (DATABASE, 5432))):
+        until(lambda: guest.do(f"reached{there}") == "'connected'")  # noqa: B023
+    assert shop.do(f"reached('{DATABASE}', 81)") == "'ConnectionRefusedError'"
+    # Each is probed where it is, and no other in its place.
+    assert [place(bubble, number).addresses() for number in range(3)] == [[DATABASE], [SHOP], [FAR]]
+    place(bubble, 0).connect(5432, 5).close()
+    with pytest.raises(SourceUnreachable):
+        place(bubble, 1).connect(5432, 5)
+    own = {one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    with socket.create_server(("", 0)) as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.bind(("", 0))
+        udp.setblocking(False)
+        for guest in (database, shop, far):
+            for address in sorted(
+                {*map(str, own), "10.77.0.1", "10.99.3.1", "192.0.2.1", "8.8.8.8", "172.17.0.1", "169.254.169.254"}
+            ):
+                assert guest.do(f"reached('{address}', {tcp.getsockname()[1]})") != "'connected'"
+                guest.do(f"flood('{address}', {udp.getsockname()[1]}, 1000)")
+        tcp.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            tcp.accept()
+        with pytest.raises(BlockingIOError):
+            udp.recv(1)
+    until(lambda: shop.do(f"reached('{DATABASE}', 5432)") == "'connected'")
+
+
+def test_a_guest_cannot_take_anothers_place() -> None:
+    """One that says it has the other's address is not probed for it, nor sent what is for it by its gateway."""
+    need_root("a network namespace")
+    cards = [card_of(0, DATABASE), card_of(1, SHOP)]
+    with Bubble(cards) as bubble, Wire(bubble.ports[0]) as victim, Wire(bubble.ports[1]) as thief:
+        thief.send(who_has(GATEWAY, socket.inet_aton(DATABASE)))
+        thief.send(who_has(GATEWAY, socket.inet_aton(SHOP), mac=b"\x52\x54\0\0\0\1"))
+        until(lambda: place(bubble, 1).addresses() == [SHOP])
+        assert place(bubble, 0).addresses() == []
+        victim.send(who_has(GATEWAY, socket.inet_aton(DATABASE)))
+        until(lambda: place(bubble, 0).addresses() == [DATABASE])
 
 
 # ── whose addresses ──────────────────────────────────────────────────────────────────────────────────────────────────

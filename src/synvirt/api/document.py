@@ -26,7 +26,7 @@ from synvirt.model.files import HostFileRequest, UploadInspectRequest
 from synvirt.model.job import Migration, ProgressUpdate
 from synvirt.model.plan import PlanEnvelope, RetryRequest
 from synvirt.model.problems import ProblemDetails
-from synvirt.model.rehearsal import RehearsalRequest
+from synvirt.model.rehearsal import RehearsalRequest, TogetherRequest
 from synvirt.model.sources import SourceChange, SourceRequest
 
 _REF = "#/components/schemas/{model}"
@@ -35,6 +35,7 @@ _MODELS = (
     PlanEnvelope,
     RetryRequest,
     RehearsalRequest,
+    TogetherRequest,
     HostFileRequest,
     UploadInspectRequest,
     RemoteFileRequest,

@@ -1,5 +1,6 @@
 """synvirt rehearse, and synvirt rehearsals list|show|cancel|screenshot"""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,6 +63,71 @@ def rehearse(
     else:
         print(f"Rehearsal {found['id']} waits for its clones. See it: synvirt rehearsals show {job_id} {found['id']}")
     if found["state"] in ("Failed", "Cancelled"):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+@with_options
+def together(
+    options: Options,
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="JOB...", help="The jobs' ids, or their beginnings, in order")
+    ] = None,
+    *,
+    wave: Annotated[str | None, typer.Option(help="The members of this wave, with their own checks, in place of jobs")] = None,
+    checks: Annotated[
+        list[str] | None,
+        typer.Option("--check", help="JOB:PROGRAM: a program in that guest that must end with 0, with its arguments"),
+    ] = None,
+    ports: Annotated[list[str] | None, typer.Option("--port", help="JOB:PORT: a TCP port of that guest")] = None,
+    roles: Annotated[list[str] | None, typer.Option("--role", help="JOB:ROLE: what that guest is for")] = None,
+    urls: Annotated[list[str] | None, typer.Option("--url", help="JOB:URL: a page of that guest")] = None,
+    within_s: Annotated[float, typer.Option("--within", min=1, max=3600, help="Seconds that each check may take")] = 120,
+    wait: Annotated[bool, typer.Option(help="Wait for the end of all")] = True,
+) -> None:
+    """Rehearse several guests in one network, so that what they need of each other is there. They are started in this order,
+    each once the one before it has booted. Exit 1: one of them failed.
+
+    Example: synvirt rehearsals together 1f3a 2b4c --role 1f3a:postgresql --url 2b4c:http://shop.example/health
+    """
+    import json
+    import shlex
+
+    with options.connect() as client:
+        ids = {job: full_id(client, "migration", job) for job in jobs or ()}
+        asked: dict[str, list[dict[str, Any]]] = {job: [] for job in ids}
+        kinds: tuple[tuple[list[str] | None, str, str, Callable[[str], Any]], ...] = (
+            (checks, "command", "argv", shlex.split),
+            (ports, "port", "port", int),
+            (roles, "role", "role", str),
+            (urls, "http", "url", str),
+        )
+        for given, kind, field, read in kinds:
+            for text in given or ():
+                job, _, what = text.partition(":")
+                if job not in asked:
+                    raise typer.BadParameter(f"{text!r} begins with none of the jobs, as JOB:WHAT")
+                try:
+                    asked[job].append({"kind": kind, field: read(what), "within_s": within_s})
+                except ValueError as error:
+                    raise typer.BadParameter(f"{text!r}: {error}") from error
+        members = [{"migration_id": ids[job], "checks": asked[job]} for job in ids]
+        body: dict[str, Any] = {"members": members}
+        if wave is not None:
+            from synvirt.cli.waves import WAVES
+
+            body = {"wave_id": id_of(client, WAVES, wave)}
+        answer = client.ask("POST", "/migrations/rehearse", json=body)
+        found = json.loads(answer)["items"]
+        if wait:
+            ended = [_until_its_end(client, one["migration_id"], json.dumps(one), say=not options.json) for one in found]
+            found = [json.loads(one) for one in ended]
+    if options.json:
+        print(json.dumps({"items": found}))
+    for one in found if not options.json else ():
+        print(f"Job {one['migration_id']}, rehearsal {one['id']}")
+        _sheet(one)
+    if any(one["state"] in ("Failed", "Cancelled") for one in found):
         raise typer.Exit(FAILED)
 
 

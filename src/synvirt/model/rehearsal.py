@@ -10,6 +10,8 @@ from synvirt.model.problems import Problem
 from synvirt.model.values import WHOLE, Model, Received, Time
 
 CHECKS_MAX = 32
+# Each is a guest that runs, with all of its memory.
+MEMBERS_MAX = 32
 
 
 class RehearsalState(StrEnum):
@@ -95,6 +97,28 @@ class RehearsalRequest(Received):
     checks: Annotated[tuple[AnyCheck, ...], Field(max_length=CHECKS_MAX)] = ()
 
 
+class Member(Received):
+    """A job of those that are rehearsed together, and what is asked of its guest."""
+
+    migration_id: UUID
+    checks: Annotated[tuple[AnyCheck, ...], Field(max_length=CHECKS_MAX)] = ()
+
+
+class TogetherRequest(Received):
+    """The guests of these jobs, started in this order, in one network. Or those of a wave's members that copy warm, each with
+    the checks of its own member."""
+
+    members: Annotated[tuple[Member, ...], Field(max_length=MEMBERS_MAX)] = ()
+    wave_id: UUID | None = None
+
+
+class Together(Model):
+    """Guests in one network: a rehearsal each, in the order of their start."""
+
+    id: UUID
+    rehearsals: tuple[UUID, ...]
+
+
 class CheckResult(Model):
     """`detail`: the sign that was seen, or what was not as it should be."""
 
@@ -126,6 +150,9 @@ class Rehearsal(Model):
     migration_id: UUID
     state: RehearsalState = RehearsalState.WAITING
     asked: RehearsalRequest = RehearsalRequest()
+    together: Together | None = None
+    # Of those together: its checks are done, and it stays for the others.
+    checked: bool = False
     submitted_by: str | None = None
     created_at: Time
     started_at: Time | None = None

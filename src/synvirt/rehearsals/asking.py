@@ -1,18 +1,22 @@
 """What the API and the page ask of rehearsals. Blocking code."""
 
-from collections.abc import Callable
-from typing import Protocol
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 from synvirt.acting import submitter
 from synvirt.destinations import Destination
-from synvirt.errors import Conflict, HostLacks, NotFound
+from synvirt.errors import BadRequest, Conflict, HostLacks, NotFound, SynvirtError
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode
-from synvirt.model.rehearsal import Rehearsal, RehearsalRequest
+from synvirt.model.rehearsal import MEMBERS_MAX, Member, Rehearsal, RehearsalRequest, Together, TogetherRequest
 from synvirt.model.values import now
 from synvirt.rehearsals.steps import BEFORE_CUT_OVER
 from synvirt.store import Store
+
+# One alone is rehearsed by itself.
+MEMBERS_LEAST = 2
 
 
 class Engine(Protocol):
@@ -40,6 +44,62 @@ class Rehearsing:
 
     def ask(self, job_id: UUID, asked: RehearsalRequest) -> Rehearsal:
         """Of a job that copies warm and has not begun its cut-over. NotFound, Conflict, HostLacks."""
+        here = self._may_be(job_id)
+        rehearsal = Rehearsal(id=uuid4(), migration_id=job_id, asked=asked, submitted_by=submitter(), created_at=now())
+        self._rows.add(rehearsal)
+        if here:
+            self._begin([rehearsal])
+        return rehearsal
+
+    def ask_together(self, asked: TogetherRequest) -> list[Rehearsal]:
+        """All of them, or none. BadRequest; NotFound, Conflict, HostLacks of any of them."""
+        members = asked.members or (self._of_wave(asked.wave_id) if asked.wave_id is not None else ())
+        ids = [one.migration_id for one in members]
+        if len(set(ids)) < MEMBERS_LEAST or len(set(ids)) != len(ids) or len(ids) > MEMBERS_MAX:
+            raise BadRequest(
+                f"{len(set(ids))} jobs are to be rehearsed together",
+                hint=f"name {MEMBERS_LEAST} to {MEMBERS_MAX} jobs, each once, or a wave with so many members that copy warm",
+            )
+        here = {self._may_be(one) for one in ids}
+        if len({self._store.host_of(one) for one in ids}) > 1:
+            raise Conflict("these jobs are on several hosts", hint="rehearse those of one host together")
+        if unknown := [str(one) for one in ids if self._store.get(one).manifest is None]:
+            raise Conflict(f"job {unknown[0]} has not looked at its VM yet", hint="wait until it copies")
+        together = Together(id=uuid4(), rehearsals=tuple(uuid4() for _ in ids))
+        made: list[Rehearsal] = []
+        try:
+            for one, rehearsal_id in zip(members, together.rehearsals, strict=True):
+                request = RehearsalRequest(checks=one.checks)
+                fields = {"id": rehearsal_id, "migration_id": one.migration_id, "asked": request, "together": together}
+                made.append(Rehearsal.model_validate({**fields, "submitted_by": submitter(), "created_at": now()}))
+                self._rows.add(made[-1])
+        except SynvirtError:
+            for rehearsal in made[:-1]:
+                self._rows.cancel(rehearsal.id)
+            if here == {True}:
+                self._begin(made[:-1])
+            raise
+        if here == {True}:
+            self._begin(made)
+        return made
+
+    def _of_wave(self, wave_id: UUID) -> Sequence[Member]:
+        """Its members whose jobs copy warm now, in its order, each with its checks."""
+        self._store.waves.get(wave_id)
+        rows = [one for one in self._store.waves.members(wave_id)[0] if one.job_id is not None]
+        return [
+            Member.model_validate({"migration_id": str(one.job_id), "checks": _checks(one.document)})
+            for one in rows
+            if one.job_id is not None and why_not(self._store.get(one.job_id)) is None
+        ]
+
+    def _begin(self, rehearsals: Sequence[Rehearsal]) -> None:
+        for one in rehearsals:
+            self._wake(one.migration_id)
+            self._engine.begin(one.id)
+
+    def _may_be(self, job_id: UUID) -> bool:
+        """Is it this host's? NotFound, Conflict, HostLacks."""
         job = self._store.get(job_id)
         if (why := why_not(job)) is not None:
             raise Conflict(f"job {job_id} cannot be rehearsed: {why}")
@@ -50,12 +110,7 @@ class Rehearsing:
                 raise HostLacks(
                     f"job {job_id} cannot be rehearsed: {lacks}", hint="keep the volumes on zfs, XFS, Btrfs, or in Ceph"
                 )
-        rehearsal = Rehearsal(id=uuid4(), migration_id=job_id, asked=asked, submitted_by=submitter(), created_at=now())
-        self._rows.add(rehearsal)
-        if here:
-            self._wake(job_id)
-            self._engine.begin(rehearsal.id)
-        return rehearsal
+        return here
 
     def of(self, job_id: UUID) -> list[Rehearsal]:
         """Newest first. NotFound, where there is no such job."""
@@ -80,6 +135,13 @@ class Rehearsing:
         if picture is None:
             raise NotFound(f"rehearsal {rehearsal_id} has no screenshot", hint="only a guest that was started leaves one")
         return picture
+
+
+def _checks(member: str) -> list[dict[str, Any]]:
+    """Of a wave's member, as a rehearsal asks them."""
+    return [
+        {name: value for name, value in one.items() if value not in (None, [])} for one in json.loads(member).get("checks", [])
+    ]
 
 
 def why_not(job: Migration) -> str | None:

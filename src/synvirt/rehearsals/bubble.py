@@ -1,12 +1,13 @@
 """The network of a rehearsed guest, a process of its own: python -P -m synvirt.rehearsals.bubble CONTROL UIDS HAD LISTENER...
 
-    card of the guest ── QEMU ══ TCP on loopback ══▶ this process, in a network namespace with nothing in it but ── bubble0
+    cards of guests ── QEMU ══ TCP on loopback ══▶ this process, in a network namespace with nothing in it but ── bubble0
                                                        frames go from card to card, and to bubble0; there is no other way out
 
 The guest keeps its addresses; one that asks for them by DHCP gets what it had (`dhcp.py`). Whatever it asks for by ARP is
-answered with the address of bubble0, so its gateways and name servers are there, and swallow what they get: nothing is
-forwarded. Where the guest is shows by what it sends. From bubble0 a connection to it can be opened, and is handed to the
-service as an open socket: so probes come in, and nothing else does.
+answered with the address of bubble0, so its gateways and name servers are there, and swallow what they get. Nothing is
+forwarded but from one guest to another: those that are rehearsed together find each other, as on one network, or by their
+gateways as on several. Where a guest is shows by what it sends. From bubble0 a connection to it can be opened, and is handed to
+the service as an open socket: so probes come in, and nothing else does.
 
 Frames are hostile: what reads them is in a cage. To give bubble0 another address takes privileges that it has not; a second
 process has them, and takes four bytes at a time.
@@ -163,7 +164,8 @@ class Addresser:
 
 class Bubble:
     """`uids`: users whose QEMU may connect. `net`: the TCP connections of the service's own namespace.
-    `had`: see dhcp.py."""
+    `had`: see dhcp.py. `owners`: addresses that a platform said a card has, by the card's number: no other card is believed to
+    have them, and bubble0 never answers for them."""
 
     def __init__(
         self,
@@ -175,14 +177,16 @@ class Bubble:
         uids: Collection[int],
         net: TextIO,
         had: Mapping[bytes, str],
+        owners: Mapping[str, int],
     ) -> None:
-        self._had = had
+        self._had, self._owners = had, owners
         self._tap, self._addresser, self._control, self._uids, self._net = tap, addresser, control, uids, net
         self._cards = [Card(listener) for listener in listeners]
         self._selector = selectors.DefaultSelector()
         # Where each hardware address was seen, and each address of IPv4: the newest are kept.
         self._macs: dict[bytes, int] = {}
         self._addresses: dict[str, int] = {}
+        self._stations: dict[str, bytes] = {}
         self._gateway = NO_GATEWAY
         self._probing = threading.Lock()
 
@@ -292,7 +296,9 @@ class Bubble:
             self._send(number, lease)
             return
         if kind == IPV4 and len(frame) >= 34:
-            self._is_at(socket.inet_ntoa(frame[26:30]), number)
+            self._is_at(socket.inet_ntoa(frame[26:30]), source, number)
+            if to == self._tap.mac and self._routed(frame):
+                return
         if kind == ARP and len(frame) >= 42 and self._answered(number, frame):
             return
         if to == self._tap.mac or to[0] & 1:
@@ -302,18 +308,28 @@ class Bubble:
             if other != number and (to[0] & 1 or other == known):
                 self._send(other, frame)
 
-    def _is_at(self, address: str, number: int) -> None:
+    def _is_at(self, address: str, mac: bytes, number: int) -> None:
         first = int(address.split(".", maxsplit=1)[0])
-        if 0 < first < 224 and first != 127:
+        if 0 < first < 224 and first != 127 and self._owners.get(address, number) == number:
             _keep(self._addresses, address, number)
+            self._stations = {one: self._stations[one] for one in self._addresses if one in self._stations} | {address: mac}
+
+    def _routed(self, frame: bytes) -> bool:
+        """A guest's gateway leads to the other guests, and to nowhere else."""
+        address = socket.inet_ntoa(frame[30:34])
+        number, mac = self._addresses.get(address), self._stations.get(address)
+        if number is None or mac is None or mac == frame[6:12]:
+            return False
+        self._send(number, mac + self._tap.mac + frame[12:])
+        return True
 
     def _answered(self, number: int, frame: bytes) -> bool:
         """RFC 826. Whoever is none of the guests is us; but nobody answers who asks whether its own address is free."""
         asks, sender, wanted = frame[20:22] == b"\0\1", frame[28:32], frame[38:42]
         if sender != bytes(4):
-            self._is_at(socket.inet_ntoa(sender), number)
+            self._is_at(socket.inet_ntoa(sender), frame[6:12], number)
         address = socket.inet_ntoa(wanted)
-        if not asks or sender in (bytes(4), wanted) or address in self._addresses:
+        if not asks or sender in (bytes(4), wanted) or address in self._addresses or address in self._owners:
             return False
         self._gateway = address
         mac, head = self._tap.mac, frame[14:20]
@@ -332,26 +348,26 @@ class Bubble:
     # ── what the service asks ────────────────────────────────────────────────────────────────────────────────────────
 
     def _asked(self) -> bool:
-        """A line of JSON: `{"id"}` asks where the guest is, with `port` and `timeout_s` for a connection to it; the answer has
-        the same id. False: the service has
-        gone."""
+        """A line of JSON: `{"id", "cards"}` asks where the guest is that has these cards, with `port` and `timeout_s` for a
+        connection to it; the answer has the same id. False: the service has gone."""
         line = self._control.recv(4096)
         if not line:
             return False
         question = json.loads(line)
+        found = [address for address, card in list(self._addresses.items()) if card in question["cards"]]
         if "port" in question:
             threading.Thread(
-                target=self._connect, args=(question["id"], question["port"], question["timeout_s"]), daemon=True
+                target=self._connect, args=(question["id"], found, question["port"], question["timeout_s"]), daemon=True
             ).start()
         else:
-            self._control.send(json.dumps({"id": question["id"], "addresses": list(self._addresses)}).encode())
+            self._control.send(json.dumps({"id": question["id"], "addresses": found}).encode())
         return True
 
-    def _connect(self, number: int, port: int, timeout_s: float) -> None:
+    def _connect(self, number: int, found: list[str], port: int, timeout_s: float) -> None:
         """To the first of the guest's addresses that answers there."""
         trouble = "the guest has sent nothing that shows an address of it"
         with self._probing:
-            addresses = [address for address in list(self._addresses) if address != self._gateway]
+            addresses = [address for address in found if address != self._gateway]
             try:
                 self._addresser.be(self._gateway)
             except OSError as error:
@@ -397,9 +413,11 @@ def main(argv: list[str]) -> int:
         enter(Cage(network=Network.ANY, memory_bytes=MEMORY_BYTES, files=64, written_bytes=0))
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # again: it is another user than the one that asked for it
         asked.send(b"{}")
-        addresses = {bytes.fromhex(mac): address for mac, address in json.loads(had).items()}
+        cards = json.loads(had)
+        first = {bytes.fromhex(card["mac"]): card["addresses"][0] for card in cards if card["mac"] and card["addresses"]}
+        owners = {address: number for number, card in reversed(list(enumerate(cards))) for address in card["addresses"]}
         users = {int(uid) for uid in uids.split(",")}
-        Bubble(tap, addresser, asked, listeners, uids=users, net=net, had=addresses).serve()
+        Bubble(tap, addresser, asked, listeners, uids=users, net=net, had=first, owners=owners).serve()
     return 0
 
 

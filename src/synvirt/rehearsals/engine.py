@@ -16,6 +16,7 @@ from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import RehearsalState
 from synvirt.rehearsals.network import Bubble
 from synvirt.rehearsals.steps import STEPS, LetGo, LookInside, UnderWay, failed
+from synvirt.rehearsals.together import Networks
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +36,7 @@ class Rehearsals:
     ) -> None:
         self._rooms, self._ca_file, self.screens, self._begin_network = rooms, ca_file, screens, begin_network
         self._look_inside = look_inside
+        self._networks = None if begin_network is None else Networks(begin_network)
         rows = rooms.store.rehearsals
         self._runner = Runner(self._run, lambda: rows.unended_ids(host=rooms.host), name="rehearsals")
 
@@ -74,7 +76,7 @@ class Rehearsals:
         except NotFound:
             return
         under_way = UnderWay(rehearsal, self._rooms, self._ca_file, self.screens, let_go, self._begin_network)
-        under_way.look_inside = self._look_inside
+        under_way.look_inside, under_way.networks = self._look_inside, self._networks
         with structlog.contextvars.bound_contextvars(rehearsal=str(rehearsal_id), job=str(rehearsal.migration_id)):
             try:
                 while not under_way.rehearsal.ended:

@@ -11,9 +11,11 @@ import pwd
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Protocol
 from uuid import UUID
 
 from synvirt.errors import HostLacks, SourceUnreachable
@@ -34,13 +36,15 @@ ENVIRONMENT = ("PATH", "PYTHONPATH")
 
 
 class Bubble:
-    """For these network cards. HostLacks, where this host gives no network namespace or no tap device. `ports`: of
-    127.0.0.1, a card each, in order."""
+    """For these network cards, of one guest or of several. HostLacks, where this host gives no network namespace or no tap
+    device. `ports`: of 127.0.0.1, a card each, in order."""
 
     def __init__(self, cards: Sequence[Nic]) -> None:
         listeners = [_listening() for _ in cards]
         self.ports = tuple(one.getsockname()[1] for one in listeners)
         self._questions = 0
+        # A guest each asks, in a thread each; an answer is for whoever asks.
+        self._asking = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         passed = [theirs.fileno(), *(one.fileno() for one in listeners)]
         argv = [sys.executable, "-P", "-m", "synvirt.rehearsals.bubble", str(passed[0]), _uids()]
@@ -66,20 +70,19 @@ class Bubble:
         self._child.wait()
         raise HostLacks(f"this host gives a rehearsed guest no network: {words[-1] if words else 'it did not begin in time'}")
 
-    def addresses(self) -> list[str]:
-        """Of the guest, as it showed by what it sent; numeric, of IPv4."""
-        self._control.settimeout(ANSWER_S)
-        said = self._asked({})[0].get("addresses")
+    def addresses(self, cards: Sequence[int] | None = None) -> list[str]:
+        """Of the guest that has these cards (None: all), as it showed by what it sent; numeric, of IPv4."""
+        said = self._asked({"cards": self._chosen(cards)}, ANSWER_S)[0].get("addresses")
         found = []
         for one in said if isinstance(said, list) else []:
             with contextlib.suppress(ValueError):
                 found.append(str(ipaddress.IPv4Address(one)))
         return found
 
-    def connect(self, port: int, timeout_s: float) -> socket.socket:
+    def connect(self, port: int, timeout_s: float, cards: Sequence[int] | None = None) -> socket.socket:
         """To the guest. SourceUnreachable, with what each of its addresses said."""
-        self._control.settimeout(timeout_s + ANSWER_S)
-        said, descriptors = self._asked({"port": port, "timeout_s": timeout_s})
+        question = {"cards": self._chosen(cards), "port": port, "timeout_s": timeout_s}
+        said, descriptors = self._asked(question, timeout_s + ANSWER_S)
         if not descriptors:
             raise SourceUnreachable(str(said.get("trouble", "the guest's network gives no answer")))
         made = socket.socket(fileno=descriptors[0])
@@ -100,10 +103,18 @@ class Bubble:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _asked(self, question: dict[str, object]) -> tuple[dict[str, object], list[int]]:
+    def _chosen(self, cards: Sequence[int] | None) -> list[int]:
+        return list(range(len(self.ports)) if cards is None else cards)
+
+    def _asked(self, question: dict[str, object], within_s: float) -> tuple[dict[str, object], list[int]]:
+        with self._asking:
+            return self._answered(question, within_s)
+
+    def _answered(self, question: dict[str, object], within_s: float) -> tuple[dict[str, object], list[int]]:
         """The answer to this question: one to an earlier, that came too late, is none."""
         self._questions += 1
         try:
+            self._control.settimeout(within_s)
             self._control.send(json.dumps({"id": self._questions, **question}).encode())
             while True:
                 line, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1)
@@ -116,15 +127,38 @@ class Bubble:
             raise SourceUnreachable("the guest's network gives no answer") from error
 
 
-def _addresses_of(cards: Sequence[Nic]) -> dict[str, str]:
-    """By hardware address, in hexadecimal: the first address of IPv4 that the platform said a card has."""
-    found: dict[str, str] = {}
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of one guest in a Bubble that holds others too: it has these cards of it. `leave`: what closing it is."""
+
+    bubble: Bubble
+    cards: range
+    leave: Callable[[], None]
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        return self.bubble.ports[self.cards.start : self.cards.stop]
+
+    def addresses(self) -> list[str]:
+        return self.bubble.addresses(self.cards)
+
+    def connect(self, port: int, timeout_s: float) -> socket.socket:
+        return self.bubble.connect(port, timeout_s, self.cards)
+
+    def close(self) -> None:
+        self.leave()
+
+
+def _addresses_of(cards: Sequence[Nic]) -> list[dict[str, object]]:
+    """Of each card its hardware address, in hexadecimal, and its addresses of IPv4, as its platform said."""
+    found: list[dict[str, object]] = []
     for card in cards:
         mac = "".join(character for character in (card.mac or "").lower() if character in "0123456789abcdef")
+        addresses = []
         for text in card.ip_addresses:
             with contextlib.suppress(ValueError):
-                if len(mac) == 12:
-                    found.setdefault(mac, str(ipaddress.IPv4Address(text.partition("/")[0])))
+                addresses.append(str(ipaddress.IPv4Address(text.partition("/")[0])))
+        found.append({"mac": mac if len(mac) == 12 else "", "addresses": addresses})
     return found
 
 
@@ -143,12 +177,22 @@ def _uids() -> str:
     return ",".join(str(uid) for uid in sorted(found))
 
 
+class Network(Protocol):
+    """Where a rehearsed guest is: a Bubble of its own, or its Place in one."""
+
+    @property
+    def ports(self) -> tuple[int, ...]: ...
+    def addresses(self) -> list[str]: ...
+    def connect(self, port: int, timeout_s: float) -> socket.socket: ...
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class InBubble(Guard):
     """The guard of checks: whatever name or address a check has, the guest is what is connected to, and nothing else is. None:
     it has no network."""
 
-    bubble: Bubble | None = field(default=None)
+    bubble: Network | None = field(default=None)
 
     def connect(self, host: str, port: int, *, timeout_s: float = ANSWER_S) -> socket.socket:
         if self.bubble is None:
@@ -174,7 +218,7 @@ class GuestInBubble:
     """Commands by its agent; where it is, by what it sends."""
 
     guests: Guests
-    bubble: Bubble
+    bubble: Network
 
     def addresses(self, uuid: UUID) -> list[str]:
         return self.bubble.addresses() or ["0.0.0.0"]  # noqa: S104 - none yet; connecting says so

@@ -33,7 +33,8 @@ from synvirt.model.rehearsal import ROLE_PORTS, AnyCheck, CheckResult, Rehearsal
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
 from synvirt.proof.sameness import compared, is_settled, of_disks
-from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork
+from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, Network, NoNetwork
+from synvirt.rehearsals.together import Networks, are_all_checked, is_its_turn, others
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +72,8 @@ class UnderWay:
     let_go: Event = field(default_factory=Event)
     # Makes a network for these cards; None: guests are rehearsed without one.
     begin_network: Callable[[Sequence[Nic]], Bubble] | None = None
-    network: Bubble | None = None
+    network: Network | None = None
+    networks: Networks | None = None
     # What the disks of a guest say of it, which nobody writes to: facts_of.
     look_inside: LookInside = facts_of
     _asked_at: float = 0.0
@@ -113,11 +115,28 @@ class UnderWay:
         if self.begin_network is None:
             return CheckResult(name="network", ok=True, detail="none: there is no cable in its cards")
         try:
-            self.network = self.begin_network(cards)
+            self.network = self._shared() or self.begin_network(cards)
         except HostLacks as error:
             self.begin_network = None
             return CheckResult(name="network", ok=True, detail=f"none: {error.detail}")
-        return CheckResult(name="network", ok=True, detail="one of its own, which leads nowhere")
+        whose = (
+            "one of its own" if self.rehearsal.together is None else f"that of {len(self.rehearsal.together.rehearsals)} guests"
+        )
+        return CheckResult(name="network", ok=True, detail=f"{whose}, which leads nowhere")
+
+    def _shared(self) -> Network | None:
+        """Of the guests that are rehearsed together: all of their cards, as their jobs know them."""
+        if self.rehearsal.together is None or self.networks is None:
+            return None
+        rows = self.rooms.store
+        jobs = [rows.get(rows.rehearsals.get(one).migration_id) for one in self.rehearsal.together.rehearsals]
+        return self.networks.join(self.rehearsal, [() if one.manifest is None else one.manifest.nics for one in jobs])
+
+    def wait_for(self, happened: Callable[[Sequence[Rehearsal]], bool]) -> None:
+        """Of the other guests, where there are some. Cancelled, LetGo."""
+        while not happened(others(self.rooms.store, self.rehearsal)):
+            self.check()
+            self.pause(WAIT_POLL_S)
 
     def checks_by(self) -> Checker:
         """Asks the guest where it is: in its network."""
@@ -175,6 +194,8 @@ def booting(under_way: UnderWay) -> dict[str, object]:
     rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
     # Of a service that was killed here: a guest that ran on says nothing of how long a boot takes.
     hypervisor.undefine(rehearsal.id, rehearsal.id)
+    if (together := rehearsal.together) is not None:
+        under_way.wait_for(lambda group: is_its_turn(together, rehearsal, group))
     network = under_way.renew_network(job.manifest.nics)
     wires = () if under_way.network is None else under_way.network.ports
     volumes, began = _volumes(under_way, job), time.monotonic()
@@ -236,6 +257,10 @@ def checking(under_way: UnderWay) -> dict[str, object]:
         trouble = _asked(under_way, checker, _as_asked(check))
         results.append(CheckResult(name=_named(check), ok=trouble is None, detail=trouble or "as it should be"))
     kept = _keep(under_way, hypervisor.picture(rehearsal.id))
+    sameness = _sameness(under_way)
+    if rehearsal.together is not None:
+        under_way.move(checked=True)
+        under_way.wait_for(are_all_checked)
     passed = all(one.ok for one in results)
     outage = under_way.job.migration.outage
     before_s = None if outage is None else sum(part.p50_s for part in outage.parts if part.name in ("shutdown", "last copy"))
@@ -244,7 +269,7 @@ def checking(under_way: UnderWay) -> dict[str, object]:
         "state": RehearsalState.SWEEPING,
         "outcome": RehearsalState.PASSED if passed else RehearsalState.FAILED,
         "checks": tuple(results),
-        "sameness": _sameness(under_way),
+        "sameness": sameness,
         "read": {},
         "outage_s": None if before_s is None else round(before_s + after_s, 1),
         "screenshot_url": _url(rehearsal) if kept else None,
@@ -261,7 +286,7 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
         source |= asyncio.run(_source_facts(under_way, job))
     except (SynvirtError, TimeoutError) as error:
         log.warning("the source does not say what runs in its guest", rehearsal=str(rehearsal.id), cause=str(error))
-    if not clone and rehearsal.read:
+    if not clone and rehearsal.read and rehearsal.together is None:
         # No agent says what runs in it: so what its disks say, once it writes to them no more.
         hypervisor.undefine(rehearsal.id, rehearsal.id)
         return compared(of_disks(source), _read(under_way, _volumes(under_way, job)), differences, machines)

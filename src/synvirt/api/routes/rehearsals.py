@@ -6,14 +6,23 @@ from uuid import UUID
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from synvirt.api.received import documented, optional_json_body
+from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.routes.screenshots import PNG
-from synvirt.model.rehearsal import Rehearsal, RehearsalPage, RehearsalRequest
+from synvirt.model.rehearsal import Rehearsal, RehearsalPage, RehearsalRequest, TogetherRequest
 from synvirt.rehearsals.asking import Rehearsing
 
 
 def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
     router = APIRouter(prefix="/migrations", tags=["rehearsals"])
+
+    @router.post(
+        "/rehearse", status_code=202, response_model=RehearsalPage, openapi_extra=documented(TogetherRequest, required=True)
+    )
+    def rehearse_together(asked: Annotated[TogetherRequest, Depends(json_body(TogetherRequest))]) -> RehearsalPage:
+        """Start the guests of several warm jobs, or of a wave's, in one network, so that what they need of each other is
+        there: in the order of the list, each once the one before it has booted. Each has a rehearsal of its own, and is removed
+        when all have been checked. 409 where one of them cannot be rehearsed, or where their jobs are on several hosts."""
+        return RehearsalPage(items=tuple(rehearsing.ask_together(asked)))
 
     @router.post(
         "/{migration_id}/rehearse",

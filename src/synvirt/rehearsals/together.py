@@ -1,0 +1,81 @@
+"""Guests that are rehearsed together: one network for all of them, for as long as one of them is in it. Thread-safe, blocking.
+
+ask ─▶ a rehearsal each, which names them all in order
+start: each once the one before it has booted          end: none goes before all have been checked
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from uuid import UUID
+
+from synvirt.errors import NotFound
+from synvirt.model.machine import Nic
+from synvirt.model.rehearsal import Rehearsal, RehearsalState, Together
+from synvirt.rehearsals.network import Bubble, Place
+from synvirt.store import Store
+
+# From here on a guest is there for the others.
+BOOTED = frozenset({RehearsalState.CHECKING})
+OVER = frozenset({RehearsalState.SWEEPING, RehearsalState.PASSED, RehearsalState.FAILED, RehearsalState.CANCELLED})
+
+
+@dataclass
+class _Shared:
+    bubble: Bubble
+    users: set[UUID] = field(default_factory=set)
+
+
+class Networks:
+    """`begin`: makes a network for these cards. HostLacks, as it says."""
+
+    def __init__(self, begin: Callable[[Sequence[Nic]], Bubble]) -> None:
+        self._begin = begin
+        self._lock = threading.Lock()
+        self._shared: dict[UUID, _Shared] = {}
+
+    def join(self, rehearsal: Rehearsal, cards: Sequence[Sequence[Nic]]) -> Place:
+        """`cards`: of each guest of the group, in its order."""
+        assert rehearsal.together is not None
+        number = rehearsal.together.rehearsals.index(rehearsal.id)
+        with self._lock:
+            shared = self._shared.get(rehearsal.together.id)
+            if shared is None:
+                shared = self._shared[rehearsal.together.id] = _Shared(self._begin([card for one in cards for card in one]))
+            shared.users.add(rehearsal.id)
+        first = sum(len(one) for one in cards[:number])
+        return Place(shared.bubble, range(first, first + len(cards[number])), partial(self.leave, rehearsal))
+
+    def leave(self, rehearsal: Rehearsal) -> None:
+        """The last one takes the network along."""
+        if rehearsal.together is None:
+            return
+        with self._lock:
+            shared = self._shared.get(rehearsal.together.id)
+            if shared is not None:
+                shared.users.discard(rehearsal.id)
+                if not shared.users:
+                    self._shared.pop(rehearsal.together.id).bubble.close()
+
+
+def others(store: Store, rehearsal: Rehearsal) -> list[Rehearsal]:
+    """Of its group, in its order; those that are known no more were over."""
+    found = []
+    for one in () if rehearsal.together is None else rehearsal.together.rehearsals:
+        try:
+            found += [store.rehearsals.get(one)] if one != rehearsal.id else []
+        except NotFound:
+            continue
+    return found
+
+
+def is_its_turn(together: Together, rehearsal: Rehearsal, group: Sequence[Rehearsal]) -> bool:
+    """To start: those before it have booted, or will not any more."""
+    before = together.rehearsals[: together.rehearsals.index(rehearsal.id)]
+    return all(one.state in BOOTED | OVER for one in group if one.id in before)
+
+
+def are_all_checked(group: Sequence[Rehearsal]) -> bool:
+    """To end: nobody is still asked for what another one of them gives."""
+    return all(one.checked or one.state in OVER for one in group)
