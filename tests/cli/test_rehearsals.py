@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 from uuid import UUID
 
+from synvirt.fleet.waves import change_members
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
@@ -12,6 +13,7 @@ from synvirt.model.rehearsal import CheckResult, CommandCheck, PageCheck, PortCh
 from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
+from tests.fleet.made import member, wave
 from tests.house import live_plan
 from tests.processes import until
 
@@ -93,6 +95,22 @@ def test_several_are_rehearsed_together_each_with_its_own_checks(run: Run, servi
     assert "has not ended" in again.stdout + again.stderr
     for words in (["1f:80"], [f"{first}:eighty"]):
         assert run("rehearsals", "together", first, second, "--port", *words).exit_code == 2
+
+
+def test_the_members_of_a_wave_are_rehearsed_together(run: Run, service: Service) -> None:
+    jobs = [held(service).id for _ in range(2)]
+    for job_id in jobs:
+        known = VmManifest(vm_id="vm", name="vm")
+        service.store.change(job_id, State.DELTA_SYNCING, lambda job: job.model_copy(update={"manifest": known}))  # noqa: B023
+    made = service.waves.create(wave(member("shop", "db"), member("db", checks=({"kind": "port", "port": 5432},))))
+    assert run("rehearsals", "together", "--wave", str(made.id)[:8]).exit_code == 1, "none of them copies yet"
+    for one, job_id in zip(service.waves.whole(made.id).members, jobs, strict=True):
+        change_members(service.store.waves, made.id, [one], {one.state}, {"job_id": job_id})
+    done = run("rehearsals", "together", "--wave", str(made.id)[:8], "--no-wait", "--json")
+    assert done.exit_code == 0, done.stdout + done.stderr
+    shop, database = (service.store.rehearsals.of(one)[0] for one in jobs)
+    assert [one["id"] for one in json.loads(done.stdout)["items"]] == [str(database.id), str(shop.id)]
+    assert database.asked.checks == (PortCheck(kind="port", port=5432),)
 
 
 def test_one_that_failed_is_an_exit_code(run: Run, service: Service) -> None:

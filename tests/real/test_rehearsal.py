@@ -1,6 +1,7 @@
-"""A guest that keeps writing is rehearsed twice while it is synced, and moved: by the service as it is run, on XFS with
-reflinks."""
+"""A guest that keeps writing is rehearsed twice while it is synced, and moved; two are rehearsed together: by the service as it
+is run, on XFS with reflinks."""
 
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from synvirt.kvm import agent
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
-from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalState
+from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalPage, RehearsalState
 from synvirt.sample import Sample, build
 from synvirt.sizes import MIB
 from tests.libvirt_lab import LibvirtLab, lab, until
@@ -26,6 +27,14 @@ CARD = "<interface type='user'><mac address='52:54:00:77:00:05'/><model type='vi
 RC_LOCAL = """#!/bin/busybox sh
 ip link set eth0 up; ip addr add 10.77.0.5/24 dev eth0; ip route add default via 10.77.0.1
 while :; do printf "HTTP/1.0 200 OK\\r\\n\\r\\nok" | nc -l -p 8080; done &
+ping -c 1000 10.77.0.1 > /dev/null &
+"""
+
+# A database that says «ok», and a shop that asks it: each has its address in the rehearsal as at home.
+DATABASE, SHOP, PORT = "10.77.0.5", "10.77.0.6", 5432
+SERVES = """#!/bin/busybox sh
+ip link set eth0 up; ip addr add ADDRESS/24 dev eth0; ip route add default via 10.77.0.1
+while :; do echo ok | nc -l -p 5432; done &
 ping -c 1000 10.77.0.1 > /dev/null &
 """
 
@@ -67,10 +76,12 @@ def command(words: str) -> dict[str, Any]:
 
 def rehearse(client: Client, job: Migration, *checks: dict[str, Any]) -> Rehearsal:
     asked = {"checks": checks}
-    found = Rehearsal.model_validate_json(client.ask("POST", f"/migrations/{job.id}/rehearse", json=asked))
+    return end_of(client, Rehearsal.model_validate_json(client.ask("POST", f"/migrations/{job.id}/rehearse", json=asked)))
 
+
+def end_of(client: Client, found: Rehearsal) -> Rehearsal:
     def ended() -> Rehearsal | None:
-        seen = Rehearsal.model_validate_json(client.ask("GET", f"/migrations/{job.id}/rehearsals/{found.id}"))
+        seen = Rehearsal.model_validate_json(client.ask("GET", f"/migrations/{found.migration_id}/rehearsals/{found.id}"))
         return seen if seen.state in REHEARSED else None
 
     until(ended, 300)
@@ -159,3 +170,62 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
         assert ended.moved.same >= 8, ended.moved
     assert ended.domain is not None
     assert check_chain(read_guest(data_dir, ended.domain.uuid, "/chain")) >= lines
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_guests_are_rehearsed_together_and_reach_each_other_and_nothing_else(
+    host: LibvirtLab, sample: Sample, data_dir: Path
+) -> None:
+    guests = []
+    for number, address in enumerate((DATABASE, SHOP)):
+        card = f"<interface type='user'><mac address='52:54:00:77:01:0{number}'/><model type='virtio'/></interface>"
+        guests.append(Guest(host, sample, card))
+        words = SERVES.replace("ADDRESS", address)
+        guests[-1].run(BUSYBOX, "sh", "-c", f"echo '{words}' > /etc/rc.local; chmod +x /etc/rc.local; sync")
+    with service(data_dir) as (_, client), socket.create_server(("", 0)) as outside:
+        source = register(client, host, "ssh")
+        jobs = []
+        for guest in guests:
+            plan = {
+                "source": {"Live": "libvirt_remote"},
+                "source_ref": {"kind": "live_vm", "source_id": str(source.id), "vm_id": guest.domain.UUIDString()},
+                "mode": "Warm",
+                "skip_disks": ["vdb"],
+                "warm": {"cutover": "manual", "interval_s": 30},
+            }
+            jobs.append(client.submit(MigrationPlan.model_validate(plan)))
+        for job in jobs:
+            until(lambda: client.migration(job.id).state == State.DELTA_SYNCING, 300)  # noqa: B023
+        # Each asks the other; and neither reaches this host, by the address that it has or by its gateway's.
+        own = socket.gethostbyname(socket.gethostname())
+        away = [
+            command(f"! {BUSYBOX} nc -w 3 {address} {outside.getsockname()[1]} < /dev/null") for address in (own, "10.77.0.1")
+        ]
+        asked = {
+            "members": [
+                {
+                    "migration_id": str(job.id),
+                    "checks": [
+                        {"kind": "role", "role": "postgresql", "within_s": 60},
+                        {**command(f"{BUSYBOX} nc -w 5 {other} {PORT} < /dev/null | {BUSYBOX} grep -q ok"), "within_s": 60},
+                        *away,
+                    ],
+                }
+                for job, other in zip(jobs, (SHOP, DATABASE), strict=True)
+            ]
+        }
+        begun = RehearsalPage.model_validate_json(client.ask("POST", "/rehearsals", json=asked)).items
+        found = [end_of(client, one) for one in begun]
+        assert [(one.state, one.error) for one in found] == [(RehearsalState.PASSED, None)] * 2, found
+        assert {one.checks[1].detail for one in found} == {"that of 2 guests, which leads nowhere"}
+        outside.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            outside.accept()
+        assert len(_guests(data_dir)) == 0
+        assert {path.parent.name for path in (data_dir / "volumes").rglob("*.raw")} == {str(job.id) for job in jobs}
+        for guest, job in zip(guests, jobs, strict=True):
+            assert guest.domain.isActive(), "the source runs on"
+            client.ask("POST", f"/migrations/{job.id}/cancel")
+        for job in jobs:
+            until(lambda: client.migration(job.id).ended, 120)  # noqa: B023

@@ -1,5 +1,6 @@
 """Guests that are rehearsed together: one network, started in their order, and nobody goes before all have been checked."""
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,13 +8,19 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
+from pydantic import ValidationError
 
-from synvirt.errors import BadRequest, Conflict
+from synvirt.errors import Conflict, NotFound
+from synvirt.fleet.model import Group, MemberState, WaveRequest
+from synvirt.fleet.waves import Waves, change_members
 from synvirt.model.job import Migration
+from synvirt.model.kinds import State
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import REHEARSED, CommandCheck, Member, Rehearsal, RehearsalState, TogetherRequest
-from tests.house import live_plan
-from tests.rehearsals.test_rehearsals import CONTENT, DISK, HELD, FakeNetwork, Stage, Writing
+from synvirt.rehearsals import steps
+from tests.fleet.made import member, wave
+from tests.house import Crash, live_plan
+from tests.rehearsals.test_rehearsals import COMMITS_MAX, CONTENT, DISK, HELD, FakeNetwork, Stage, Writing, counted
 
 VMS = ("vm-db", "vm-shop", "vm-mail")
 
@@ -59,6 +66,12 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path / "house", Watched(), begin_network=Network)
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each for the others: a crash at every commit would take minutes of waiting."""
+    monkeypatch.setattr(steps, "WAIT_POLL_S", 0.05)
 
 
 def jobs_of(stage: Stage, count: int = 3) -> list[Migration]:
@@ -131,9 +144,14 @@ def test_one_that_is_cancelled_holds_up_nobody(stage: Stage) -> None:
 
 def test_what_cannot_be_rehearsed_together_is_said_and_begins_nothing(stage: Stage) -> None:
     first, second = jobs_of(stage, 2)
-    for members in ((), (first.id,), (first.id, first.id)):
-        with pytest.raises(BadRequest):
-            stage.asking.ask_together(TogetherRequest(members=tuple(Member(migration_id=one) for one in members)))
+    with pytest.raises(ValidationError):
+        TogetherRequest(members=(Member(migration_id=first.id),))
+    twice = (Member(migration_id=first.id), Member(migration_id=first.id))
+    for asked in (TogetherRequest(), TogetherRequest(members=twice)):
+        with pytest.raises(Conflict, match="to be rehearsed together"):
+            stage.asking.ask_together(asked)
+    with pytest.raises(NotFound):
+        stage.asking.ask_together(TogetherRequest(wave_id=UUID(int=9)))
     third = stage.house.intake.submit(live_plan(warm=HELD))
     stage.house.intake.cancel(third.id)
     with pytest.raises(Conflict):
@@ -144,3 +162,127 @@ def test_what_cannot_be_rehearsed_together_is_said_and_begins_nothing(stage: Sta
         stage.asking.ask_together(TogetherRequest(members=(Member(migration_id=first.id), Member(migration_id=second.id))))
     assert [len(stage.asking.of(job.id)) for job in (first, second)] == [1, 1]
     ended(stage, alone)
+
+
+def wave_of(stage: Stage, *members: Any, jobs: Sequence[Migration], groups: Sequence[Group] = ()) -> UUID:
+    """A wave whose members have these jobs."""
+    request: WaveRequest = wave(*members, groups=groups)
+    waves = Waves(stage.house.store.waves)
+    made = waves.create(request)
+    for one, job in zip(waves.whole(made.id).members, jobs, strict=False):
+        fields = {"state": MemberState.SYNCING, "job_id": job.id}
+        assert change_members(stage.house.store.waves, made.id, [one], {one.state}, fields) == [one.id]
+    return made.id
+
+
+def test_a_waves_guests_are_rehearsed_in_its_order_with_its_checks(stage: Stage) -> None:
+    """The shop waits for the group of the database, and is named before it; mail has no job yet."""
+    shop, database = jobs_of(stage, 2)
+    asked = (
+        member("shop", "data", checks=({"kind": "command", "argv": ("true",), "within_s": 1},)),
+        member("db", group="data", checks=({"kind": "port", "port": 5432, "within_s": 1},)),
+        member("mail"),
+    )
+    wave_id = wave_of(stage, *asked, jobs=(shop, database), groups=(Group(name="data"),))
+    found = ended(stage, stage.asking.ask_together(TogetherRequest(wave_id=wave_id)))
+    assert [one.migration_id for one in found] == [database.id, shop.id]
+    assert watched(stage).started == [one.id for one in found]
+    assert [[check.name for check in one.checks[2:]] for one in found] == [["port 5432"], ["true"]]
+    # Nobody takes a connection in a house of fakes: the check was made, and failed.
+    assert [one.state for one in found] == [RehearsalState.FAILED, RehearsalState.PASSED]
+    assert stage.asking.states_of([shop.id, database.id, UUID(int=4)]) == {
+        database.id: RehearsalState.FAILED,
+        shop.id: RehearsalState.PASSED,
+    }
+
+
+def test_a_wave_of_which_too_few_copy_warm_is_refused(stage: Stage) -> None:
+    first, second = jobs_of(stage, 2)
+    stage.house.intake.cancel(second.id)
+    stage.until(lambda: stage.house.store.get(second.id).ended)
+    wave_id = wave_of(stage, member("a"), member("b"), jobs=(first, second))
+    with pytest.raises(Conflict, match="1 jobs are to be rehearsed together"):
+        stage.asking.ask_together(TogetherRequest(wave_id=wave_id))
+    assert stage.asking.of(first.id) == []
+
+
+# ── at every commit ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def nothing_is_left(stage: Stage, jobs: Sequence[Migration]) -> None:
+    """Of the rehearsals; the jobs go on, and hold what is theirs."""
+    own = {str(stage.house.volume(stage.house.store.get(job.id))) for job in jobs}
+    left = [one for one in stage.leftovers(stage.house.store.get(jobs[0].id)) if one not in own]
+    assert left == []
+    assert watched(stage).domains == {}
+    assert Network.open == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(3))
+def test_a_crash_of_a_group_after_every_third_commit_is_survived(part: int, tmp_path: Path) -> None:
+    """From the question on: the jobs' threads and the rehearsals' die, as in a service that is killed."""
+    Network.open, Network.made = [], []
+    for commit in range(1 + part, COMMITS_MAX, 3):
+        folder, hypervisor = tmp_path / f"crash-{commit}", Watched()
+        stage = Stage(folder, hypervisor, begin_network=Network)
+        jobs = jobs_of(stage, 2)
+        asked = TogetherRequest(members=tuple(Member(migration_id=job.id) for job in jobs))
+
+        def crash() -> None:
+            stage.let_go.set()  # noqa: B023 - those that wait for the others write nothing, and die all the same
+            raise Crash
+
+        counted(stage, commit, crash)
+        with contextlib.suppress(Crash):
+            for one in stage.asking.ask_together(asked):
+                stage.begin(one.id)
+        stage.die()
+        assert Network.open == []
+        again = Stage(folder, hypervisor, begin_network=Network)
+        known = [one for job in jobs for one in again.asking.of(job.id)]
+        before = len(known) == 2 and all(one.state in REHEARSED for one in known)
+        for job in jobs:
+            again.begin_job(job.id)
+        for one in known:
+            again.begin(one.id)
+        again.until(lambda: all(one.state in REHEARSED for job in jobs for one in again.asking.of(job.id)))  # noqa: B023
+        states = [one.state for job in jobs for one in again.asking.of(job.id)]
+        assert len(known) in (0, 2), "all of them are asked for, or none"
+        assert states == [RehearsalState.PASSED] * len(known)
+        nothing_is_left(again, jobs)
+        for job in jobs:
+            again.house.intake.cutover(job.id)
+        again.join()
+        assert [again.house.store.get(job.id).state for job in jobs] == [State.COMPLETED] * 2
+        again.close()
+        if before:
+            return
+    raise AssertionError(f"after {COMMITS_MAX} commits the rehearsals have not ended")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_cancel_of_one_at_every_fourth_commit_leaves_nothing_and_holds_up_nobody(tmp_path: Path) -> None:
+    Network.open, Network.made = [], []
+    for commit in range(1, COMMITS_MAX, 4):
+        stage = Stage(tmp_path / f"cancel-{commit}", Watched(), begin_network=Network)
+        jobs = jobs_of(stage, 2)
+        asked = TogetherRequest(members=tuple(Member(migration_id=job.id) for job in jobs))
+        found = stage.asking.ask_together(asked)
+
+        def cancel() -> None:
+            stage.house.store.on_commit = lambda: None  # noqa: B023
+            with contextlib.suppress(Conflict):
+                stage.asking.cancel(jobs[0].id, found[0].id)  # noqa: B023
+
+        counted(stage, commit, cancel)
+        first, second = ended(stage, found)
+        assert (first.error, second.state) == (None, RehearsalState.PASSED)
+        nothing_is_left(stage, jobs)
+        stage.close()
+        if first.state is RehearsalState.PASSED:
+            return
+        assert first.state is RehearsalState.CANCELLED
+    raise AssertionError(f"after {COMMITS_MAX} commits the rehearsals have not passed")

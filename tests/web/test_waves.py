@@ -10,9 +10,11 @@ from synvirt.fleet.model import MemberState, Wave, WaveRequest
 from synvirt.fleet.waves import change_members
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
+from synvirt.model.rehearsal import RehearsalState
 from synvirt.model.values import now
 from tests.fakes.service import PLAN, PREFIX, Service
 from tests.fleet.made import plan
+from tests.web import jobs
 from tests.web.conftest import look_at
 
 NIGHT = {
@@ -108,6 +110,34 @@ def test_a_word_is_given_for_one_member(page: Page, service: Service) -> None:
     expect(page.locator("#approve-1-b")).to_have_text("Word of R&D <team>")
     given = service.waves.whole(wave.id).members
     assert [[one.approver for one in member.approvals] for member in given] == [["R&D <team>"], []]
+
+
+def test_the_guests_of_a_wave_are_rehearsed_together(page: Page, service: Service) -> None:
+    wave = made(service, "shop", "db", "mail")
+    for name in ("shop", "db"):
+        set_member(service, wave, name, state=MemberState.SYNCING, job_id=jobs.warm(service, f"together-{name}"))
+    page.goto(f"/waves/{wave.id}")
+    expect(page.locator("#ask-rehearse")).to_have_count(0)  # it copies nothing yet
+    service.waves.go(wave.id)
+    page.reload()
+    page.locator("#ask-rehearse").click()
+    expect(page.locator("main")).to_contain_text("in one network that leads nowhere else")
+    page.get_by_role("button", name="Yes: rehearse together").click()
+    expect(page.locator("#member-db")).to_contain_text("Rehearsal waiting for the end of a pass")
+    expect(page.locator("#member-mail")).not_to_contain_text("Rehearsal")
+    found = [service.store.rehearsals.of(job_id)[0] for job_id in wave_jobs(service, wave)]
+    assert found[0].together is not None
+    assert found[0].together == found[1].together
+    done = {"state": RehearsalState.PASSED, "finished_at": now()}
+    service.store.rehearsals.change(found[0].id, found[0].state, lambda one: one.model_copy(update=done))
+    expect(page.locator("#member-shop")).to_contain_text("Rehearsal passed")
+    look_at(page, "wave-rehearsed")
+    page.locator("#rehearsed-shop").click()
+    expect(page.locator("#rehearsals .pill")).to_have_text("Passed")
+
+
+def wave_jobs(service: Service, wave: Wave) -> list[UUID]:
+    return [one.job_id for one in service.waves.whole(wave.id).members if one.job_id is not None]
 
 
 def test_a_forecast_is_drawn_and_kept(page: Page, service: Service) -> None:

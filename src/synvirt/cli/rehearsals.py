@@ -117,7 +117,7 @@ def together(
             from synvirt.cli.waves import WAVES
 
             body = {"wave_id": id_of(client, WAVES, wave)}
-        answer = client.ask("POST", "/migrations/rehearse", json=body)
+        answer = client.ask("POST", "/rehearsals", json=body)
         found = json.loads(answer)["items"]
         if wait:
             ended = [_until_its_end(client, one["migration_id"], json.dumps(one), say=not options.json) for one in found]

@@ -10,6 +10,8 @@ from synvirt.model.problems import Problem
 from synvirt.model.values import WHOLE, Model, Received, Time
 
 CHECKS_MAX = 32
+# One alone is rehearsed by itself.
+MEMBERS_LEAST = 2
 # Each is a guest that runs, with all of its memory.
 MEMBERS_MAX = 32
 
@@ -108,7 +110,7 @@ class TogetherRequest(Received):
     """The guests of these jobs, started in this order, in one network. Or those of a wave's members that copy warm, each with
     the checks of its own member."""
 
-    members: Annotated[tuple[Member, ...], Field(max_length=MEMBERS_MAX)] = ()
+    members: Annotated[tuple[Member, ...], Field(min_length=MEMBERS_LEAST, max_length=MEMBERS_MAX)] = ()
     wave_id: UUID | None = None
 
 

@@ -1,22 +1,29 @@
 """What the API and the page ask of rehearsals. Blocking code."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from graphlib import TopologicalSorter
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 from synvirt.acting import submitter
 from synvirt.destinations import Destination
-from synvirt.errors import BadRequest, Conflict, HostLacks, NotFound, SynvirtError
+from synvirt.errors import Conflict, HostLacks, NotFound
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode
-from synvirt.model.rehearsal import MEMBERS_MAX, Member, Rehearsal, RehearsalRequest, Together, TogetherRequest
+from synvirt.model.rehearsal import (
+    MEMBERS_LEAST,
+    MEMBERS_MAX,
+    Member,
+    Rehearsal,
+    RehearsalRequest,
+    RehearsalState,
+    Together,
+    TogetherRequest,
+)
 from synvirt.model.values import now
 from synvirt.rehearsals.steps import BEFORE_CUT_OVER
 from synvirt.store import Store
-
-# One alone is rehearsed by itself.
-MEMBERS_LEAST = 2
 
 
 class Engine(Protocol):
@@ -46,17 +53,17 @@ class Rehearsing:
         """Of a job that copies warm and has not begun its cut-over. NotFound, Conflict, HostLacks."""
         here = self._may_be(job_id)
         rehearsal = Rehearsal(id=uuid4(), migration_id=job_id, asked=asked, submitted_by=submitter(), created_at=now())
-        self._rows.add(rehearsal)
+        self._rows.add([rehearsal])
         if here:
             self._begin([rehearsal])
         return rehearsal
 
     def ask_together(self, asked: TogetherRequest) -> list[Rehearsal]:
-        """All of them, or none. BadRequest; NotFound, Conflict, HostLacks of any of them."""
+        """All of them, or none. Conflict, where they are too few or one is named twice; NotFound, HostLacks."""
         members = asked.members or (self._of_wave(asked.wave_id) if asked.wave_id is not None else ())
         ids = [one.migration_id for one in members]
         if len(set(ids)) < MEMBERS_LEAST or len(set(ids)) != len(ids) or len(ids) > MEMBERS_MAX:
-            raise BadRequest(
+            raise Conflict(
                 f"{len(set(ids))} jobs are to be rehearsed together",
                 hint=f"name {MEMBERS_LEAST} to {MEMBERS_MAX} jobs, each once, or a wave with so many members that copy warm",
             )
@@ -66,31 +73,32 @@ class Rehearsing:
         if unknown := [str(one) for one in ids if self._store.get(one).manifest is None]:
             raise Conflict(f"job {unknown[0]} has not looked at its VM yet", hint="wait until it copies")
         together = Together(id=uuid4(), rehearsals=tuple(uuid4() for _ in ids))
-        made: list[Rehearsal] = []
-        try:
-            for one, rehearsal_id in zip(members, together.rehearsals, strict=True):
-                request = RehearsalRequest(checks=one.checks)
-                fields = {"id": rehearsal_id, "migration_id": one.migration_id, "asked": request, "together": together}
-                made.append(Rehearsal.model_validate({**fields, "submitted_by": submitter(), "created_at": now()}))
-                self._rows.add(made[-1])
-        except SynvirtError:
-            for rehearsal in made[:-1]:
-                self._rows.cancel(rehearsal.id)
-            if here == {True}:
-                self._begin(made[:-1])
-            raise
+        made = [
+            Rehearsal(
+                id=rehearsal_id,
+                migration_id=one.migration_id,
+                asked=RehearsalRequest(checks=one.checks),
+                together=together,
+                submitted_by=submitter(),
+                created_at=now(),
+            )
+            for one, rehearsal_id in zip(members, together.rehearsals, strict=True)
+        ]
+        self._rows.add(made)
         if here == {True}:
             self._begin(made)
         return made
 
     def _of_wave(self, wave_id: UUID) -> Sequence[Member]:
-        """Its members whose jobs copy warm now, in its order, each with its checks."""
+        """Its members whose jobs copy warm now, each behind those that it waits for, with its checks."""
         self._store.waves.get(wave_id)
-        rows = [one for one in self._store.waves.members(wave_id)[0] if one.job_id is not None]
+        rows = self._store.waves.members(wave_id)[0]
+        documents = {one.member_id: json.loads(one.document) for one in rows}
+        jobs = {one.member_id: one.job_id for one in rows if one.job_id is not None}
         return [
-            Member.model_validate({"migration_id": str(one.job_id), "checks": _checks(one.document)})
-            for one in rows
-            if one.job_id is not None and why_not(self._store.get(one.job_id)) is None
+            Member.model_validate({"migration_id": str(jobs[name]), "checks": _checks(documents[name])})
+            for name in _in_order(documents.values())
+            if name in jobs and why_not(self._store.get(jobs[name])) is None
         ]
 
     def _begin(self, rehearsals: Sequence[Rehearsal]) -> None:
@@ -116,6 +124,10 @@ class Rehearsing:
         """Newest first. NotFound, where there is no such job."""
         return self._rows.of(self._store.get(job_id).id)
 
+    def states_of(self, job_ids: Sequence[UUID]) -> dict[UUID, RehearsalState]:
+        """Of the newest one of each job that has one."""
+        return self._rows.states_of(job_ids)
+
     def get(self, job_id: UUID, rehearsal_id: UUID) -> Rehearsal:
         """NotFound."""
         found = self._rows.get(rehearsal_id)
@@ -137,11 +149,19 @@ class Rehearsing:
         return picture
 
 
-def _checks(member: str) -> list[dict[str, Any]]:
+def _in_order(members: Iterable[dict[str, Any]]) -> list[str]:
+    """Names of a wave's members and of their groups: what is waited for comes first. A wave has no circle."""
+    graph: TopologicalSorter[str] = TopologicalSorter()
+    for one in members:
+        graph.add(one["id"], *one.get("after", []))
+        if one.get("group"):
+            graph.add(one["group"], one["id"])
+    return list(graph.static_order())
+
+
+def _checks(member: dict[str, Any]) -> list[dict[str, Any]]:
     """Of a wave's member, as a rehearsal asks them."""
-    return [
-        {name: value for name, value in one.items() if value not in (None, [])} for one in json.loads(member).get("checks", [])
-    ]
+    return [{name: value for name, value in one.items() if value not in (None, [])} for one in member.get("checks", [])]
 
 
 def why_not(job: Migration) -> str | None:

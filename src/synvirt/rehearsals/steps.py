@@ -13,7 +13,7 @@ from threading import Event
 
 import structlog
 
-from synvirt.errors import Cancelled, DomainDefineFailed, GuestBootFailed, HostLacks, Interrupted, SynvirtError
+from synvirt.errors import Cancelled, DomainDefineFailed, GuestBootFailed, HostLacks, Interrupted, NotFound, SynvirtError
 from synvirt.guests.looking_inside import facts_of
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
@@ -128,9 +128,15 @@ class UnderWay:
         """Of the guests that are rehearsed together: all of their cards, as their jobs know them."""
         if self.rehearsal.together is None or self.networks is None:
             return None
-        rows = self.rooms.store
-        jobs = [rows.get(rows.rehearsals.get(one).migration_id) for one in self.rehearsal.together.rehearsals]
-        return self.networks.join(self.rehearsal, [() if one.manifest is None else one.manifest.nics for one in jobs])
+        cards: list[Sequence[Nic]] = []
+        for one in self.rehearsal.together.rehearsals:
+            try:
+                job = self.rooms.store.get(self.rooms.store.rehearsals.get(one).migration_id)
+            except NotFound:  # it was over, and removed with its job
+                cards.append(())
+            else:
+                cards.append(() if job.manifest is None else job.manifest.nics)
+        return self.networks.join(self.rehearsal, cards)
 
     def wait_for(self, happened: Callable[[Sequence[Rehearsal]], bool]) -> None:
         """Of the other guests, where there are some. Cancelled, LetGo."""
@@ -250,7 +256,8 @@ def checking(under_way: UnderWay) -> dict[str, object]:
     """What was asked of the guest; each is asked again until its time is over."""
     rehearsal, hypervisor = under_way.rehearsal, under_way.rooms.hypervisor
     if under_way.network is None and under_way.begin_network is not None:
-        return {"state": RehearsalState.BOOTING}  # of a service that was killed here: the guest's network went with it
+        # Of a service that was killed here: the guest's network went with it.
+        return {"state": RehearsalState.BOOTING, "checked": False}
     checker = under_way.checks_by()
     results = [one for one in rehearsal.checks if one.name in ("boot", "network")]
     for check in rehearsal.asked.checks:

@@ -24,6 +24,8 @@ OVER = frozenset({RehearsalState.SWEEPING, RehearsalState.PASSED, RehearsalState
 @dataclass
 class _Shared:
     bubble: Bubble
+    # Of each guest of the group, how many it has there: a job that is removed meanwhile moves nobody to others' cards.
+    cards: list[int]
     users: set[UUID] = field(default_factory=set)
 
 
@@ -42,10 +44,11 @@ class Networks:
         with self._lock:
             shared = self._shared.get(rehearsal.together.id)
             if shared is None:
-                shared = self._shared[rehearsal.together.id] = _Shared(self._begin([card for one in cards for card in one]))
+                bubble = self._begin([card for one in cards for card in one])
+                shared = self._shared[rehearsal.together.id] = _Shared(bubble, [len(one) for one in cards])
             shared.users.add(rehearsal.id)
-        first = sum(len(one) for one in cards[:number])
-        return Place(shared.bubble, range(first, first + len(cards[number])), partial(self.leave, rehearsal))
+        first = sum(shared.cards[:number])
+        return Place(shared.bubble, range(first, first + shared.cards[number]), partial(self.leave, rehearsal))
 
     def leave(self, rehearsal: Rehearsal) -> None:
         """The last one takes the network along."""

@@ -1,6 +1,6 @@
 """Queries about rehearsals, in the store's transactions. A rehearsal belongs to the host that has its job."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from uuid import UUID
 
@@ -21,25 +21,17 @@ class RehearsalRows:
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 
-    def add(self, rehearsal: Rehearsal) -> None:
-        """Conflict, where one of the same job has not ended; NotFound, where there is no such job. The oldest that have ended
-        go."""
-        job_id = str(rehearsal.migration_id)
-        of_job = rehearsals.c.migration_id == job_id
+    def add(self, added: Sequence[Rehearsal]) -> None:
+        """All of them, or none. Conflict, where one of the same job has not ended; NotFound, where there is no such job. The
+        oldest that have ended go."""
         with self._writing() as db:
-            # The job's row, so that of two that are asked for at once one sees the other.
-            if db.execute(select(migrations.c.id).where(migrations.c.id == job_id).with_for_update()).first() is None:
-                raise NotFound(f"there is no migration {job_id}")
-            present = db.execute(select(rehearsals.c.id).where(of_job, rehearsals.c.state.not_in(_ENDED))).first()
-            if present is not None:
-                raise Conflict(
-                    f"rehearsal {present.id} of job {job_id} has not ended", hint="wait for its end, or cancel it first"
-                )
-            ended = select(rehearsals.c.number).where(of_job).order_by(rehearsals.c.number.desc()).offset(KEPT - 1)
-            old = [row.number for row in db.execute(ended.limit(KEPT)).all()]
-            db.execute(delete(rehearsals).where(rehearsals.c.number.in_(old)))
-            values = {"id": str(rehearsal.id), "migration_id": job_id, "state": str(rehearsal.state)}
-            db.execute(insert(rehearsals).values(**values, document=rehearsal.model_dump_json(), version=VERSION))
+            # The jobs' rows, so that of two that are asked for at once one sees the other; in one order, so that none waits
+            # for the other in turn.
+            ids = sorted(str(one.migration_id) for one in added)
+            locked = select(migrations.c.id).where(migrations.c.id.in_(ids)).order_by(migrations.c.id).with_for_update()
+            known = {row.id for row in db.execute(locked)}
+            for one in added:
+                _add(db, one, known)
 
     def get(self, rehearsal_id: UUID) -> Rehearsal:
         """NotFound."""
@@ -54,6 +46,13 @@ class RehearsalRows:
         query = select(rehearsals.c.document).where(rehearsals.c.migration_id == str(job_id), is_known(rehearsals.c.version))
         with self._reading() as db:
             return readable(Rehearsal, db.execute(query.order_by(rehearsals.c.number.desc())).scalars())
+
+    def states_of(self, job_ids: Sequence[UUID]) -> dict[UUID, RehearsalState]:
+        """Of the newest one of each of these jobs that has one."""
+        of_jobs = rehearsals.c.migration_id.in_([str(one) for one in job_ids])
+        query = select(rehearsals.c.migration_id, rehearsals.c.state).where(of_jobs).order_by(rehearsals.c.number)
+        with self._reading() as db:
+            return {UUID(row.migration_id): RehearsalState(row.state) for row in db.execute(query)}
 
     def waiting(self, job_id: UUID) -> Rehearsal | None:
         """The one that waits for the job's volumes to be whole; None, where none does or it is to be cancelled."""
@@ -113,3 +112,19 @@ class RehearsalRows:
             values = {"state": str(after.state), "document": document, "version": version_after(row.version)}
             db.execute(update(rehearsals).where(rehearsals.c.number == row.number).values(**values))
         return after
+
+
+def _add(db: Connection, rehearsal: Rehearsal, known: Collection[str]) -> None:
+    """`known`: the jobs that there are."""
+    job_id = str(rehearsal.migration_id)
+    of_job = rehearsals.c.migration_id == job_id
+    if job_id not in known:
+        raise NotFound(f"there is no migration {job_id}")
+    present = db.execute(select(rehearsals.c.id).where(of_job, rehearsals.c.state.not_in(_ENDED))).first()
+    if present is not None:
+        raise Conflict(f"rehearsal {present.id} of job {job_id} has not ended", hint="wait for its end, or cancel it first")
+    ended = select(rehearsals.c.number).where(of_job).order_by(rehearsals.c.number.desc()).offset(KEPT - 1)
+    old = [row.number for row in db.execute(ended.limit(KEPT)).all()]
+    db.execute(delete(rehearsals).where(rehearsals.c.number.in_(old)))
+    values = {"id": str(rehearsal.id), "migration_id": job_id, "state": str(rehearsal.state)}
+    db.execute(insert(rehearsals).values(**values, document=rehearsal.model_dump_json(), version=VERSION))

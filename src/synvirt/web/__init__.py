@@ -71,7 +71,7 @@ def web_routers(
         machine_router(setup, beginning),
         several_router(Several(setup)),
         uploads_router(pages, finder.uploads),
-        waves_router(pages, waves, forecaster, deliveries, importer),
+        waves_router(pages, waves, forecaster, deliveries, importer, rehearsing=rehearsing),
         sources_router(pages, sources),
         backups_router(pages, backups),
         points_router(pages, backups),

@@ -1,4 +1,4 @@
-"""POST /migrations/:id/rehearse, and what came of a job's rehearsals."""
+"""POST /migrations/:id/rehearse, POST /rehearsals for several at once, and what came of a job's rehearsals."""
 
 from typing import Annotated
 from uuid import UUID
@@ -13,19 +13,20 @@ from synvirt.rehearsals.asking import Rehearsing
 
 
 def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
-    router = APIRouter(prefix="/migrations", tags=["rehearsals"])
+    router = APIRouter(tags=["rehearsals"])
 
     @router.post(
-        "/rehearse", status_code=202, response_model=RehearsalPage, openapi_extra=documented(TogetherRequest, required=True)
+        "/rehearsals", status_code=202, response_model=RehearsalPage, openapi_extra=documented(TogetherRequest, required=True)
     )
     def rehearse_together(asked: Annotated[TogetherRequest, Depends(json_body(TogetherRequest))]) -> RehearsalPage:
         """Start the guests of several warm jobs, or of a wave's, in one network, so that what they need of each other is
         there: in the order of the list, each once the one before it has booted. Each has a rehearsal of its own, and is removed
-        when all have been checked. 409 where one of them cannot be rehearsed, or where their jobs are on several hosts."""
+        when all have been checked. 409 where one of them cannot be rehearsed or is named twice, where too few of a wave copy
+        warm, or where their jobs are on several hosts."""
         return RehearsalPage(items=tuple(rehearsing.ask_together(asked)))
 
     @router.post(
-        "/{migration_id}/rehearse",
+        "/migrations/{migration_id}/rehearse",
         status_code=202,
         response_model=Rehearsal,
         openapi_extra=documented(RehearsalRequest, required=False),
@@ -38,23 +39,23 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
         409 where the job copies cold or has begun its cut-over, or where its destination can clone nothing."""
         return rehearsing.ask(migration_id, asked)
 
-    @router.get("/{migration_id}/rehearsals", response_model=RehearsalPage)
+    @router.get("/migrations/{migration_id}/rehearsals", response_model=RehearsalPage)
     def list_rehearsals(migration_id: UUID) -> RehearsalPage:
         """The job's rehearsals, newest first: the last twenty are kept."""
         return RehearsalPage(items=tuple(rehearsing.of(migration_id)))
 
-    @router.get("/{migration_id}/rehearsals/{rehearsal_id}", response_model=Rehearsal)
+    @router.get("/migrations/{migration_id}/rehearsals/{rehearsal_id}", response_model=Rehearsal)
     def load_rehearsal(migration_id: UUID, rehearsal_id: UUID) -> Rehearsal:
         """One rehearsal, and what its checks came to."""
         return rehearsing.get(migration_id, rehearsal_id)
 
-    @router.post("/{migration_id}/rehearsals/{rehearsal_id}/cancel", status_code=202, response_model=Rehearsal)
+    @router.post("/migrations/{migration_id}/rehearsals/{rehearsal_id}/cancel", status_code=202, response_model=Rehearsal)
     def cancel_rehearsal(migration_id: UUID, rehearsal_id: UUID) -> Rehearsal:
         """Ask a rehearsal to stop: it is Cancelled once all that it made is gone. One that has ended: 409."""
         return rehearsing.cancel(migration_id, rehearsal_id)
 
     @router.get(
-        "/{migration_id}/rehearsals/{rehearsal_id}/screenshot",
+        "/migrations/{migration_id}/rehearsals/{rehearsal_id}/screenshot",
         response_class=Response,
         responses={200: {"content": {PNG: {}}}},
     )

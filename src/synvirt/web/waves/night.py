@@ -31,8 +31,10 @@ from synvirt.fleet.sheets.importing import Importer
 from synvirt.fleet.waves import GOING, MOVED, REMOVABLE, UNDER_WAY, Waves
 from synvirt.fleet.webhooks.deliveries import Deliveries
 from synvirt.mistakes import worded
+from synvirt.model.rehearsal import TogetherRequest
 from synvirt.model.values import now
 from synvirt.offline.units import size_bytes
+from synvirt.rehearsals.asking import Rehearsing
 from synvirt.sizes import duration
 from synvirt.web.backups.jobs import ON_A_PAGE, After, number
 from synvirt.web.forms import Form, Sent
@@ -45,7 +47,7 @@ MEMBERS_ON_A_PAGE = 200
 # The newest; `synvirt waves deliveries` lists all.
 DELIVERIES_SHOWN = 20
 
-Asked = Literal["go", "hold", "canary", "cancel", "roll-back", "remove"]
+Asked = Literal["go", "hold", "canary", "rehearse", "cancel", "roll-back", "remove"]
 MemberAsked = Literal["approve", "skip", "retry", "roll-back"]
 
 _TONES: Mapping[str, str] = {
@@ -87,6 +89,13 @@ ACTIONS: Mapping[Asked, Action] = {
         "Approve the canary",
         "Is the canary well?",
         "The others go on once you say so.",
+        GOING,
+    ),
+    "rehearse": Action(
+        "Rehearse together",
+        "Rehearse the guests of this wave together?",
+        "Those that copy warm are started from clones of their volumes, in one network that leads nowhere else, each behind "
+        "those that it waits for. Their checks are made there, and all of it is removed again. The copying goes on.",
         GOING,
     ),
     "cancel": Action(
@@ -148,8 +157,11 @@ class Opening:
 class WavePages:
     """Blocking, but for `simulate`."""
 
-    def __init__(self, pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries) -> None:
+    def __init__(
+        self, pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries, rehearsing: Rehearsing
+    ) -> None:
         self._pages, self._waves, self._forecaster, self._deliveries = pages, waves, forecaster, deliveries
+        self._rehearsing = rehearsing
 
     def waves(self, cursor: After = None) -> Response:
         items, following = self._waves.page(limit=ON_A_PAGE, cursor=number(cursor))
@@ -188,11 +200,12 @@ class WavePages:
         if asked == "remove":
             self._waves.remove(wave_id)
             return self._pages.see("/waves")
-        does: Mapping[Asked, Callable[[UUID], Wave]] = {
+        does: Mapping[Asked, Callable[[UUID], object]] = {
             "go": self._waves.go,
             "hold": self._waves.hold,
             "cancel": self._waves.cancel,
             "roll-back": lambda id_: self._waves.roll_back(id_, RollBackRequest()),
+            "rehearse": lambda id_: self._rehearsing.ask_together(TogetherRequest(wave_id=id_)),
             "canary": lambda id_: self._waves.approve(id_, ApprovalRequest(canary=True)),
         }
         does[asked](wave_id)
@@ -236,13 +249,15 @@ class WavePages:
         rows, last = self._waves.rows.members(
             wave_id, limit=MEMBERS_ON_A_PAGE, after=after - 1, states=[str(state)] if state else []
         )
+        members = [member_of(one) for one in rows]
         return {
             "wave": wave,
             "counts": {one: row.counts[one] for one in MemberState if one in row.counts},
             "shown": state,
             "after": after,
             "following": None if last is None else last + 1,
-            "members": [(member, possible_of_member(wave, member)) for member in map(member_of, rows)],
+            "members": [(member, possible_of_member(wave, member)) for member in members],
+            "rehearsed": self._rehearsing.states_of([one.job_id for one in members if one.job_id is not None]),
             "words_missing": words_missing,
             "actions": [(name, ACTIONS[name]) for name in possible(wave)],
             "member_actions": MEMBER_ACTIONS,
@@ -337,9 +352,11 @@ def wave_words(state: str) -> str:
     return state.replace("_", " ").capitalize()
 
 
-def waves_router(pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries, importer: Importer) -> APIRouter:
+def waves_router(
+    pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries, importer: Importer, *, rehearsing: Rehearsing
+) -> APIRouter:
     pages.know(wave_tone, wave_words)
-    made = WavePages(pages, waves, forecaster, deliveries)
+    made = WavePages(pages, waves, forecaster, deliveries, rehearsing)
     new = NewWavePages(pages, waves, importer)
     here = "/waves/{wave_id}"
     return pages.router(
