@@ -156,7 +156,14 @@ def test_import_from_a_source_finds_the_vm_by_its_name_or_id(service: Service, r
     assert (plan["mode"], plan["warm"]["cutover"]) == ("Warm", "manual")
     exact = ("--max-passes", "3", "--delta-threshold", "8MiB", "--interval", "0.5", "--bandwidth", "50MiB", "--verify", "full")
     plan = json.loads(run("import", "vm-1", "--source", "lab", "--mode", "warm", *exact, "--json").stdout)["plan"]
-    warm = {"max_passes": 3, "delta_threshold_bytes": 8 * MIB, "interval_s": 0.5, "cutover": "auto", "verify": "full"}
+    warm = {
+        "max_passes": 3,
+        "delta_threshold_bytes": 8 * MIB,
+        "interval_s": 0.5,
+        "cutover": "auto",
+        "verify": "full",
+        "confidence": 0.95,
+    }
     warm |= {"untracked": "cold", "schedule": None}
     assert (plan["warm"], plan["limits"]) == (warm, {"bandwidth_bps": 50 * MIB})
     ruled = ("--cutover", "manual", "--sync-rule", "FREQ=DAILY", "--sync-start", "2030-11-28T22:00:00")

@@ -1,6 +1,7 @@
 """The warm engine's laws, in a house of fakes: a source that lies, forgets, grows or wakes."""
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from synvirt.disks.changed import ChangedReader
-from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing
+from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing, would_see
 from synvirt.disks.checking.unchanged import all_unchanged
 from synvirt.errors import OutageTooLong, SourceUnreachable, SynvirtError
 from synvirt.jobs.process import started
@@ -106,6 +107,10 @@ def test_a_source_that_lies_is_found_out_and_compared_whole(house: House) -> Non
     assert error(ended) == ("E_MIG_CBT_RESET", False)
     assert ended.last_error is not None
     assert "whole disks are compared" in ended.last_error.message
+    # Where it lied, as far as it goes from the block that the sample found.
+    assert ended.distrusted is not None
+    assert (told := re.search(r"the source called (\d+) bytes at offset (\d+) unchanged", ended.distrusted)) is not None
+    assert int(told[1]) >= 128 * KIB, "all of a write, of which the sample saw one block"
     # What it says is not believed again, least of all by the last pass.
     assert [(one.kind, one.whole) for one in ended.passes] == [("full", False), ("delta", True), ("final", True)]
     assert all(one.bytes == 4 * MIB for one in ended.passes)
@@ -146,8 +151,10 @@ def test_one_lie_that_a_sample_would_miss_is_found_where_all_is_compared(house: 
     ]
     assert ended.last_error is not None
     assert ended.last_error.message.startswith(
-        f"disk {DISK}: the source called 1 blocks of 4096 bytes unchanged that have changed, the first at offsets {5 * MIB}; "
+        f"disk {DISK}: the source called 1 blocks of 4096 bytes unchanged that have changed: {5 * MIB}+4096; "
     )
+    assert ended.distrusted is not None
+    assert ended.last_error.message.startswith(ended.distrusted)
 
 
 def test_a_source_that_tells_the_truth_is_compared_once_before_the_cut_over(house: House) -> None:
@@ -182,6 +189,43 @@ def test_a_job_that_holds_compares_all_once_a_day(house: House, monkeypatch: pyt
     assert sum(one.verify for one in ended.passes) == 2
 
 
+@pytest.mark.parametrize(("share", "verified"), [pytest.param(1e9, 1, id="time"), pytest.param(0.0, 0, id="none")])
+def test_a_job_that_waits_long_enough_compares_all_by_itself(
+    house: House, monkeypatch: pytest.MonkeyPatch, share: float, verified: int
+) -> None:
+    """Not in its first delta, which says how long the pauses are; and once a week."""
+    monkeypatch.setattr(warm, "AUTO_PAUSE_LEAST_S", 0.0)
+    monkeypatch.setattr(warm, "AUTO_SHARE", share)
+    house.platform.add_vm(VM, {DISK: content(4 * MIB)})
+    job = house.intake.submit(live_plan(warm={"cutover": "manual", "interval_s": 0.01, "confidence": 0.99}))
+
+    def asked() -> None:
+        if sum(one.finished_at is not None for one in house.store.get(job.id).passes) == 4:
+            house.store.on_commit = lambda: None
+            house.intake.cutover(job.id)
+
+    house.store.on_commit = asked
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error, ended.distrusted) == (State.COMPLETED, None, None)
+    assert [one.verify for one in ended.passes[:4]] == [False, False, bool(verified), False]
+    assert sum(one.verify for one in ended.passes) == verified
+    assert ended.passes[1].would_see == would_see(ended.passes[1].bytes_checked, 0.99)
+    assert house.rooms.receipts is not None
+    told = house.rooms.receipts.said(ended.id)
+    assert told is not None
+    assert told.statement["tracking"] == {"confidence": 0.99, "distrusted": None}
+
+
+def test_a_pause_that_is_too_short_for_it_is_left_to_the_deltas(house: House) -> None:
+    """A minute at the least: 0.01 s between two deltas are none."""
+    house.platform.add_vm(VM, {DISK: content(4 * MIB)})
+    job = house.intake.submit(live_plan(warm={"interval_s": 0.01}))
+    once(house, job, in_state(State.DELTA_SYNCING), lambda: house.platform.guest_writes(VM, DISK, MIB, content(MIB, 7)))
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert [one for one in ended.passes if one.verify] == []
+
+
 @given(changed=st.lists(st.booleans(), min_size=1, max_size=12), data=st.data())
 @cases(200)
 def test_every_block_that_is_left_out_and_differs_is_counted(changed: list[bool], data: st.DataObject) -> None:
@@ -190,10 +234,11 @@ def test_every_block_that_is_left_out_and_differs_is_counted(changed: list[bool]
     areas = [(at * DISK_BLOCK_BYTES, DISK_BLOCK_BYTES) for at, one in enumerate(changed) if one]
     found = all_unchanged(ChangedReader(MemoryReader(there), areas), MemoryReader(here))
     wrong = [at for at, one in enumerate(changed) if not one and there[at] != here[at]]
-    places = sorted({at * DISK_BLOCK_BYTES // BLOCK_BYTES * BLOCK_BYTES for at in wrong})
+    places = [at * DISK_BLOCK_BYTES + within for at in wrong for within in range(0, DISK_BLOCK_BYTES, BLOCK_BYTES)]
     assert found.checked_bytes == changed.count(False) * DISK_BLOCK_BYTES
-    assert len(places) <= found.blocks <= len(wrong) * max(1, DISK_BLOCK_BYTES // BLOCK_BYTES)
-    assert found.places[:1] == tuple(places[:1])
+    assert found.blocks == len(places)
+    named = [at for extent in found.extents for at in range(extent.start, extent.end, BLOCK_BYTES)]
+    assert named == places
     assert (found.missed_by_sample(0) < 1) == bool(wrong)
 
 

@@ -56,7 +56,7 @@ PLANS = st.builds(
         delta_threshold_bytes=st.integers(0, 1 << 45),
         interval_s=st.floats(0, 7 * 86400),
         cutover=st.sampled_from(["auto", "manual"]),
-        verify=st.sampled_from(["sample", "full"]),
+        verify=st.sampled_from(["auto", "sample", "full"]),
     ),
     schedule=st.just(Schedule()) | st.just(Schedule.model_validate_json('{"start_at": "2030-11-28T22:00:00Z"}')),
     limits=st.fixed_dictionaries({"bandwidth_bps": st.none() | st.integers(64 << 10, 1 << 40)}),

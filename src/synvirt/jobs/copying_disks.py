@@ -14,7 +14,14 @@ from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import Copied, copy, default_threads
 from synvirt.disks.checking.block_hashes import BlockHashes
 from synvirt.disks.checking.checksum import Checksums
-from synvirt.disks.checking.sampling import BLOCK_BYTES, UNWRITTEN_BLOCKS, ChangesMissed, blocks_to_check, differing
+from synvirt.disks.checking.sampling import (
+    BLOCK_BYTES,
+    UNWRITTEN_BLOCKS,
+    ChangesMissed,
+    blocks_to_check,
+    differing,
+    lost_around,
+)
 from synvirt.disks.checking.unchanged import Differing, all_unchanged
 from synvirt.disks.passing import PassingWriter
 from synvirt.disks.raw.cloning import clone
@@ -251,11 +258,17 @@ def _verified(disk: DiskOrder, copied: Copied, openers: Openers, compared: Calla
     if found.blocks:
         missed = found.missed_by_sample(copied.bytes_total)
         raise ChangesMissed(
-            f"the source called {found.blocks} blocks of {BLOCK_BYTES} bytes unchanged that have changed, the first at offsets "
-            f"{', '.join(map(str, found.places))}; the chance that a sample misses them all is {missed:.0%}",
+            f"the source called {found.blocks} blocks of {BLOCK_BYTES} bytes unchanged that have changed: {_named(found)}; "
+            f"the chance that a sample misses them all is {missed:.0%}",
             hint=TRACKING_HINT,
         )
     return found.checked_bytes
+
+
+def _named(found: Differing) -> str:
+    """By offset and length."""
+    each = ", ".join(f"{extent.start}+{extent.length}" for extent in found.extents)
+    return each if sum(extent.length for extent in found.extents) >= found.blocks * BLOCK_BYTES else f"{each} and more"
 
 
 def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Openers) -> int:
@@ -268,14 +281,12 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Ope
         empty = told_empty(disk.reader)
         blocks = UNWRITTEN_BLOCKS if empty else blocks_to_check(delta_bytes)
         offset, checked = differing(reader, volume, disk.sample, blocks, zeros=empty)
+        lost = None if offset is None else lost_around(reader, volume, offset)
     finally:
         volume.close()
-    if offset is not None:
-        claimed = "empty, and it is not" if empty else "unchanged, and it has changed"
-        raise ChangesMissed(
-            f"the source called the block at offset {offset} {claimed}",
-            hint=TRACKING_HINT,
-        )
+    if lost is not None:
+        claimed = "empty, and they are not" if empty else "unchanged, and they have changed"
+        raise ChangesMissed(f"the source called {lost.length} bytes at offset {lost.start} {claimed}", hint=TRACKING_HINT)
     return checked
 
 

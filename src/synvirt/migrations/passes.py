@@ -168,7 +168,7 @@ async def _finish(job: Job, number: int, tally: Tally, clock: "_Clock") -> Pass:
             "bytes": tally.moved_bytes(),
             "bytes_checked": checked,
             # What was compared whole leaves nothing to chance.
-            "would_see": (0.0 if begun.verify else would_see(checked)) if checked else None,
+            "would_see": (0.0 if begun.verify else would_see(checked, job.migration.plan.warm.confidence)) if checked else None,
             "seconds": clock.seconds(),
             "finished_at": now(),
         }

@@ -154,6 +154,10 @@ def said(job: Migration, rehearsals: Sequence[Rehearsal] = ()) -> dict[str, Any]
             if one.id in waived
         ],
         "passes": [one.model_dump(mode="json") for one in job.passes],
+        # Of what the passes say that they would have seen; what the source was found to have left out.
+        "tracking": {"confidence": plan.warm.confidence, "distrusted": job.distrusted}
+        if plan.source.Live is not None
+        else None,
         "rehearsals": [one.model_dump(mode="json", include=_OF_REHEARSALS) for one in rehearsals if one.ended],
         "sameness": None if job.moved is None else job.moved.model_dump(mode="json"),
         "outage": {

@@ -66,6 +66,8 @@ HELD_UP_S, HELD_UPS_MAX = 600.0, 20
 PASSES_KEPT = 20
 # A job that holds compares all that is called unchanged once a day: it reads the whole source.
 VERIFIED_FOR_S = 86400.0
+# One that does it by itself, once a week; and only in a pause between two deltas of which it leaves a half.
+AUTO_VERIFIED_FOR_S, AUTO_SHARE, AUTO_PAUSE_LEAST_S = 7 * VERIFIED_FOR_S, 0.5, 60.0
 # A guest that restarts after each shutdown will always do so.
 SHUT_DOWNS_MAX = 3
 
@@ -155,19 +157,42 @@ async def _synced(job: Job) -> bool:
         await job.change(passes=(*job.migration.passes, Pass(number=last.number + 1, kind="delta", verify=True)))
     delta = await _copy(job, last.number + 1, "delta")
     # To compare takes as long as a full copy: what has changed meanwhile is for the next.
-    return not delta.verify and await _converged(job, delta) and not await _is_to_be_verified(job, delta)
+    if delta.verify or not await _converged(job, delta):
+        return False
+    # Who asks for the cut-over does not wait for a comparison: one that keeps up has had its own.
+    return warm.cutover == "manual" or not await _is_to_be_verified(job, delta)
 
 
 async def _is_to_be_verified(job: Job, last: Pass) -> bool:
     """Does the next pass compare all that the source calls unchanged? Once before the cut-over, as late as possible; where an
-    operator asks for the cut-over, each day, since its time is not known."""
+    operator asks for the cut-over, each day, since its time is not known. By itself, where there is time for it."""
     warm = job.migration.plan.warm
     if warm.verify == "sample" or await _is_distrusted(job):
         return False
+    by_itself = warm.verify == "auto"
+    if by_itself and (last.number == 1 or not _has_time_to_compare(job)):
+        return False
     verified = [one for one in job.migration.passes if one.verify and one.finished_at is not None]
     if warm.cutover == "manual":
-        return not verified or _age_s(verified[-1]) >= VERIFIED_FOR_S
+        return not verified or _age_s(verified[-1]) >= (AUTO_VERIFIED_FOR_S if by_itself else VERIFIED_FOR_S)
     return not verified and last.number > 1 and await _converged(job, last)
+
+
+def _has_time_to_compare(job: Job) -> bool:
+    """It reads about what the first copy read: neither the next delta nor a cut-over waits for it for long."""
+    measured = [one for one in job.migration.passes if one.finished_at is not None and (one.verify or one.number == 1)]
+    pause_s = _pause_s(job)
+    return bool(measured) and pause_s >= AUTO_PAUSE_LEAST_S and measured[-1].seconds <= pause_s * AUTO_SHARE
+
+
+def _pause_s(job: Job) -> float:
+    """From one delta to the next."""
+    plan = job.migration.plan
+    if has_schedule(plan):
+        first = next_sync(plan, now())
+        second = None if first is None else next_sync(plan, first)
+        return float("inf") if first is None or second is None else (second - first).total_seconds()
+    return plan.warm.interval_s or (_hold_interval_s(job) if plan.warm.cutover == "manual" else 0)
 
 
 async def cut_over(job: Job) -> None:
@@ -288,9 +313,7 @@ def _left_s(job: Job, began: float) -> float:
     if has_schedule(plan):
         due = next_sync(plan, last.snapshot_at or last.finished_at or now())
         return float("inf") if due is None else (due - now()).total_seconds()
-    held = plan.warm.cutover == "manual"
-    pause_s = plan.warm.interval_s or (_hold_interval_s(job) if held else 0)
-    return began + pause_s - time.monotonic()
+    return began + _pause_s(job) - time.monotonic()
 
 
 def _hold_interval_s(job: Job) -> float:
@@ -523,7 +546,8 @@ async def _distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported
         f"{error.detail}. From here on whole disks are compared, also while the guest is off for the cut-over",
         hint=error.hint,
     )
-    await job.change(last_error=job.problem(told, fatal=False))
+    missed = {"distrusted": error.detail} if isinstance(error, ChangesMissed) else {}
+    await job.change(last_error=job.problem(told, fatal=False), **missed)
 
 
 def _snapshot_name(job: Job, number: int) -> str:

@@ -36,7 +36,7 @@ class Pass(Model):
     source that it copied. `whole`: a delta that compared whole disks, since what had changed was not known for sure.
     `bytes_checked` of what should not have changed were compared, beside `bytes`; all of it, where it is to `verify`.
     `would_see`: had the source lost this share of the blocks that it called unchanged, or more, the comparison would have seen
-    it with a confidence of 95 %; null where nothing was compared."""
+    it, with the plan's `confidence`; null where nothing was compared."""
 
     number: int
     kind: Literal["full", "delta", "final"]
@@ -167,6 +167,8 @@ class Migration(Model):
     progress: Progress = Progress()
     disks: tuple[DiskProgress, ...] = ()
     passes: tuple[Pass, ...] = ()
+    # Where the source was found to call unchanged what had changed: whole disks are compared since then.
+    distrusted: str | None = None
     forecast: Forecast | None = None
     outage: OutageForecast | None = None
     # From the source's shutting down to the first sign of life here.

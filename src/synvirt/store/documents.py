@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 VERSION = f"{MAJOR}.{MINOR}"
 
 # Taking a field out may bring another to light, in a part that could not be looked at before.

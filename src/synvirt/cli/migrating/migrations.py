@@ -309,6 +309,7 @@ def _sheet(answer: str) -> None:
         rows += [("hint", job.last_error.hint)] if job.last_error.hint else []
     rows.append(("progress", described(job.progress, state=job.state)))
     rows += [("pass", told) for told in _passes(job)]
+    rows += [("lost", shown(job.distrusted))] if job.distrusted is not None else []
     if job.forecast is not None and not job.ended:
         rows.append(("forecast", _forecast(job.forecast)))
     rows += [("outage", _outage(job.outage))] if job.outage is not None else []
@@ -337,16 +338,18 @@ def _passes(job: "Migration") -> list[str]:
     """The first and the last of them: a job that is held for a week has thousands."""
     few = len(job.passes) <= PASSES_SHOWN
     shown_ = job.passes if few else (job.passes[0], *job.passes[1 - PASSES_SHOWN :])
-    told = [_pass(one) for one in shown_]
+    told = [_pass(one, job.plan.warm.confidence) for one in shown_]
     return told if few else [told[0], f"… {len(job.passes) - PASSES_SHOWN} more", *told[1:]]
 
 
-def _pass(one: "Pass") -> str:
+def _pass(one: "Pass", confidence: float) -> str:
     from synvirt.cli.program import sized
 
     told = f"{one.number} {one.kind}: {sized(one.bytes)} in {one.seconds:.1f} s"
     if one.would_see is not None:
-        seen = "all" if one.verify else f"sees with 95 % certainty that {one.would_see:.2%} or more were lost"
+        seen = (
+            "all" if one.verify else f"sees with {100 * confidence:.6g} % certainty that {one.would_see:.2%} or more were lost"
+        )
         told += f", {sized(one.bytes_checked)} of the unchanged compared ({seen})"
     return told + (", whole disks compared" if one.whole else "") + (", under way" if one.finished_at is None else "")
 

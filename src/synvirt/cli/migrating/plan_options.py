@@ -56,9 +56,17 @@ class PlanOptions:
     ] = "auto"
     verify: Annotated[
         str,
-        typer.Option(help="Of a warm one: full compares once all that the source calls unchanged, not a sample", metavar="HOW"),
-        Sets("warm.verify", words=("sample", "full")),
-    ] = "sample"
+        typer.Option(
+            help="Of a warm one: full compares all that the source calls unchanged, not a sample; auto does, given time",
+            metavar="HOW",
+        ),
+        Sets("warm.verify", words=("auto", "sample", "full")),
+    ] = "auto"
+    confidence: Annotated[
+        float | None,
+        typer.Option(min=0.5, max=0.9999, help="Of a warm one: of what is said of a sample, 0.95 by itself"),
+        Sets("warm.confidence"),
+    ] = None
     untracked: Annotated[
         str,
         typer.Option(help="Of a warm one whose changes the source cannot tell: it is copied cold, or it fails", metavar="WHAT"),

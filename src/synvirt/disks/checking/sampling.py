@@ -8,7 +8,7 @@ not be seen until the guest reads it; a sample of each pass finds a source that 
 import random
 from collections.abc import Iterator
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, Extent
 from synvirt.errors import CbtReset
 from synvirt.sizes import KIB
 
@@ -26,6 +26,8 @@ CONFIDENCE = 0.95
 UNWRITTEN_BLOCKS = 64
 # So many places are tried for each block that is wanted: where nearly all has changed, few are left.
 TRIES_A_BLOCK = 4
+# Of what was lost around a block that was found: each 4 KiB is a question over a network.
+LOST_BYTES_MAX = 1024 * KIB
 
 
 class ChangesMissed(CbtReset):
@@ -61,6 +63,25 @@ def differing(source: DiskReader, copy: DiskReader, seed: str, blocks: int, *, z
         if done >= blocks * BLOCK_BYTES:
             break
     return None, done
+
+
+def lost_around(source: DiskReader, copy: DiskReader, at: int) -> Extent:
+    """How far it goes on before and behind a block that differs; within LOST_BYTES_MAX to either side. What the source did tell
+    of is the same on both by now, and ends it."""
+
+    def differs(start: int) -> bool:
+        length = min(BLOCK_BYTES, source.size - start)
+        mine, theirs = memoryview(bytearray(length)), memoryview(bytearray(length))
+        source.read_into(start, theirs)
+        copy.read_into(start, mine)
+        return mine != theirs
+
+    start, end = at, min(at + BLOCK_BYTES, source.size)
+    while start > max(0, at - LOST_BYTES_MAX) and differs(start - BLOCK_BYTES):
+        start -= BLOCK_BYTES
+    while end < min(source.size, at + LOST_BYTES_MAX) and differs(end):
+        end = min(end + BLOCK_BYTES, source.size)
+    return Extent(start, end - start)
 
 
 def _places(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: int) -> Iterator[int]:

@@ -7,27 +7,29 @@ sample would have missed.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import Copied, copy
 from synvirt.disks.changed import UnchangedReader
 from synvirt.disks.checking.sampling import BLOCK_BYTES, blocks_to_check
 from synvirt.disks.memory import is_zero
 from synvirt.errors import DiskWriteFailed
 
-# Of the places that differ so many are named: enough to look for a pattern, few enough for a message.
-PLACES_NAMED = 8
+# Of the extents that differ so many are named: enough to look for a pattern, few enough for a message.
+EXTENTS_NAMED = 8
+# And so many are kept while it is compared: threads find them in no order, and neighbours become one.
+EXTENTS_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """`checked_bytes` were compared. `blocks` of BLOCK_BYTES differ, of them the first `places` by their offsets."""
+    """`checked_bytes` were compared. `blocks` of BLOCK_BYTES differ; `extents`: the first of where, of whole blocks."""
 
     checked_bytes: int
     blocks: int
-    places: tuple[int, ...]
+    extents: tuple[Extent, ...]
 
     def missed_by_sample(self, delta_bytes: int) -> float:
         """How likely it was that the sample of a pass which copied `delta_bytes` sees none of them: 0 to 1."""
@@ -57,7 +59,7 @@ def all_unchanged(
         stop=stop,
         on_progress=on_progress,
     )
-    return Differing(done.bytes_done, compared.blocks, compared.places)
+    return Differing(done.bytes_done, compared.blocks, tuple(compared.extents[:EXTENTS_NAMED]))
 
 
 class _Comparison:
@@ -67,7 +69,7 @@ class _Comparison:
         self._volume = volume
         self._lock = threading.Lock()
         self.blocks = 0
-        self.places: tuple[int, ...] = ()
+        self.extents: list[Extent] = []
 
     @property
     def size(self) -> int:
@@ -103,7 +105,22 @@ class _Comparison:
     def _note(self, places: list[int]) -> None:
         with self._lock:
             self.blocks += len(places)
-            self.places = tuple(sorted([*self.places, *places[:PLACES_NAMED]])[:PLACES_NAMED])
+            found = sorted([*self.extents, *(Extent(at, BLOCK_BYTES) for at in places)], key=lambda extent: extent.start)
+            self.extents = list(_joined(found))[:EXTENTS_KEPT]
+
+
+def _joined(extents: Iterable[Extent]) -> Iterator[Extent]:
+    """Neighbours, and those that overlap, as one."""
+    last: Extent | None = None
+    for one in extents:
+        if last is not None and one.start <= last.end:
+            last = Extent(last.start, max(last.end, one.end) - last.start)
+            continue
+        if last is not None:
+            yield last
+        last = one
+    if last is not None:
+        yield last
 
 
 def _blocks(offset: int, length: int) -> range:
