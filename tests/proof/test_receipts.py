@@ -132,23 +132,76 @@ def test_dsse_is_by_the_same_key(made: tuple[Receipts, Path, Path], tmp_path: Pa
     subprocess.run([*asked, "-in", "signed", "-sigfile", "sig"], cwd=tmp_path, check=True, timeout=60, capture_output=True)
 
 
-def test_every_damage_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
-    """A flipped bit anywhere in any file of a receipt: the file is named."""
-    receipts, all_, _ = made
-    good = folders(all_)[0]
-    chance, copy = random.Random(22), tmp_path / "copy"
+CHAIN = 8
+
+
+def flip(path: Path, at: int, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ bit]))
+
+
+@pytest.fixture(scope="module")
+def chain(made: tuple[Receipts, Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PublicKey]:
+    """A longer chain, unpacked: the folders in its order."""
+    _, _, volume = made
+    base = tmp_path_factory.mktemp("chain")
+    receipts = Receipts(base / "kept", HostKey(base / "receipts.key", "kvm1"))
+    for number in range(CHAIN):
+        job = job_of(receipts, volume, UUID(int=number + 1))
+        receipts.make(job)
+        with receipts.path_of(job.id).open("rb") as tar:
+            unpack(tar, base / "all", f"receipt-{job.id}")
+    return base / "all", receipts.key.public
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_each_of_a_thousand_damages_is_named(
+    made: tuple[Receipts, Path, Path], chain: tuple[Path, PublicKey], tmp_path: Path, part: int
+) -> None:
+    """A bit flipped in a volume: its block. One in any file of a receipt, its ledger and its statement among them: the file. A
+    receipt that is missing in the chain: its number. 250 of the seeds here, 1,000 in all; after each it is as it was."""
+    receipts, all_, volume = made
+    good, key = folders(all_)[0], receipts.key.public
+    copy, image = tmp_path / "copy", tmp_path / "volume"
     shutil.copytree(good, copy)
+    shutil.copyfile(volume, image)
+    shutil.copytree(chain[0], tmp_path / "all")
     names = [str(path.relative_to(good)) for path in sorted(good.rglob("*")) if path.is_file()]
     assert len(names) == 9
-    for number in range(270):
-        name = names[number % len(names)]
-        content = bytearray((good / name).read_bytes())
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-        (copy / name).write_bytes(content)
-        problems = checked(copy, receipts.key.public).problems
-        assert any(name in problem for problem in problems), f"{name} is not among {problems}"
-        (copy / name).write_bytes((good / name).read_bytes())
-    assert checked(copy, receipts.key.public).problems == ()
+    assert {"data/disk-0.sha256", "data/statement.json"} <= set(names)
+    statement = checked(good, key).statement
+    assert statement is not None
+    disk = volumes(statement)[0]
+    for seed in range(part * 250, (part + 1) * 250):
+        chance = random.Random(seed)
+        kind = chance.choices(("volume", "receipt", "chain"), weights=(1, 3, 1))[0]
+        if kind == "volume":
+            at, bit = chance.randrange(volume.stat().st_size), 1 << chance.randrange(8)
+            flip(image, at, bit)
+            told: list[str] = [str(block) for block in differing(good, disk, open_reader(RawSpec(path=str(image))))]
+            assert told == [str(at // BLOCK_BYTES)], f"seed {seed}"
+            flip(image, at, bit)
+        elif kind == "receipt":
+            name = chance.choice(names)
+            at, bit = chance.randrange((copy / name).stat().st_size), 1 << chance.randrange(8)
+            flip(copy / name, at, bit)
+            problems = checked(copy, key).problems
+            assert any(name in problem for problem in problems), f"seed {seed}: {name} is not among {problems}"
+            flip(copy / name, at, bit)
+        else:
+            # The last one is missed by whoever knows the host's head: that is not in the folder.
+            number = chance.randrange(CHAIN - 1)
+            gone = folders(tmp_path / "all")[number]
+            gone.rename(tmp_path / "gone")
+            found = chained(tmp_path / "all", chain[1])
+            assert any(f"receipt {number + 1} is missing" in problem for problem in found), f"seed {seed}: {found}"
+            (tmp_path / "gone").rename(gone)
+    assert checked(copy, key).problems == ()
+    assert list(differing(good, disk, open_reader(RawSpec(path=str(image))))) == []
+    assert chained(tmp_path / "all", chain[1]) == []
 
 
 def test_a_missing_and_an_added_file_are_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
