@@ -16,7 +16,7 @@ from synvirt.fleet.waves import Waves, change_members
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import Nic
-from synvirt.model.rehearsal import REHEARSED, CommandCheck, Member, Rehearsal, RehearsalState, TogetherRequest
+from synvirt.model.rehearsal import REHEARSED, CommandCheck, Rehearsal, RehearsalState, RehearsedJob, TogetherRequest
 from synvirt.rehearsals import steps
 from tests.fleet.made import member, wave
 from tests.house import Crash, live_plan
@@ -91,7 +91,7 @@ def jobs_of(stage: Stage, count: int = 3) -> list[Migration]:
 def together(stage: Stage, jobs: Sequence[Migration], *checks: str) -> list[Rehearsal]:
     """To the end of all."""
     asked = [
-        Member(migration_id=job.id, checks=tuple(CommandCheck(kind="command", argv=(one,), within_s=1) for one in checks))
+        RehearsedJob(migration_id=job.id, checks=tuple(CommandCheck(kind="command", argv=(one,), within_s=1) for one in checks))
         for job in jobs
     ]
     return ended(stage, stage.asking.ask_together(TogetherRequest(members=tuple(asked))))
@@ -126,7 +126,7 @@ def test_they_are_there_for_each_other_in_one_network(stage: Stage) -> None:
 
 def test_one_that_does_not_boot_holds_up_nobody(stage: Stage) -> None:
     jobs = jobs_of(stage)
-    asked = stage.asking.ask_together(TogetherRequest(members=tuple(Member(migration_id=job.id) for job in jobs)))
+    asked = stage.asking.ask_together(TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs)))
     watched(stage).fails = asked[0].id
     found = ended(stage, asked)
     assert [one.state for one in found] == [RehearsalState.FAILED, RehearsalState.PASSED, RehearsalState.PASSED]
@@ -135,7 +135,7 @@ def test_one_that_does_not_boot_holds_up_nobody(stage: Stage) -> None:
 
 def test_one_that_is_cancelled_holds_up_nobody(stage: Stage) -> None:
     jobs = jobs_of(stage, 2)
-    asked = stage.asking.ask_together(TogetherRequest(members=tuple(Member(migration_id=job.id) for job in jobs)))
+    asked = stage.asking.ask_together(TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs)))
     stage.asking.cancel(jobs[0].id, asked[0].id)
     found = ended(stage, asked)
     assert [one.state for one in found] == [RehearsalState.CANCELLED, RehearsalState.PASSED]
@@ -145,8 +145,8 @@ def test_one_that_is_cancelled_holds_up_nobody(stage: Stage) -> None:
 def test_what_cannot_be_rehearsed_together_is_said_and_begins_nothing(stage: Stage) -> None:
     first, second = jobs_of(stage, 2)
     with pytest.raises(ValidationError):
-        TogetherRequest(members=(Member(migration_id=first.id),))
-    twice = (Member(migration_id=first.id), Member(migration_id=first.id))
+        TogetherRequest(members=(RehearsedJob(migration_id=first.id),))
+    twice = (RehearsedJob(migration_id=first.id), RehearsedJob(migration_id=first.id))
     for asked in (TogetherRequest(), TogetherRequest(members=twice)):
         with pytest.raises(Conflict, match="to be rehearsed together"):
             stage.asking.ask_together(asked)
@@ -155,11 +155,17 @@ def test_what_cannot_be_rehearsed_together_is_said_and_begins_nothing(stage: Sta
     third = stage.house.intake.submit(live_plan(warm=HELD))
     stage.house.intake.cancel(third.id)
     with pytest.raises(Conflict):
-        stage.asking.ask_together(TogetherRequest(members=(Member(migration_id=first.id), Member(migration_id=third.id))))
+        stage.asking.ask_together(
+            TogetherRequest(members=(RehearsedJob(migration_id=first.id), RehearsedJob(migration_id=third.id)))
+        )
     # One of them is being rehearsed already: none of the others begins.
-    alone = stage.asking.ask_together(TogetherRequest(members=(Member(migration_id=first.id), Member(migration_id=second.id))))
+    alone = stage.asking.ask_together(
+        TogetherRequest(members=(RehearsedJob(migration_id=first.id), RehearsedJob(migration_id=second.id)))
+    )
     with pytest.raises(Conflict):
-        stage.asking.ask_together(TogetherRequest(members=(Member(migration_id=first.id), Member(migration_id=second.id))))
+        stage.asking.ask_together(
+            TogetherRequest(members=(RehearsedJob(migration_id=first.id), RehearsedJob(migration_id=second.id)))
+        )
     assert [len(stage.asking.of(job.id)) for job in (first, second)] == [1, 1]
     ended(stage, alone)
 
@@ -228,7 +234,7 @@ def test_a_crash_of_a_group_after_every_third_commit_is_survived(part: int, tmp_
         folder, hypervisor = tmp_path / f"crash-{commit}", Watched()
         stage = Stage(folder, hypervisor, begin_network=Network)
         jobs = jobs_of(stage, 2)
-        asked = TogetherRequest(members=tuple(Member(migration_id=job.id) for job in jobs))
+        asked = TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs))
 
         def crash() -> None:
             stage.let_go.set()  # noqa: B023 - those that wait for the others write nothing, and die all the same
@@ -269,7 +275,7 @@ def test_a_cancel_of_one_at_every_fourth_commit_leaves_nothing_and_holds_up_nobo
     for commit in range(1, COMMITS_MAX, 4):
         stage = Stage(tmp_path / f"cancel-{commit}", Watched(), begin_network=Network)
         jobs = jobs_of(stage, 2)
-        asked = TogetherRequest(members=tuple(Member(migration_id=job.id) for job in jobs))
+        asked = TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs))
         found = stage.asking.ask_together(asked)
 
         def cancel() -> None:

@@ -99,7 +99,7 @@ class RehearsalRequest(Received):
     checks: Annotated[tuple[AnyCheck, ...], Field(max_length=CHECKS_MAX)] = ()
 
 
-class Member(Received):
+class RehearsedJob(Received):
     """A job of those that are rehearsed together, and what is asked of its guest."""
 
     migration_id: UUID
@@ -110,7 +110,7 @@ class TogetherRequest(Received):
     """The guests of these jobs, started in this order, in one network. Or those of a wave's members that copy warm, each with
     the checks of its own member."""
 
-    members: Annotated[tuple[Member, ...], Field(min_length=MEMBERS_LEAST, max_length=MEMBERS_MAX)] = ()
+    members: Annotated[tuple[RehearsedJob, ...], Field(min_length=MEMBERS_LEAST, max_length=MEMBERS_MAX)] = ()
     wave_id: UUID | None = None
 
 

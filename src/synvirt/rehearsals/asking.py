@@ -14,10 +14,10 @@ from synvirt.model.kinds import Mode
 from synvirt.model.rehearsal import (
     MEMBERS_LEAST,
     MEMBERS_MAX,
-    Member,
     Rehearsal,
     RehearsalRequest,
     RehearsalState,
+    RehearsedJob,
     Together,
     TogetherRequest,
 )
@@ -89,14 +89,14 @@ class Rehearsing:
             self._begin(made)
         return made
 
-    def _of_wave(self, wave_id: UUID) -> Sequence[Member]:
+    def _of_wave(self, wave_id: UUID) -> Sequence[RehearsedJob]:
         """Its members whose jobs copy warm now, each behind those that it waits for, with its checks."""
         self._store.waves.get(wave_id)
         rows = self._store.waves.members(wave_id)[0]
         documents = {one.member_id: json.loads(one.document) for one in rows}
         jobs = {one.member_id: one.job_id for one in rows if one.job_id is not None}
         return [
-            Member.model_validate({"migration_id": str(jobs[name]), "checks": _checks(documents[name])})
+            RehearsedJob.model_validate({"migration_id": str(jobs[name]), "checks": _checks(documents[name])})
             for name in _in_order(documents.values())
             if name in jobs and why_not(self._store.get(jobs[name])) is None
         ]

@@ -6,6 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
+from synvirt.api.document import problem_described
 from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.routes.screenshots import PNG
 from synvirt.model.rehearsal import Rehearsal, RehearsalPage, RehearsalRequest, TogetherRequest
@@ -16,7 +17,11 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
     router = APIRouter(tags=["rehearsals"])
 
     @router.post(
-        "/rehearsals", status_code=202, response_model=RehearsalPage, openapi_extra=documented(TogetherRequest, required=True)
+        "/rehearsals",
+        status_code=202,
+        response_model=RehearsalPage,
+        openapi_extra=documented(TogetherRequest, required=True),
+        responses={409: problem_described("E_MIG_CONFLICT: these cannot be rehearsed together now; `detail` says why")},
     )
     def rehearse_together(asked: Annotated[TogetherRequest, Depends(json_body(TogetherRequest))]) -> RehearsalPage:
         """Start the guests of several warm jobs, or of a wave's, in one network, so that what they need of each other is
