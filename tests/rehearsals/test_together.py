@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -20,9 +20,10 @@ from synvirt.model.rehearsal import REHEARSED, CommandCheck, Rehearsal, Rehearsa
 from synvirt.rehearsals import steps
 from tests.fleet.made import member, wave
 from tests.house import Crash, live_plan
-from tests.rehearsals.test_rehearsals import COMMITS_MAX, CONTENT, DISK, HELD, FakeNetwork, Stage, Writing, counted
+from tests.rehearsals.test_rehearsals import CONTENT, DISK, HELD, FakeNetwork, Stage, Writing
 
 VMS = ("vm-db", "vm-shop", "vm-mail")
+COMMITS_MAX = 150
 
 
 class Network(FakeNetwork):
@@ -213,6 +214,18 @@ def test_a_wave_of_which_too_few_copy_warm_is_refused(stage: Stage) -> None:
 
 
 # ── at every commit ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def counted(stage: Stage, at: int, then: Callable[[], None]) -> None:
+    """`then` after the commit of that number, and after each one that follows."""
+    made: list[int] = []
+
+    def committed() -> None:
+        made.append(1)
+        if len(made) >= at:
+            then()
+
+    stage.house.store.on_commit = committed
 
 
 def nothing_is_left(stage: Stage, jobs: Sequence[Migration]) -> None:
