@@ -18,6 +18,8 @@ import tempfile
 import time
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 SECONDS_MAX, MEMORY_MAX = 2.0, 512 << 20
 # A disk of exbibytes may have as many as it likes: a copy asks for them one after the other.
@@ -46,7 +48,13 @@ IMAGES = {
     "a.vhd": ("vpc", "subformat=dynamic"),
     "a.vdi": ("vdi", ""),
 }
-READERS = (*IMAGES, "a.ova", "a.ovf")
+# Descriptions of machines and their archives; s3.xml is what a server answers that is asked for the names in a bucket.
+DESCRIPTIONS = ("a.ova", "a.ovf", "a.vmx", "a.vbox", "a.xva", "a.vmcx", "a-2012.xml")
+READERS = (*IMAGES, *DESCRIPTIONS, "s3.xml")
+S3_LIST = """<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name>
+<IsTruncated>false</IsTruncated><Contents><Key>web/web.ova</Key><Size>7</Size></Contents>
+<Contents><Key>web/web.mf</Key><Size>9</Size></Contents><CommonPrefixes><Prefix>web/disks/</Prefix></CommonPrefixes>
+</ListBucketResult>"""
 # Numbers that tables and headers trip over.
 _NUMBERS = (0, 1, 0xFF, 0x7FFF_FFFF, 0xFFFF_FFFF, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
 
@@ -74,6 +82,10 @@ def seed_of(reader: str, folder: Path) -> bytes:
         ]
         subprocess.run(argv, check=True, timeout=60)
         return made.read_bytes()
+    if reader == "s3.xml":
+        return S3_LIST.encode()
+    if reader not in ("a.ova", "a.ovf"):
+        return machine(reader, bytes(content), folder)
     (folder / "disk.vmdk").write_bytes(seed_of("stream.vmdk", folder))
     if reader == "a.ovf":
         return OVF.encode()
@@ -82,6 +94,37 @@ def seed_of(reader: str, folder: Path) -> bytes:
         for name in ("web.ovf", "disk.vmdk"):
             archive.add(folder / name, name)
     return made.read_bytes()
+
+
+def machine(reader: str, raw: bytes, folder: Path) -> bytes:
+    """The description, or the archive, that is damaged; what it names lies in the folder."""
+    from tests.disks import xva_archives
+    from tests.offline import hyperv_exports, ova_xml_text, vbox_machines
+
+    if reader == "a.vmx":
+        (folder / "disk.vmdk").write_bytes(seed_of("sparse.vmdk", folder))
+        entries = {"config.version": "8", "displayName": "web", "guestOS": "debian12-64", "memSize": "512", "numvcpus": "2"}
+        entries |= {"scsi0.present": "TRUE", "scsi0:0.present": "TRUE", "scsi0:0.fileName": "disk.vmdk", "firmware": "efi"}
+        entries |= {"ethernet0.present": "TRUE", "ethernet0.address": "00:50:56:01:02:03", "ethernet0.addressType": "static"}
+        return "".join(f'{key} = "{value}"\n' for key, value in entries.items()).encode()
+    if reader == "a.vbox":
+        vbox_machines.machine(folder)
+        return vbox_machines.MACHINE
+    if reader == "a.xva":
+        text = ova_xml_text.one_disk(len(raw), memory_bytes=512 << 20)
+        return xva_archives.archive(folder / "made.xva", text, {"Ref:4": raw}).read_bytes()
+    (folder / "disk.vhdx").write_bytes(seed_of("a.vhdx", folder))
+    hyperv_exports.export(folder / "web", {"ide0:0": folder / "disk.vhdx"}, old=reader == "a-2012.xml")
+    return placed(reader, folder)[0].read_bytes()
+
+
+def placed(reader: str, folder: Path) -> tuple[Path, Path]:
+    """Where the damaged file lies, and what is looked into: of Hyper-V the folder that it is in."""
+    if reader in ("a.vmcx", "a-2012.xml"):
+        [path] = (folder / "web" / "Virtual Machines").glob("*.vmcx" if reader == "a.vmcx" else "*.xml")
+        return path, folder / "web"
+    path = folder / f"read-{reader}"
+    return path, path
 
 
 def mutated(seed: bytes, chance: random.Random) -> bytes:
@@ -114,12 +157,15 @@ def child(reader: str, count: int, seed: int, folder: Path) -> dict[str, object]
     from synvirt.errors import Internal, SynvirtError
     from synvirt.offline.registry import BY_KIND  # noqa: F401 - all importers are loaded before the cage
 
-    good, path = (folder / f"seed-{reader}").read_bytes(), folder / f"read-{reader}"
+    good, (path, whole) = (folder / f"seed-{reader}").read_bytes(), placed(reader, folder)
     buffer = memoryview(bytearray(1 << 16))
 
     def read() -> None:
-        if reader in ("a.ova", "a.ovf"):
-            look(path, folder)
+        if reader in DESCRIPTIONS:
+            look(whole, folder)
+            return
+        if reader == "s3.xml":
+            listed(path.read_bytes())
             return
         disk = open_reader(detect(path))
         try:
@@ -151,6 +197,18 @@ def child(reader: str, count: int, seed: int, folder: Path) -> dict[str, object]
         slowest = max(slowest, time.process_time() - begun)
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
     return {"refused": refused, "foreign": foreign[:10], "slowest_s": slowest, "more_mib": peak, "layers": layers}
+
+
+def listed(answer: bytes) -> None:
+    """The names in a bucket, by a server's answer without a connection."""
+    from synvirt.remote import Remote
+    from synvirt.remote.s3 import S3Place
+
+    class Answering(S3Place):
+        def ask(self, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(status=200, text=lambda most: answer[: most + 1])
+
+    Answering(Remote(url="s3://bucket/", endpoint="https://s3.example/")).names("web")
 
 
 def look(path: Path, root: Path) -> None:

@@ -27,6 +27,7 @@ TESTS: Tests = {
     "S1 a restore point names a program": {
         "kvm/test_foreign_domain.py": ("test_what_reaches_into_the_host_is_left_out_and_listed", "test_no_path_gets_in"),
         "backups/test_restoring_domain.py": ("test_a_boot_test_reaches_nothing", "test_firmware_is_this_hosts_own"),
+        "test_hostile_domains.py": ("test_a_restore_points_domain",),
     },
     "S2 names of XML that fill memory": {"test_xml_document.py": ("test_what_would_fill_memory_is_refused_before_it_does",)},
     "S3 every account of the host is an admin": {
@@ -39,6 +40,8 @@ TESTS: Tests = {
             "test_what_misbehaves_fails_and_the_next_look_is_served",
             "test_what_is_no_answer_is_not_believed",
         ),
+        "real/test_misbehaving.py": ("test_its_job_fails_by_a_code_and_the_next_one_works",),
+        "cage/test_converter.py": ("test_a_converter_that_misbehaves_fails_and_its_failure_is_ours",),
     },
     "S5 decoys make a point unrestorable": {
         "backups/test_decoys.py": ("test_decoys_hide_nothing", "test_where_only_decoys_are_left_verifying_says_so"),
@@ -56,6 +59,7 @@ TESTS: Tests = {
     "S8 guessing is neither limited nor seen": {
         "api/test_auth.py": ("test_an_address_that_was_wrong_too_often_must_wait_and_others_need_not",),
         "api/test_roles.py": ("test_a_refused_login_is_counted", "test_an_ipv6_caller_is_its_64_and_an_account_is_watched_too"),
+        "api/test_coming.py": ("test_who_is_refused_is_an_entry_each_account_a_metric_and_a_count",),
         "test_findings.py": ("test_behind_a_proxy_the_caller_is_who_the_proxy_says",),
     },
     "S9 connections without a password stay": {

@@ -1,0 +1,110 @@
+"""python -m bench.caged [--rounds 9] [--mib 2048]: what the cage costs.
+
+A raw disk is copied by the product's own worker, in its cage and without it (then `enter` does nothing), in turn; and a service
+is asked to look into an appliance, which a caged child does. To reach: a speed of 0.98 of that without, and a look in 1 s. The
+first byte of a job: `python -m bench.first_byte`.
+"""
+
+import argparse
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from synvirt.cage import layers
+from synvirt.cli.client import Client
+from synvirt.disks.specs import FileWriterSpec, RawSpec
+from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.sample import build
+
+RUN = "import runpy, synvirt.cage as c; {}; runpy.run_module('synvirt.worker', run_name='__main__')"
+WORKER = {"with": RUN.format("pass"), "without": RUN.format("c.enter = lambda cage: ()")}
+LEAST_SPEED, LOOK_MAX_S = 0.98, 1.0
+LOOKS = 9
+
+
+def copied(how: str, source: Path, target: Path) -> tuple[float, float]:
+    """Seconds by the clock and of processors, from the worker's start to its end."""
+    target.unlink(missing_ok=True)
+    size = source.stat().st_size
+    with target.open("wb") as made:
+        made.truncate(size)
+    writer = FileWriterSpec(path=str(target), size_bytes=size)
+    order = CopyOrder(disks=(DiskOrder(key="a", reader=RawSpec(path=str(source)), writer=writer),))
+    begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", WORKER[how]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(order.to_line())
+        worker.stdin.flush()
+        worker.stdout.read()
+        code = worker.wait()
+    took, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if code != 0 or target.read_bytes()[: 1 << 20] != source.read_bytes()[: 1 << 20]:
+        sys.exit(f"the copy {how} a cage ended with {code}")
+    return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def speed(folder: Path, rounds: int, mib: int) -> bool:
+    source, target = folder / "disk.raw", folder / "volume.raw"
+    with source.open("wb") as made:
+        for number in range(mib):
+            made.write(random.Random(number).randbytes(1 << 20))
+    taken: dict[str, list[tuple[float, float]]] = {"with": [], "without": []}
+    for number in range(rounds + 1):
+        for how in ("with", "without") if number % 2 else ("without", "with"):
+            found = copied(how, source, target)
+            taken[how] += [found] if number else []  # the first warms the page cache
+    clock, processors = (
+        statistics.median(one[at] for one in taken["without"]) / statistics.median(one[at] for one in taken["with"])
+        for at in (0, 1)
+    )
+    rate = mib / statistics.median(one[0] for one in taken["with"])
+    print(
+        f"| copy in the cage, of one without | {clock:.3f} | processors {processors:.3f}, {rate:.0f} MiB/s | ≥ {LEAST_SPEED} |"
+    )
+    return clock >= LEAST_SPEED
+
+
+def looked(folder: Path) -> bool:
+    data_dir = folder / "data"
+    ova = build(data_dir / "imports", payload_mib=200).ova
+    argv = [sys.executable, "-m", "synvirt", "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
+    service = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    try:
+        assert service.stderr is not None
+        while "SynVirt serves at" not in (line := service.stderr.readline()) and line:
+            pass
+        with Client.local(data_dir / "synvirt.sock") as client:
+            seconds = []
+            for _ in range(LOOKS):
+                begun = time.monotonic()
+                client.ask("POST", "/host-files/inspect", json={"path": str(ova)})
+                seconds.append(time.monotonic() - begun)
+    finally:
+        service.terminate()
+        service.communicate()
+    print(f"| a look into an appliance | {statistics.median(seconds):.2f} s | max {max(seconds):.2f} s | ≤ {LOOK_MAX_S:g} s |")
+    return max(seconds) <= LOOK_MAX_S
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--mib", type=int, default=2048)
+    asked = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}; layers: {', '.join(name for name, has in layers().items() if has)}")
+    with tempfile.TemporaryDirectory(prefix="synvirt-caged-") as name:
+        good = [speed(Path(name), asked.rounds, asked.mib), looked(Path(name))]
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()
