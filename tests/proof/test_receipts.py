@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -115,6 +116,39 @@ def test_others_check_it_with_what_every_host_has(made: tuple[Receipts, Path, Pa
     assert verified(statement.replace(b"web", b"wed", 1)).returncode != 0
     for manifest in ("manifest-sha256.txt", "tagmanifest-sha256.txt"):
         subprocess.run(["sha256sum", "--check", "--strict", "--quiet", manifest], cwd=folder, check=True, timeout=60)
+
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def test_the_lines_of_the_document_check_a_receipt_and_name_a_block(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    """As docs/receipts.md has them, run by a shell: capitals there, and the folder's name, are what they stand for."""
+    receipts, all_, volume = made
+    folder, other = folders(all_)[0], tmp_path / "volume"
+    shutil.copytree(folder, tmp_path / folder.name)
+    shutil.copyfile(volume, other)
+    (tmp_path / "allowed_signers").write_text(receipts.published().allowed_signers)
+    text = (DOCS / "receipts.md").read_text()
+    section = text[text.index("## Checking it without SynVirt") : text.index("## What is in it")]
+    lines = "\n".join(re.findall(r"^    (.*)$", section, re.MULTILINE))
+    for there, here in (("receipt-1f3a…", folder.name), ("HOST", "kvm1"), ("VOLUME", str(other))):
+        assert there in lines
+        lines = lines.replace(there, here)
+
+    def run() -> subprocess.CompletedProcess[str]:
+        words = ["/bin/sh", "-eu", "-c", lines]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    good = run()
+    assert good.returncode == 0, good.stderr
+    assert 'Good "synvirt-receipt" signature for synvirt@kvm1' in good.stdout
+    assert "differs" not in good.stdout
+    flip(other, BLOCK_BYTES + 5, 1)
+    assert "block 1 differs" in run().stdout
+    flip(tmp_path / folder.name / "data/plan.json", 0, 1)
+    bad = run()
+    assert bad.returncode != 0
+    assert "data/plan.json: FAILED" in bad.stdout
 
 
 def test_dsse_is_by_the_same_key(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
