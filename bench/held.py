@@ -15,6 +15,7 @@ from sqlalchemy import event
 
 from synvirt.jobs.slots import Turns
 from synvirt.migrations.engine import Engine
+from synvirt.migrations.memory import PassMemory, noting
 from synvirt.model.job import Migration, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
@@ -47,7 +48,7 @@ def held_job(house: House, manifest: object, passes: int = 21) -> Migration:
         created_at=moment,
     )
     house.store.add(job, host="local")
-    house.store.note(job.id, f"released:{passes}", moment.isoformat())
+    house.store.memory.change(job.id, PassMemory, lambda before: noting(before, released_at=moment), passes)
     return job
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from bench.measure import same_content
 from synvirt.disks.specs import FileWriterSpec, ReaderSpec
 from synvirt.jobs.orders import CopyOrder, DiskOrder
-from synvirt.jobs.wire import MESSAGE, Flushed
+from synvirt.jobs.wire import Flushed, message_of
 from synvirt.live import SnapshotRef
 from synvirt.live.libvirt.adapter import LibvirtRemote, libvirt_remote
 from synvirt.sizes import MIB
@@ -161,7 +161,7 @@ def _worker() -> Iterator[Callable[[DiskOrder], Flushed]]:
             assert child.stdout is not None
             child.stdin.write(CopyOrder(disks=(disk,)).to_line())
             child.stdin.flush()
-            message = [MESSAGE.validate_json(line) for line in child.stdout][-1]
+            message = [message_of(line) for line in child.stdout][-1]
             child.wait()  # before its stdin is closed, which means that the service is gone
             if not isinstance(message, Flushed) or child.returncode != 0:
                 sys.exit(f"the worker failed: {message}")
