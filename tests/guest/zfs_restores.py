@@ -86,6 +86,9 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
         restored.disks({"vda": (place, Disk(breaks=False), spec)})
         restored.commit(None)
         assert [device.read_bytes() == THEN[:MIB] + bytes(MIB) + THEN[2 * MIB :] + bytes(MIB)] == [True]
+        # That all is done stays written until the run's own end.
+        assert [entry.kind for entry in ledger.of(run.id)] == [in_place.RESTORED]
+        assert ledger.sweep(run.id)
     assert zfs("list", "-Ho", "name", "-t", "all", "-r", volume).split() == [volume]
     assert store.ledgers.owned("run", host="local") == []
     store.close()
