@@ -4,12 +4,12 @@ The measure is half a second at the most. A real service, a real OVA; the volume
 """
 
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from bench.page import service
 from synvirt.cli.client import Client
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
@@ -18,20 +18,13 @@ ROUNDS = 5
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="synvirt-bench-") as folder:
-        data_dir = Path(folder) / "data"
+    with (
+        tempfile.TemporaryDirectory(prefix="synvirt-bench-") as folder,
+        service(Path(folder)) as (_, data_dir),
+        Client.local(data_dir / "synvirt.sock") as client,
+    ):
         ova = build(data_dir / "imports", payload_mib=200).ova
-        argv = [sys.executable, "-m", "synvirt", "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
-        service = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
-        try:
-            assert service.stderr is not None
-            while "SynVirt serves at" not in (line := service.stderr.readline()) and line:
-                pass
-            with Client.local(data_dir / "synvirt.sock") as client:
-                seconds = [_round(client, data_dir, ova) for _ in range(ROUNDS)]
-        finally:
-            service.terminate()
-            service.communicate()
+        seconds = [_round(client, data_dir, ova) for _ in range(ROUNDS)]
     print(f"| submit to first byte | {statistics.median(seconds):.2f} s | max {max(seconds):.2f} s | ≤ 0.5 s |")
 
 

@@ -399,10 +399,10 @@ def _mark(path: str) -> list[int]:
 def gone_forward(restore_host: RestoreHost, ledger: Ledger, run_id: UUID) -> RestoredDomain | None:
     """The guest, which has all that was to be its own. None: the run has not come so far, or cannot go on now, or never: who
     started the guest in between has written to the disks that it had then."""
-    found = {entry.kind: entry.name for entry in ledger.of(run_id)}
+    entries = ledger.of(run_id)
+    found = {entry.kind: entry.name for entry in entries}
     if CHECKPOINTS in found and OVERTAKEN not in found:
         vm_id = found[CHECKPOINTS]
-        entries = ledger.of(run_id)
         if any(entry.kind == "swap" and _is_overtaken(restore_host, entry.name) for entry in entries):
             ledger.replace(run_id, (LedgerEntry(OVERTAKEN, vm_id), *entries))
             return None
