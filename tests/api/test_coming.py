@@ -8,13 +8,13 @@ from uuid import UUID
 import httpx
 import pytest
 
-from synvirt.accounts import FileAccounts, Role, set_password
+from synvirt.accounts import Role, set_password
 from synvirt.api.callers.auth import Throttled
 from synvirt.api.callers.coming import COUNTED_FOR_S, COUNTED_MAX, NEW_AFTER_S, Caller, Coming, told
 from synvirt.api.callers.sessions import COOKIE
 from synvirt.errors import Unauthorized
 from synvirt.store.access import AuditEntry
-from tests.fakes.service import PREFIX, Service
+from tests.fakes.service import PREFIX, Service, every_role
 
 OURS = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
 API = f"/kvm{PREFIX}"
@@ -52,10 +52,8 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     (tmp_path / "offered").mkdir()
-    for role in reversed(Role):
-        set_password(tmp_path / "users", str(role), "pw", role)
+    accounts = every_role(tmp_path / "users", "pw")
     set_password(tmp_path / "users", "peer", "pw", Role.VIEWER)
-    accounts = FileAccounts(tmp_path / "users")
     service = Service(
         tmp_path,
         check_password=Throttled(accounts),

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from sqlalchemy import delete, update
 
 from synvirt import outgoing
-from synvirt.accounts import FileAccounts, Role, set_password
+from synvirt.accounts import Role
 from synvirt.api.callers.auth import Remembering, Throttled
 from synvirt.api.callers.networks import network_of
 from synvirt.api.callers.roles import connects_out, needed_role
@@ -34,7 +34,7 @@ from synvirt.model.values import now
 from synvirt.repository.folder import HostFolder
 from synvirt.store.access import AuditEntry, broken_at
 from synvirt.store.tables import audit
-from tests.fakes.service import PLAN, PREFIX, Service
+from tests.fakes.service import PLAN, PREFIX, Service, every_role
 
 API = "/api/v1"
 ID = "00000000-0000-0000-0000-000000000001"
@@ -48,10 +48,7 @@ def basic(user: str) -> dict[str, str]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, httpx.Client]]:
     """One account a role, named after it, in clear on loopback."""
     folder = tmp_path_factory.mktemp("service")
-    users = folder / "users"
-    for role in reversed(Role):
-        set_password(users, str(role), "pw", role)
-    accounts = FileAccounts(users)
+    accounts = every_role(folder / "users", "pw")
     service = Service(folder, check_password=Throttled(accounts), role_of=accounts.role_of, tls=False)
     with service.served() as server, httpx.Client(base_url=server.address, timeout=60) as client:
         yield service, client

@@ -11,7 +11,7 @@ import pytest
 from synvirt.accounts import FileAccounts, Role, set_password
 from synvirt.api.callers.auth import Throttled
 from synvirt.api.callers.sessions import AGE_S, COOKIE, IDLE_S, SESSIONS_MAX, Login, Sessions
-from tests.fakes.service import PREFIX, Service
+from tests.fakes.service import PREFIX, Service, every_role
 
 BROWSER = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
 OURS = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
@@ -21,9 +21,7 @@ OURS = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """One account a role, named after it, in clear on loopback: this client keeps no cookie, tests send it."""
     folder = tmp_path_factory.mktemp("service")
-    for role in reversed(Role):
-        set_password(folder / "users", str(role), " pw ", role)
-    accounts = FileAccounts(folder / "users")
+    accounts = every_role(folder / "users", " pw ")
     offer = {"path": folder / "offered", "user": "peer"}
     set_password(folder / "users", "peer", " pw ", Role.VIEWER)
     service = Service(

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import httpx
 
-from synvirt.accounts import Role
+from synvirt.accounts import FileAccounts, Role, set_password
 from synvirt.api import Server, create_app
 from synvirt.api.callers.auth import Check, Remembering
 from synvirt.api.routes.backups import mount
@@ -68,6 +68,13 @@ PLAN = MigrationPlan(
     source_ref=HostPathRef(kind="offline_host_path", path="/imports/web.ova"),
     mode=Mode.COLD,
 )
+
+
+def every_role(users: Path, password: str) -> FileAccounts:
+    """An account a role, named after it."""
+    for role in reversed(Role):
+        set_password(users, str(role), password, role)
+    return FileAccounts(users)
 
 
 def only_admin(user: str, password: str, address: str) -> None:

@@ -184,7 +184,25 @@ class InHouse(World):
 # ── ways that need a house of their own ──────────────────────────────────────────────────────────────────────────────
 
 
-class Retry(InHouse):
+class _OfFailed(InHouse):
+    """A job that takes up the failed one that `prepare` left."""
+
+    def submit(self) -> UUID:
+        return self.house.intake.retry(self.place.outside["before"], {}).id
+
+    def found(self) -> UUID | None:
+        newest = self.jobs()[0]
+        return None if newest.id == self.place.outside["before"] else newest.id
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        """What a retry that was cancelled has is its failed job's again, or gone with it."""
+        own = set[str]()
+        if job_id is None:
+            own = {str(path) for kept in ("volumes", "receipts/hashes") for path in (self.place.folder / kept).rglob("*")}
+        return [one for one in super().left(job_id) if one not in own]
+
+
+class Retry(_OfFailed):
     """The conversion failed; the job is taken up again with the copy it made, and the source is gone."""
 
     def __init__(self, place: Place) -> None:
@@ -201,24 +219,12 @@ class Retry(InHouse):
         for path in self.house.imports.rglob("*.raw"):
             path.unlink()
 
-    def submit(self) -> UUID:
-        return self.house.intake.retry(self.place.outside["before"], {}).id
-
-    def found(self) -> UUID | None:
-        newest = self.jobs()[0]
-        return None if newest.id == self.place.outside["before"] else newest.id
-
     def left(self, job_id: UUID | None) -> list[str]:
-        """What a retry that was cancelled has is its failed job's again, or gone with it."""
-        before = self.store.get(self.place.outside["before"])
-        own = set[str]()
-        if job_id is None:
-            own = {str(path) for kept in ("volumes", "receipts/hashes") for path in (self.place.folder / kept).rglob("*")}
-        kept = [f"{entry.kind} {entry.name}" for entry in self.store.ledger(before.id)]
-        return [one for one in super().left(job_id) if one not in own and one not in kept]
+        kept = [f"{entry.kind} {entry.name}" for entry in self.store.ledger(self.place.outside["before"])]
+        return [one for one in super().left(job_id) if one not in kept]
 
 
-class RetryLive(InHouse):
+class RetryLive(_OfFailed):
     """It did not boot. Its source was switched on again, and has written since; so has who started its guest here."""
 
     def __init__(self, place: Place) -> None:
@@ -234,20 +240,6 @@ class RetryLive(InHouse):
             volume.seek(300 * KIB)
             volume.write(b"by a guest that was started here")
         self.house.platform.guest_writes(VM, DISK, 100 * KIB, b"by the guest that went on")
-
-    def submit(self) -> UUID:
-        return self.house.intake.retry(self.place.outside["before"], {}).id
-
-    def found(self) -> UUID | None:
-        newest = self.jobs()[0]
-        return None if newest.id == self.place.outside["before"] else newest.id
-
-    def left(self, job_id: UUID | None) -> list[str]:
-        """What a retry that was cancelled has is its failed job's again, or gone with it."""
-        own = set[str]()
-        if job_id is None:
-            own = {str(path) for kept in ("volumes", "receipts/hashes") for path in (self.place.folder / kept).rglob("*")}
-        return [one for one in super().left(job_id) if one not in own]
 
 
 class ByTool(InHouse):
