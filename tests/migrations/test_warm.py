@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -15,7 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from synvirt.blocks import Extent
 from synvirt.disks.changed import ChangedReader
+from synvirt.disks.checking.block_hashes import digest_of
+from synvirt.disks.checking.ledger import BLOCK_BYTES as LEDGER_BYTES
 from synvirt.disks.checking.sampling import BLOCK_BYTES, LEAST_BLOCKS, MOST_BLOCKS, SHARE, blocks_to_check, differing, would_see
 from synvirt.disks.checking.unchanged import all_unchanged
 from synvirt.errors import OutageTooLong, SourceUnreachable, SynvirtError
@@ -45,6 +49,26 @@ from tests.migrations.test_outage import done_job
 from tests.patience import no_patience, quick_tries
 
 DISK = "disk-0"
+
+
+class Bytes:
+    """A disk that is all data, and knows what was read of it."""
+
+    max_readers = 4
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.size = content, len(content)
+        self.reads: list[tuple[int, int]] = []
+
+    def extents(self) -> Iterator[Extent]:
+        yield Extent(0, self.size)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self.reads.append((offset, len(buffer)))
+        buffer[:] = self.content[offset : offset + len(buffer)]
+
+    def close(self) -> None:
+        """Memory."""
 
 
 @pytest.fixture
@@ -224,6 +248,90 @@ def test_a_pause_that_is_too_short_for_it_is_left_to_the_deltas(house: House) ->
     ended = house.run(job.id)
     assert ended.state == State.COMPLETED
     assert [one for one in ended.passes if one.verify] == []
+
+
+BUDGETS = [
+    pytest.param({}, {}, True, id="it fits"),
+    pytest.param({"outage_budget_s": None}, {}, False, id="none to keep"),
+    pytest.param({"warm": {"verify": "sample"}}, {}, False, id="not wanted"),
+    pytest.param({"warm": {"max_passes": 3}}, {}, False, id="no passes left"),
+    pytest.param({}, {"AT_ONCE_MOST_S": 0.0}, False, id="it takes too long"),
+]
+
+
+@pytest.mark.parametrize(("plan", "limits", "compares"), BUDGETS)
+def test_a_job_that_cuts_over_at_once_compares_all_before_it_where_its_budget_allows(
+    house: House, monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any], limits: dict[str, float], compares: bool
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(warm, name, value)
+    house.platform.add_vm(VM, {DISK: content(12 * MIB)})
+    job = house.intake.submit(live_plan(**{"outage_budget_s": 36000, **plan}))
+    once(house, job, in_state(State.DELTA_SYNCING), lambda: house.platform.guest_writes(VM, DISK, MIB, content(MIB, 7)))
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error, ended.distrusted) == (State.COMPLETED, None, None)
+    verified = [one.verify for one in ended.passes]
+    assert verified == ([False, False, True, False, False] if compares else [False, False, False])
+    assert [one.kind for one in ended.passes][-1] == "final"
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+
+
+def test_one_lie_is_named_before_the_shutdown_of_a_job_that_cuts_over_at_once(house: House) -> None:
+    """One block of 8 MiB, which a sample would all but never see."""
+    house.platform.add_vm(VM, {DISK: content(8 * MIB)})
+    job = house.intake.submit(live_plan(outage_budget_s=36000))
+
+    def lie() -> None:
+        house.platform.guest_writes(VM, DISK, 5 * MIB + 512, b"x" * 512, tracked=False)
+
+    once(house, job, lambda job: len(job.passes) == 2 and job.passes[1].finished_at is not None, lie)
+    ended = house.run(job.id)
+    assert ended.state == State.COMPLETED
+    assert house.volume(ended).read_bytes() == source_bytes(house)
+    assert ended.distrusted is not None
+    assert f"{5 * MIB}+4096" in ended.distrusted
+    assert house.rooms.receipts is not None
+    told = house.rooms.receipts.said(ended.id)
+    assert told is not None
+    assert told.statement["tracking"] == {"confidence": 0.95, "distrusted": ended.distrusted}
+
+
+LEDGER_BLOCKS, TAIL = 3, 70000
+
+
+@given(
+    truth=st.lists(st.booleans(), min_size=LEDGER_BLOCKS + 1, max_size=LEDGER_BLOCKS + 1),
+    known=st.lists(st.booleans(), min_size=LEDGER_BLOCKS + 1, max_size=LEDGER_BLOCKS + 1),
+    changed=st.integers(0, LEDGER_BLOCKS),
+    place=st.integers(0, TAIL - 1),
+)
+@cases(40)
+def test_a_block_whose_hash_is_the_ledgers_is_not_read_from_the_copy(
+    truth: list[bool], known: list[bool], changed: int, place: int
+) -> None:
+    """The source tells of some bytes of one block, which were copied; of others it lies."""
+    size = LEDGER_BLOCKS * LEDGER_BYTES + TAIL
+    copied = bytes(LEDGER_BYTES) + content(size - LEDGER_BYTES, 3)
+    now_there = bytearray(copied)
+    starts = [block * LEDGER_BYTES for block in range(LEDGER_BLOCKS + 1)]
+    area = (starts[changed], 4096)
+    wrong = [starts[block] + place // BLOCK_BYTES * BLOCK_BYTES for block, told in enumerate(truth) if not told]
+    wrong = [at for at in wrong if at >= sum(area) or at < area[0]]
+    for at in wrong:
+        now_there[at] ^= 1
+    source, volume = Bytes(bytes(now_there)), Bytes(copied)
+
+    def digest(block: int) -> bytes | None:
+        return digest_of(memoryview(bytearray(copied[starts[block] : starts[block] + LEDGER_BYTES]))) if known[block] else None
+
+    found = all_unchanged(ChangedReader(source, [area]), volume, known=digest)
+    assert found.checked_bytes == size - area[1]
+    assert [at for one in found.extents for at in range(one.start, one.end, BLOCK_BYTES)] == wrong
+    assert found.blocks == len(wrong)
+    read = {offset // LEDGER_BYTES for offset, _ in volume.reads}
+    unread = {block for block in range(LEDGER_BLOCKS + 1) if known[block]} - {at // LEDGER_BYTES for at in wrong}
+    assert not read & unread
+    assert read == set(range(LEDGER_BLOCKS + 1)) - unread
 
 
 @given(changed=st.lists(st.booleans(), min_size=1, max_size=12), data=st.data())

@@ -179,10 +179,14 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
             writer.flush()
         # Not finished before the archive's own digest says that what was copied is what was exported.
         checksums.verify()
+        # Shared blocks were not read, and are not for this: it would take longer than the copy.
+        if hashes is not None and not rest.bytes_cloned:
+            _filled(hashes, disk, openers, time.monotonic() - began_at, wire)
         if disk.verify and disk.sample is not None:
             compared = partial(
                 all_unchanged,
                 reader,
+                known=(lambda _: None) if hashes is None else hashes.known,
                 threads=order.threads,
                 bandwidth_bps=order.bandwidth_bps,
                 shared=shared,
@@ -192,9 +196,6 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
             checked = _verified(disk, copied, openers, compared)
         else:
             checked = _sampled(disk, reader, copied.bytes_total, openers)
-        # Shared blocks were not read, and are not for this: it would take longer than the copy.
-        if hashes is not None and not rest.bytes_cloned:
-            _filled(hashes, disk, openers, time.monotonic() - began_at, wire)
         if hashes is not None:
             hashes.close()  # a disk that is finished is not opened again: who is killed now leaves hashes that are believed
         progress.flushed(copied, finished=True, bytes_checked=checked)

@@ -68,6 +68,9 @@ PASSES_KEPT = 20
 VERIFIED_FOR_S = 86400.0
 # One that does it by itself, once a week; and only in a pause between two deltas of which it leaves a half.
 AUTO_VERIFIED_FOR_S, AUTO_SHARE, AUTO_PAUSE_LEAST_S = 7 * VERIFIED_FOR_S, 0.5, 60.0
+# One that cuts over as soon as it can has no pause. Where its outage has a budget, and fits, a comparison that takes no longer
+# comes first; it and the deltas after it are as many passes more.
+AT_ONCE_MOST_S, AT_ONCE_PASSES = 3600.0, 3
 # A guest that restarts after each shutdown will always do so.
 SHUT_DOWNS_MAX = 3
 
@@ -170,7 +173,7 @@ async def _is_to_be_verified(job: Job, last: Pass) -> bool:
     if warm.verify == "sample" or await _is_distrusted(job):
         return False
     by_itself = warm.verify == "auto"
-    if by_itself and (last.number == 1 or not _has_time_to_compare(job)):
+    if by_itself and (last.number == 1 or not (_has_time_to_compare(job) or _budget_allows_to_compare(job))):
         return False
     verified = [one for one in job.migration.passes if one.verify and one.finished_at is not None]
     if warm.cutover == "manual":
@@ -180,9 +183,24 @@ async def _is_to_be_verified(job: Job, last: Pass) -> bool:
 
 def _has_time_to_compare(job: Job) -> bool:
     """It reads about what the first copy read: neither the next delta nor a cut-over waits for it for long."""
-    measured = [one for one in job.migration.passes if one.finished_at is not None and (one.verify or one.number == 1)]
     pause_s = _pause_s(job)
-    return bool(measured) and pause_s >= AUTO_PAUSE_LEAST_S and measured[-1].seconds <= pause_s * AUTO_SHARE
+    return pause_s >= AUTO_PAUSE_LEAST_S and _comparing_s(job) <= pause_s * AUTO_SHARE
+
+
+def _budget_allows_to_compare(job: Job) -> bool:
+    """The outage fits, and would after it too: what changes meanwhile is copied while the guest runs, faster than it comes."""
+    found, outage, warm = job.migration.forecast, job.migration.outage, job.migration.plan.warm
+    if warm.cutover != "auto" or found is None or outage is None or outage.budget_s is None:
+        return False
+    passes_left = warm.max_passes - (job.migration.passes[-1].number - 1)
+    fits = found.converges and too_long(outage) is None
+    return fits and passes_left >= AT_ONCE_PASSES and _comparing_s(job) <= AT_ONCE_MOST_S
+
+
+def _comparing_s(job: Job) -> float:
+    """What it took the last time, else what the first copy did."""
+    measured = [one for one in job.migration.passes if one.finished_at is not None and (one.verify or one.number == 1)]
+    return measured[-1].seconds if measured else float("inf")
 
 
 def _pause_s(job: Job) -> float:

@@ -88,9 +88,9 @@ class Target(Received):
 class Warm(Received):
     """The delta loop's settings: it converges when a pass reads no more than `delta_threshold_bytes`. `verify`: how what the
     source calls unchanged is doubted: by a sample in each pass; in full too, while the guest still runs; or `auto`, in full
-    where the pause between two deltas has time for it. `confidence`: of what is said of a sample. `untracked`: what becomes of
-    a guest whose changes the source cannot tell: it is shut down and copied cold, or the job fails. `schedule`: with cutover
-    manual, deltas begin by it, instead of each `interval_s` or as fast as the guest changes."""
+    where the pause between two deltas, or an outage budget, has time for it. `confidence`: of what is said of a sample.
+    `untracked`: what becomes of a guest whose changes the source cannot tell: it is shut down and copied cold, or the job
+    fails. `schedule`: with cutover manual, deltas begin by it, instead of each `interval_s` or as fast as the guest changes."""
 
     max_passes: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
     delta_threshold_bytes: Annotated[int, Field(ge=0, le=64 * TIB), WHOLE] = 256 * MIB

@@ -149,6 +149,14 @@ class BlockHashes:
 
     # ── at its end ──
 
+    def known(self, block: int) -> bytes | None:
+        """Its hash, as the volume has it by now; None, where it would be read back. For any thread, after the copy."""
+        digest = _UNKNOWN
+        with self._trying() as file:
+            if file is not None:
+                digest = os.pread(file, DIGEST_BYTES, _place(block))
+        return None if digest == _UNKNOWN or len(digest) != DIGEST_BYTES else digest
+
     def fill(
         self,
         volume: DiskReader,
