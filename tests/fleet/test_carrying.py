@@ -28,6 +28,7 @@ from synvirt.fleet.model import (
 from synvirt.fleet.records import member_of
 from synvirt.fleet.waves import Waves, change_members, give_back
 from synvirt.migrations.engine import Engine
+from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.model.job import Forecast, Migration, OutageForecast
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
@@ -403,6 +404,63 @@ def test_a_member_of_a_group_that_was_given_back_begins_anew_when_it_is_retried(
     done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
     assert done.members[0].job_id != back.members[0].job_id
     assert night.house.platform.vm("db")["power"] == "off"
+
+
+@pytest.mark.parametrize("mode", ["Warm", "Cold"])
+def test_a_member_whose_job_failed_goes_on_with_its_volumes(night: Night, mode: str) -> None:
+    """Its source was switched on again, and has written since."""
+    night.vms("db")
+    night.house.hypervisor.fail = "boot"
+    made = night.waves.create(wave({"id": "db", "plan": plan_of("db", mode=mode)}))
+    night.waves.go(made.id)
+    (failed_,) = night.until(made.id, lambda seen: seen.state is W.FAILED).members
+    night.house.hypervisor.fail = None
+    night.house.platform.guest_writes("db", "disk-0", 4 * KIB, b"since then")
+    retried = night.waves.retry(made.id, "db")
+    assert (retried.state, retried.job_id, retried.retry_of) == (S.WAITING, None, failed_.job_id)
+    (done,) = night.until(made.id, lambda seen: seen.state is W.COMPLETED).members
+    assert (failed_.job_id, done.job_id) != (None, None)
+    before, job = (night.store.get(one.job_id) for one in (failed_, done) if one.job_id is not None)
+    assert (job.retry_of, before.retried_by, job.disks[0].volume) == (before.id, job.id, before.disks[0].volume)
+    assert night.house.volume(job).read_bytes() == night.house.platform.disk_path("db", "disk-0").read_bytes() != CONTENT
+
+
+def _destroyed(house: House, job: Migration) -> None:
+    for volume in volumes_of(job):
+        house.destination.destroy(volume)
+
+
+def test_a_member_whose_failed_job_was_removed_begins_anew(night: Night) -> None:
+    night.vms("db")
+    night.house.hypervisor.fail = "boot"
+    made = night.waves.create(wave({"id": "db"}))
+    night.waves.go(made.id)
+    (failed_,) = night.until(made.id, lambda seen: seen.state is W.FAILED).members
+    night.house.hypervisor.fail = None
+    night.waves.skip(made.id, "db")
+    assert night.waves.retry(made.id, "db").retry_of == failed_.job_id, "one that was skipped goes on with them, too"
+    assert failed_.job_id is not None
+    house = night.house
+    volume = house.volume(night.store.get(failed_.job_id))
+    destroy = partial(_destroyed, house)
+    Removal(night.store, here="local", destroy=destroy, forget=lambda job: None).remove(failed_.job_id, "destroy")
+    assert not volume.exists()
+    (done,) = night.until(made.id, lambda seen: seen.state is W.COMPLETED).members
+    assert done.job_id is not None
+    assert night.store.get(done.job_id).retry_of is None
+
+
+def test_a_retry_is_written_with_its_wave_or_not_at_all(night: Night) -> None:
+    """Nobody looks at a wave that has ended: a member that waited in one would wait for ever."""
+    night.vms("db")
+    night.house.hypervisor.fail = "boot"
+    made = night.waves.create(wave({"id": "db"}))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: seen.state is W.FAILED)
+    seen = []
+    night.store.on_commit = lambda: seen.append(night.waves.whole(made.id))
+    night.waves.retry(made.id, "db")
+    assert [(one.state, states(one)) for one in seen] == [(W.RUNNING, {"db": S.WAITING})]
 
 
 class Interrupted:

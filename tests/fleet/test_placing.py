@@ -165,6 +165,22 @@ def test_a_host_that_is_lost_or_fills_up_gives_its_members_to_others(site: Site)
     assert len(why) == 5
 
 
+def test_a_member_that_is_tried_again_stays_with_its_volumes_unless_its_host_is_gone(site: Site) -> None:
+    wave_id = site.begun(wave(member("m")))
+    (one,) = site.wave(wave_id).members
+    fields = {"host": "a", "destination": "fast", "placed": "it was so", "retry_of": uuid4()}
+    change_members(site.store.waves, wave_id, [one], {S.WAITING}, fields, submitted=False)
+    site.rooms["a"]["free"] = 0
+    site.look(wave_id)
+    (stays,) = site.wave(wave_id).members
+    assert fields.items() <= stays.model_dump().items(), "its volumes need no room that they have not"
+    site.states["a"] = "fenced"
+    site.at += AGAIN_S
+    site.look(wave_id)
+    (moved,) = site.wave(wave_id).members
+    assert (moved.host, moved.retry_of) == ("b", None)
+
+
 def test_what_was_submitted_stays(site: Site) -> None:
     wave_id = site.begun(wave(member("m")))
     site.look(wave_id)

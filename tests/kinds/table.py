@@ -6,7 +6,7 @@ from tests.kinds import rehearsals, restores, runs
 from tests.kinds.laws import Kind
 from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, live, offline
 from tests.kinds.running import ByBitmap
-from tests.kinds.waves import Led
+from tests.kinds.waves import Led, LedAgain
 
 _WARM, _COLD = Scenario(live("Warm"), live=True), Scenario(live("Cold"), live=True)
 _LIES, _FORGETS = Scenario(live("Warm"), live=True, lies=True), Scenario(live("Warm"), live=True, forgets=True)
@@ -58,4 +58,6 @@ KINDS: tuple[Kind, ...] = (
     Kind("rehearsal", "as it is", rehearsals.never, parts=2, cancels=False, surely=10),
     Kind("rehearsal", "converted", rehearsals.always, parts=2, surely=10, late=60),
     Kind("wave", "its leader", Led, parts=2, surely=12, cancelled_at=8),
+    # A kill while it is given back is the line above.
+    Kind("wave", "a member again", LedAgain, parts=2, taken=(0,), surely=8),
 )

@@ -2,15 +2,19 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from uuid import UUID
 
 from synvirt.fleet.model import RollBackRequest, WaveState
+from synvirt.model.job import Migration
 from synvirt.model.kinds import State
+from synvirt.sizes import KIB
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fleet.test_carrying import CONTENT, Night, wave
 from tests.house import Crash
 from tests.kinds.laws import End, Place, World
 
+DISK = "disk-0"
 VMS = ("db", "web")
 ENDS: dict[WaveState, End] = {WaveState.COMPLETED: "Completed", WaveState.ROLLED_BACK: "Cancelled"}
 WITHIN_S = 90.0
@@ -19,13 +23,16 @@ WITHIN_S = 90.0
 class Led(World):
     """A wave of two, one behind the other. Its cancel is a roll-back: what was moved goes back to where it was."""
 
+    vms: Sequence[str] = VMS
+
     def __init__(self, place: Place) -> None:
+        self.place = place
         self.night = Night(place.folder, place.outside.setdefault("hypervisor", FakeHypervisor()))
         self.store = self.night.store
         self.leader = threading.get_ident()
 
     def prepare(self) -> None:
-        self.night.vms(*VMS)
+        self.night.vms(*self.vms)
 
     def is_moment(self) -> bool:
         """The engine's own are those of migrations."""
@@ -61,20 +68,24 @@ class Led(World):
 
     def check(self, job_id: UUID) -> None:
         jobs = self.store.unended(), self.store.ended(host="local")
-        assert [job.state for job in jobs[1]] == [State.COMPLETED] * len(VMS), "each was moved once"
+        moved = [job for job in jobs[1] if job.id != self.place.outside.get("before")]
+        assert [job.state for job in moved] == [State.COMPLETED] * len(self.vms), "each was moved once"
         assert jobs[0] == []
-        for job in jobs[1]:
-            assert self.night.house.volume(job).read_bytes() == CONTENT
-        assert [self.night.house.platform.vm(name)["power"] for name in VMS] == ["off"] * len(VMS)
+        for job in moved:
+            self.check_moved(job)
+        assert [self.night.house.platform.vm(name)["power"] for name in self.vms] == ["off"] * len(self.vms)
+
+    def check_moved(self, job: Migration) -> None:
+        assert self.night.house.volume(job).read_bytes() == CONTENT
 
     def check_undone(self, job_id: UUID) -> None:
-        assert [self.night.house.platform.vm(name)["power"] for name in VMS] == ["on"] * len(VMS)
+        assert [self.night.house.platform.vm(name)["power"] for name in self.vms] == ["on"] * len(self.vms)
         assert self.night.house.hypervisor.domains == {}
 
     def left(self, job_id: UUID | None) -> list[str]:
         house = self.night.house
-        left = [f"snapshot {name}" for vm in VMS for name in house.platform.vm(vm)["snapshots"]]
-        left += [f"tracking of {vm}" for vm in VMS if house.platform.vm(vm)["cbt_enabled"]]
+        left = [f"snapshot {name}" for vm in self.vms for name in house.platform.vm(vm)["snapshots"]]
+        left += [f"tracking of {vm}" for vm in self.vms if house.platform.vm(vm)["cbt_enabled"]]
         completed = [job for job in self.store.ended(host="local") if job.state is State.COMPLETED]
         own = {str(part) for job in completed for disk in job.disks for part in _parts(house.volume(job, disk.key))}
         own |= {f"domain {job.domain.uuid}" for job in completed if job.domain is not None}
@@ -88,6 +99,40 @@ class Led(World):
             self.night.close()
         except Crash:
             self.store.close()
+
+
+class LedAgain(Led):
+    """A member did not boot here, and is tried again. Its source was switched on again, and has written since."""
+
+    vms = ("db",)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.place.outside["hypervisor"].fail = "boot"
+        self.place.outside["wave"] = made = self.night.waves.create(wave({"id": "db"})).id
+        self.night.waves.go(made)
+        held = self.night.until(made, lambda seen: seen.state is WaveState.FAILED)
+        assert self.night.house.platform.vm("db")["power"] == "on"
+        self.place.outside["hypervisor"].fail = None
+        self.place.outside["before"] = held.members[0].job_id
+        self.night.house.platform.guest_writes("db", DISK, 4 * KIB, b"by the guest that went on")
+
+    def submit(self) -> UUID:
+        made: UUID = self.place.outside["wave"]
+        self.night.waves.retry(made, "db")
+        return made
+
+    def check_moved(self, job: Migration) -> None:
+        before = self.store.get(self.place.outside["before"])
+        assert (job.retry_of, job.disks[0].volume) == (before.id, before.disks[0].volume)
+        assert self.night.house.volume(job).read_bytes() == self.night.house.platform.disk_path("db", DISK).read_bytes()
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        """The failed job's are kept for a retry."""
+        before = self.store.get(self.place.outside["before"])
+        kept = {str(part) for disk in before.disks for part in _parts(self.night.house.volume(before, disk.key))}
+        kept |= {str(path) for path in self.night.house.folder.rglob(f"receipts/hashes/*{before.id}*")}
+        return [one for one in super().left(job_id) if one not in kept]
 
 
 def _parts(volume: object) -> tuple[object, ...]:

@@ -359,7 +359,10 @@ class Carrying:
             most = min(filter(None, (plan.limits.bandwidth_bps, wave.limits.bandwidth_bps)))
             plan = plan.model_copy(update={"limits": plan.limits.model_copy(update={"bandwidth_bps": most})})
         try:
-            self._intake.submit(plan, job_id=job_id, submitted_by=wave.submitted_by)
+            if member.retry_of is None:
+                self._intake.submit(plan, job_id=job_id, submitted_by=wave.submitted_by)
+            else:
+                self._intake.go_on_from(member.retry_of, plan, job_id=job_id, submitted_by=wave.submitted_by)
         except PersistFailed:
             raise
         except SourceUnreachable as error:

@@ -28,6 +28,8 @@ PLACED_A_LOOK = 500
 AGAIN_S = 30.0
 _NOT_LISTED = "Its source has not said yet how large it is."
 NEXT = "A host for it is chosen next."
+# What lay where it was to go is not gone on with elsewhere.
+_NO_PLACE: Mapping[str, object] = dict.fromkeys(("host", "destination", "placed", "retry_of"))
 
 S = MemberState
 _UNBEGUN = frozenset({S.WAITING, S.READY})
@@ -99,8 +101,7 @@ class Placing:
             if one.host in fenced and not rows[one.id].submitted and rows[one.id].rolling_back and _job(one, jobs) is None
         }
         if left:
-            no_place = {"host": None, "destination": None, "placed": None}
-            fields = dict.fromkeys(left, no_place)
+            fields = dict.fromkeys(left, _NO_PLACE)
             self._rows.rewrite_members(wave.id, frozenset(S), Member, lambda one: _moved(one, fields))
         return bool(left)
 
@@ -131,17 +132,18 @@ class Placing:
         needs = {one.id: self._need(one, _job(one, jobs)) for one in todo}
         known = [need for need in needs.values() if need is not None]
         found = place(known, hosts, wave.groups, taken=[*others, *taken], spread=spread)
-        fields: dict[str, dict[str, object]] = {}
+        fields: dict[str, Mapping[str, object]] = {}
         for one in todo:
             placed = found.get(one.id)
             if placed is None or placed.host is None:
                 self._refused[wave.id, one.id] = at + AGAIN_S, _NOT_LISTED if placed is None else placed.reason
                 # Where nobody else takes it either, what has begun stays with its host, and is tried there again.
                 if one.state in _UNBEGUN and one.host is not None:
-                    fields[one.id] = {"host": None, "destination": None, "placed": None}
+                    fields[one.id] = _NO_PLACE
                 continue
             self._refused.pop((wave.id, one.id), None)
-            fields[one.id] = {"host": placed.host, "destination": placed.destination, "placed": placed.reason}
+            chosen = {"host": placed.host, "destination": placed.destination, "placed": placed.reason}
+            fields[one.id] = {**_NO_PLACE, **chosen}
         if fields:
             self._rows.rewrite_members(wave.id, _TAKES, Member, lambda one: _moved(one, fields))
         # At once: the next wave is placed by it.
@@ -178,7 +180,9 @@ class Placing:
             row = self._vm_of(ref.source_id, ref.vm_id)
             if row is None:
                 return None
-            size, memory, cpus = row.capacity_bytes or 0, row.memory_bytes or 0, row.cpu_count or 0
+            # The volumes of one that is tried again are there.
+            size = 0 if member.retry_of is not None else row.capacity_bytes or 0
+            memory, cpus = row.memory_bytes or 0, row.cpu_count or 0
         return Need(
             member.id,
             size,

@@ -31,9 +31,12 @@ from synvirt.fleet.records import member_of, new_row, summary_of, told_of, told_
 from synvirt.fleet.webhooks import events as hooks
 from synvirt.fleet.webhooks.events import Hooks
 from synvirt.migrations.planning import schedule
+from synvirt.migrations.planning.retrying import has_kept_copy
+from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
-from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveRow, WaveRows
+from synvirt.store.documents import parsed
+from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveChange, WaveRow, WaveRows
 
 GOING = frozenset({WaveState.RUNNING, WaveState.HELD})
 UNDER_WAY = frozenset({*GOING, WaveState.ROLLING_BACK})
@@ -231,8 +234,9 @@ class Waves:
         return member_of(self.rows.member(wave_id, member_id))
 
     def retry(self, wave_id: UUID, member_id: str) -> Member:
-        """One that failed, was skipped or rolled back begins anew, with a new job. One whose guest booted here, and was not
-        healthy, is looked at again: it runs here, and its source is off, until it is rolled back."""
+        """One that failed, was skipped or rolled back begins again, with a new job, which goes on with the volumes of a failed
+        one where those were kept. One whose guest booted here, and was not healthy, is looked at again: it runs here, and its
+        source is off, until it is rolled back."""
         again = {MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK}
         row, wave = self.rows.member(wave_id, member_id), self.rows.get(wave_id)
         member = member_of(row)
@@ -241,23 +245,29 @@ class Waves:
                 f"{member_id} is {member.state}, in a wave that is {wave.state}",
                 hint="what failed, was skipped or rolled back is tried again while the wave is under way",
             )
-        if member.state is not MemberState.ROLLED_BACK and self._has_arrived(member):
-            change_members(self.rows, wave_id, [member], again, {"state": MemberState.CUTTING_OVER, "cause": None})
+        host, last = self._last_job(row, member)
+        if member.state is not MemberState.ROLLED_BACK and last is not None and last.state is State.COMPLETED:
+            fields: dict[str, object] = {"state": MemberState.CUTTING_OVER, "cause": None}
+            submitted = None
         else:
-            self._begin_anew(wave_id, member, again)
-        if wave.state == WaveState.FAILED:
-            going = {"state": WaveState.RUNNING, "reason": None, "finished_at": None}
-            self._change(wave_id, {WaveState.FAILED}, lambda before: before.model_copy(update=going))
+            submitted = False
+            goes_on: dict[str, object] = {}
+            if last is not None and has_kept_copy(last):
+                place = {"host": member.host and host, "destination": member.destination, "placed": member.placed}
+                goes_on = {"retry_of": last.id, **place}
+            fields = {**_FRESH, **goes_on}
+        changes = _member_changes([member], again, fields, submitted=submitted)
+        _changed(self.rows, wave_id, changes, of_wave=_GOES_ON)
         self.changed()
         return member_of(self.rows.member(wave_id, member_id))
 
-    def _has_arrived(self, member: Member) -> bool:
-        return member.job_id is not None and self.rows.job_state(member.job_id) == State.COMPLETED
-
-    def _begin_anew(self, wave_id: UUID, member: Member, expected: Iterable[MemberState]) -> None:
-        fresh = {name: Member.model_fields[name].get_default() for name in Member.model_fields.keys() - _KEPT_AT_RETRY}
-        anew = fresh | {"state": MemberState.WAITING}
-        change_members(self.rows, wave_id, [member], expected, anew, submitted=False)
+    def _last_job(self, row: MemberRow, member: Member) -> tuple[str | None, Migration | None]:
+        """With its host. Where its job was never submitted, the failed one that it was to go on from."""
+        for job_id in (member.job_id, None if row.submitted else member.retry_of):
+            if job_id is not None and (found := self.rows.job(job_id)) is not None:
+                host, document, version = found
+                return host, parsed(Migration, document, version)
+        return None, None
 
     def _change(self, wave_id: UUID, expected: Iterable[WaveState], change: Callable[[Wave], Wave]) -> Wave:
         done = self.rows.change(wave_id, frozenset(expected), change, Wave, told_of, deliveries=hooks.of_wave)
@@ -274,6 +284,16 @@ class Waves:
 
 
 _KEPT_AT_RETRY = frozenset({*MemberRequest.model_fields, "approvals", "planned_at"})
+# Its state, too: it waits.
+_FRESH = {name: Member.model_fields[name].get_default() for name in Member.model_fields.keys() - _KEPT_AT_RETRY}
+
+
+def _going(before: Wave) -> Wave:
+    return before.model_copy(update={"state": WaveState.RUNNING, "reason": None, "finished_at": None})
+
+
+# A wave that failed goes on with the member that is tried again: nobody looks at one that has ended.
+_GOES_ON = WaveChange(frozenset({WaveState.FAILED}), _going, Wave, told_of, hooks.of_wave)
 
 
 def check(asked: WaveRequest) -> None:
@@ -309,21 +329,33 @@ def change_members(
 ) -> list[str]:
     """Those that are still in one of `expected`, and of the job that they are known with. All else of them stays as it is by
     then: others may have approved one meanwhile."""
-
-    def changed(one: Member, known: Member) -> Member | None:
-        return None if known.job_id != one.job_id else known.model_copy(update={**fields, "waits_for": None})
-
-    changes = [
-        MemberChange(one.id, frozenset(expected), Member, partial(changed, one), submitted=submitted, rolling_back=rolling_back)
-        for one in members
-    ]
+    changes = _member_changes(members, expected, fields, submitted=submitted, rolling_back=rolling_back)
     return _changed(rows, wave_id, changes)
 
 
-def _changed(rows: WaveRows, wave_id: UUID, changes: Sequence[MemberChange]) -> list[str]:
+def _member_changes(
+    members: Iterable[Member],
+    expected: Iterable[MemberState],
+    fields: Mapping[str, object],
+    *,
+    submitted: bool | None = None,
+    rolling_back: bool | None = None,
+) -> list[MemberChange]:
+    def changed(one: Member, known: Member) -> Member | None:
+        return None if known.job_id != one.job_id else known.model_copy(update={**fields, "waits_for": None})
+
+    return [
+        MemberChange(one.id, frozenset(expected), Member, partial(changed, one), submitted=submitted, rolling_back=rolling_back)
+        for one in members
+    ]
+
+
+def _changed(rows: WaveRows, wave_id: UUID, changes: Sequence[MemberChange], *, of_wave: WaveChange | None = None) -> list[str]:
     if not changes:
         return []
-    return rows.change_members(wave_id, changes, lambda document: told_of_member(wave_id, document), hooks.of_member)
+    return rows.change_members(
+        wave_id, changes, lambda document: told_of_member(wave_id, document), hooks.of_member, of_wave=of_wave
+    )
 
 
 def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None = None) -> None:

@@ -90,6 +90,27 @@ def _no_deliveries(*_: object) -> Sequence[NewDelivery]:
     return ()
 
 
+@dataclass(frozen=True, slots=True)
+class WaveChange:
+    """To a wave in one of `expected`, with its event. `model` has a `state` and a `name`. `deliveries`: to its webhooks, of
+    what it was and what it is."""
+
+    expected: frozenset[str]
+    change: Callable[[Any], Any]
+    model: type[BaseModel]
+    told: Callable[[Any], str]
+    deliveries: Callable[[Any, Any], Sequence[NewDelivery]] = _no_deliveries
+
+    def made(self, db: Connection, row: Row[Any]) -> Any:
+        before = parsed(self.model, row.document, row.version)
+        after = self.change(before)
+        if after != before:
+            _rewrite(db, row, before, after)
+            _announce(db, UUID(row.id), self.told(after))
+            add_deliveries(db, UUID(row.id), self.deliveries(before, after))
+        return after
+
+
 class WaveRows:
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
@@ -157,8 +178,7 @@ class WaveRows:
         *,
         deliveries: Callable[[M, M], Sequence[NewDelivery]] = _no_deliveries,
     ) -> M:
-        """Rewrite a wave that is in one of `expected`, else Conflict; with its event. `model` has a `state` and a `name`.
-        `deliveries`: to its webhooks, of what it was and what it is."""
+        """As a WaveChange says it; Conflict, where the wave is in none of `expected`."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
             if row.state not in expected:
@@ -166,12 +186,7 @@ class WaveRows:
                     f"wave {wave_id} is {row.state}, and this is for one that is {' or '.join(sorted(expected))}",
                     hint="synvirt waves show says where it stands",
                 )
-            before = parsed(model, row.document, row.version)
-            after = change(before)
-            if after != before:
-                _rewrite(db, row, before, after)
-                _announce(db, wave_id, told(after))
-                add_deliveries(db, wave_id, deliveries(before, after))
+            after: M = WaveChange(expected, change, model, told, deliveries).made(db, row)
             return after
 
     def replace(
@@ -241,12 +256,16 @@ class WaveRows:
         changes: Sequence[MemberChange],
         told: Callable[[BaseModel], str],
         deliveries: Callable[[str, str, BaseModel], Sequence[NewDelivery]] = _no_deliveries,
+        *,
+        of_wave: WaveChange | None = None,
     ) -> list[str]:
         """All that still fit, in one transaction, each with its event: the ids of those. `deliveries`: to webhooks, of the
-        wave's document, the member's state before, and the member."""
+        wave's document, the member's state before, and the member. `of_wave`: with them, where it fits."""
         done = []
         with self._writing() as db:
             wave = _row(db, wave_id, lock=True)
+            if of_wave is not None and wave.state in of_wave.expected:
+                of_wave.made(db, wave)
             for change in changes:
                 same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == change.member_id)
                 row = db.execute(select(wave_members).where(*same)).first()
@@ -303,10 +322,12 @@ class WaveRows:
         with self._reading() as db:
             return {UUID(row.id): (row.host, row.document, row.version) for row in db.execute(query)}
 
-    def job_state(self, job_id: UUID) -> str | None:
-        """None: there is no such job."""
+    def job(self, job_id: UUID) -> tuple[str, str, str] | None:
+        """Its host, document and version. None: there is no such job."""
+        query = select(migrations.c.host, migrations.c.document, migrations.c.version).where(migrations.c.id == str(job_id))
         with self._reading() as db:
-            return db.execute(select(migrations.c.state).where(migrations.c.id == str(job_id))).scalar()
+            row = db.execute(query).first()
+        return None if row is None else (row.host, row.document, row.version)
 
     # ── what its copies share ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,7 +14,7 @@ from synvirt.acting import bring, submitter
 from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
 from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse, refuse_taken
-from synvirt.migrations.planning.retrying import corrected, has_kept_copy, taken_up
+from synvirt.migrations.planning.retrying import corrected, has_kept_copy, is_taken_up, taken_up
 from synvirt.migrations.removing import Removal, Volumes
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
@@ -127,9 +127,21 @@ class Intake:
             return self.submit(plan)
         if plan.source.Live is not None or patch:
             self._check_corrected(plan, before.manifest)
+        return self._take_up(before, plan, uuid4(), submitter())
+
+    def go_on_from(self, before_id: UUID, plan: MigrationPlan, *, job_id: UUID, submitted_by: str | None) -> Migration:
+        """`submit`, of a plan whose job failed before: on the volumes of that job where it kept them, on this host, and nobody
+        has taken them up."""
+        before = self.store.get(before_id) if self.store.is_of(before_id, self._host) else None
+        if before is None or not has_kept_copy(before) or is_taken_up(self.store, before):
+            return self.submit(plan, job_id=job_id, submitted_by=submitted_by)
+        self._check_corrected(plan, before.manifest)
+        return self._take_up(before, plan, job_id, submitted_by)
+
+    def _take_up(self, before: Migration, plan: MigrationPlan, job_id: UUID, submitted_by: str | None) -> Migration:
         with self._adding:
             self._claim(plan)
-            job = taken_up(self.store, before, plan, host=self._host)
+            job = taken_up(self.store, before, plan, job_id=job_id, host=self._host, submitted_by=submitted_by)
         bring(plan)
         self._begin(job.id)
         return job

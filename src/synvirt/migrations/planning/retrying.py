@@ -16,11 +16,10 @@ import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from pydantic import ValidationError
 
-from synvirt.acting import submitter
 from synvirt.disks import open_reader
 from synvirt.disks.specs import written
 from synvirt.errors import Conflict, InvalidPlan, NotFound
@@ -76,14 +75,16 @@ def _at(plan: MigrationPlan, path: str) -> object:
     return found
 
 
-def taken_up(store: Store, before: Migration, plan: MigrationPlan, *, host: str) -> Migration:
+def taken_up(
+    store: Store, before: Migration, plan: MigrationPlan, *, job_id: UUID, host: str, submitted_by: str | None
+) -> Migration:
     """The job that takes up a failed one, with another plan; noted there first, so that no two have the same volumes. Conflict,
     where there is nothing to take up. Blocks."""
-    job_id, is_live = before.id, before.plan.source.Live is not None
+    is_live = before.plan.source.Live is not None
     _refuse(before)
     created_at = now()
     again = Migration(
-        id=uuid4(),
+        id=job_id,
         name=before.name,
         plan=plan,
         mode_effective=plan.mode if is_live else before.mode_effective,
@@ -93,17 +94,17 @@ def taken_up(store: Store, before: Migration, plan: MigrationPlan, *, host: str)
         destination=before.destination,
         progress=Progress() if is_live else before.progress,
         conversion=before.conversion if _converted(before) and not is_live else None,
-        submitted_by=submitter(),
+        submitted_by=submitted_by,
         created_at=created_at,
         history=(StateVisit(state=State.QUEUED, at=created_at),),
     )
 
     def note(job: Migration) -> Migration:
-        if job.retried_by is not None and _is_there(store, job.retried_by):
-            raise Conflict(f"job {job_id} was taken up by job {job.retried_by}", hint="look at that job")
+        if is_taken_up(store, job):
+            raise Conflict(f"job {job.id} was taken up by job {job.retried_by}", hint="look at that job")
         return job.model_copy(update={"retried_by": again.id})
 
-    store.change(job_id, State.FAILED, note)
+    store.change(before.id, State.FAILED, note)
     store.add(again, host=host)
     for disk in again.disks:
         if disk.volume is not None:
@@ -153,12 +154,15 @@ def _converted(job: Migration) -> bool:
     return job.conversion is not None and job.conversion.finished_at is not None
 
 
-def _is_there(store: Store, job_id: UUID) -> bool:
+def is_taken_up(store: Store, job: Migration) -> bool:
     """A service that was killed between the note and the new job left a note of nobody."""
-    with contextlib.suppress(NotFound):
-        store.get(job_id)
-        return True
-    return False
+    if job.retried_by is None:
+        return False
+    try:
+        store.get(job.retried_by)
+    except NotFound:
+        return False
+    return True
 
 
 async def look_at_volumes(job: Job) -> None:
