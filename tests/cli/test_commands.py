@@ -21,6 +21,7 @@ from synvirt.model.kinds import LiveKind, Mode, OfflineKind, State
 from synvirt.model.plan import HostPathRef, LiveVmRef, PlanSource, Warm
 from synvirt.model.values import now
 from synvirt.sizes import MIB
+from tests.api.test_health import finding
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, PLAN, USER, Service, failed
 from tests.house import live_plan
@@ -41,6 +42,14 @@ def test_help(run: Run, arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.exit_code == 0
     assert "Usage:" in done.stdout
+
+
+def test_the_list_of_commands_says_of_each_in_a_line_what_it_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    importlib.import_module("synvirt.main")
+    listed = run("--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed[:5]] == ["demo", "serve", "doctor", "inspect", "import"]
+    assert [line for line in listed if line.endswith("...")] == []
 
 
 @pytest.mark.parametrize("command", ["serve", "demo"])
@@ -361,6 +370,14 @@ def test_a_service_elsewhere(tmp_path: Path, run: Run, monkeypatch: pytest.Monke
         monkeypatch.setenv("SYNVIRT_PASSWORD", "wrong")
         refused = run(*elsewhere, "--cacert", certificate)
         assert (refused.exit_code, refused.stderr.split(":")[0]) == (1, "E_MIG_UNAUTHENTICATED")
+        monkeypatch.setenv("SYNVIRT_PASSWORD", PASSWORD)
+        doctor = ["doctor", *elsewhere[2:], "--cacert", certificate]
+        not_yet = run(*doctor)
+        assert (not_yet.exit_code, "shows no checks" in not_yet.stderr) == (1, True)
+        service.checkup = (now(), [finding("zpool", found=True), finding("qemu", found=False, needed=True)])
+        found = run(*doctor)
+        assert (found.exit_code, "zpool" in found.stdout, "MISSING  qemu" in found.stdout) == (1, True, True)
+        assert json.loads(run(*doctor, "--json").stdout)["ok"] is False
     gone = run(*elsewhere, "--insecure")
     assert (gone.exit_code, f"no service answers at {server.address}" in gone.stderr) == (1, True)
     service.close()

@@ -60,7 +60,7 @@ def test_inspect_needs_no_service(run: Run, nginx: servers.Nginx, monkeypatch: p
 def test_a_service_elsewhere_reads_it(
     service: Service, run: Run, nginx: servers.Nginx, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere, "_asked", lambda what: servers.PASSWORD)
+    monkeypatch.setattr(elsewhere, "secret", lambda what: servers.PASSWORD)
     done = run("import", *private(nginx), "--json", "--kind", "ova_archive", "--no-start", "--name", "web")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["name"] == "web"

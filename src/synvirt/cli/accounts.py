@@ -8,8 +8,9 @@ import typer
 
 from synvirt.cli.listing import print_table
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.password import new_password, users_file
+from synvirt.cli.password import users_file
 from synvirt.cli.program import shown
+from synvirt.cli.secret import secret
 
 accounts = typer.Typer(
     help="Accounts of the users file, and their roles.\n\nExample: synvirt accounts list", no_args_is_help=True
@@ -49,7 +50,7 @@ def add(options: Options, name: Annotated[str, typer.Argument(metavar="USER")], 
     path = users_file(options)
     if role not in list(Role):
         raise BadRequest(f"{role!r} is no role", hint="viewer, operator or admin")
-    set_password(path, name, new_password(name), Role(role))
+    set_password(path, name, secret(f"New password of {name}", confirm=True), Role(role))
     print(f"{shown(name)} is {role}")
 
 

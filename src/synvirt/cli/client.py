@@ -92,10 +92,17 @@ class Client(AbstractContextManager["Client"]):
     def ask(self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None) -> str:
         """One request under {base_url}/api/v1, for a path of /backup, /tokens, /audit and /waves, and else under its
         /migrator; the answer's body. The service's refusal is raised as what it is."""
+        return self._asked(method, _under(path), json=json, params=params)
+
+    def health(self) -> str:
+        """The answer of GET /healthz, which lies at the root of the service's address, whatever its {base_url}."""
+        return self._asked("GET", str(self._http.base_url.copy_with(raw_path=b"/healthz")))
+
+    def _asked(self, method: str, url: str, **content: Any) -> str:
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._knock()
         try:
-            response = self._http.request(method, _under(path), json=json, params=params, timeout=timeout)
+            response = self._http.request(method, url, timeout=timeout, **content)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         return self._answer(response)

@@ -28,9 +28,19 @@ from synvirt.cli.migrating import importing, migrations
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import failed
 
+# As `synvirt --help` lists them: what a new user needs first, then what runs every day, then what is set up once.
+_ORDER = (
+    "demo", "serve", "doctor", "inspect", "import", "migrations", "sources", "waves",
+    "rehearse", "rehearsals", "receipt", "backup", "disk", "files", "uploads", "destinations", "hosts",
+    "config", "password", "accounts", "tokens", "audit", "keyring", "support-bundle", "completion",
+)  # fmt: skip
+
 
 class Program(TyperGroup):
     """The group of all commands: an error of any of them is printed here."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
         try:

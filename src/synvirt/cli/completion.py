@@ -23,7 +23,7 @@ if VARIABLE in os.environ:  # a shell asks: typer's answers for shells, which it
 
 
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell that is to complete")]) -> None:
-    """Print the script that makes a shell complete our commands and options.
+    """Print the script by which a shell completes our commands.
 
     Example: synvirt completion bash > /etc/bash_completion.d/synvirt
     """

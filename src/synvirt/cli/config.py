@@ -7,7 +7,7 @@ import typer
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
 
-app = typer.Typer(help="What the service is set to, and where each value came from. No service is needed.")
+app = typer.Typer(help="The settings, and where each value came from. No service is needed.")
 
 
 @app.command()

@@ -8,7 +8,7 @@ from synvirt.cli.program import shown, sized
 
 app = typer.Typer(
     invoke_without_command=True,
-    help="List where volumes can go: `synvirt import --destination NAME`.\n\nExample: synvirt destinations",
+    help="List where volumes can go. Choose with `synvirt import --destination NAME`.\n\nExample: synvirt destinations",
 )
 
 

@@ -17,7 +17,7 @@ def files(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
     cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
 ) -> None:
-    """List what lies in the import root, and what of it can be imported.
+    """List the import root, and what of it can be imported.
 
     Example: synvirt files exports
     """

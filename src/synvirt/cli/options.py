@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from synvirt.cli.secret import secret
+
 if TYPE_CHECKING:  # imported where they are used: `synvirt --help` is quick without them
     from synvirt.cli.client import Client
     from synvirt.settings import Settings
@@ -55,9 +57,7 @@ class Options:
             settings = self.settings
             return Client.local(settings.socket_path, base_url=settings.base_url)
         user = self.user or os.environ.get("SYNVIRT_USER") or "admin"
-        password = os.environ.get("SYNVIRT_PASSWORD")
-        if password is None:
-            password = typer.prompt(f"Password of {user} at {self.address}", hide_input=True, err=True)
+        password = secret(f"Password of {user} at {self.address}", variable="SYNVIRT_PASSWORD")
         return Client.remote(self.address, user=user, password=password, ca_file=self.cacert, verify=not self.insecure)
 
 

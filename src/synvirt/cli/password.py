@@ -1,19 +1,19 @@
 """synvirt password [USER]: set a password in the users file. It holds at once, also in a service that runs."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from synvirt.cli.options import Options, with_options
+from synvirt.cli.secret import secret
 
 
 @with_options
 def password(
     options: Options, name: Annotated[str, typer.Argument(metavar="USER", help="Added if it is new")] = "admin"
 ) -> None:
-    """Set a user's password: asked for on a terminal, else the first line of the standard input.
+    """Set a user's password. It is asked for on a terminal, else it is the first line of the standard input.
 
     It is written into the service's users file (auth = "file"), so it is run on the service's host, by the service's user.
 
@@ -22,7 +22,7 @@ def password(
     from synvirt.accounts import set_password
 
     path = users_file(options)
-    set_password(path, name, new_password(name))
+    set_password(path, name, secret(f"New password of {name}", confirm=True))
     print(f"The password of {name} is set")
 
 
@@ -38,16 +38,3 @@ def users_file(options: Options) -> "Path":
         raise BadRequest(f'the service checks the host\'s own accounts (auth = "{settings.auth}")', hint="passwd sets those")
     prepare_data_dir(settings)
     return settings.keyring_dir / "users"
-
-
-def new_password(name: str) -> str:
-    """Asked for on a terminal, else the first line of the standard input. BadRequest for an empty one."""
-    from synvirt.errors import BadRequest
-
-    if sys.stdin.isatty():
-        new = str(typer.prompt(f"New password of {name}", hide_input=True, confirmation_prompt=True, err=True))
-    else:
-        new = sys.stdin.readline().rstrip("\n")
-    if not new:
-        raise BadRequest("the password is empty")
-    return new

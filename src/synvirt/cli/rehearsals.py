@@ -13,7 +13,7 @@ from synvirt.cli.program import FAILED, shown
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="Guests started from clones of what is copied so far, to see whether they boot.")
+app = typer.Typer(no_args_is_help=True, help="Guests started from clones, to see whether they boot.")
 
 POLL_S = 1.0
 ENDS = ("Passed", "Failed", "Cancelled")
@@ -37,7 +37,7 @@ def rehearse(
     within_s: Annotated[float, typer.Option("--within", min=1, max=3600, help="Seconds that each check may take")] = 120,
     wait: Annotated[bool, typer.Option(help="Wait for its end")] = True,
 ) -> None:
-    """Start a job's guest from clones of its volumes, look at it, and remove it again. The copying goes on. Exit 1: it failed.
+    """Start a job's guest from clones, and look at it. It is removed afterwards. The copying goes on. Exit 1: it failed.
 
     Example: synvirt rehearse 1f3a --check "systemctl is-active nginx" --port 443 --url http://web01.example/health
     """

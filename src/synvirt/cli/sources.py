@@ -1,6 +1,5 @@
 """synvirt sources add|list|show|change|test|record|vms|inspect|remove, and synvirt keyring rotate"""
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from synvirt.cli.listing import at, full_id, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
+from synvirt.cli.secret import secret
 
 app = typer.Typer(no_args_is_help=True, help="The platforms that VMs are moved from.")
 keyring = typer.Typer(no_args_is_help=True, help="The key that seals the credentials of sources.")
@@ -372,16 +372,7 @@ def _credentials(user: str | None, secrets: list[str], others: list[str]) -> dic
     for field, value in map(_pair, others):
         given[field] = _text(Path(value[1:])) if value.startswith("@") else value
     asked = dict.fromkeys([*(["password"] if user and not secrets and "password" not in given else []), *secrets])
-    return given | {field: _asked(field) for field in asked}
-
-
-def _asked(field: str) -> str:
-    if sys.stdin.isatty():
-        return str(typer.prompt(field.replace("_", " ").capitalize(), hide_input=True, err=True))
-    if not (line := sys.stdin.readline()):
-        told = "is the first line of the standard input, which is empty; in a terminal it is asked for"
-        raise typer.BadParameter(told, param_hint=field)
-    return line.rstrip("\n")
+    return given | {field: secret(field.replace("_", " ").capitalize()) for field in asked}
 
 
 def _text(path: Path) -> str:

@@ -37,7 +37,7 @@ def support_bundle(
     ] = None,
     log: Annotated[list[Path] | None, typer.Option(help="A log of the service that is elsewhere; may be given again")] = None,
 ) -> None:
-    """Pack logs, doctor, settings, jobs and backups for a helper. Passwords, keys and tokens are not in it; names are.
+    """Pack what a helper needs to see. That is logs, doctor, settings, jobs and backups: names, but no password, key or token.
 
     Example: synvirt support-bundle /tmp/help.tar.gz
     Example: synvirt support-bundle --log /var/log/synvirt.log

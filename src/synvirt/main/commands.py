@@ -41,7 +41,7 @@ def serve(
     options: Options,
     listen: Listen = None,
 ) -> None:
-    """Run the service until Ctrl-C or SIGTERM; its jobs go on at the next start.
+    """Run the service until Ctrl-C or SIGTERM. Its jobs go on at the next start.
 
     Example: synvirt serve --data-dir /var/lib/synvirt --listen 0.0.0.0:8441
     """

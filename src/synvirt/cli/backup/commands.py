@@ -1,6 +1,5 @@
 """synvirt backup: repositories, jobs, runs and restore points."""
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +29,7 @@ from synvirt.cli.backup.runs import follow
 from synvirt.cli.listing import at, id_of, print_table
 from synvirt.cli.options import Options, size_given, with_options
 from synvirt.cli.program import shown, sized
+from synvirt.cli.secret import secret
 
 app = typer.Typer(no_args_is_help=True, help="Backups of this host's guests: docs/backup.md.")
 
@@ -48,13 +48,6 @@ class BoundTo(StrEnum):
 class Format(StrEnum):
     RAW = "raw"
     QCOW2 = "qcow2"
-
-
-def passphrase(*, confirm: bool) -> str:
-    found: str = os.environ.get("SYNVIRT_PASSPHRASE") or typer.prompt(
-        "Passphrase", hide_input=True, err=True, confirmation_prompt=confirm
-    )
-    return found
 
 
 # ── repositories ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -104,14 +97,14 @@ def add_repository(
     if folder is not None:
         body["path"] = str(folder)
     if peer is not None:
-        password = os.environ.get("SYNVIRT_PEER_PASSWORD") or typer.prompt("The peer's password", hide_input=True, err=True)
+        password = secret("The peer's password", variable="SYNVIRT_PEER_PASSWORD")
         account = {"username": peer_user, "password": password}
         body["peer"] = {"url": peer, "fingerprint_sha256": fingerprint or "", "credentials": account}
     if existing:
-        key = os.environ.get("SYNVIRT_RECOVERY_KEY") or typer.prompt("Recovery key", hide_input=True, err=True)
+        key = secret("Recovery key", variable="SYNVIRT_RECOVERY_KEY")
         body["recovery_key"] = key
         if key.strip().startswith("synvirt-key-1:scrypt:"):
-            body["passphrase"] = passphrase(confirm=False)
+            body["passphrase"] = secret("Passphrase", variable="SYNVIRT_PASSPHRASE")
     with options.connect() as client:
         answer = client.ask("POST", REPOSITORIES.path, json=body)
         made = json.loads(answer)
@@ -163,7 +156,11 @@ def seal_key(
     """
     import json
 
-    body = {"bound_to": bound_to.value} if bound_to is not None else {"passphrase": passphrase(confirm=True)}
+    body = (
+        {"bound_to": bound_to.value}
+        if bound_to is not None
+        else {"passphrase": secret("Passphrase", variable="SYNVIRT_PASSPHRASE", confirm=True)}
+    )
     with options.connect() as client:
         path = f"{REPOSITORIES.path}/{id_of(client, REPOSITORIES, repository)}/sealed-key"
         answer = client.ask("POST", path, json=body)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Annotated, Any
 from urllib.parse import unquote
 
 import typer
+
+from synvirt.cli.secret import secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ def request(
     if user and "token" not in credentials:
         credentials["username"] = user
         password = credentials.get("password") or password or environ.get("SYNVIRT_REMOTE_PASSWORD", "")
-        credentials["password"] = password or (ask or _asked)(f"Password of {user}")
+        credentials["password"] = password or (ask or secret)(f"Password of {user}")
     options = {
         "fingerprint_sha256": given.remote_fingerprint,
         "endpoint": given.endpoint
@@ -117,9 +118,3 @@ def _of_file(path: Path) -> dict[str, str]:
     if not all(isinstance(value, str) for value in content.values()):
         raise BadRequest(f"{path}: every credential is a text in quotes")
     return dict(content)
-
-
-def _asked(what: str) -> str:
-    if sys.stdin.isatty():
-        return str(typer.prompt(what, hide_input=True, err=True))
-    return sys.stdin.readline().rstrip("\n")

@@ -54,8 +54,10 @@ def import_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how it would run and what is wrong; make no job")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
-    """Import a VM from a file or folder inside the import root, from a file here that is sent to the service, from a URL that
-    the service reads it by, or, with --source, from the platform that it runs on.
+    """Import a VM from a file, a URL or a platform.
+
+    A file or folder lies inside the import root, or here, and is then sent to the service; the service reads a URL itself; with
+    --source the VM is moved from the platform that it runs on.
 
     Examples: synvirt import web.ova --name web --wait; synvirt import web --source lab --mode warm;
     synvirt import smb://nas.example/exports/web.ova --login importer
