@@ -130,7 +130,7 @@ def test_what_the_services_user_may_not_do_on_zfs_is_said_as_a_command(tmp_path:
     settings = Settings(data_dir=tmp_path, zfs_pool="tank")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("synvirt.destinations.zfs_allow.caller", lambda: ("synvirt", frozenset({"kvm"})))
-    monkeypatch.setattr("synvirt.doctor.may_open_others_files", lambda: False)
+    monkeypatch.setattr("synvirt.doctor.volumes.may_open_others_files", lambda: False)
     one = finding("zfs allow", settings)
     assert (one.found, one.needed) == (False, True)
     assert one.detail == "root has to call `zfs allow -u synvirt volmode tank/synvirt` and `usermod -aG disk synvirt`"

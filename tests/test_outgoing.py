@@ -361,7 +361,7 @@ SHOWN: Final[dict[str, dict[str, str]]] = {
     "jobs/looker.py": {"socket.socket": "one that is open, by its descriptor"},
     "api/server.py": {"socket.socket": "listens"},
     "cli/client.py": {"httpx": "the command line, to the service that whoever runs it names", "socket.socket": _LOCAL},
-    "doctor.py": {"nbd": "asks for its version"},
+    "doctor/sources.py": {"nbd": "asks for its version"},
     "rehearsals/bubble.py": {
         "create_connection": "in a network namespace that has nothing but the rehearsed guest",
         "socket.socket": "asks that namespace's device; others are open, by their descriptors",

@@ -1,0 +1,107 @@
+"""Whether guests can run here: libvirt, QEMU, firmware, networks; and what Windows needs to boot on them."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from synvirt.doctor.finding import Missing, program_path
+from synvirt.hypervisor.accel import accelerator
+from synvirt.kvm import qemu_user
+from synvirt.kvm.connection import Connection
+from synvirt.kvm.qemu_user import embedded_root
+from synvirt.settings import Settings
+
+# virNetwork's flag VIR_CONNECT_LIST_NETWORKS_ACTIVE, known without the library.
+_ACTIVE = 2
+
+
+def libvirt_version() -> str:
+    from synvirt.kvm.library import module
+
+    number = int(module().getVersion())
+    return f"libvirt {number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+
+def is_system(settings: Settings) -> bool:
+    return settings.hypervisor_uri.startswith("qemu:///system")
+
+
+def hypervisor(settings: Settings) -> str:
+    """The embedded driver is only looked for: a service that runs has it open, and a second may not."""
+    if embedded_root(settings.hypervisor_uri) is None:
+        connection = Connection(settings.hypervisor_uri, lambda: None)
+        try:
+            connection.use()
+        finally:
+            connection.close()
+        return settings.hypervisor_uri
+    driver = next(Path("/usr").glob("lib*/**/libvirt/connection-driver/libvirt_driver_qemu.so"), None)
+    if driver is None:
+        raise Missing("libvirt's QEMU driver is not installed")
+    return f"{settings.hypervisor_uri}: {driver}"
+
+
+def guests_user(settings: Settings) -> str:
+    found = qemu_user.choose(settings)
+    if found.lacking:
+        raise Missing(found.why)
+    return found.why
+
+
+def kvm(settings: Settings) -> str:
+    found = accelerator(settings.data_dir / "libvirt" if settings.data_dir.is_dir() else None)
+    if found.kind != "kvm":
+        raise Missing(f"{found.reason}; guests are emulated, slowly")
+    return found.reason
+
+
+def uefi(*, secure: bool) -> Callable[[Settings], str]:
+    def look(_: Settings) -> str:
+        from synvirt.hypervisor.libvirt_host import installed_uefi
+
+        if (firmware := installed_uefi(secure=secure)) is None:
+            raise Missing("no UEFI firmware with secure boot and enrolled keys" if secure else "no UEFI firmware for guests")
+        return firmware.code
+
+    return look
+
+
+def swtpm(_: Settings) -> str:
+    return f"{program_path('swtpm')}, {program_path('swtpm_setup')}"
+
+
+def network(settings: Settings) -> str:
+    """What a network card is plugged into that the plan maps nowhere."""
+    if not is_system(settings):
+        return "user: the emulator's own, which needs nothing of the host"
+    connection = Connection(settings.hypervisor_uri, lambda: None)
+    try:
+        active = {network.name() for network in connection.use().listAllNetworks(_ACTIVE)}
+    finally:
+        connection.close()
+    if "default" not in active:
+        raise Missing(f"libvirt has no active network default; it has {', '.join(sorted(active)) or 'none'}")
+    return "network:default"
+
+
+def tun_device(_: Settings) -> str:
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        raise Missing(f"/dev/net/tun cannot be opened: {error.strerror}") from error
+    return "opens"
+
+
+def virtio_win(settings: Settings) -> str:
+    if not os.access(settings.virtio_win_iso, os.R_OK):
+        raise Missing(f"no {settings.virtio_win_iso}")
+    return str(settings.virtio_win_iso)
+
+
+def rhsrvany(settings: Settings) -> str:
+    from synvirt.guests.virt_v2v import SERVICE_STARTERS
+
+    found = [name for name in SERVICE_STARTERS if (settings.virt_tools_dir / name).exists()]
+    if not found:
+        raise Missing(f"none of {', '.join(SERVICE_STARTERS)} in {settings.virt_tools_dir}")
+    return str(settings.virt_tools_dir / found[0])

@@ -1,0 +1,141 @@
+"""Whether the service has its folder, key and store, and what confines its readers."""
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from synvirt.cage import layers
+from synvirt.doctor.finding import Missing
+from synvirt.errors import SynvirtError
+from synvirt.keyring import KEY_BYTES
+from synvirt.settings import Settings
+from synvirt.sizes import GIB
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection as Database
+
+# Of stored documents that cannot be read. Each has a line of its own in the service's log.
+QUARANTINED_SHOWN = 20
+# Specification part 8.
+IMPORT_ROOT_MODE, KEY_MODE = 0o750, 0o600
+# The version, by a question that cannot be answered without reading the store.
+_VERSIONS = {"sqlite": "SELECT sqlite_version(), count(*) FROM sqlite_master", "postgresql": "SHOW server_version"}
+
+
+def data_dir(settings: Settings) -> str:
+    folder = settings.data_dir
+    # Where it is to be made, the folder above it decides.
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=present):
+            pass
+    except OSError as error:
+        raise Missing(f"{present} cannot be written: {error.strerror}") from error
+    return f"{folder}: {shutil.disk_usage(present).free / GIB:.0f} GiB free"
+
+
+def import_root(settings: Settings) -> str:
+    return _ours(settings.imports_dir, IMPORT_ROOT_MODE)
+
+
+def sealing_key(settings: Settings) -> str:
+    path = settings.keyring_dir / "migrator.key"
+    found = _ours(path, KEY_MODE)
+    if path.exists() and path.stat().st_size != KEY_BYTES:
+        raise Missing(f"{path} has {path.stat().st_size} bytes, not {KEY_BYTES}: it is no key")
+    return found
+
+
+def _ours(path: Path, mode: int) -> str:
+    """Of the service's user, and nobody else's to read or write; what the first start has yet to make is in order. root, who
+    asks, need not be that user: then it is who owns the folder."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return f"{path}: made at the first start"
+    except OSError as error:
+        raise Missing(f"{path} cannot be looked at: {error.strerror}") from error
+    service = path.parent.stat().st_uid if os.geteuid() == 0 else os.geteuid()
+    if found.st_uid != service:
+        raise Missing(f"{path} belongs to the user number {found.st_uid}, not to {service}")
+    if stat.S_IMODE(found.st_mode) & ~mode:
+        raise Missing(f"{path} has the mode {stat.S_IMODE(found.st_mode):04o}, which is wider than {mode:04o}")
+    return f"{path}: {stat.S_IMODE(found.st_mode):04o}"
+
+
+def store(settings: Settings) -> str:
+    """Looked at only: the service makes it, and brings an old one up to date."""
+    import sqlalchemy
+
+    url = sqlalchemy.make_url(settings.store_url)
+    if url.get_backend_name() == "sqlite":
+        path = Path(str(url.database))
+        if not path.exists():
+            return f"{path}: made at the first start"
+        url = url.set(database=f"file:{path}", query={"mode": "ro", "uri": "true"})
+    else:
+        url = url.set(drivername="postgresql+psycopg")
+    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    try:
+        with engine.connect() as connection:
+            version = str(connection.scalar(sqlalchemy.text(_VERSIONS[url.get_backend_name()])))
+            bad = _quarantined(connection)
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        raise Missing(f"the store cannot be opened: {str(getattr(error, 'orig', error)).splitlines()[0]}") from error
+    finally:
+        engine.dispose()
+    if bad:
+        shown = "; ".join(bad[:QUARANTINED_SHOWN])
+        more = f"; and {len(bad) - QUARANTINED_SHOWN} more" if len(bad) > QUARANTINED_SHOWN else ""
+        raise Missing(f"stored documents that this version cannot read, and leaves alone: {shown}{more}")
+    return f"{url.get_backend_name()} {version}"
+
+
+def _quarantined(connection: "Database") -> list[str]:
+    """Each stored document that this version cannot read, with its cause. Of jobs only those that have not ended are read, of
+    runs and restore points, which are many, only the versions."""
+    import sqlalchemy
+
+    from synvirt.backups.model import BackupJob, BackupRepository
+    from synvirt.model.files import Upload
+    from synvirt.model.job import Migration
+    from synvirt.model.kinds import ENDS
+    from synvirt.model.sources import Source
+    from synvirt.model.values import Model
+    from synvirt.store.documents import VERSION, check_version, parsed
+    from synvirt.store.tables import backups, ledger, memory, migrations, sources, tokens, uploads
+
+    looked_at = sqlalchemy.inspect(connection)
+    ends = [str(end) for end in ENDS]
+    kinds: dict[str, type[Model]] = {"job": BackupJob, "repository": BackupRepository}
+    found = []
+    kinds |= {"migration": Migration, "source": Source, "upload": Upload}
+    for table in (migrations, sources, uploads, backups, tokens, memory, ledger):
+        if not looked_at.has_table(table.name):
+            continue
+        there = {column["name"] for column in looked_at.get_columns(table.name)}
+        columns = [column for column in table.c if column.name in there]
+        query = sqlalchemy.select(*columns).order_by(*table.primary_key)
+        for row in connection.execute(query.where(table.c.state.not_in(ends)) if table is migrations else query):
+            kind = row.kind if table is backups else table.name.removesuffix("s")
+            version = getattr(row, "version", VERSION)
+            try:
+                check_version(kind, version)
+                if kind in kinds:
+                    parsed(kinds[kind], row.document, version)
+            except SynvirtError as error:
+                found.append(f"{kind} {row.migration_id if table is memory else row.id}: {error.detail}")
+    return found
+
+
+def cage_layer(name: str) -> Callable[[Settings], str]:
+    def look(_: Settings) -> str:
+        if not layers()[name]:
+            raise Missing("this host does not give it to the service")
+        return "holds"
+
+    return look

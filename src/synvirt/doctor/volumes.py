@@ -1,0 +1,77 @@
+"""Whether volumes can lie on zfs and in a Ceph pool."""
+
+import os
+import sys
+
+from synvirt.cage import may_open_others_files
+from synvirt.doctor.finding import LOOK_TIMEOUT_S, Missing, first_line, program_path
+from synvirt.programs import ProgramFailed, run
+from synvirt.settings import RbdSetting, Settings, ZfsSetting
+from synvirt.sizes import GIB
+
+
+def _zfs_settings(settings: Settings) -> list[ZfsSetting]:
+    own = [ZfsSetting(kind="zfs", pool=settings.zfs_pool, namespace=settings.zfs_namespace)] if settings.zfs_pool else []
+    return own + [one for one in settings.destinations.values() if one.kind == "zfs"]
+
+
+def zfs_is_set(settings: Settings) -> bool:
+    return settings.destination == "zfs" or bool(_zfs_settings(settings))
+
+
+def zfs_pool(settings: Settings) -> str:
+    program_path("zfs")
+    pools = sorted({one.pool for one in _zfs_settings(settings)})
+    if not pools:
+        raise Missing("no pool is set")
+    health = {pool: first_line(["zpool", "list", "-H", "-o", "health,free", pool]) for pool in pools}
+    return ", ".join(f"{pool}: {' free '.join(said.split())}" for pool, said in health.items())
+
+
+def zfs_rights(settings: Settings) -> str:
+    from synvirt.destinations import zfs_allow
+
+    user, groups = zfs_allow.caller()
+    if os.geteuid() == 0:
+        return "root may do all of it"
+    lacking = [
+        f"`zfs allow -u {user} {','.join(lacks)} {one.pool}/{one.namespace}`"
+        for one in _zfs_settings(settings)
+        if (lacks := zfs_allow.missing(f"{one.pool}/{one.namespace}", user, groups))
+    ]
+    if zfs_allow.DEVICE_GROUP not in groups and not may_open_others_files():
+        lacking.append(f"`usermod -aG {zfs_allow.DEVICE_GROUP} {user}`")
+    if lacking:
+        raise Missing(f"root has to call {' and '.join(lacking)}")
+    return f"{user} may do all of it"
+
+
+def _rbd_settings(settings: Settings) -> list[RbdSetting]:
+    return [one for one in settings.destinations.values() if one.kind == "rbd"]
+
+
+def rbd_is_set(settings: Settings) -> bool:
+    return bool(_rbd_settings(settings))
+
+
+def librbd(_: Settings) -> str:
+    """Asked of a process of its own: Ceph's libraries cost 16 MiB, and most services never need them."""
+    ask = "import rbd; print(*rbd.RBD().version(), sep='.')"
+    try:
+        return "librbd " + run([sys.executable, "-I", "-c", ask], timeout_s=LOOK_TIMEOUT_S).stdout.strip()
+    except ProgramFailed as failed:
+        if "ModuleNotFoundError" in failed.stderr:
+            raise Missing("the Python module rbd is not installed") from failed
+        raise Missing(f"the Python module rbd cannot be loaded: {failed.stderr}") from failed
+
+
+def rbd_pools(settings: Settings) -> str:
+    from synvirt.destinations.rbd import RbdDestination
+    from synvirt.disks.specs import RbdPlace
+
+    librbd(settings)
+    if not rbd_is_set(settings):
+        raise Missing("no pool is set")
+    places = [RbdPlace(conf=str(one.conf), client=one.client, pool=one.pool) for one in _rbd_settings(settings)]
+    free = {place.pool: RbdDestination(place).free_bytes() for place in places}
+    return ", ".join(f"{pool}: {there / GIB:.0f} GiB free" for pool, there in free.items())
