@@ -122,7 +122,7 @@ def _children(entry: Any) -> Iterator[Any]:
 
 
 def _names(entry: Any) -> list[str]:
-    return [one.name for one in _children(entry) if one.name]
+    return list(filter(None, (one.name for one in _children(entry))))
 
 
 def _text(entry: Any) -> str | None:

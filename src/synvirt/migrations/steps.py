@@ -37,22 +37,15 @@ Step = Callable[[Job], Awaitable[Facts]]
 
 async def queued(job: Job) -> Facts:
     await _until_start(job)
-    if job.migration.retry_of is not None:
-        for _, volume in copied_disks(job):  # a service killed right after the job was added had no time to
-            await job.record("volume", volume)
-        await receipts.take_up(job)
-        await look_at_volumes(job)
-    if job.migration.retry_of is not None and job.migration.plan.source.Live is None:
-        await job.change(started_at=now())
-        await claim(job)
-        if converts(job, job.manifest):
-            await job.in_thread(job.rooms.preparer.check)
-        return Facts()
+    if taken_up := job.migration.retry_of is not None:
+        await _take_volumes(job)
+        if job.migration.plan.source.Live is None:
+            return await _nothing_to_copy(job)
     manifest, supports_warm = await _inspected(job)
     refuse_critical(job.migration.plan, manifest)
-    if job.migration.retry_of is not None:
+    if taken_up:
         warm.refuse_other_disks(job, manifest)
-    disks = _chosen_disks(job, manifest) if job.migration.retry_of is None else job.migration.disks
+    disks = job.migration.disks if taken_up else _chosen_disks(job, manifest)
     plan, rooms = job.migration.plan, job.rooms
     destination = plan.target.destination or next(iter(rooms.destinations))
     fields: dict[str, object] = {"manifest": manifest, "disks": disks, "destination": destination, "started_at": now()}
@@ -73,8 +66,25 @@ async def queued(job: Job) -> Facts:
     await chosen(job)
     if converts(job, manifest):
         await job.in_thread(rooms.preparer.check)
-    if job.migration.retry_of is None:  # else its volumes are there
+    if not taken_up:  # else its volumes are there
         await _refuse_too_large(job, manifest)
+    return Facts()
+
+
+async def _take_volumes(job: Job) -> None:
+    """Those of the failed job."""
+    for _, volume in copied_disks(job):  # a service killed right after the job was added had no time to
+        await job.record("volume", volume)
+    await receipts.take_up(job)
+    await look_at_volumes(job)
+
+
+async def _nothing_to_copy(job: Job) -> Facts:
+    """Its file was copied whole by the failed job, and may be gone."""
+    await job.change(started_at=now())
+    await claim(job)
+    if converts(job, job.manifest):
+        await job.in_thread(job.rooms.preparer.check)
     return Facts()
 
 

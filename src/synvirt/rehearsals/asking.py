@@ -51,7 +51,7 @@ class Rehearsing:
 
     def ask(self, job_id: UUID, asked: RehearsalRequest) -> Rehearsal:
         """Of a job that copies warm and has not begun its cut-over. NotFound, Conflict, HostLacks."""
-        here = self._may_be(job_id)
+        here = self._may_be(self._store.get(job_id), self._store.host_of(job_id))
         rehearsal = Rehearsal(id=uuid4(), migration_id=job_id, asked=asked, submitted_by=submitter(), created_at=now())
         self._rows.add([rehearsal])
         if here:
@@ -60,17 +60,20 @@ class Rehearsing:
 
     def ask_together(self, asked: TogetherRequest) -> list[Rehearsal]:
         """All of them, or none. Conflict, where they are too few or one is named twice; NotFound, HostLacks."""
-        members = asked.members or (self._of_wave(asked.wave_id) if asked.wave_id is not None else ())
-        ids = [one.migration_id for one in members]
+        members = [(one, self._store.get(one.migration_id)) for one in asked.members]
+        if not members and asked.wave_id is not None:
+            members = self._of_wave(asked.wave_id)
+        ids = [job.id for _, job in members]
         if len(set(ids)) < MEMBERS_LEAST or len(set(ids)) != len(ids) or len(ids) > MEMBERS_MAX:
             raise Conflict(
                 f"{len(set(ids))} jobs are to be rehearsed together",
                 hint=f"name {MEMBERS_LEAST} to {MEMBERS_MAX} jobs, each once, or a wave with so many members that copy warm",
             )
-        here = {self._may_be(one) for one in ids}
-        if len({self._store.host_of(one) for one in ids}) > 1:
+        hosts = [self._store.host_of(one) for one in ids]
+        here = {self._may_be(job, host) for (_, job), host in zip(members, hosts, strict=True)}
+        if len(set(hosts)) > 1:
             raise Conflict("these jobs are on several hosts", hint="rehearse those of one host together")
-        if unknown := [str(one) for one in ids if self._store.get(one).manifest is None]:
+        if unknown := [str(job.id) for _, job in members if job.manifest is None]:
             raise Conflict(f"job {unknown[0]} has not looked at its VM yet", hint="wait until it copies")
         together = Together(id=uuid4(), rehearsals=tuple(uuid4() for _ in ids))
         made = [
@@ -82,23 +85,23 @@ class Rehearsing:
                 submitted_by=submitter(),
                 created_at=now(),
             )
-            for one, rehearsal_id in zip(members, together.rehearsals, strict=True)
+            for (one, _), rehearsal_id in zip(members, together.rehearsals, strict=True)
         ]
         self._rows.add(made)
         if here == {True}:
             self._begin(made)
         return made
 
-    def _of_wave(self, wave_id: UUID) -> Sequence[RehearsedJob]:
+    def _of_wave(self, wave_id: UUID) -> list[tuple[RehearsedJob, Migration]]:
         """Its members whose jobs copy warm now, each behind those that it waits for, with its checks."""
         self._store.waves.get(wave_id)
         rows = self._store.waves.members(wave_id)[0]
         documents = {one.member_id: json.loads(one.document) for one in rows}
-        jobs = {one.member_id: one.job_id for one in rows if one.job_id is not None}
+        jobs = {one.member_id: self._store.get(one.job_id) for one in rows if one.job_id is not None}
         return [
-            RehearsedJob.model_validate({"migration_id": str(jobs[name]), "checks": _checks(documents[name])})
+            (RehearsedJob.model_validate({"migration_id": str(job.id), "checks": _checks(documents[name])}), job)
             for name in _in_order(documents.values())
-            if name in jobs and why_not(self._store.get(jobs[name])) is None
+            if (job := jobs.get(name)) is not None and why_not(job) is None
         ]
 
     def _begin(self, rehearsals: Sequence[Rehearsal]) -> None:
@@ -106,17 +109,16 @@ class Rehearsing:
             self._wake(one.migration_id)
             self._engine.begin(one.id)
 
-    def _may_be(self, job_id: UUID) -> bool:
-        """Is it this host's? NotFound, Conflict, HostLacks."""
-        job = self._store.get(job_id)
+    def _may_be(self, job: Migration, host: str) -> bool:
+        """Is it this host's? Conflict, HostLacks."""
         if (why := why_not(job)) is not None:
-            raise Conflict(f"job {job_id} cannot be rehearsed: {why}")
-        here = self._store.host_of(job_id) == self._host
+            raise Conflict(f"job {job.id} cannot be rehearsed: {why}")
+        here = host == self._host
         if here:
             destination = self._destination_named(job.destination or job.plan.target.destination)
             if (lacks := destination.why_no_clones()) is not None:
                 raise HostLacks(
-                    f"job {job_id} cannot be rehearsed: {lacks}", hint="keep the volumes on zfs, XFS, Btrfs, or in Ceph"
+                    f"job {job.id} cannot be rehearsed: {lacks}", hint="keep the volumes on zfs, XFS, Btrfs, or in Ceph"
                 )
         return here
 

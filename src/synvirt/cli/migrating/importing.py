@@ -143,13 +143,13 @@ def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
 def _received(model: type[Received], asked: dict[str, Any]) -> Received:
     from pydantic import ValidationError
 
-    from synvirt.mistakes import worded
+    from synvirt.mistakes import place, worded
 
     try:
         return model.model_validate(asked)
     except ValidationError as error:  # its own words would show the input
         first = error.errors(include_url=False, include_input=False)[0]
-        raise BadRequest(f"{'.'.join(map(str, first['loc']))}: {worded(first)}") from None
+        raise BadRequest(f"{place(first['loc'])}: {worded(first)}") from None
 
 
 def print_inspection(answer: str, *, as_json: bool) -> None:

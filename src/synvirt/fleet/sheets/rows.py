@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from synvirt.errors import BadRequest
 from synvirt.fleet.model import MEMBERS_MAX, Group, MemberRequest, Wave, WaveRequest
 from synvirt.fleet.sheets import xlsx
-from synvirt.mistakes import worded
+from synvirt.mistakes import place, worded
 from synvirt.model.checks import Check
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import Model
@@ -141,8 +141,7 @@ def from_json(content: bytes) -> WaveRequest:
         return WaveRequest.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"the wave is not right at {place or 'its beginning'}: {worded(first)}") from None
+        raise BadRequest(f"the wave is not right at {place(first['loc']) or 'its beginning'}: {worded(first)}") from None
 
 
 def to_json(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = None) -> bytes:

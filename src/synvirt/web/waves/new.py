@@ -19,7 +19,7 @@ from synvirt.fleet.querying import VmQuery, ids
 from synvirt.fleet.sheets.importing import Importer, WaveImport
 from synvirt.fleet.sheets.rows import CSV_BYTES_MAX, SheetProblem
 from synvirt.fleet.waves import Waves
-from synvirt.mistakes import worded
+from synvirt.mistakes import place, worded
 from synvirt.model.plan import MigrationPlan
 from synvirt.web.forms import Form, Sent
 from synvirt.web.machine import planned
@@ -147,8 +147,8 @@ def asked(form: Form, plans: Sequence[MigrationPlan]) -> WaveRequest:
         return WaveRequest.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"{_SHOWN.get(str(first['loc'][0]), place)}: {worded(first)}", hint="go back and mend it") from error
+        shown = _SHOWN.get(str(first["loc"][0])) or place(first["loc"])
+        raise BadRequest(f"{shown}: {worded(first)}", hint="go back and mend it") from error
 
 
 _SHOWN = {"name": "the wave's name", "windows": "the window", "limits": "copies at once", "members": "a member"}

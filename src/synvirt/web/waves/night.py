@@ -30,7 +30,7 @@ from synvirt.fleet.records import member_of, wave_of
 from synvirt.fleet.sheets.importing import Importer
 from synvirt.fleet.waves import GOING, MOVED, REMOVABLE, UNDER_WAY, Waves
 from synvirt.fleet.webhooks.deliveries import Deliveries
-from synvirt.mistakes import worded
+from synvirt.mistakes import place, worded
 from synvirt.model.rehearsal import TogetherRequest
 from synvirt.model.values import now
 from synvirt.offline.units import size_bytes
@@ -290,8 +290,7 @@ def what_if(form: Form, wave: Wave) -> WhatIf:
         return WhatIf.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"{place}: {worded(first)}", hint="go back and mend it") from error
+        raise BadRequest(f"{place(first['loc'])}: {worded(first)}", hint="go back and mend it") from error
 
 
 def possible(wave: Wave) -> list[Asked]:
