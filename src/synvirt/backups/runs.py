@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from uuid import UUID, uuid5
 
 import structlog
@@ -55,12 +56,33 @@ _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
 Work = Callable[[UnderWay], None]
 
 
+def _nothing(_: BackupRun) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class RunKind:
+    """A kind of run, as the runner of all needs it. Of a run that the service's end cut off: `come_to`, what it has come to,
+    where all of it is done; `again`, what it does from here on. None, or a SynvirtError of `again`: it has failed."""
+
+    come_to: Callable[[BackupRun], RestoredDomain | None] = _nothing
+    again: Callable[[BackupRun], Work | None] = _nothing
+
+
 class Runs:
     """`lock`: held by who begins a run, from its look at what runs already on. `at_once`: backups and verifications, and as
-    many restores and boot tests."""
+    many restores and boot tests. `kinds`: by their names. `sweep(but=…)`: removes what runs made, but for those."""
 
-    def __init__(self, rows: BackupRows, *, host: str, at_once: int = RUNS_AT_ONCE) -> None:
-        self._rows, self._host = rows, host
+    def __init__(
+        self,
+        rows: BackupRows,
+        kinds: Mapping[str, RunKind],
+        *,
+        host: str,
+        at_once: int = RUNS_AT_ONCE,
+        sweep: Callable[[frozenset[UUID]], None],
+    ) -> None:
+        self._rows, self._kinds, self._host, self._sweep = rows, kinds, host, sweep
         # A restore or a boot test does not queue behind the backups of a night.
         self._turns, self._urgent = Turns(at_once), Turns(at_once)
         self.lock = threading.RLock()
@@ -74,18 +96,14 @@ class Runs:
         self._runner = Runner(self._run, lambda: list(self._works), name="backups")
         self.figures = Figures[Status]()
 
-    def cut_off(self) -> list[BackupRun]:
-        """What the last service left under way."""
-        return self.not_ended()
-
-    def may_go_on(self, run: BackupRun) -> bool:
-        """One that itself ends the service must not do so again and again."""
-        return run.resumed_count < RESUMED_MAX
-
-    def start(self, works: Mapping[UUID, Work], restored: Mapping[UUID, RestoredDomain], *, counted: bool = True) -> None:
-        """Before anything is asked. Of what was cut off, the runs that have a work go on, the `restored` have completed; the
-        others have failed. `counted`: it may be the run itself that ended the service."""
-        for run in self.cut_off():
+    def start(self, *, counted: bool = True) -> list[BackupRun]:
+        """Before anything is asked: what the last service left under way has come to its end, goes on, or has failed, as its
+        kind says. `counted`: it may be the run itself that ended the service. The runs that were cut off."""
+        cut_off = self.not_ended()
+        restored = {run.id: domain for run in cut_off if (domain := self._kinds[run.kind].come_to(run)) is not None}
+        works = {run.id: work for run in cut_off if (work := self._again(run)) is not None}
+        self._sweep(frozenset(works) | restored.keys())
+        for run in cut_off:
             _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
             if run.id in restored:
                 self._end(run.model_copy(update={"domain": restored[run.id]}), None)
@@ -96,6 +114,17 @@ class Runs:
             else:
                 self._end(run, _interrupted(run))
         self._rows.sweep_events(host=self._host)
+        return cut_off
+
+    def _again(self, run: BackupRun) -> Work | None:
+        """One that itself ends the service must not do so again and again."""
+        if run.resumed_count >= RESUMED_MAX:
+            return None
+        try:
+            return self._kinds[run.kind].again(run)
+        except SynvirtError as error:
+            _log.warning("a run that was cut off cannot go on", run=str(run.id), detail=error.detail)
+            return None
 
     def close(self) -> None:
         """Runs under way stop; the next start says that they were cut off."""

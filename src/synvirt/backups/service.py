@@ -45,7 +45,8 @@ from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.restoring import Restoring, Work
 from synvirt.backups.retiring import Retiring
-from synvirt.backups.runs import Runs, row_of
+from synvirt.backups.runs import RUNS_AT_ONCE, RunKind, Runs, row_of
+from synvirt.backups.runs import Work as OfRun
 from synvirt.backups.scheduling import looking
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Working
@@ -88,7 +89,7 @@ class Backups:
         self.offers = offers or Offers()
         self.repositories, self._forget_job, self._guest_id = repositories, forget_job, guest_id
         self._working, self._rows, self._host = working or Working(), rows, host
-        self.points, self.runs = Points(rows, host=host), _runs(rows, host, limits)
+        self.points = Points(rows, host=host)
         self._limits = limits
         self._jobs = Jobs(rows, host=host)
         self.retiring = Retiring(repositories, self.points)
@@ -106,24 +107,32 @@ class Backups:
         self._restoring = Restoring(
             rows, repositories, self._working, host=host, roots=roots, restore_host=restore_host, limits=limits
         )
+        self.runs = Runs(
+            rows,
+            self._kinds(),
+            host=host,
+            at_once=RUNS_AT_ONCE if limits is None else limits.per_host,
+            sweep=lambda but: self._restoring.ledger.sweep_all(but=but),
+        )
         self._restore_host = restore_host
         self._cut_off: list[BackupRun] = []
         self._pauses = 0
 
     def start(self) -> None:
         """Once, before anything is asked."""
-        self._take_up(counted=True)
+        self._cut_off = self.runs.start()
         if self._restore_host is not None:
             self._testing().forget({point.id for point in self.points.all()})
 
-    def _take_up(self, *, counted: bool) -> None:
-        """The runs that were cut off."""
-        self._cut_off = self.runs.cut_off()
-        ids = [run.id for run in self._cut_off if run.kind == "restore"]
-        restored = {one: domain for one in ids if (domain := self._restoring.gone_forward(one)) is not None}
-        works = {run.id: work for run in self._cut_off if (work := self._work_again(run)) is not None}
-        self._restoring.ledger.sweep_all(but=frozenset(works) | restored.keys())
-        self.runs.start(works, restored, counted=counted)
+    def _kinds(self) -> dict[str, RunKind]:
+        """What costs little to do again, or changes nothing, is asked for again by its user."""
+        return {
+            "backup": RunKind(again=self._back_up_again),
+            "restore": RunKind(come_to=lambda run: self._restoring.gone_forward(run.id), again=self._restore_again),
+            "verify": RunKind(),
+            "boot_test": RunKind(),
+            "collect": RunKind(),
+        }
 
     def pause(self) -> None:
         """This host has lost its lease: nothing of its runs goes on when this returns, and none begins."""
@@ -141,34 +150,29 @@ class Backups:
                     with self.runs.lock:
                         if self._pauses == pauses:
                             self.runs.resumed()
-                            self._take_up(counted=False)
+                            self._cut_off = self.runs.start(counted=False)
                     return
             except SynvirtError as error:
                 _log.warning("runs cannot be taken up yet", cause=error.detail)
                 time.sleep(RESUME_EVERY_S)
 
-    def _work_again(self, run: BackupRun) -> Callable[[UnderWay], None] | None:
-        """How a run that was cut off goes on; None: it does not, and what it made goes."""
-        if not self.runs.may_go_on(run):
+    def _back_up_again(self, run: BackupRun) -> OfRun | None:
+        """BackupNotFound, where its job is gone."""
+        if run.job_id is None:
             return None
-        try:
-            if run.kind == "backup" and run.job_id is not None:
-                job = self.job(run.job_id)
-                return lambda under_way: self._back_up(under_way, job)
-            if run.kind == "restore" and self._restoring.can_resume(run.id):
-                return self._restore_again(run)
-        except SynvirtError as error:
-            _log.warning("a run that was cut off cannot go on", run=str(run.id), detail=error.detail)
-        return None
+        job = self.job(run.job_id)
+        return lambda under_way: self._back_up(under_way, job)
 
-    def _restore_again(self, run: BackupRun) -> Callable[[UnderWay], None]:
+    def _restore_again(self, run: BackupRun) -> OfRun | None:
         """BackupNotFound, where what it was asked for is not known, or gone."""
+        if not self._restoring.can_resume(run.id):
+            return None
         text = self._rows.get("request", row_of(run.id, "request"), host=self._host)
         point = self.points.get(run.restore_point_ids[0])
         _, restore = self._restoring.prepared(run, point, parsed(RestoreRequest, text), resumed=True)
         return self._restoration(point.repository_id, restore)
 
-    def _restoration(self, repository_id: UUID, restore: Work) -> Callable[[UnderWay], None]:
+    def _restoration(self, repository_id: UUID, restore: Work) -> OfRun:
         return lambda under_way: restore(under_way, self.repositories.opened(repository_id))
 
     def look(self) -> None:
@@ -454,10 +458,6 @@ class Backups:
             self.repositories,
             limits=self._limits,
         )
-
-
-def _runs(rows: BackupRows, host: str, limits: Limits | None) -> Runs:
-    return Runs(rows, host=host) if limits is None else Runs(rows, host=host, at_once=limits.per_host)
 
 
 @contextlib.contextmanager
