@@ -96,6 +96,30 @@ def test_seeded_flips_are_named_and_mended_and_nothing_else(
     assert "holds what the ledger of disk.raw says" in again.stdout
 
 
+def test_the_source_is_read_where_the_volume_differs_and_nowhere_else(
+    moved: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, volume, ledger = moved
+    flip(volume, [100, 5 * MIB, 22 * MIB])
+    read: list[tuple[str, int, int]] = []
+    read_into = RawReader.read_into
+
+    def counted(self: RawReader, offset: int, buffer: memoryview) -> None:
+        read.append((str(Path(f"/proc/self/fd/{self.descriptor}").readlink()), offset, len(buffer)))
+        read_into(self, offset, buffer)
+
+    monkeypatch.setattr(RawReader, "read_into", counted)
+    result = disk("verify", "--ledger", ledger, "--repair", source, volume)
+    assert result.exit_code == 0, result.output
+    of_source = sorted((offset, length) for path, offset, length in read if path == str(source))
+    blocks, headers = [[one for one in of_source if (one[1] == BLOCK_BYTES) == whole] for whole in (True, False)]
+    assert blocks == [(block * BLOCK_BYTES, BLOCK_BYTES) for block in (0, 1, 5)]
+    assert sum(length for _, length in headers) < MIB, "what it is, is seen by its first bytes"
+    read.clear()
+    assert disk("verify", "--ledger", ledger, "--repair", source, volume).exit_code == 0
+    assert sum(length for path, _, length in read if path == str(source)) < MIB
+
+
 def test_a_source_that_has_changed_since_mends_nothing_of_what_changed(moved: tuple[Path, Path, Path], content: bytes) -> None:
     source, volume, ledger = moved
     flip(volume, [100, 22 * MIB])

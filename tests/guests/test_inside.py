@@ -3,6 +3,8 @@
 import random
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -187,9 +189,57 @@ def test_damaged_file_systems_break_nobody(tree: Path, tmp_path: Path, kind: obj
         assert all(value.isprintable() for value in facts_of([str(image)]).values())
 
 
-def test_disks_without_a_system_say_nothing(tmp_path: Path) -> None:
+def test_disks_without_a_system_say_that_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blank = tmp_path / "blank.img"
     blank.write_bytes(bytes(MIB))
-    assert facts_of([str(blank)]) == {}
-    assert facts_of([str(tmp_path / "none.img")]) == {}
+    assert facts_of([str(blank)]) == {"not read disks": "no system was found on them that is known here"}
+    assert facts_of([str(tmp_path / "none.img")]) == {"not read disks": "they cannot be opened here"}
     assert facts_of([]) == {}
+    monkeypatch.setattr(sys, "executable", need("false", "coreutils"))
+    assert list(facts_of([str(blank)])) == ["not read disks"]
+
+
+def luks(image: Path) -> None:
+    with image.open("wb") as file:
+        file.truncate(32 * MIB)
+    quick = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]
+    words = [need("cryptsetup", "cryptsetup-bin"), "-q", *quick, "--key-file", "-", "luksFormat", str(image)]
+    subprocess.run(words, input=b"secret", check=True)
+
+
+def btrfs(image: Path) -> None:
+    with image.open("wb") as file:
+        file.truncate(128 * MIB)
+    subprocess.run([need("mkfs.btrfs", "btrfs-progs"), "-q", image], check=True)
+
+
+def bitlocker(image: Path) -> None:
+    image.write_bytes(b"\xeb\x58\x90-FVE-FS-".ljust(MIB, b"\0"))
+
+
+UNREAD = [(luks, "it is encrypted (LUKS)"), (btrfs, "Btrfs is not read"), (bitlocker, "it is encrypted (BitLocker)")]
+
+
+@pytest.mark.parametrize(("made", "why"), UNREAD)
+def test_a_volume_that_is_not_read_is_a_row_that_says_why(
+    made: Callable[[Path], None], why: str, tree: Path, tmp_path: Path
+) -> None:
+    """Behind a system that is read, too."""
+    root, unread, disk = tmp_path / "root.img", tmp_path / "unread.img", tmp_path / "disk.img"
+    made(unread)
+    partitioned(disk, unread, "gpt")
+    assert facts_of([str(disk)]) == {f"not read disk 1 from byte {10 * MIB} on": why}
+    ext4(root, tree)
+    found = facts_of([str(root), str(disk)])
+    assert found.items() >= {**LINUX, f"not read disk 2 from byte {10 * MIB} on": why}.items()
+    for here in (found, facts_of([str(root)]), {}):
+        rows = [one for one in compared(found, here, ()) if one.grade != "same"]
+        assert [(one.item, one.source, one.grade) for one in rows] == [
+            (f"not read disk 2 from byte {10 * MIB} on", why, "look")
+        ]
+
+
+def test_logical_volumes_that_cannot_be_read_are_a_row_too(tmp_path: Path) -> None:
+    disk = tmp_path / "disk.img"
+    disk.write_bytes((bytes(512) + b"LABELONE").ljust(2 * MIB, b"\0"))
+    assert facts_of([str(disk)])["not read logical volumes"].startswith("LVM is not read as it is there")

@@ -1,7 +1,7 @@
 """What the disks of a guest say of it, asked of a process in a cage (`inside.py`). Blocking.
 
 Needs Debian's python3-libfsext, -libfsxfs, -libfsntfs, -libvslvm and -libregf; a host without them knows nothing of disks, and
-says so in its log.
+says so.
 """
 
 import json
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import structlog
 
-from synvirt.model.facts import bounded, short
+from synvirt.model.facts import NOT_READ, bounded, short
 
 log = structlog.get_logger(__name__)
 
@@ -26,15 +26,15 @@ ENVIRONMENT = ("PATH", "PYTHONPATH")
 
 
 def facts_of(devices: Sequence[str], stop: Callable[[], bool] = lambda: False) -> dict[str, str]:
-    """None, where there is no system on them that is known, or it cannot be read. `devices`: files and block devices; nobody
-    writes to them meanwhile."""
+    """And of each volume that was not read, why (`model.facts.NOT_READ`). `devices`: files and block devices; nobody writes to
+    them meanwhile."""
     descriptors: list[int] = []
     try:
         descriptors.extend(os.open(device, os.O_RDONLY | os.O_CLOEXEC) for device in devices)
         return _asked(descriptors, stop)
     except OSError as error:
         log.warning("the disks of a guest cannot be looked into", cause=error.strerror)
-        return {}
+        return {f"{NOT_READ} disks": "they cannot be opened here"}
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -57,7 +57,9 @@ def _asked(descriptors: Sequence[int], stop: Callable[[], bool]) -> dict[str, st
             child.kill()
     if child.returncode != 0:
         log.warning("the disks of a guest cannot be looked into", ended=child.returncode, cause=said[-200:])
-        return {}
+        return {
+            f"{NOT_READ} disks": "what reads them here has ended: they are damaged, or it is not installed; the log says more"
+        }
     return _believed(printed)
 
 

@@ -5,6 +5,7 @@
     disk KEY, card MAC, addresses of MAC, file system MOUNT, route TO, listens on PROTOCOL PORT, service UNIT, user NAME,
     application NAME                                                 of a running guest
     enabled UNIT, mount PLACE, network file PATH                     of what its disks say
+    not read WHERE                                                   of what its disks say that nobody here can read: why
 
 The texts are a guest's own, and so hostile: they are cut, and there are only so many of them.
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Mapping
 FACTS_MAX, FACT_CHARS = 1000, 200
 # Ports from here on are given out by the system itself: another each time (ip(7), ip_local_port_range; RFC 6335).
 PORTS_GIVEN_OUT = 32768
+NOT_READ = "not read"
 
 
 def short(text: object) -> str:

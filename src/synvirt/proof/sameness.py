@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from synvirt.model.facts import NOT_READ
 from synvirt.model.job import Difference
 from synvirt.model.rehearsal import Grade, Sameness
 
@@ -56,8 +57,13 @@ def compared(
     rows = [Sameness(item=one.what, source=one.source, clone=one.here, grade="expected", reason=one.why) for one in differences]
     explained = {one.what for one in differences}
     rows += [one for one in _rows(*machines) if not {one.item, f"mac of {one.item}"} & explained]
-    if source and here:
-        rows += _rows(source, here)
+    if (told := _read(source)) and (told_here := _read(here)):
+        rows += _rows(told, told_here)
+    rows += [
+        Sameness(item=item, source=why, clone=None, grade="look", reason="what lies there was not compared")
+        for item, why in source.items()
+        if item not in told
+    ]
     return tuple(sorted(rows, key=lambda one: _ORDER.index(one.grade)))
 
 
@@ -69,9 +75,19 @@ def is_settled(rows: Sequence[Sameness]) -> bool:
     return not any(one.clone is None and one.grade != "expected" and kind_of(one.item) in _LATE for one in rows)
 
 
+def _read(facts: Mapping[str, str]) -> dict[str, str]:
+    return {item: value for item, value in facts.items() if not item.startswith(f"{NOT_READ} ")}
+
+
 def of_disks(facts: Mapping[str, str]) -> dict[str, str]:
-    """Those that can be read from the disks of a guest that does not run."""
-    return {item: value for item, value in facts.items() if kind_of(item) in _ON_DISKS}
+    """Those that can be read from the disks of a guest that does not run, and what cannot."""
+    read = _read(facts)
+    return {item: value for item, value in facts.items() if kind_of(item) in _ON_DISKS or item not in read}
+
+
+def are_read(facts: Mapping[str, str]) -> bool:
+    """Do these say more than what was not read?"""
+    return bool(_read(facts))
 
 
 def _rows(source: Mapping[str, str], here: Mapping[str, str]) -> list[Sameness]:

@@ -26,13 +26,14 @@ from synvirt.migrations.landing import machine_of
 from synvirt.migrations.moved import SETTLED_WITHIN_S
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.checks import Check
+from synvirt.model.facts import NOT_READ
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus, Nic
 from synvirt.model.rehearsal import ROLE_PORTS, AnyCheck, CheckResult, Rehearsal, RehearsalState, Sameness
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
-from synvirt.proof.sameness import compared, is_settled, of_disks
+from synvirt.proof.sameness import are_read, compared, is_settled, of_disks
 from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, Network, NoNetwork
 from synvirt.rehearsals.together import Networks, are_all_checked, is_its_turn, others
 
@@ -290,10 +291,12 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
     differences, machines = hypervisor.domain_xml(machine_of(job.migration), []).differences, hypervisor.machine_facts(machine)
     source, clone = dict(rehearsal.read), hypervisor.guest_facts(rehearsal.id)
     try:
-        source |= asyncio.run(_source_facts(under_way, job))
+        if (said := asyncio.run(_source_facts(under_way, job))) and clone:
+            source = {item: source[item] for item in source if are_read({item: source[item]})}  # both speak for themselves
+        source |= said
     except (SynvirtError, TimeoutError) as error:
         log.warning("the source does not say what runs in its guest", rehearsal=str(rehearsal.id), cause=str(error))
-    if not clone and rehearsal.read and rehearsal.together is None:
+    if not clone and are_read(rehearsal.read) and rehearsal.together is None:
         # No agent says what runs in it: so what its disks say, once it writes to them no more.
         hypervisor.undefine(rehearsal.id, rehearsal.id)
         return compared(of_disks(source), _read(under_way, _volumes(under_way, job)), differences, machines)
@@ -310,7 +313,9 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
 def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
     """What the disks say, while nobody writes to them. Volumes that are no files and no devices here are not read."""
     paths = [volume.path for volume in volumes if volume.device_type in ("file", "block")]
-    return under_way.look_inside(paths, under_way.stop) if len(paths) == len(volumes) else {}
+    if len(paths) < len(volumes):
+        return {f"{NOT_READ} disks": "their volumes lie in a pool of Ceph"}
+    return under_way.look_inside(paths, under_way.stop)
 
 
 async def _source_facts(under_way: UnderWay, job: Job) -> dict[str, str]:
