@@ -12,9 +12,9 @@ from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, Synvir
 from synvirt.jobs.stop import Stop
 from synvirt.live import sessions as of_sessions
 from synvirt.live.sessions import IDLE_MOST, Sessions
-from synvirt.migrations import warm
 from synvirt.migrations.engine import Engine
 from synvirt.migrations.job import Job
+from synvirt.migrations.warm import holding
 from synvirt.model.kinds import LiveKind, State
 from synvirt.sizes import MIB
 from tests.house import VM, House, live_plan
@@ -162,9 +162,9 @@ def test_a_changed_source_is_logged_in_at_anew_and_an_idle_session_ends(monkeypa
 
 
 def test_a_held_job_logs_in_once_for_all_its_deltas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "HOLD_UNKNOWN_S", 0.05)
-    monkeypatch.setattr(warm, "HOLD_LEAST_S", 0.05)
-    monkeypatch.setattr(warm, "HOLD_MOST_S", 0.05)
+    monkeypatch.setattr(holding, "HOLD_UNKNOWN_S", 0.05)
+    monkeypatch.setattr(holding, "HOLD_LEAST_S", 0.05)
+    monkeypatch.setattr(holding, "HOLD_MOST_S", 0.05)
     house = House(tmp_path)
     house.platform.add_vm(VM, {"disk-0": bytes(MIB)})
     engine = Engine(house.rooms, host="local")

@@ -10,10 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from synvirt.errors import InvalidPlan
-from synvirt.migrations import steps, warm
+from synvirt.migrations import steps
 from synvirt.migrations.engine import Engine
 from synvirt.migrations.planning.foreseen import foresee
 from synvirt.migrations.planning.schedule import check, next_sync
+from synvirt.migrations.warm import deciding, holding, one_pass, snapshots
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
@@ -104,7 +105,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.later = timedelta(0)
-        for module in (warm, steps):
+        for module in (deciding, holding, one_pass, snapshots, steps):
             monkeypatch.setattr(module, "now", lambda: now() + self.later)
 
 

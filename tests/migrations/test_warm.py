@@ -27,11 +27,11 @@ from synvirt.jobs.process import started
 from synvirt.jobs.slots import Resource, source, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import SnapshotRef
-from synvirt.migrations import warm
 from synvirt.migrations.job import Job
 from synvirt.migrations.memory import PassMemory
 from synvirt.migrations.patience import Patience
 from synvirt.migrations.planning.forecast import forecast
+from synvirt.migrations.warm import deciding, holding, one_pass
 from synvirt.model.job import Forecast, Migration, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import Shutdown
@@ -201,7 +201,7 @@ def test_a_job_that_holds_compares_all_once_a_day(house: House, monkeypatch: pyt
     def next_day() -> None:
         done = [one.verify for one in house.store.get(job.id).passes if one.finished_at is not None]
         if len(done) == 3:
-            monkeypatch.setattr(warm, "VERIFIED_FOR_S", 0.0)
+            monkeypatch.setattr(deciding, "VERIFIED_FOR_S", 0.0)
         elif done.count(True) == 2:
             house.store.on_commit = lambda: None
             house.intake.cutover(job.id)
@@ -218,8 +218,8 @@ def test_a_job_that_waits_long_enough_compares_all_by_itself(
     house: House, monkeypatch: pytest.MonkeyPatch, share: float, verified: int
 ) -> None:
     """Not in its first delta, which says how long the pauses are; and once a week."""
-    monkeypatch.setattr(warm, "AUTO_PAUSE_LEAST_S", 0.0)
-    monkeypatch.setattr(warm, "AUTO_SHARE", share)
+    monkeypatch.setattr(deciding, "AUTO_PAUSE_LEAST_S", 0.0)
+    monkeypatch.setattr(deciding, "AUTO_SHARE", share)
     house.platform.add_vm(VM, {DISK: content(4 * MIB)})
     job = house.intake.submit(live_plan(warm={"cutover": "manual", "interval_s": 0.01, "confidence": 0.99}))
 
@@ -264,7 +264,7 @@ def test_a_job_that_cuts_over_at_once_compares_all_before_it_where_its_budget_al
     house: House, monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any], limits: dict[str, float], compares: bool
 ) -> None:
     for name, value in limits.items():
-        monkeypatch.setattr(warm, name, value)
+        monkeypatch.setattr(deciding, name, value)
     house.platform.add_vm(VM, {DISK: content(12 * MIB)})
     job = house.intake.submit(live_plan(**{"outage_budget_s": 36000, **plan}))
     once(house, job, in_state(State.DELTA_SYNCING), lambda: house.platform.guest_writes(VM, DISK, MIB, content(MIB, 7)))
@@ -790,7 +790,7 @@ def test_an_old_snapshot_is_followed_by_one_more_before_the_guest_goes_down(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked after days of holding: what has changed meanwhile is not copied while the guest is off."""
-    monkeypatch.setattr(warm, "FRESH_S", 0.0)
+    monkeypatch.setattr(deciding, "FRESH_S", 0.0)
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan(warm={"cutover": "manual", "interval_s": 600}))
 
@@ -839,9 +839,9 @@ def test_nobody_is_shut_down_for_longer_than_the_budget_allows(house: House) -> 
 
 
 def test_a_job_that_is_held_for_weeks_keeps_the_passes_that_matter(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "PASSES_KEPT", 2)
+    monkeypatch.setattr(one_pass, "PASSES_KEPT", 2)
     for name in ("HOLD_LEAST_S", "HOLD_MOST_S", "HOLD_UNKNOWN_S"):
-        monkeypatch.setattr(warm, name, 0.01)
+        monkeypatch.setattr(holding, name, 0.01)
     house.platform.add_vm(VM, {DISK: content()})
     job = house.intake.submit(live_plan(warm={"cutover": "manual", "interval_s": 0}))
 
@@ -876,7 +876,7 @@ def test_the_more_a_held_guest_changes_the_sooner_its_next_delta(house: House) -
         rate = {"change_rate_bps": change_rate_bps, "throughput_bps": 1.0}
         found = None if change_rate_bps is None else Forecast.model_validate(fields | rate)
         job = migration(plan=plan, forecast=found)
-        return warm._hold_interval_s(Job(job, house.rooms, Stop()))
+        return holding.held_pause_s(Job(job, house.rooms, Stop()))
 
     rates = [None, 0.0, 1.0, MIB / 20, 100 * MIB]
     assert [pause_s(rate) for rate in rates] == [600, 3600, 3600, 1200, 300]

@@ -14,7 +14,7 @@ from synvirt.errors import CbtUnsupported, DiskReadFailed, DiskWriteFailed, Inva
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
-from synvirt.migrations import moved, receipts, source_vm, warm
+from synvirt.migrations import moved, receipts, source_vm
 from synvirt.migrations.job import Job, converts, copied_disks, volume_label
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
@@ -22,6 +22,9 @@ from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.planning.critical import refuse_critical
 from synvirt.migrations.planning.retrying import look_at_volumes
 from synvirt.migrations.states import Facts
+from synvirt.migrations.warm.holding import HOLD_LOOK_S
+from synvirt.migrations.warm.snapshots import is_warm, refuse_other_disks
+from synvirt.migrations.warm.syncing import copy_full, cut_over, sync
 from synvirt.model.job import Conversion, ConversionMessage, DiskProgress, MessageKind
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
@@ -44,7 +47,7 @@ async def queued(job: Job) -> Facts:
     manifest, supports_warm = await _inspected(job)
     refuse_critical(job.migration.plan, manifest)
     if taken_up:
-        warm.refuse_other_disks(job, manifest)
+        refuse_other_disks(job, manifest)
     disks = job.migration.disks if taken_up else _chosen_disks(job, manifest)
     plan, rooms = job.migration.plan, job.rooms
     destination = plan.target.destination or next(iter(rooms.destinations))
@@ -95,7 +98,7 @@ async def _until_start(job: Job) -> None:
         return
     while (left := (start_at - now()).total_seconds()) > 0:
         job.leave_turn()
-        await job.stop.sleep_or_wake(min(left, warm.HOLD_LOOK_S))
+        await job.stop.sleep_or_wake(min(left, HOLD_LOOK_S))
     await job.take_turn()
 
 
@@ -185,23 +188,23 @@ async def copying_full(job: Job) -> Facts:
             await run_pass(job, 1, "full", disks, fresh=True)
         await _refuse_changed(job, disks)
         return _facts(job)
-    await warm.copy_full(job)
+    await copy_full(job)
     return _facts(job)
 
 
 async def delta_syncing(job: Job) -> Facts:
     """One delta pass a call: the state's own row brings the job here again until it converges."""
-    return _facts(job, converged=await warm.sync(job))
+    return _facts(job, converged=await sync(job))
 
 
 async def cutting_over(job: Job) -> Facts:
-    await warm.cut_over(job)
+    await cut_over(job)
     return _facts(job)
 
 
 def _facts(job: Job, *, converged: bool = False) -> Facts:
     return Facts(
-        warm=warm.is_warm(job),
+        warm=is_warm(job),
         prepare=converts(job, job.manifest),
         converged=converged,
     )

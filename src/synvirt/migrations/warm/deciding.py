@@ -1,0 +1,112 @@
+"""What a job that copies warm does after a pass: one more, one that compares all that is called unchanged, or the cut-over."""
+
+from synvirt.errors import OutageTooLong
+from synvirt.migrations.job import Job
+from synvirt.migrations.planning.outage import too_long
+from synvirt.migrations.warm.holding import held_pause_s, pause_between_s
+from synvirt.migrations.warm.one_pass import forecast_outage
+from synvirt.migrations.warm.setbacks import is_distrusted
+from synvirt.model.job import Pass
+from synvirt.model.values import now
+
+# The operator asks for the cut-over: what has changed since an older snapshot is copied once more while the guest still runs.
+FRESH_S = 30.0
+# A delta that took so much longer than its copying was held up, by a source that was away or a service that was down. What
+# changed meanwhile is for the next: it says nothing of how the guest converges.
+HELD_UP_S, HELD_UPS_MAX = 600.0, 20
+# A job that holds compares all that is called unchanged once a day: it reads the whole source.
+VERIFIED_FOR_S = 86400.0
+# One that does it by itself, once a week; and only in a pause between two deltas of which it leaves a half.
+AUTO_VERIFIED_FOR_S, AUTO_SHARE, AUTO_PAUSE_LEAST_S = 7 * VERIFIED_FOR_S, 0.5, 60.0
+# One that cuts over as soon as it can has no pause. Where its outage has a budget, and fits, a comparison that takes no longer
+# comes first; it and the deltas after it are as many passes more.
+AT_ONCE_MOST_S, AT_ONCE_PASSES = 3600.0, 3
+
+
+async def converged(job: Job, delta: Pass) -> bool:
+    """Is what is left small enough, and, where an operator says when, asked for and fresh?"""
+    warm = job.migration.plan.warm
+    # Where change tracking lies every pass reads whole disks, the last one too: more of them bring nothing.
+    distrusted = await is_distrusted(job)
+    if _was_held_up(delta) and not distrusted:
+        return False
+    if warm.cutover == "manual":
+        asked = await job.in_thread(job.rooms.store.cutover_requested, job.id)
+        # One more at most: it may itself take longer than what counts as fresh.
+        last = (await job.memory()).last_delta is not None
+        return asked and (distrusted or last or is_fresh(delta))
+    return distrusted or delta.bytes <= warm.delta_threshold_bytes
+
+
+async def fits_budget(job: Job) -> bool:
+    """Is the outage's p95 within the plan's budget? Where not, the job says which part is too long, and holds for a while."""
+    await forecast_outage(job)
+    told = None if job.migration.outage is None else too_long(job.migration.outage)
+    said = job.migration.last_error
+    if told is None:
+        if said is not None and said.code == OutageTooLong.code:
+            await job.change(last_error=None)
+        return True
+    if said is None or said.message != told:
+        await job.change(last_error=job.problem(OutageTooLong(told, hint="the job holds until it fits"), fatal=False))
+    job.leave_turn()
+    await job.stop.sleep_or_wake(job.migration.plan.warm.interval_s or held_pause_s(job))
+    await job.take_turn()
+    return False
+
+
+async def is_to_be_verified(job: Job, last: Pass) -> bool:
+    """Does the next pass compare all that the source calls unchanged? Once before the cut-over, as late as possible; where an
+    operator asks for the cut-over, each day, since its time is not known. By itself, where there is time for it."""
+    warm = job.migration.plan.warm
+    if warm.verify == "sample" or await is_distrusted(job):
+        return False
+    by_itself = warm.verify == "auto"
+    if by_itself and (last.number == 1 or not (_has_time_to_compare(job) or _budget_allows_to_compare(job))):
+        return False
+    verified = [one for one in job.migration.passes if one.verify and one.finished_at is not None]
+    if warm.cutover == "manual":
+        return not verified or _age_s(verified[-1]) >= (AUTO_VERIFIED_FOR_S if by_itself else VERIFIED_FOR_S)
+    return not verified and last.number > 1 and await converged(job, last)
+
+
+def _has_time_to_compare(job: Job) -> bool:
+    """It reads about what the first copy read: neither the next delta nor a cut-over waits for it for long."""
+    pause_s = pause_between_s(job)
+    return pause_s >= AUTO_PAUSE_LEAST_S and _comparing_s(job) <= pause_s * AUTO_SHARE
+
+
+def _budget_allows_to_compare(job: Job) -> bool:
+    """The outage fits, and would after it too: what changes meanwhile is copied while the guest runs, faster than it comes."""
+    found, outage, warm = job.migration.forecast, job.migration.outage, job.migration.plan.warm
+    if warm.cutover != "auto" or found is None or outage is None or outage.budget_s is None:
+        return False
+    passes_left = warm.max_passes - (job.migration.passes[-1].number - 1)
+    fits = found.converges and too_long(outage) is None
+    return fits and passes_left >= AT_ONCE_PASSES and _comparing_s(job) <= AT_ONCE_MOST_S
+
+
+def _comparing_s(job: Job) -> float:
+    """What it took the last time, else what the first copy did."""
+    measured = [one for one in job.migration.passes if one.finished_at is not None and (one.verify or one.number == 1)]
+    return measured[-1].seconds if measured else float("inf")
+
+
+def held_ups(job: Job) -> int:
+    """Deltas that say nothing of how the guest converges; HELD_UPS_MAX at the most."""
+    return min(sum(_was_held_up(one) for one in job.migration.passes[1:]), HELD_UPS_MAX)
+
+
+def is_fresh(one: Pass) -> bool:
+    """Who asks for the cut-over needs no other delta."""
+    return _age_s(one) <= FRESH_S
+
+
+def _was_held_up(one: Pass) -> bool:
+    if one.snapshot_at is None or one.finished_at is None:
+        return False
+    return (one.finished_at - one.snapshot_at).total_seconds() - one.seconds > HELD_UP_S
+
+
+def _age_s(one: Pass) -> float:
+    return float("inf") if one.snapshot_at is None else (now() - one.snapshot_at).total_seconds()

@@ -1,0 +1,170 @@
+"""One pass of a Live job, whatever happens to its snapshot and to change tracking meanwhile (`setbacks`). asyncio.
+
+    snapshot n ─▶ noted ─▶ read (since snapshot n - 1) ─▶ n - 1 goes ─▶ n is released: its change ids alone stay
+                              │ gone? taken anew            not before n is copied: until then n - 1 is what n builds on
+                              │ change tracking lost, or found to lie? whole disks are compared
+
+Change tracking is not trusted: each pass also looks at some of what it leaves out (`disks.sampling`).
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+
+from synvirt.disks.checking.sampling import ChangesMissed
+from synvirt.disks.specs import comes_once, read_whole, told_empty
+from synvirt.errors import Cancelled, CbtReset, CbtUnsupported, PersistFailed, SnapshotFailed, SynvirtError
+from synvirt.live import LiveAdapter, SnapshotRef
+from synvirt.migrations import source_vm
+from synvirt.migrations.cloning import clone_asked
+from synvirt.migrations.job import Job, converts, copied_disks
+from synvirt.migrations.passes import PassDisk, run_opened_pass
+from synvirt.migrations.patience import Patience, patiently
+from synvirt.migrations.planning.forecast import forecast
+from synvirt.migrations.planning.outage import outage_forecast
+from synvirt.migrations.planning.past import completed
+from synvirt.migrations.source_vm import at_source, vm_id
+from synvirt.migrations.warm.setbacks import allow_reset, distrust, is_distrusted, is_whole, retake, take_reset_back
+from synvirt.migrations.warm.snapshots import Kind, is_warm, snapshot_name, snapshot_of
+from synvirt.model.job import Pass
+from synvirt.model.machine import Disk
+from synvirt.model.values import now
+
+log = structlog.get_logger(__name__)
+
+# A job that is held has thousands of them, and its document is written at each watermark. The first is kept, too.
+PASSES_KEPT = 20
+
+
+async def copy_pass(job: Job, number: int, kind: Kind) -> Pass:
+    """Pass `number`, whatever happens to snapshots and change tracking meanwhile; then remove what is not needed any more."""
+    done = next((one for one in job.migration.passes if one.number == number and one.finished_at is not None), None)
+
+    async def tried(patience: Patience) -> Pass | None:
+        if kind == "final" or not is_warm(job):  # in the slot of `_copy_while_off`
+            return await _tried(job, number, kind, patience)
+        # A snapshot that is held grows: it is read at once.
+        async with job.slots(urgent=(await job.memory_of(number)).snapshot is not None):
+            return await _tried(job, number, kind, patience)
+
+    while done is None:
+        # The job waits without a slot: other VMs are read meanwhile.
+        done = await patiently(job, tried)
+    if kind == "final" or not is_warm(job):
+        # The guest is down: what is left at its source is removed once it is up again. Where a platform locks the VM while its
+        # disks are read, it cannot be started meanwhile.
+        return done
+    if not await is_whole(job, number):
+        await job.note(cbt_resets=0)
+    await let_go(job, number)
+    await job.change(forecast=forecast(job.migration.passes, at=now()))
+    await forecast_outage(job)
+    await clone_asked(job)
+    return done
+
+
+async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass | None:
+    """The pass; None, when it must be tried again from what was noted. Nothing in here waits for a source."""
+    snapshot = await snapshot_of(job, number, kind)
+    whole = await is_whole(job, number)
+    before = (await job.memory_of(number - 1)).snapshot if number > 1 and not whole else None
+    retaken = (await job.memory_of(number)).retakes is not None
+    verify = any(one.number == number and one.verify for one in job.migration.passes)
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Sequence[PassDisk]]:
+        async with job.session() as adapter:
+            yield await job.stop.or_stop(_opened_disks(job, adapter, snapshot, before, number, whole=whole, verify=verify))
+
+    await _stamp(job, number, kind, whole=whole and number > 1)
+    try:
+        # Only a first pass meets volumes that still read as zeros.
+        return await run_opened_pass(job, number, kind, opened, patience, fresh=number == 1 and not retaken)
+    except SnapshotFailed as error:
+        await retake(job, number, kind, error)
+    except (ChangesMissed, CbtUnsupported) as error:
+        await distrust(job, number, error)
+    except CbtReset as error:
+        await allow_reset(job, number, kind, error)
+    return None
+
+
+async def _opened_disks(
+    job: Job,
+    adapter: LiveAdapter,
+    snapshot: SnapshotRef,
+    before: SnapshotRef | None,
+    number: int,
+    *,
+    whole: bool,
+    verify: bool,
+) -> list[PassDisk]:
+    """`whole`: what the source says of changes, and of what was never written, is not believed. `verify`: it is believed, and
+    all of it compared."""
+
+    async def opened(disk: Disk, volume: str) -> PassDisk:
+        since = None if before is None else before.change_ids.get(disk.key)
+        if before is not None and since is None:
+            raise CbtReset(f"disk {disk.key} has no change id in snapshot {before.id}")
+        reader = await adapter.open_disk(vm_id(job), snapshot, disk, since)
+        if whole:
+            reader = read_whole(reader)
+        doubted = (since is not None and not comes_once(reader)) or told_empty(reader)
+        sample = f"{job.id} {number} {disk.key}" if doubted else None
+        return PassDisk(
+            disk.key,
+            reader,
+            volume,
+            disk.capacity_bytes,
+            compare=since is None and (number > 1 or job.migration.retry_of is not None),
+            sample=sample,
+            verify=since is not None and verify,
+        )
+
+    return [await opened(disk, volume) for disk, volume in copied_disks(job)]
+
+
+async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
+    """The pass in the job's document, with the moment that it copies."""
+    stamped = {"snapshot_at": (await job.memory_of(number)).snapshot_at, "whole": whole}
+    passes = list(job.migration.passes)
+    if not passes or passes[-1].number != number:
+        passes.append(Pass(number=number, kind=kind))
+    passes[-1] = passes[-1].model_copy(update=stamped)
+    await job.change(passes=(*passes[:1], *passes[1:][-PASSES_KEPT:]))
+
+
+async def let_go(job: Job, number: int) -> None:
+    """Of the pass that is copied only its change ids stay at the source, and nothing of those before it. What cannot go now
+    goes before the next pass, or at the end: what is copied is copied."""
+    await take_reset_back(job)
+    name = snapshot_name(job, number)
+    try:
+        for entry in await job.in_thread(job.rooms.store.ledger, job.id):
+            if entry.kind == "snapshot" and entry.name != name:
+                await at_source(job, lambda adapter: adapter.cleanup(vm_id(job), entry.name), source_vm.LATER_S)  # noqa: B023
+                await job.strike("snapshot", entry.name)
+        await at_source(job, lambda adapter: adapter.release(vm_id(job), name), source_vm.LATER_S)
+    except (PersistFailed, Cancelled):
+        raise
+    except SynvirtError as error:
+        log.warning("a snapshot is not let go of now", job=str(job.id), number=number, cause=error.detail)
+    else:
+        await job.note_of(number, released_at=now())
+        # A job that is held for weeks has thousands of passes, and the next one builds on this one alone.
+        await job.in_thread(job.rooms.store.fold_passes, job.id, number)
+
+
+async def forecast_outage(job: Job) -> None:
+    """From what the jobs took that completed here, and from this one's passes and rehearsals."""
+    found = outage_forecast(
+        job.migration,
+        await job.in_thread(completed, job.rooms.store, job.migration.plan),
+        converts=converts(job, job.manifest),
+        starts=job.migration.plan.target.start,
+        rehearsals=await job.in_thread(job.rooms.store.rehearsals.of, job.id),
+        whole=await is_distrusted(job),
+        at=now(),
+    )
+    await job.change(outage=found)

@@ -1,0 +1,117 @@
+"""The snapshots of a Live job's passes at its source, and the change tracking that they need: in the ledger first."""
+
+from typing import Literal
+
+from synvirt.errors import CbtUnsupported, Conflict, SnapshotFailed
+from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
+from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.patience import SnapshotNotMade
+from synvirt.migrations.source_vm import SourceAwake, at_source, vm_id
+from synvirt.model.kinds import Mode
+from synvirt.model.machine import VmManifest
+from synvirt.model.values import now
+
+Kind = Literal["full", "delta", "final"]
+
+
+def is_warm(job: Job) -> bool:
+    return job.migration.mode_effective is Mode.WARM
+
+
+async def track_changes(job: Job) -> None:
+    """The automatic downgrade, where it shows only by trying that the source cannot track this VM's changes."""
+    if all(disk.cbt_enabled for disk, _ in copied_disks(job)):
+        return
+    # What a platform makes for it goes with the first pass' snapshot, whatever happens in between.
+    await job.record("snapshot", snapshot_name(job, 1))
+    try:
+        await at_source(job, lambda adapter: _enable_cbt(job, adapter))
+    except CbtUnsupported as error:
+        told = CbtUnsupported(
+            f"{job.manifest.name} cannot be copied warm, so the job runs cold: {error.detail}",
+            hint="the guest is shut down for the whole copy; cancel if that does not suit",
+        )
+        await job.change(mode_effective=Mode.COLD, last_error=job.problem(told, fatal=False))
+
+
+async def _enable_cbt(job: Job, adapter: LiveAdapter) -> None:
+    """In the ledger first, where the platform has it switched off: it is to be found as it was."""
+    if isinstance(adapter, SwitchesTracking) and not await adapter.is_tracked(vm_id(job)):
+        await job.record("tracking", vm_id(job))
+    await adapter.enable_cbt(vm_id(job), _copied_keys(job))
+
+
+def _copied_keys(job: Job) -> list[str]:
+    return [disk.key for disk, _ in copied_disks(job)]
+
+
+async def snapshot_of(job: Job, number: int, kind: Kind) -> SnapshotRef:
+    """The snapshot of this pass, made once; its change ids are noted before anything relies on them, and before the snapshot
+    before it goes. Conflict, when the VM has other disks by now than the job began with."""
+    of_pass = await job.memory_of(number)
+    if of_pass.snapshot is not None:
+        return of_pass.snapshot
+    name = snapshot_name(job, number)
+    if of_pass.begun_at is not None:
+        # Made, maybe, and not noted. The guest may have gone on, or even have been off and on, since then.
+        await unmade(job, name, kind)
+    await job.record("snapshot", name)
+    await job.note_of(number, begun_at=now())
+    downs = (await job.memory()).downs
+    keys = _copied_keys(job)
+
+    off = kind == "final" or not is_warm(job)
+
+    async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest, str]:
+        made = await adapter.snapshot(vm_id(job), name, keys)
+        return made, await adapter.inspect(vm_id(job)), await adapter.last_start(vm_id(job)) if off else ""
+
+    at = now()
+    try:
+        # Once: one that was made, and not answered, is unmade before another is made. The guest may have gone on meanwhile.
+        made, manifest, start = await job.with_adapter(make)
+    except SnapshotFailed as error:
+        raise SnapshotNotMade(error.detail, hint=error.hint) from error
+    refuse_other_disks(job, manifest)
+    if off and manifest.power_state != "off":
+        raise SourceAwake(f"the source {manifest.name} is {manifest.power_state} again, though it was shut down")
+    await job.note_of(number, snapshot=made, snapshot_at=at, downs=downs, last_start=start if off else None)
+    return made
+
+
+def snapshot_name(job: Job, number: int) -> str:
+    return f"synvirt-{job.id}-{number}"
+
+
+async def unmade(job: Job, name: str, kind: Kind) -> None:
+    """No such snapshot, and changes are tracked as before."""
+
+    async def undo(adapter: LiveAdapter) -> None:
+        await adapter.cleanup(vm_id(job), name)
+        if is_warm(job) and kind != "final":
+            # Where a platform keeps the tracking with its snapshots, it may have gone with the last one.
+            await _enable_cbt(job, adapter)
+
+    try:
+        await job.with_adapter(undo)
+    except (SnapshotFailed, CbtUnsupported) as error:
+        raise SnapshotNotMade(error.detail, hint=error.hint) from error
+
+
+def refuse_other_disks(job: Job, manifest: VmManifest) -> None:
+    """A disk that came, went or was resized since the job began: the copy would lack it, or not be the VM's."""
+    skipped = set(job.migration.plan.skip_disks)
+    began = {disk.key: disk.capacity_bytes for disk in job.manifest.disks if disk.key not in skipped}
+    present = {disk.key: disk.capacity_bytes for disk in manifest.disks if disk.key not in skipped}
+    changes = [f"disk {key} of {present[key]} bytes was added" for key in present.keys() - began.keys()]
+    changes += [f"disk {key} was removed" for key in began.keys() - present.keys()]
+    changes += [
+        f"disk {key} was resized from {began[key]} to {present[key]} bytes"
+        for key in began.keys() & present.keys()
+        if began[key] != present[key]
+    ]
+    if changes:
+        raise Conflict(
+            f"{manifest.name} has other disks than when the job began: {'; '.join(sorted(changes))}",
+            hint="submit the plan anew; a disk that is not to come along goes into skip_disks",
+        )
