@@ -1,5 +1,6 @@
 """Log-ins, log-outs and refused ones as entries of the audit trail; who tried what takes another role; who saw a key."""
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +8,14 @@ from uuid import UUID
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from synvirt.accounts import Role, set_password
 from synvirt.api.callers.auth import Throttled
-from synvirt.api.callers.coming import COUNTED_FOR_S, COUNTED_MAX, NEW_AFTER_S, Caller, Coming, told
+from synvirt.api.callers.coming import COUNTED_FOR_S, COUNTED_MAX, NEW_AFTER_S, Caller, Coming, shown_account, told
+from synvirt.api.callers.gate import CALLER
 from synvirt.api.callers.sessions import COOKIE
+from synvirt.api.routes.audit import Audited
 from synvirt.errors import Unauthorized
 from synvirt.store.access import AuditEntry
 from tests.fakes.service import PREFIX, Service, every_role
@@ -219,3 +223,26 @@ def test_a_name_of_any_length_is_cut() -> None:
     trail.guess("x" * 5000)
     trail.coming.came(Caller("y" * 5000, Role.ADMIN), "page")
     assert [len(entry.account) for entry in trail.entries] == [100, 100]
+
+
+def test_what_is_done_is_an_entry_of_the_same_words_as_who_came() -> None:
+    """A provider may name an account anything, and a path hold anything."""
+    trail, caller = Trail(), Caller("oidc:eve\x1b[2J\n" + "z" * 200, Role.ADMIN, "192.0.2.1")
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"location", b"/a\x1bb")]})
+
+    async def nothing(message: Message) -> None:
+        pass
+
+    async def silence() -> Message:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "POST", "path": "/x\r\ny", CALLER: caller}
+    asyncio.run(Audited(answer, write=trail.entries.append)(scope, silence, nothing))
+    trail.coming.came(caller, "oidc")
+    done, came = trail.entries
+    assert done.account == came.account == shown_account(caller)
+    assert (done.resource, done.detail, done.result) == ("/x\ufffd\ufffdy", "/a\ufffdb", 201)
+    assert done.account.startswith("oidc:eve\ufffd[2J\ufffdz")
+    assert len(done.account) == 100

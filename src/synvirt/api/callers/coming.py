@@ -28,7 +28,7 @@ PAGE, OIDC, BASIC, TOKEN = "page", "oidc", "basic", "token"
 # As much of an account's name as the audit trail and a job keep, and of the reason why it was refused.
 ACCOUNT_CHARS_MAX, WHY_CHARS_MAX = 100, 500
 # A path of a caller may be as long as its request line.
-RESOURCE_CHARS_MAX = 500
+RESOURCE_CHARS_MAX, METHOD_CHARS_MAX = 500, 10
 # Who comes anew by each request is as new as a session would be.
 NEW_AFTER_S = AGE_S
 COUNTED_FOR_S = 600.0
@@ -82,18 +82,19 @@ class Coming:
             return True
 
     def came(self, caller: Caller, way: str) -> None:
-        self._write(_entry(LOG_IN, way, caller))
+        self._write(entry_of(caller, LOG_IN, way, 200))
 
     def left(self, caller: Caller, way: str) -> None:
-        self._write(_entry(LOG_OUT, way, caller))
+        self._write(entry_of(caller, LOG_OUT, way, 200))
 
     def denied(self, caller: Caller, method: str, resource: str, error: SynvirtError) -> None:
         """Somebody who is known tried what takes another role."""
-        self._write(_entry(method[:10], resource[:RESOURCE_CHARS_MAX], caller, error))
+        self._write(entry_of(caller, method, resource, error.status, error.detail))
 
     def refuse(self, account: str, address: str, way: str, error: SynvirtError) -> None:
         _log.warning("login refused", account=account[:64], address=address, way=way, why=error.detail)
-        entry = _entry(LOG_IN, way, Caller(account, Role.VIEWER, address), error).model_copy(update={"role": ""})
+        entry = entry_of(Caller(account, Role.VIEWER, address), LOG_IN, way, error.status, error.detail)
+        entry = entry.model_copy(update={"role": ""})
         key = (entry.account.casefold(), network_of(address), way)
         with self._lock:
             self.refused += 1
@@ -128,17 +129,28 @@ def told(coming: Coming) -> Iterator[None]:
         coming.tell(at_end=True)
 
 
-def _entry(method: str, resource: str, caller: Caller, error: SynvirtError | None = None) -> AuditEntry:
-    """An account that was refused may be anything that can be typed."""
-    account = caller.account[:ACCOUNT_CHARS_MAX]
-    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in account)
+def entry_of(
+    caller: Caller, method: str, resource: str, result: int, detail: str = "", *, digest: str | None = None
+) -> AuditEntry:
+    """Of now. An account that was refused, and one of a provider or of the host, may be anything that can be typed; what is
+    asked for, anything that a path may hold."""
     return AuditEntry(
         at=now(),
-        account=shown,
+        account=shown_account(caller),
         role=str(caller.role),
         address=caller.address,
-        method=method,
-        resource=resource,
-        result=200 if error is None else error.status,
-        detail="" if error is None else error.detail[:WHY_CHARS_MAX],
+        method=_shown(method, METHOD_CHARS_MAX),
+        resource=_shown(resource, RESOURCE_CHARS_MAX),
+        result=result,
+        detail=_shown(detail, WHY_CHARS_MAX),
+        plan_digest=digest,
     )
+
+
+def shown_account(caller: Caller) -> str:
+    """As the trail, and jobs that it submits, name it."""
+    return _shown(caller.account, ACCOUNT_CHARS_MAX)
+
+
+def _shown(text: str, chars_max: int) -> str:
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:chars_max])

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from synvirt.accounts import WRONG, Role
 from synvirt.acting import Act, acting
-from synvirt.api.callers.coming import ACCOUNT_CHARS_MAX, BASIC, OIDC, PAGE, TOKEN, Caller, Coming
+from synvirt.api.callers.coming import BASIC, OIDC, PAGE, TOKEN, Caller, Coming, shown_account
 from synvirt.api.callers.oidc import Began, Oidc, browser_in
 from synvirt.api.callers.origin import READING
 from synvirt.api.callers.sessions import Sessions, secret_in
@@ -126,7 +126,7 @@ class Gate:
         if known is None:
             await self._app(scope, receive, send)
             return
-        with acting(Act(known.account[:ACCOUNT_CHARS_MAX], known.role, by_session=known.by_session)):
+        with acting(Act(shown_account(known), known.role, by_session=known.by_session)):
             await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Caller:

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt.acting import current
-from synvirt.api.callers.coming import ACCOUNT_CHARS_MAX, RESOURCE_CHARS_MAX, Caller
+from synvirt.api.callers.coming import Caller, entry_of
 from synvirt.api.callers.gate import CALLER
 from synvirt.api.callers.origin import READING
 from synvirt.errors import SynvirtError
@@ -63,19 +63,7 @@ class Audited:
 
     def _note(self, caller: Caller, method: str, path: str, status: int, location: str) -> None:
         act = current()  # the thread has the request's context
-        self._write(
-            AuditEntry(
-                at=now(),
-                account=caller.account[:ACCOUNT_CHARS_MAX],
-                role=str(caller.role),
-                address=caller.address,
-                method=method[:10],
-                resource=path[:RESOURCE_CHARS_MAX],
-                result=status,
-                detail=location[:RESOURCE_CHARS_MAX],
-                plan_digest=None if act is None else act.plan_digest,
-            )
-        )
+        self._write(entry_of(caller, method, path, status, location, digest=None if act is None else act.plan_digest))
 
 
 def write(rows: AuditRows, entry: AuditEntry) -> None:
