@@ -121,7 +121,14 @@ def hyperv_source(folder: Path, *, old: bool = False) -> VmManifest:
         {},
         drives={"ide0:0": hyperv_exports.drive("\\\\.\\PHYSICALDRIVE1")},
         devices=(("2fcc454e-a36a-4c77-bb5e-a2d75a51f02c", "PCI Express Port", {"HostResource": EVIL}),),
-        changes={"settings": {"kernel": f"{EVIL}/kernel", "com1": {"pipe": f"{EVIL}/pipe"}, "emulator": f"{EVIL}/run"}},
+        changes={
+            "settings": {"kernel": f"{EVIL}/kernel", "emulator": f"{EVIL}/run"},
+            "_8e3a359f-559a-4b6a-98a9-1690a6100ed7_": {
+                "port0": {"connection": f"\\\\.\\pipe{EVIL}"},
+                "port1": {"connection": f"\\\\nas\\PIPE\\web{EVIL}"},
+            },
+            "tap": f"\\\\.\\Global{EVIL}",
+        },
     )
     return VmcxExport().inspect(hyperv_exports.described(folder / "web", made, old=old), folder)
 
@@ -178,8 +185,8 @@ SOURCES: dict[str, tuple[Callable[[Path], VmManifest], tuple[str, ...]]] = {
     "VBOX": (vbox_source, ("UART 0", "LPT 0", "shared folder all", "VBoxInternal/Devices/pcbios/0/Config/BiosRom", "/pci")),
     "XVA": (xva_source, ("PV_kernel", "PV_ramdisk", "PV_bootloader", "platform:device-model", "0000:04:00.0")),
     "XenServer": (xenserver_source, ("PV_kernel", "PV_ramdisk", "PV_bootloader", "platform:device-model", "0000:04:00.0")),
-    "Hyper-V VMCX": (hyperv_source, ("PCI",)),
-    "Hyper-V XML": (hyperv_xml_source, ("PCI",)),
+    "Hyper-V VMCX": (hyperv_source, ("PCI", "port0.connection", "port1.connection", "tap")),
+    "Hyper-V XML": (hyperv_xml_source, ("PCI", "port0.connection", "port1.connection", "tap")),
     "Proxmox VE": (proxmox_source, ("args", "hook", "hostpci0", "usb0", "virtiofs0", "serial0", "parallel0")),
     "Nutanix": (nutanix_source, ("gpu", "1 devices")),
     "libvirt": (libvirt_source_of_all, ("not by /evil/run", "kernel", "commandline", "filesystem", "hostdev")),

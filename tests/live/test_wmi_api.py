@@ -26,6 +26,7 @@ from synvirt.live.hyperv.form import pairs
 from synvirt.live.hyperv.places import Shares
 from synvirt.live.hyperv.session import Address, Credentials, Session
 from synvirt.live.sessions import StaysLoggedIn
+from synvirt.machines.concerns import LEFT_OUT
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.remote import reading
 from synvirt.transport import Answer
@@ -100,6 +101,7 @@ def test_a_manifest_says_what_the_vm_is_and_what_may_go_wrong(hyperv: FakeHost, 
     vm.extra = {
         "firmware": {"secure_boot": True, "template": "MicrosoftWindows", "boot": [{"bus": 1, "controller": 0, "location": 0}]},
         "security": {"tpm": True, "shielded": True}, "memory_dynamic": True, "replication": 4, "fibre_channel": 1,
+        "ports": ["COM 1"],
         "dvds": ["D:\\iso\\virtio.iso"], "checkpoints": [{"id": "c", "name": "before", "created": "2026-11-01T00:00:00Z"}],
         "kvp": [item.format("Windows Server 2022 Datacenter", "OSName"), item.format("10.0.20348", "OSVersion"), "<broken"],
         "nics": [nic],
@@ -119,6 +121,7 @@ def test_a_manifest_says_what_the_vm_is_and_what_may_go_wrong(hyperv: FakeHost, 
         "hyperv.vlan", "hyperv.read_by",
     } <= set(found)  # fmt: skip
     assert found["shielded"] == "Critical"
+    assert any("COM 1" in one.assessment for one in manifest.concerns if one.id == LEFT_OUT)
     assert "VLAN 42" in next(one.assessment for one in manifest.concerns if one.id == "hyperv.vlan")
 
 

@@ -14,6 +14,8 @@ _VMWARE = re.compile(r"((?:serial|parallel)\d{1,2}\.(?:filename|vspc)|sharedfold
 # XenAPI's: what starts the machine, and what takes the place of the host's own device model.
 _XEN = ("PV_kernel", "PV_ramdisk", "PV_bootloader")
 _XEN_PLATFORM = ("device-model", "firmware", "loader")
+# Windows' names of what is no file: a named pipe of this host or another, a device, a console.
+_WINDOWS = re.compile(r"\\\\(?:[.?]\\|[^\\]+\\pipe\\)", re.IGNORECASE)
 
 
 def vmware(entries: Mapping[str, str]) -> list[str]:
@@ -45,6 +47,19 @@ def _virtualbox(machine: Element) -> Iterator[str]:
             # VirtualBox's back door to its devices: any file as a disk, any firmware, any ROM.
             if attribute(item, "name").startswith("VBoxInternal"):
                 yield clean(attribute(item, "name"))
+
+
+def hyperv(keys: Mapping[str, object], above: str = "") -> list[str]:
+    """`keys`: of a Hyper-V configuration, whatever their names: there is no public list of those. A drive (`pathname`) is
+    told as a disk that has no file."""
+    found: list[str] = []
+    for key, value in keys.items():
+        name = clean(f"{above}.{key}".lstrip("."))
+        if isinstance(value, Mapping):
+            found += hyperv(value, name)
+        elif isinstance(value, str) and key != "pathname" and _WINDOWS.match(value.strip()):
+            found.append(name)
+    return found
 
 
 def xen(vm: Mapping[str, object], platform: Mapping[str, object]) -> list[str]:

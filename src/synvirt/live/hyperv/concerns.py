@@ -47,6 +47,8 @@ def of_machine(found: Mapping[str, Any], guest: GuestOs) -> Iterator[Concern]:
         yield shared.dynamic_memory(*sizes)
     if int(found["fibre_channel"] or 0):
         yield shared.passthrough_device("Fibre Channel by its name")
+    if found["ports"]:
+        yield shared.left_out([clean(f"{port}: a named pipe of the host") for port in found["ports"][:8]])
     if found["dvds"]:
         yield shared.removable_media_left_out(tuple(clean(PureWindowsPath(str(one)).name) for one in found["dvds"][:8]))
     if not found["drives"]:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import PureWindowsPath
 
 from synvirt.errors import MalformedArchive
-from synvirt.machines import concerns
+from synvirt.machines import concerns, reaching
 from synvirt.machines.texts import clean, uuid_of
 from synvirt.model.machine import Concern, Disk, DiskBus, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.offline.hyperv.storage import Tree, Value
@@ -238,6 +238,8 @@ def _concerns(configuration: Tree, devices: list[_Device], security: Tree) -> li
         found.append(concerns.hardware_incomplete("memory"))
     if _number(configuration, "settings", "processors", "count") is None:
         found.append(concerns.hardware_incomplete("processors"))
+    if reaches := reaching.hyperv(configuration):
+        found.append(concerns.left_out(reaches))
     return found
 
 

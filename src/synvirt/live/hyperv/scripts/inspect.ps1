@@ -40,5 +40,6 @@ ConvertTo-SynVirtAnswer -Value @{
     kvp = @($kvp.GuestIntrinsicExchangeItems)
     dvds = @(Get-VMDvdDrive -VM $vm | Where-Object -Property Path | ForEach-Object -Process { [string]$_.Path })
     fibre_channel = @($vm.FibreChannelHostBusAdapters).Count
+    ports = @(@($vm.ComPort1, $vm.ComPort2) | Where-Object -Property Path | ForEach-Object -Process { [string]$_.Name })
     drives = @(Get-SynVirtDrive -Drives (Get-VMHardDiskDrive -VM $vm))
 }
