@@ -9,10 +9,10 @@ Orders reach a worker on its standard input: the repository's key is in them.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from synvirt.disks.specs import NbdSpec, ReaderSpec, Spec
-from synvirt.jobs.wire import Order, WireModel
+from synvirt.jobs.wire import Order, Watched, WireModel
 from synvirt.repository.specs import RepositorySpec
 
 
@@ -145,6 +145,7 @@ class RepositoryVerified(WireModel):
 class ServeOrder(Order):
     """`sockets`: a path for each disk, by its number in the point. Result `serving` when all of them listen."""
 
+    watched: ClassVar[Watched] = Watched.NEVER
     kind: Literal["serve"] = "serve"
     repository: RepositorySpec
     point_id: str

@@ -54,8 +54,8 @@ ALL = "all"
 STOP_POLL_S = 0.2
 
 
-def _result(name: str, content: WireModel) -> Result:
-    return Result(name=name, content=dataclass_json.plain(content))
+def _result(name: str, content: WireModel, *, waits: bool = False) -> Result:
+    return Result(name=name, content=dataclass_json.plain(content), waits=waits)
 
 
 # ── disks into a repository ──────────────────────────────────────────────────────────────────────────────────────────
@@ -87,7 +87,7 @@ def take_disks(order: TakeOrder, wire: Wire) -> None:
                 )
             )
             figures.ended(taken[-1])
-        wire.say(_result("ready", Ready(disks=tuple(map(_told, order.disks, taken)))))
+        wire.say(_result("ready", Ready(disks=tuple(map(_told, order.disks, taken))), waits=True))
         commit = Commit.from_line(wire.next_line())
         shown = Shown.model_validate({**json.loads(commit.shown), "disks": tuple(one.disk for one in taken)})
         session.commit(Manifest(shown=shown, sealed=Sealed.model_validate_json(commit.sealed)), partial(_signed, wire))
@@ -96,7 +96,7 @@ def take_disks(order: TakeOrder, wire: Wire) -> None:
 
 
 def _signed(wire: Wire, digest: str) -> Signature | None:
-    wire.say(_result("to_sign", ToSign(sha256=digest)))
+    wire.say(_result("to_sign", ToSign(sha256=digest), waits=True))
     signature = Signed.from_line(wire.next_line()).signature
     return None if signature is None else Signature.model_validate_json(signature)
 

@@ -98,7 +98,7 @@ class Share:
                 if self._wire.stop():
                     raise Cancelled
                 wanted = max(amount - self._left, min(self._piece_bytes, self._given))
-                self._wire.say(Result(name=WANTED_RATE, content={"bytes": wanted}))
+                self._wire.say(Result(name=WANTED_RATE, content={"bytes": wanted}, waits=True))
                 given = GivenRate.from_line(self._wire.next_line()).bytes
                 self._left += given
                 self._given += given

@@ -1,11 +1,11 @@
 """The order to copy disks, which every kind of job gives."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 from uuid import UUID
 
 from synvirt.disks.specs import ChecksumSpec, Qcow2WriterSpec, ReaderSpec, WriterSpec
-from synvirt.jobs.wire import Order, WireModel
+from synvirt.jobs.wire import Order, Watched, WireModel
 from synvirt.repository.specs import PointSpec
 
 WANTED_RATE = "wanted_rate"
@@ -60,6 +60,7 @@ class CopyOrder(Order):
     """`bandwidth_bps`: bytes a second of this copy. `shared_bytes`: others read within the same rate, and pieces of that size
     at the most are asked for (WantedRate)."""
 
+    watched: ClassVar[Watched] = Watched.WHILE_READING
     kind: Literal["copy"] = "copy"
     disks: tuple[DiskOrder, ...]
     threads: int | None = None

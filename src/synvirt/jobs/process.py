@@ -20,7 +20,8 @@ from typing import Protocol
 import structlog
 
 from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
-from synvirt.jobs.wire import KEEPALIVE_S, SILENCE_S, Broken, Flushed, Moved, Result, WireModel, message_of
+from synvirt.jobs.stalling import Stall, Stalled
+from synvirt.jobs.wire import KEEPALIVE_S, SILENCE_S, Broken, Flushed, Moved, Order, Result, Watched, WireModel, message_of
 
 log = structlog.get_logger(__name__)
 
@@ -40,15 +41,19 @@ class WorkerDied(Internal):
 
 @dataclass(frozen=True)
 class Ended:
-    """How an order ended. `broken`: what the worker said of it; `returncode` is negative for a signal."""
+    """How an order ended. `broken`: what the worker said of it; `returncode` is negative for a signal. `stalled_s`: it was
+    ended since it brought nothing for so long."""
 
     broken: Broken | None = None
     returncode: int = 0
     stderr: str = ""
+    stalled_s: float | None = None
 
     def check(self, answered: Mapping[str, type[SynvirtError]] | None = None) -> None:
         """Raise what it failed with: `answered` names the classes that a caller tells apart from others of their code. A stop
         that was not asked for is WorkerDied: someone ended the worker from outside."""
+        if self.stalled_s is not None:
+            raise Stalled(self.stalled_s)
         if self.broken is not None and answered and self.broken.kind in answered:
             raise answered[self.broken.kind](self.broken.detail, hint=self.broken.hint)
         if self.broken is not None and self.broken.code not in (Cancelled.code, "E_BAK_CANCELLED"):
@@ -74,9 +79,9 @@ Workers = Callable[[], AbstractAsyncContextManager[Worker]]
 
 
 @asynccontextmanager
-async def started(silence_s: float = SILENCE_S) -> AsyncIterator[Worker]:
+async def started(silence_s: float = SILENCE_S, *, stalled_s: float | None = None) -> AsyncIterator[Worker]:
     """One that waits for its order: it takes as long to start as disks to be opened, so both go on at once. `silence_s`: for
-    tests, whose leases are shorter."""
+    tests, whose leases are shorter. `stalled_s`: an order that brings nothing for so long fails."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",  # no module out of the folder that the service was started in
@@ -91,14 +96,15 @@ async def started(silence_s: float = SILENCE_S) -> AsyncIterator[Worker]:
         start_new_session=True,
     )
     try:
-        yield _Process(child, keepalive_s=silence_s * KEEPALIVE_S / SILENCE_S)
+        yield _Process(child, keepalive_s=silence_s * KEEPALIVE_S / SILENCE_S, stalled_s=stalled_s)
     finally:
         await _end(child)
 
 
 class _Process:
-    def __init__(self, child: asyncio.subprocess.Process, *, keepalive_s: float) -> None:
-        self._child, self._keepalive_s = child, keepalive_s
+    def __init__(self, child: asyncio.subprocess.Process, *, keepalive_s: float, stalled_s: float | None) -> None:
+        self._child, self._keepalive_s, self._stalled_s = child, keepalive_s, stalled_s
+        self._stall = Stall(Watched.NEVER, None)
 
     async def send(self, line: WireModel) -> None:
         if self._child.stdin is None:
@@ -106,10 +112,12 @@ class _Process:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._child.stdin.write(line.to_line())
             await self._child.stdin.drain()
+        self._stall.answered()
 
     async def carry_out(self, order: WireModel, hear: Hear, stopped: Callable[[], bool]) -> Ended:
         stderr = asyncio.create_task(_tail(self._child))
-        stopper = asyncio.create_task(_end_when(stopped, self._child))
+        self._stall = stall = Stall(order.watched if isinstance(order, Order) else Watched.NEVER, self._stalled_s)
+        stopper = asyncio.create_task(_end_when(lambda: stall.look() or stopped(), self._child))
         heartbeat = asyncio.create_task(self._keep_alive())
         try:
             broken = await self._converse(order, hear)
@@ -119,7 +127,7 @@ class _Process:
             heartbeat.cancel()
             await _end(self._child)
             said = await stderr
-        return Ended(broken, returncode, said)
+        return Ended(broken, returncode, said, stall.after_s if stall.is_over else None)
 
     async def _keep_alive(self) -> None:
         """Empty lines: a worker whose service says nothing ends itself."""
@@ -138,6 +146,7 @@ class _Process:
             if isinstance(message, Broken):
                 return message
             await hear(message)
+            self._stall.heard(message)
         return None
 
 

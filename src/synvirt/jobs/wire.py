@@ -8,6 +8,7 @@ is gone; silence for SILENCE_S, that it is frozen, and its host may be fenced so
 """
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from synvirt.jobs import dataclass_json
@@ -38,11 +39,21 @@ class WireModel:
         return cast("Self", dataclass_json.read(cls, content))
 
 
+class Watched(Enum):
+    """When a worker that brings nothing is stalled (stalling.py): ALWAYS but while it waits for the service's line;
+    WHILE_READING: not after the last byte of a disk either. NEVER: it serves others, and waits for them."""
+
+    ALWAYS = auto()
+    WHILE_READING = auto()
+    NEVER = auto()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order(WireModel):
     """What the service asks of a worker. `outgoing`: where the sources may be that it connects to, as in the process that gives
     the order: a field of all of them, which no kind of order can leave out."""
 
+    watched: ClassVar[Watched] = Watched.ALWAYS
     outgoing: tuple[str, ...] = field(default_factory=permitted)
 
 
@@ -85,11 +96,13 @@ class Broken(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(WireModel):
-    """What only that kind of order has to say. `content` is a WireModel of the kind's, by its `name`."""
+    """What only that kind of order has to say. `content` is a WireModel of the kind's, by its `name`. `waits`: the worker does
+    nothing before the service's next line."""
 
     message: Literal["result"] = "result"
     name: str
     content: dict[str, Any]
+    waits: bool = False
 
 
 Message = Moved | Flushed | Broken | Result

@@ -42,7 +42,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
         open_guest=guests.open,
         guest_id=guests.id_of,
         forget_job=guests.forget,
-        working=Working(threads=settings.copy_threads),
+        working=Working(rooms.workers, threads=settings.copy_threads),
         journals=settings.data_dir / "backups",
         offers=offers_of(settings),
         limits=Limits(

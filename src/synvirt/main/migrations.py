@@ -109,6 +109,7 @@ def make_rooms(
     from synvirt.guests.virt_v2v import VirtV2vInPlace
     from synvirt.hypervisor.accel import accelerator
     from synvirt.hypervisor.libvirt_host import LibvirtHost
+    from synvirt.jobs.process import started
     from synvirt.jobs.slots import Slots, Turns
     from synvirt.migrations.rooms import Rooms
     from synvirt.model.kinds import OfflineKind
@@ -157,7 +158,7 @@ def make_rooms(
         passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,
-        copy_stalled_s=settings.copy_stalled_s,
+        workers=partial(started, stalled_s=settings.copy_stalled_s),
     )
 
 

@@ -17,7 +17,7 @@ import structlog
 from synvirt.disks.checking.sampling import ChangesMissed, would_see
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.disks.vsphere.datastore import FileClosed, FileGone, ReadForbidden
-from synvirt.errors import DiskReadFailed, SynvirtError
+from synvirt.errors import SynvirtError
 from synvirt.jobs.orders import WANTED_RATE, CopyOrder, DiskOrder, HashesOrder, WantedRate
 from synvirt.jobs.process import WorkerDied
 from synvirt.jobs.rate import Rate
@@ -134,9 +134,8 @@ async def run_opened_pass(
                     order = await job.in_thread(_order, job, kind, disks, marks, fresh=fresh, shared_bytes=shared_bytes)
                     if order.disks:
                         async with sharing(worker, rate, job.stop) as listener.turns:
-                            ended = await worker.carry_out(order, listener.hear, listener.begin())
+                            ended = await worker.carry_out(order, listener.hear, job.stop.is_set)
                         job.stop.check()
-                        listener.check()
                         ended.check(ANSWERED)
             return await _finish(job, number, tally, clock)
         except (WorkerDied, ReadForbidden, FileGone) as error:
@@ -275,38 +274,8 @@ class _Listener:
         self.watermarks = {key: disk.offset_bytes for key, disk in tally.disks.items() if isinstance(disk, Flushed)}
         self.moved = False
         self.turns: Turns | None = None
-        self._brought, self._brought_at, self._reads, self._stalled = (0, 0), 0.0, False, False
-
-    def begin(self) -> Callable[[], bool]:
-        """What says that the worker is to stop: the job's wish, or that it reads and brings nothing any more. What comes before
-        and after the bytes of a disk, digests of the whole among it, takes as long as it takes."""
-        self._brought_at, self._reads, self._stalled = time.monotonic(), False, False
-
-        def stopped() -> bool:
-            silent_s = time.monotonic() - self._brought_at
-            self._stalled = self._stalled or (self._reads and silent_s > self.job.rooms.copy_stalled_s)
-            return self._stalled or self.job.stop.is_set()
-
-        return stopped
-
-    def check(self) -> None:
-        if self._stalled:
-            raise DiskReadFailed(
-                f"the copy brought nothing for {self.job.rooms.copy_stalled_s:g} s, and was ended",
-                hint="look at the source; raise copy_stalled_s if it is that slow",
-            )
-
-    def _note(self, message: Moved | Flushed | Result) -> None:
-        brought = self.tally.moved_bytes(), sum(self.watermarks.values())
-        self._reads = isinstance(message, Moved) and message.bytes_done < message.bytes_total
-        if brought != self._brought or not isinstance(message, Moved):
-            self._brought, self._brought_at = brought, time.monotonic()
 
     async def hear(self, message: Moved | Flushed | Result) -> None:
-        await self._take(message)
-        self._note(message)
-
-    async def _take(self, message: Moved | Flushed | Result) -> None:
         if isinstance(message, Result):
             if message.name != WANTED_RATE or self.turns is None:
                 raise TypeError(f"a copy has no result {message.name}")

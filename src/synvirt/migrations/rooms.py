@@ -86,8 +86,6 @@ class Rooms:
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0
-    # A copy that brings nothing for so long is ended: its reader loops, or what it reads answers and never moves.
-    copy_stalled_s: float = 7200.0
     # Held while volumes are cloned for a rehearsal, or it is called off before they are.
     cloning: threading.Lock = field(default_factory=threading.Lock)
     # Of the jobs; made of `connect`.

@@ -1,0 +1,83 @@
+"""When a worker is stalled: the clock is the test's."""
+
+import pytest
+
+from synvirt.jobs.stalling import Stall
+from synvirt.jobs.wire import Flushed, Moved, Result, Watched
+
+AFTER_S = 10.0
+Message = Moved | Flushed | Result
+ASKS = Result(name="wanted_rate", content={}, waits=True)
+TELLS = Result(name="stored", content={})
+
+
+def moved(done: int, total: int = 100) -> Moved:
+    return Moved(key="a", bytes_total=total, bytes_done=done, bytes_zero=0)
+
+
+def flushed(offset: int, *, finished: bool = False) -> Flushed:
+    return Flushed(key="a", offset_bytes=offset, bytes_total=100, bytes_done=offset, bytes_zero=0, finished=finished)
+
+
+class Watch:
+    def __init__(self, watched: Watched, after_s: float | None = AFTER_S) -> None:
+        self.now_s = 0.0
+        self.stall = Stall(watched, after_s, lambda: self.now_s)
+
+    def after(self, seconds: float, *said: Message) -> bool:
+        """Each is said after so long; whether it is over by then."""
+        for message in said:
+            self.now_s += seconds
+            self.stall.heard(message)
+        if not said:
+            self.now_s += seconds
+        return self.stall.look()
+
+
+@pytest.mark.parametrize("watched", [Watched.ALWAYS, Watched.WHILE_READING])
+def test_one_that_says_the_same_again_and_again_brings_nothing(watched: Watched) -> None:
+    watch = Watch(watched)
+    assert not watch.after(9, moved(1), moved(2), flushed(2), moved(3))
+    assert watch.after(3, moved(3), flushed(2), moved(3), flushed(2), moved(3))
+
+
+@pytest.mark.parametrize("watched", [Watched.ALWAYS, Watched.WHILE_READING])
+def test_one_that_never_says_a_word_is_stalled_too(watched: Watched) -> None:
+    watch = Watch(watched)
+    assert not watch.after(9)
+    assert watch.after(2)
+
+
+def test_it_stays_over() -> None:
+    watch = Watch(Watched.ALWAYS)
+    assert watch.after(11)
+    assert watch.after(0, moved(5))
+
+
+@pytest.mark.parametrize("watched", [Watched.ALWAYS, Watched.WHILE_READING])
+def test_one_that_waits_for_the_service_is_not_and_after_its_answer_is(watched: Watched) -> None:
+    watch = Watch(watched)
+    assert not watch.after(1, moved(1), ASKS)
+    assert not watch.after(1000)
+    watch.stall.answered()
+    assert not watch.after(9)
+    assert watch.after(2)
+
+
+def test_what_comes_after_the_bytes_of_a_disk_takes_as_long_as_it_takes() -> None:
+    watch = Watch(Watched.WHILE_READING)
+    assert not watch.after(1, moved(100))
+    assert not watch.after(1000)
+    assert not watch.after(1000, flushed(100, finished=True))
+    assert watch.after(11), "the next disk is not opened"
+
+
+def test_a_verification_knows_no_total_and_is_watched_to_its_end() -> None:
+    watch = Watch(Watched.ALWAYS)
+    assert not watch.after(9, moved(1, total=1), moved(2, total=2), TELLS)
+    assert watch.after(11)
+
+
+@pytest.mark.parametrize(("watched", "after_s"), [(Watched.NEVER, AFTER_S), (Watched.ALWAYS, None)])
+def test_some_are_never_stalled(watched: Watched, after_s: float | None) -> None:
+    assert not Watch(watched, after_s).after(1e9)
