@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from synvirt.store import Store, store
+from synvirt.store import Store, opening, store
 
 
 @contextmanager
 def stores_from(template: Path) -> Iterator[None]:
     """`template`: made where it is not there."""
-    init, opened = Store.__init__, store._open
+    init, opened = Store.__init__, opening.opened
     if not template.exists():
         Store(f"sqlite:///{template}").close()
 
@@ -35,6 +35,6 @@ def stores_from(template: Path) -> Iterator[None]:
         return engine
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(store, "_open", unsynced)
+        patched.setattr(store, "opened", unsynced)
         patched.setattr(Store, "__init__", from_template)
         yield

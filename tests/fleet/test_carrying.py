@@ -13,7 +13,7 @@ import pytest
 
 from synvirt.copying import request_bytes
 from synvirt.errors import InvalidPlan
-from synvirt.fleet.carrying import AROUND_COPY, Carrying, failed, outage_of
+from synvirt.fleet.carrying import AROUND_COPY, Carrying, Seen, failed, outage_of
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
@@ -461,6 +461,25 @@ def test_a_retry_is_written_with_its_wave_or_not_at_all(night: Night) -> None:
     night.store.on_commit = lambda: seen.append(night.waves.whole(made.id))
     night.waves.retry(made.id, "db")
     assert [(one.state, states(one)) for one in seen] == [(W.RUNNING, {"db": S.WAITING})]
+
+
+def test_a_wave_does_not_end_while_a_member_of_it_is_tried_again(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader has seen all of them at their ends, when an operator tries one again."""
+    night.vms("db")
+    night.house.hypervisor.fail = "boot"
+    made = night.waves.create(wave({"id": "db"}, on_failure="continue"))
+    night.waves.go(made.id)
+    finish = night.carrying._finish
+
+    def interrupted(seen: Seen) -> None:
+        if [one.state for one in seen.wave.members] == [S.FAILED]:
+            night.house.hypervisor.fail = None
+            night.waves.retry(made.id, "db")
+        finish(seen)
+
+    monkeypatch.setattr(night.carrying, "_finish", interrupted)
+    done = night.until(made.id, lambda seen: seen.finished_at is not None)
+    assert (done.state, states(done)) == (W.COMPLETED, {"db": S.HEALTHY})
 
 
 class Interrupted:

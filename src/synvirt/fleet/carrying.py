@@ -10,14 +10,14 @@ cut-over is asked for until its window is over for it. What only the host of a j
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 import structlog
 
-from synvirt.errors import NotFound, PersistFailed, SourceUnreachable, SynvirtError
+from synvirt.errors import Conflict, NotFound, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
@@ -270,9 +270,16 @@ class Carrying:
         else:
             state, reason = WaveState.COMPLETED, None
         fields = {"state": state, "reason": reason, "finished_at": now()}
-        self._rows.change(
-            wave.id, UNDER_WAY, lambda before: before.model_copy(update=fields), Wave, told_of, deliveries=of_wave
-        )
+        with suppress(Conflict):  # a member is tried again since it was looked at
+            self._rows.change(
+                wave.id,
+                UNDER_WAY,
+                lambda before: before.model_copy(update=fields),
+                Wave,
+                told_of,
+                deliveries=of_wave,
+                member_ends=sorted(MEMBER_ENDS),
+            )
 
     # ── its jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -2,6 +2,7 @@
 
 from synvirt.store.events import Event
 from synvirt.store.ledger import LedgerEntry
-from synvirt.store.store import Store, Watermark, Wish
+from synvirt.store.store import Store, Wish
+from synvirt.store.watermarks import Watermark
 
 __all__ = ["Event", "LedgerEntry", "Store", "Watermark", "Wish"]

@@ -4,40 +4,34 @@ Every failure of the database is PersistFailed. `on_commit` is called after each
 listeners with it, and the tests crash there.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Dialect,
-    Engine,
     Row,
     Select,
-    create_engine,
     delete,
-    event,
     exists,
     func,
     insert,
-    make_url,
     select,
     text,
     update,
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
+from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS, State
 from synvirt.store import ledger as ledgers
+from synvirt.store import watermarks as marks
 from synvirt.store.access import AuditRows, TokenRows
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
@@ -47,29 +41,17 @@ from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
 from synvirt.store.ledger import LedgerEntry, LedgerRows, Owner, owned_by
 from synvirt.store.memory import MemoryRows, forget_passes
+from synvirt.store.opening import opened
 from synvirt.store.rehearsals import RehearsalRows
 from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import events, hosts, ledger, migrations, rehearsals, secrets, slots, watermarks
+from synvirt.store.tables import events, hosts, ledger, migrations, rehearsals, secrets, slots
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
+from synvirt.store.watermarks import Watermark
 from synvirt.store.wave_hooks import HookRows
 from synvirt.store.waves import WaveRows
 
-# A writer waits this long for another before it fails; a store commit takes milliseconds, so this is a stuck disk.
-BUSY_TIMEOUT_S = 20
-# A database whose network is gone is noticed within half a minute: before the lease of this host is over.
-POSTGRESQL_LIMITS = {
-    "connect_timeout": 10,
-    "tcp_user_timeout": 20_000,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    # A host that freezes in the middle of a transaction has its row locked: it could not be fenced before this.
-    "options": "-c idle_in_transaction_session_timeout=20s",
-}
-# Passes are counted from 1.
-FOLDED_PASS = 0
 # A job that waits for a source for months tells of it again and again. Who was away longer than this sees the job as it is.
 EVENTS_KEPT, FOLDED_EVERY = 200, 16
 # Two jobs that claim one name at the same moment must not both find it free: "clms".
@@ -78,19 +60,6 @@ CLAIMS_LOCK = 0x636C6D73
 UPGRADE_LOCK = 0x75706772
 _ENDED = tuple(str(end) for end in ENDS)
 _STATES = frozenset(str(state) for state in State)
-
-
-@dataclass(frozen=True, slots=True)
-class Watermark:
-    """Every byte of the pass before `offset_bytes` is flushed; `finished`: the whole pass of this disk is."""
-
-    disk_key: str
-    pass_number: int
-    offset_bytes: int
-    bytes_total: int
-    bytes_done: int
-    bytes_zero: int
-    finished: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +72,7 @@ class Wish:
 
 class Store:
     def __init__(self, url: str, *, on_commit: Callable[[], None] = lambda: None) -> None:
-        self._engine = _open(url)
+        self._engine = opened(url)
         self.on_commit = on_commit
         self.uploads = UploadRows(reading=self._reading, writing=self._writing)
         self.backups = BackupRows(reading=self._reading, writing=self._writing)
@@ -373,48 +342,24 @@ class Store:
 
     def put_watermark(self, job_id: UUID, mark: Watermark) -> None:
         """Call it after the destination has flushed, never before."""
-        values = {
-            "offset_bytes": mark.offset_bytes,
-            "bytes_total": mark.bytes_total,
-            "bytes_done": mark.bytes_done,
-            "bytes_zero": mark.bytes_zero,
-            "finished": mark.finished,
-        }
-        key = {"migration_id": str(job_id), "pass_number": mark.pass_number, "disk_key": mark.disk_key}
         with self._writing_of(job_id) as db:
-            same = [watermarks.c[name] == value for name, value in key.items()]
-            if db.execute(update(watermarks).where(*same).values(**values)).rowcount == 0:
-                db.execute(insert(watermarks).values(**key, **values))
+            marks.put(db, job_id, mark)
 
     def watermarks(self, job_id: UUID, pass_number: int) -> dict[str, Watermark]:
-        query = select(watermarks).where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number == pass_number)
+        """By disk key."""
         with self._reading() as db:
-            return {row.disk_key: _watermark(row) for row in db.execute(query)}
+            return marks.of_pass(db, job_id, pass_number)
 
     def copied_before(self, job_id: UUID, pass_number: int) -> dict[str, tuple[int, int]]:
         """By disk key: bytes that all passes before this one moved, and bytes of zeros among them."""
-        query = (
-            select(watermarks.c.disk_key, func.sum(watermarks.c.bytes_done), func.sum(watermarks.c.bytes_zero))
-            .where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number < pass_number)
-            .group_by(watermarks.c.disk_key)
-        )
         with self._reading() as db:
-            return {key: (int(done), int(zero)) for key, done, zero in db.execute(query)}
+            return marks.copied_before(db, job_id, pass_number)
 
     def fold_passes(self, job_id: UUID, number: int) -> None:
-        """What is known of the passes before `number` becomes one watermark a disk, of FOLDED_PASS; the first pass stays. Call
-        it when the next pass builds on `number` alone."""
-        key = watermarks.c.migration_id == str(job_id)
-        old = (key, watermarks.c.pass_number != 1, watermarks.c.pass_number < number)
-        counted = ("bytes_total", "bytes_done", "bytes_zero")
-        sums = select(watermarks.c.disk_key, *(func.sum(watermarks.c[name]) for name in counted)).where(*old)
+        """What is known of the passes before `number` becomes one watermark a disk; the first pass stays. Call it when the next
+        pass builds on `number` alone."""
         with self._writing_of(job_id) as db:
-            found = db.execute(sums.group_by(watermarks.c.disk_key)).all()
-            db.execute(delete(watermarks).where(*old))
-            for disk_key, *sizes in found:
-                folded = dict(zip(counted, map(int, sizes), strict=True))
-                values = {"pass_number": FOLDED_PASS, "disk_key": disk_key, "offset_bytes": 0, "finished": True}
-                db.execute(insert(watermarks).values(migration_id=str(job_id), **values, **folded))
+            marks.fold(db, job_id, number)
             forget_passes(db, job_id, but=(1, number))
 
     def record(self, job_id: UUID, kind: str, name: str) -> None:
@@ -483,61 +428,6 @@ class Store:
         except SQLAlchemyError as error:
             raise _persist_failed(error) from error
         self.on_commit()
-
-
-def _for_its_user_alone(database: str | None) -> None:
-    """Whatever the mode of its folder is. SQLite gives the files beside it the same mode."""
-    if database in (None, "", ":memory:"):
-        return
-    # Never opened where it is there: to close it again would let go of the locks that this process has on it.
-    # A file that cannot be made, or is another's, SQLite says in its own words.
-    with suppress(OSError):
-        os.close(os.open(str(database), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    for suffix in ("", "-wal", "-shm"):
-        with suppress(OSError):
-            Path(f"{database}{suffix}").chmod(0o600)
-
-
-def _open(url: str) -> Engine:
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "postgresql":
-        postgresql = create_engine(
-            parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=POSTGRESQL_LIMITS
-        )
-        event.listen(postgresql, "do_connect", _in_utf8)
-        return postgresql
-    _for_its_user_alone(parsed.database)
-    engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
-
-    @event.listens_for(engine, "connect")
-    def _configure(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # we begin transactions ourselves: the driver's habit is to begin too late
-        cursor = connection.cursor()
-        # FULL: a ledger line that a power cut takes back leaves a volume that no ledger entry names.
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        # A deferred transaction that reads first and writes later fails at once when another wrote in between.
-        writes = connection.get_execution_options().get("writes")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-    return engine
-
-
-def _in_utf8(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> Any:
-    """A connection, if its database can hold what we write: one in SQL_ASCII gives bytes for texts. BadRequest."""
-    connection = dialect.connect(*arguments, **options)
-    encoding = connection.info.parameter_status("server_encoding")
-    if encoding != "UTF8":
-        connection.close()
-        raise BadRequest(
-            f"setting store_url: the database's encoding is {encoding}, and names and messages need UTF8",
-            hint="make it again: createdb --encoding=UTF8 --locale=C.UTF-8 --template=template0 NAME",
-        )
-    return connection
 
 
 def _add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None:
@@ -609,18 +499,6 @@ def _row(db: Connection, job_id: UUID, *, lock: bool = False) -> Row[Any]:
 
 def _parse(row: Row[Any]) -> Migration:
     return parsed(Migration, row.document, row.version)
-
-
-def _watermark(row: Row[Any]) -> Watermark:
-    return Watermark(
-        disk_key=row.disk_key,
-        pass_number=row.pass_number,
-        offset_bytes=row.offset_bytes,
-        bytes_total=row.bytes_total,
-        bytes_done=row.bytes_done,
-        bytes_zero=row.bytes_zero,
-        finished=row.finished,
-    )
 
 
 def _persist_failed(error: SQLAlchemyError) -> PersistFailed:

@@ -177,8 +177,10 @@ class WaveRows:
         told: Callable[[M], str],
         *,
         deliveries: Callable[[M, M], Sequence[NewDelivery]] = _no_deliveries,
+        member_ends: Sequence[str] = (),
     ) -> M:
-        """As a WaveChange says it; Conflict, where the wave is in none of `expected`."""
+        """As a WaveChange says it; Conflict, where the wave is in none of `expected`, or, with `member_ends`, where a member is
+        in none of those or is to be given back."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
             if row.state not in expected:
@@ -186,6 +188,11 @@ class WaveRows:
                     f"wave {wave_id} is {row.state}, and this is for one that is {' or '.join(sorted(expected))}",
                     hint="synvirt waves show says where it stands",
                 )
+            if member_ends:
+                left = wave_members.c.rolling_back | wave_members.c.state.not_in(member_ends)
+                query = select(wave_members.c.member_id).where(wave_members.c.wave_id == str(wave_id), left).limit(1)
+                if (one := db.execute(query).scalar()) is not None:
+                    raise Conflict(f"{one} of wave {wave_id} has not ended", hint="synvirt waves show says where it stands")
             after: M = WaveChange(expected, change, model, told, deliveries).made(db, row)
             return after
 

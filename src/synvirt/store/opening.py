@@ -1,0 +1,79 @@
+"""The database by its URL: SQLite in a file of the service's own, or PostgreSQL; with the limits of each."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event, make_url
+
+from synvirt.errors import BadRequest
+
+# A writer waits this long for another before it fails; a store commit takes milliseconds, so this is a stuck disk.
+BUSY_TIMEOUT_S = 20
+# A database whose network is gone is noticed within half a minute: before the lease of this host is over.
+POSTGRESQL_LIMITS = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 20_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    # A host that freezes in the middle of a transaction has its row locked: it could not be fenced before this.
+    "options": "-c idle_in_transaction_session_timeout=20s",
+}
+
+
+def opened(url: str) -> Engine:
+    """Its first connection fails where it cannot be used: SQLAlchemyError, BadRequest."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "postgresql":
+        postgresql = create_engine(
+            parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=POSTGRESQL_LIMITS
+        )
+        event.listen(postgresql, "do_connect", _in_utf8)
+        return postgresql
+    _for_its_user_alone(parsed.database)
+    engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # we begin transactions ourselves: the driver's habit is to begin too late
+        cursor = connection.cursor()
+        # FULL: a ledger line that a power cut takes back leaves a volume that no ledger entry names.
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A deferred transaction that reads first and writes later fails at once when another wrote in between.
+        writes = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _for_its_user_alone(database: str | None) -> None:
+    """Whatever the mode of its folder is. SQLite gives the files beside it the same mode."""
+    if database in (None, "", ":memory:"):
+        return
+    # Never opened where it is there: to close it again would let go of the locks that this process has on it.
+    # A file that cannot be made, or is another's, SQLite says in its own words.
+    with suppress(OSError):
+        os.close(os.open(str(database), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(OSError):
+            Path(f"{database}{suffix}").chmod(0o600)
+
+
+def _in_utf8(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> Any:
+    """A connection, if its database can hold what we write: one in SQL_ASCII gives bytes for texts. BadRequest."""
+    connection = dialect.connect(*arguments, **options)
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        connection.close()
+        raise BadRequest(
+            f"setting store_url: the database's encoding is {encoding}, and names and messages need UTF8",
+            hint="make it again: createdb --encoding=UTF8 --locale=C.UTF-8 --template=template0 NAME",
+        )
+    return connection

@@ -1,0 +1,81 @@
+"""How far each pass of a job is durable, a row a disk; in the store's transactions."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
+
+from synvirt.store.tables import watermarks
+
+# Passes are counted from 1.
+FOLDED_PASS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Every byte of the pass before `offset_bytes` is flushed; `finished`: the whole pass of this disk is."""
+
+    disk_key: str
+    pass_number: int
+    offset_bytes: int
+    bytes_total: int
+    bytes_done: int
+    bytes_zero: int
+    finished: bool
+
+
+def put(db: Connection, job_id: UUID, mark: Watermark) -> None:
+    values = {
+        "offset_bytes": mark.offset_bytes,
+        "bytes_total": mark.bytes_total,
+        "bytes_done": mark.bytes_done,
+        "bytes_zero": mark.bytes_zero,
+        "finished": mark.finished,
+    }
+    key = {"migration_id": str(job_id), "pass_number": mark.pass_number, "disk_key": mark.disk_key}
+    same = [watermarks.c[name] == value for name, value in key.items()]
+    if db.execute(update(watermarks).where(*same).values(**values)).rowcount == 0:
+        db.execute(insert(watermarks).values(**key, **values))
+
+
+def of_pass(db: Connection, job_id: UUID, number: int) -> dict[str, Watermark]:
+    """By disk key."""
+    query = select(watermarks).where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number == number)
+    return {row.disk_key: _of_row(row) for row in db.execute(query)}
+
+
+def copied_before(db: Connection, job_id: UUID, number: int) -> dict[str, tuple[int, int]]:
+    """By disk key: bytes that all passes before that one moved, and bytes of zeros among them."""
+    query = (
+        select(watermarks.c.disk_key, func.sum(watermarks.c.bytes_done), func.sum(watermarks.c.bytes_zero))
+        .where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number < number)
+        .group_by(watermarks.c.disk_key)
+    )
+    return {key: (int(done), int(zero)) for key, done, zero in db.execute(query)}
+
+
+def fold(db: Connection, job_id: UUID, number: int) -> None:
+    """The passes before `number` become one watermark a disk, of FOLDED_PASS; the first pass stays."""
+    key = watermarks.c.migration_id == str(job_id)
+    old = (key, watermarks.c.pass_number != 1, watermarks.c.pass_number < number)
+    counted = ("bytes_total", "bytes_done", "bytes_zero")
+    sums = select(watermarks.c.disk_key, *(func.sum(watermarks.c[name]) for name in counted)).where(*old)
+    found = db.execute(sums.group_by(watermarks.c.disk_key)).all()
+    db.execute(delete(watermarks).where(*old))
+    for disk_key, *sizes in found:
+        folded = dict(zip(counted, map(int, sizes), strict=True))
+        values = {"pass_number": FOLDED_PASS, "disk_key": disk_key, "offset_bytes": 0, "finished": True}
+        db.execute(insert(watermarks).values(migration_id=str(job_id), **values, **folded))
+
+
+def _of_row(row: Row[Any]) -> Watermark:
+    return Watermark(
+        disk_key=row.disk_key,
+        pass_number=row.pass_number,
+        offset_bytes=row.offset_bytes,
+        bytes_total=row.bytes_total,
+        bytes_done=row.bytes_done,
+        bytes_zero=row.bytes_zero,
+        finished=row.finished,
+    )
