@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from synvirt import outgoing
 from synvirt.hypervisor import accel
 from tests import postgres
+from tests.costs import Costs
 from tests.store_template import stores_from
 
 # A service in the test's own process must not log into what a command prints: structlog's default is standard output.
@@ -65,6 +66,10 @@ LONG = (
     "tests/real/test_waves.py",
     "tests/kinds/test_laws.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
