@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from synvirt import outgoing
 from synvirt.hypervisor import accel
+from synvirt.store import Store
 from tests import postgres
 from tests.costs import Costs
 from tests.made_once import made_once
@@ -160,22 +161,40 @@ def postgres_server() -> Iterator[str]:
 _numbers = itertools.count(1)
 
 
-def _new_postgres_database(server: str) -> str:
+def _new_postgres_database(server: str, template: str = "template1") -> str:
     name = f"test{next(_numbers)}"
     with psycopg.connect(server % "postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
     return server % name
 
 
+@pytest.fixture(scope="session")
+def _postgres_with_tables(postgres_server: str) -> str:
+    """The server, with a database `tables` that Alembic has made once: it takes a second of a core."""
+    with psycopg.connect(postgres_server % "postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE tables")
+    Store(postgres_server % "tables").close()
+    return postgres_server
+
+
 @pytest.fixture
-def postgresql_url(postgres_server: str) -> str:
-    """A new, empty database that several processes may write at once."""
-    return _new_postgres_database(postgres_server)
+def postgresql_url(_postgres_with_tables: str) -> str:
+    """A new database, with the tables of a store, that several processes may write at once."""
+    return _new_postgres_database(_postgres_with_tables, "tables")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A new, empty database, of each sort that the service runs on."""
+    """A new database, of each sort that the service runs on: it has a store's tables, or has them when it is opened."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'store.db'}"
+    url: str = request.getfixturevalue("postgresql_url")
+    return url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Without any table."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'store.db'}"
     new: Callable[[str], str] = _new_postgres_database

@@ -150,9 +150,9 @@ def written_by_an_earlier_version(db: Connection, revision: str, noted: dict[str
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_a_database_of_each_version_is_taken_over_with_its_rows(database_url: str, revision: str) -> None:
-    _written_at(revision, database_url)
-    store = Store(database_url)
+def test_a_database_of_each_version_is_taken_over_with_its_rows(empty_database_url: str, revision: str) -> None:
+    _written_at(revision, empty_database_url)
+    store = Store(empty_database_url)
     try:
         job = store.get(JOB)
         assert (job.name, job.state, job.created_at) == (
@@ -188,9 +188,9 @@ def test_a_database_of_each_version_is_taken_over_with_its_rows(database_url: st
         store.close()
 
 
-def test_each_kind_of_note_is_taken_over(database_url: str) -> None:
-    _written_at("0017", database_url)
-    store = Store(database_url)
+def test_each_kind_of_note_is_taken_over(empty_database_url: str) -> None:
+    _written_at("0017", empty_database_url)
+    store = Store(empty_database_url)
     try:
         assert store.memory.get(JOB, JobMemory) == JobMemory(
             told=Told(before=PROBLEM),
