@@ -21,6 +21,7 @@ from tests.fakes.platforms import with_fake
 from tests.fakes.pve.cluster import Cluster, Paper
 from tests.fakes.pve.server import PveServer
 from tests.fakes.service import Service
+from tests.ports import free_port
 from tests.replay import replayed
 
 PRIVATE: tuple[str, ...] = ("payroll", "secretnode", "10.11.12.13", "bc:24:11:aa:bb:cc", "Alice", "alice@corp.example")
@@ -98,7 +99,9 @@ def test_a_password_is_in_no_line(sources: Sources, site: PveServer) -> None:
     site.cluster.users["root@pam"].secret = "p4ss w0rd&more"
     asked = {"user": "root@pam", "password": "p4ss w0rd&more"}
     request = {"name": "s", "kind": "pve_api", "endpoint": site.endpoint, "credentials": asked}
-    request["options"] = {"fingerprint_sha256": site.fingerprint}
+    # A password is one for SSH, too: nobody answers it here, and nobody is to be waited for.
+    site.cluster.nodes["secretnode"] = "127.0.0.1"
+    request["options"] = {"fingerprint_sha256": site.fingerprint, "ssh_port": free_port()}
     source = sources.add(SourceRequest.model_validate(request))
     text = asyncio.run(sources.record(source.id))
     logins = [json.loads(line)["request"] for line in text.splitlines()[1:] if "access/ticket" in line]
