@@ -179,9 +179,12 @@ def test_a_guest_is_settled_once_nothing_that_starts_late_is_missing() -> None:
     assert is_settled(compared(source, {**late, "service nginx.service": "runs"}, ()))
 
 
-@pytest.mark.parametrize(("source", "clone"), [({}, SOURCE), (SOURCE, {}), ({}, {})])
-def test_one_who_says_nothing_is_no_difference(source: dict[str, str], clone: dict[str, str]) -> None:
-    assert compared(source, clone, ()) == ()
+@pytest.mark.parametrize(("source", "clone", "where"), [({}, SOURCE, "at its source"), (SOURCE, {}, "here")])
+def test_one_who_says_nothing_is_one_row(source: dict[str, str], clone: dict[str, str], where: str) -> None:
+    (row,) = compared(source, clone, ())
+    assert (row.item, row.grade, where in row.reason) == ("what runs in it", "look", True)
+    assert is_settled([row])
+    assert compared({}, {}, ()) == ()
 
 
 WORDS = st.one_of(st.sampled_from([*SOURCE, "users"]), st.text(max_size=20))

@@ -1,7 +1,8 @@
 """Is the guest here the one that runs, or ran, at its source? Facts of both, compared and graded. Pure.
 
 Facts have names (`model/facts.py`): what is compared how is a table, a row a kind. A fact that only one side tells is no
-difference where the other tells nothing at all; of kinds that not every platform tells, where it tells none of that kind.
+difference where the other tells nothing at all, which is a row by itself; of kinds that not every platform tells, where it
+tells none of that kind.
 """
 
 import contextlib
@@ -57,8 +58,20 @@ def compared(
     rows = [Sameness(item=one.what, source=one.source, clone=one.here, grade="expected", reason=one.why) for one in differences]
     explained = {one.what for one in differences}
     rows += [one for one in _rows(*machines) if not {one.item, f"mac of {one.item}"} & explained]
-    if (told := _read(source)) and (told_here := _read(here)):
+    told, told_here = _read(source), _read(here)
+    if told and told_here:
         rows += _rows(told, told_here)
+    elif told or told_here:
+        where = "here" if told else "at its source"
+        rows.append(
+            Sameness(
+                item="what runs in it",
+                source=_count(told),
+                clone=_count(told_here),
+                grade="look",
+                reason=f"nothing tells of the guest {where}, no agent and no tools: it was not compared",
+            )
+        )
     rows += [
         Sameness(item=item, source=why, clone=None, grade="look", reason="what lies there was not compared")
         for item, why in source.items()
@@ -77,6 +90,10 @@ def is_settled(rows: Sequence[Sameness]) -> bool:
 
 def _read(facts: Mapping[str, str]) -> dict[str, str]:
     return {item: value for item, value in facts.items() if not item.startswith(f"{NOT_READ} ")}
+
+
+def _count(facts: Mapping[str, str]) -> str | None:
+    return f"{len(facts)} facts" if facts else None
 
 
 def of_disks(facts: Mapping[str, str]) -> dict[str, str]:
