@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from synvirt.errors import Conflict, NotFound, PersistFailed, SynvirtError
 from synvirt.fleet.model import Member, MemberState, WaveForecast, WaveRequest, WaveState
-from synvirt.fleet.records import member_of, told_of_member
+from synvirt.fleet.records import member_event, member_of
 from synvirt.fleet.waves import Waves
 from synvirt.model.values import now
 from synvirt.store import Store
@@ -56,8 +56,8 @@ def moved(member: Member, *, to: MemberState, expected: MemberState = S.WAITING,
     return MemberChange(member.id, frozenset({expected}), Member, change)
 
 
-def told(document: Any) -> str:
-    return told_of_member(UUID(int=1), document)
+def updated(document: Any) -> str:
+    return member_event(UUID(int=1), document)
 
 
 def test_a_plan_is_written_to_members_that_did_not_cut_over_and_nothing_else_of_them_changes(
@@ -65,7 +65,7 @@ def test_a_plan_is_written_to_members_that_did_not_cut_over_and_nothing_else_of_
 ) -> None:
     made = waves.create(asked("a", "b", "c"))
     known = {one.id: one for one in waves.whole(made.id).members}
-    assert store.waves.change_members(made.id, [moved(known["b"], to=S.HEALTHY)], told) == ["b"]
+    assert store.waves.change_members(made.id, [moved(known["b"], to=S.HEALTHY)], updated) == ["b"]
     last = store.waves.last_event_id()
     at = now().replace(microsecond=0)
     forecast = WaveForecast(starts_at=at, ends_p50=at, ends_p95=at, bottleneck="x", made_at=at)
@@ -199,7 +199,7 @@ def test_of_two_hosts_that_move_a_member_one_wins(store: Store, waves: Waves, da
 
     def move(rows: Store, to: MemberState) -> list[str]:
         together.wait()
-        return [done for member in members for done in rows.waves.change_members(made.id, [moved(member, to=to)], told)]
+        return [done for member in members for done in rows.waves.change_members(made.id, [moved(member, to=to)], updated)]
 
     with ThreadPoolExecutor(2) as pool:
         skipped, ready = pool.map(move, (store, other), (S.SKIPPED, S.READY))
@@ -242,7 +242,7 @@ def test_who_follows_the_events_misses_none_of_several_hosts(store: Store, waves
         together.wait()
         for number in range(30):
             to, expected = (S.READY, S.WAITING) if number % 2 == 0 else (S.WAITING, S.READY)
-            assert rows.waves.change_members(wave_id, [moved(member, to=to, expected=expected)], told)
+            assert rows.waves.change_members(wave_id, [moved(member, to=to, expected=expected)], updated)
 
     def follow(until: Callable[[], bool]) -> list[int]:
         seen: list[int] = []
@@ -269,7 +269,7 @@ def test_the_jobs_of_members_are_found_with_their_hosts(store: Store, waves: Wav
     for member in made_members(waves, made.id):
         store.add(jobs[member.id], host=f"kvm-{member.id}")
         state = S.HEALTHY if member.id == "c" else S.READY
-        assert store.waves.change_members(made.id, [moved(member, to=state, job_id=jobs[member.id].id)], told) == [member.id]
+        assert store.waves.change_members(made.id, [moved(member, to=state, job_id=jobs[member.id].id)], updated) == [member.id]
     found = store.waves.jobs(made.id, [S.HEALTHY])
     assert {id_: host for id_, (host, _, _) in found.items()} == {jobs[one].id: f"kvm-{one}" for one in "ab"}
     store.waves.tell(made.id, {"a": "b is not healthy yet", "b": None})

@@ -8,5 +8,5 @@ members may cut over. Read `model.py` first: it has every noun. Then:
     done             carrying.py (the leader), host_side.py (the host of a job), sharing.py
     foreseen         forecasting.py, simulate.py, gantt.py
     in and out       importing.py, sheets.py, xlsx.py, querying.py, reporting.py
-    told to others   hooks.py, delivering.py, deliveries.py
+    notifications    hooks.py, delivering.py, deliveries.py
 """

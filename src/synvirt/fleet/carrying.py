@@ -23,7 +23,7 @@ from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
 from synvirt.fleet.openings import spans_of
 from synvirt.fleet.placing import NEXT, Placing, is_placed
-from synvirt.fleet.records import member_of, told_of, wave_of
+from synvirt.fleet.records import member_of, wave_event, wave_of
 from synvirt.fleet.scheduling import Decision, decide
 from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
 from synvirt.fleet.webhooks.delivering import Delivering
@@ -69,7 +69,7 @@ class Seen:
 
 class Carrying:
     """`placing`: chooses hosts; None: the host that leads submits all. `delivering`: sends to webhooks; None: nothing is sent.
-    `vm_of`: of a source's VM that has no job yet (ListedVms.of). `unreachable`: is told of a source that is silent.
+    `vm_of`: of a source's VM that has no job yet (ListedVms.of). `unreachable`: is notified of a source that is silent.
     `clock`: for tests, which make a night of a second."""
 
     def __init__(
@@ -143,7 +143,7 @@ class Carrying:
             log.warning("a wave cannot go on now", wave=str(wave_id), cause=str(error), exc_info=not _is_ours(error))
 
     def _seen_again(self, seen: Seen) -> Seen:
-        """Read anew, if something has happened: a large wave costs a tenth of a second, and in most ticks nothing does."""
+        """Read again, if something has happened: a large wave costs a tenth of a second, and in most ticks nothing does."""
         return seen if self._rows.last_event_id() == seen.as_of else self._seen(seen.wave.id)
 
     def _seen(self, wave_id: UUID) -> Seen:
@@ -190,12 +190,12 @@ class Carrying:
         elif seen.wave.state in (WaveState.RUNNING, WaveState.HELD):
             unplaced: Mapping[str, str] = {}
             if self._placing is not None:
-                told, moved = self._placing.look(seen.wave, seen.rows, seen.jobs, under_way=under_way)
+                unplaced_by, moved = self._placing.look(seen.wave, seen.rows, seen.jobs, under_way=under_way)
                 seen = self._seen(wave.id) if moved else seen
                 left = [one for one in seen.wave.members if one.host is None]
                 # One that is tried again only now is placed at the next tick, and does not begin before.
                 new = {one.id: NEXT for one in left if one.state is S.WAITING and is_placed(one)}
-                unplaced = new | {one.id: told[one.id] for one in left if one.id in told}
+                unplaced = new | {one.id: unplaced_by[one.id] for one in left if one.id in unplaced_by}
             self._decide(seen, unplaced, at)
         self._finish(self._seen_again(seen))
 
@@ -219,7 +219,7 @@ class Carrying:
             self._hooks.add_once(wave.id, deliveries(wave, "canary_waits"))
         self._begin(wave, decision, at)
         before = {name: row.waits_for for name, row in seen.rows.items()}
-        self._rows.tell(wave.id, {name: reasons.get(name) for name, told in before.items() if reasons.get(name) != told})
+        self._rows.tell(wave.id, {name: reasons.get(name) for name, reason in before.items() if reasons.get(name) != reason})
 
     def _why_held(self, wave: Wave) -> str | None:
         if wave.state is WaveState.HELD:
@@ -265,8 +265,8 @@ class Carrying:
         if wave.state is WaveState.ROLLING_BACK:
             state, reason = WaveState.ROLLED_BACK, "It was rolled back."
         elif failed or back:
-            told = f"{len(failed)} of {len(wave.members)} failed, {len(back)} were rolled back."
-            state, reason = WaveState.FAILED, wave.reason or told
+            outcome = f"{len(failed)} of {len(wave.members)} failed, {len(back)} were rolled back."
+            state, reason = WaveState.FAILED, wave.reason or outcome
         else:
             state, reason = WaveState.COMPLETED, None
         fields = {"state": state, "reason": reason, "finished_at": now()}
@@ -276,7 +276,7 @@ class Carrying:
                 UNDER_WAY,
                 lambda before: before.model_copy(update=fields),
                 Wave,
-                told_of,
+                wave_event,
                 deliveries=of_wave,
                 member_ends=sorted(MEMBER_ENDS),
             )

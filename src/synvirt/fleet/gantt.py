@@ -177,10 +177,10 @@ def _axis(scale: _Scale, height: float) -> list[str]:
 
 def _end(scale: _Scale, at: datetime, what: str, height: float) -> list[str]:
     x = scale.x(at)
-    told = f"{what} {at.astimezone(UTC):%b %d %H:%M}"
+    label = f"{what} {at.astimezone(UTC):%b %d %H:%M}"
     place = 14 if what == "p50" else 26
-    line = _rect(x, HEAD - 8, x + 1.5, height - HEAD - 8, _WARN, opacity=0.8, title=f"ends: {told}")
-    return [line, _text(min(x, WIDTH - 8), place, told, anchor="end", fill=_WARN)]
+    line = _rect(x, HEAD - 8, x + 1.5, height - HEAD - 8, _WARN, opacity=0.8, title=f"ends: {label}")
+    return [line, _text(min(x, WIDTH - 8), place, label, anchor="end", fill=_WARN)]
 
 
 def _rect(left: float, top: float, right: float, high: float, fill: str, *, opacity: float = 1, title: str = "") -> str:

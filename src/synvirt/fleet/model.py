@@ -128,7 +128,7 @@ class Member(MemberRequest):
     state: MemberState = MemberState.WAITING
     waits_for: str | None = None
     job_id: UUID | None = None
-    # It is tried again: the failed job whose volumes its next job goes on with; null where that begins anew.
+    # It is tried again: the failed job whose volumes its next job goes on with; null where that begins from the start.
     retry_of: UUID | None = None
     # The host of ours and its destination that take it, and why these; null where they are not chosen yet.
     host: str | None = None

@@ -13,7 +13,7 @@ from synvirt.fleet.model import Group
 from synvirt.sizes import GIB, TIB
 
 # Causes shown for a VM that no host takes.
-_TOLD_MAX = 4
+_CAUSES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _placed(
             fits.append((beside, left.fullest(need, host, store), host.name, store.name))
             by_name[host.name, store.name] = (host, store)
     if not fits:
-        return Placed(need.member, None, None, _told(refused)), None
+        return Placed(need.member, None, None, _reason(refused)), None
     beside, _, host_name, store_name = min(fits)
     host, store = by_name[host_name, store_name]
     reason = (
@@ -221,13 +221,15 @@ def _why_no_store(need: Need, stores: Sequence[Store]) -> str:
     return f"has no {_bytes(need.size_bytes)} of space left"
 
 
-def _told(refused: Mapping[str, Sequence[str]]) -> str:
+def _reason(refused: Mapping[str, Sequence[str]]) -> str:
     if not refused:
         return "There is no host."
     causes = sorted(refused.items(), key=lambda item: (-len(item[1]), item[0]))
-    told = [f"{names[0] if len(names) == 1 else f'each of {len(names)} hosts'} {cause}" for cause, names in causes[:_TOLD_MAX]]
-    more = len(causes) - _TOLD_MAX
-    return f"No host takes it: {'; '.join(told)}{f'; and {more} more causes' if more > 0 else ''}."
+    shown = [
+        f"{names[0] if len(names) == 1 else f'each of {len(names)} hosts'} {cause}" for cause, names in causes[:_CAUSES_MAX]
+    ]
+    more = len(causes) - _CAUSES_MAX
+    return f"No host takes it: {'; '.join(shown)}{f'; and {more} more causes' if more > 0 else ''}."
 
 
 def _share(whole: float, left: float) -> float:

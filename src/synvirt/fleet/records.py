@@ -39,12 +39,12 @@ def summary_of(row: WaveRow) -> WaveSummary:
     return WaveSummary(**fields, counts=counts)
 
 
-def told_of(wave: Wave) -> str:
+def wave_event(wave: Wave) -> str:
     """The event of its change."""
     return WaveUpdate(id=wave.id, state=wave.state, reason=wave.reason).model_dump_json()
 
 
-def told_of_member(wave_id: UUID, member: BaseModel) -> str:
+def member_event(wave_id: UUID, member: BaseModel) -> str:
     assert isinstance(member, Member)
     return WaveUpdate(
         id=wave_id,

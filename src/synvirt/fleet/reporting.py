@@ -16,7 +16,7 @@ from uuid import UUID
 from synvirt.fleet.model import Member, MemberState, Wave, WaveForecast, WaveState
 from synvirt.fleet.records import late_s
 from synvirt.fleet.sheets.rows import guarded
-from synvirt.fleet.words import told_s, told_time
+from synvirt.fleet.words import shown_s, shown_time
 from synvirt.model.values import Model, Time
 
 
@@ -129,8 +129,8 @@ def as_csv(report: WaveReport) -> str:
     lines = csv.writer(text, lineterminator="\r\n")
     lines.writerow(COLUMNS)
     for one in report.members:
-        told = one.model_dump(mode="json")
-        lines.writerow([guarded("" if told[name] is None else str(told[name])) for name in COLUMNS])
+        fields = one.model_dump(mode="json")
+        lines.writerow([guarded("" if fields[name] is None else str(fields[name])) for name in COLUMNS])
     return text.getvalue()
 
 
@@ -155,12 +155,12 @@ def as_html(report: WaveReport) -> str:
     if report.late_s is not None:
         facts.append(("Against it", f"{_duration(abs(report.late_s))} {'later' if report.late_s > 0 else 'earlier'}"))
     if (error := report.forecast_error) is not None:
-        told = f"half of {error.members} within {_duration(error.median_s)} of it, 95 % within {_duration(error.p95_s)}"
-        facts.append(("Cut-overs against it", told))
+        spread = f"half of {error.members} within {_duration(error.median_s)} of it, 95 % within {_duration(error.p95_s)}"
+        facts.append(("Cut-overs against it", spread))
     facts += [(state.replace("_", " ").capitalize(), count) for state, count in report.counts.items()]
     if report.outages is not None:
-        told = f"median {_duration(report.outages.median_s)}, longest {_duration(report.outages.longest_s)}"
-        facts.append(("Outages", f"{told}; {report.outages.over_budget} of {report.outages.members} over their budget"))
+        spread = f"median {_duration(report.outages.median_s)}, longest {_duration(report.outages.longest_s)}"
+        facts.append(("Outages", f"{spread}; {report.outages.over_budget} of {report.outages.members} over their budget"))
     rows = [
         (
             one.vm,
@@ -200,8 +200,8 @@ def _text(value: str) -> str:
 
 
 def _moment(at: datetime | None) -> str:
-    return "–" if at is None else told_time(at)
+    return "–" if at is None else shown_time(at)
 
 
 def _duration(seconds: float | None) -> str:
-    return "–" if seconds is None else told_s(seconds)
+    return "–" if seconds is None else shown_s(seconds)

@@ -4,7 +4,7 @@
                                                          why(member, now) ─▶ one sentence
 
 The scheduler of a real wave and the simulation ask the same class, so a forecast follows the rules that will be kept. A real
-one is built anew at each tick from the tables; a simulated one lives on, so each change costs little: who is held by what time
+one is built again at each tick from the tables; a simulated one lives on, so each change costs little: who is held by what time
 alone cannot change stands in no queue, and a queue is one pair of source host and destination, passed over when it is full.
 
 Full copies and cut-overs are counted each by itself against the limits: a window must not be lost to copies that take hours.
@@ -23,7 +23,7 @@ from synvirt.fleet.openings import ALWAYS, HORIZON, Openings, spans_of
 from synvirt.fleet.order import Order, order
 from synvirt.fleet.queueing import Key, Queues, Rank, Running
 from synvirt.fleet.windows import Span
-from synvirt.fleet.words import capital, listed, told_s, told_time
+from synvirt.fleet.words import capital, listed, shown_s, shown_time
 
 # A copy made sooner must be kept fresh longer, which loads the source each hour; a fortnight is what plans are changed in.
 LEAD = timedelta(days=14)
@@ -120,7 +120,7 @@ class Scheduler:
         self._queued: set[str] = set()
         self._unqueued, self._gate_was_open = set(self._members), False
         self._unqueued_are_new = True
-        self._canary_told: str | None = None
+        self._canary_reason: str | None = None
 
     # ── what it is given ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,7 +136,7 @@ class Scheduler:
         if before is state and at is None:
             return
         self._state[member] = state
-        self._canary_told = None
+        self._canary_reason = None
         self._copies.put(member, facts, state is S.SYNCING)
         self._cuts.put(member, facts, state is S.CUTTING_OVER)
         self._count_moved(member, state, at)
@@ -274,16 +274,16 @@ class Scheduler:
 
     def _why_start(self, _member: str, now: datetime) -> str | None:
         at = self._wave.start_at
-        return f"The wave starts on {told_time(at)}." if at is not None and now < at else None
+        return f"The wave starts on {shown_time(at)}." if at is not None and now < at else None
 
     def _why_canary(self, member: str, _now: datetime) -> str | None:
         if member in self._canary or self._canary_open():
             return None
-        if self._canary_told is None:
+        if self._canary_reason is None:
             left = [name for name in self.order.sequence if name in self._canary and self._state[name] is not S.HEALTHY]
             healthy = "The canary is healthy; an approval is awaited before the others move."
-            self._canary_told = f"It waits for the canary: {self._named(left)}." if left else healthy
-        return self._canary_told
+            self._canary_reason = f"It waits for the canary: {self._named(left)}." if left else healthy
+        return self._canary_reason
 
     def _why_lead(self, member: str, now: datetime) -> str | None:
         at = self._begins_at(member, now)
@@ -291,9 +291,8 @@ class Scheduler:
             return None
         opens = self._first_opening(member, now)
         assert opens is not None
-        return (
-            f"Its copy begins on {told_time(at)}, in time for {self._window_told(member)}, which opens on {told_time(opens)}."
-        )
+        window = self._window_named(member)
+        return f"Its copy begins on {shown_time(at)}, in time for {window}, which opens on {shown_time(opens)}."
 
     def _why_copies(self, member: str, _now: datetime) -> str | None:
         unplaced = self._why_not_placed(member)
@@ -346,8 +345,8 @@ class Scheduler:
         if span is None:
             upcoming = self._openings.upcoming(window, now)
             if upcoming is None:
-                return f"{capital(self._window_told(member))} does not open again: give it another window."
-            return f"{capital(self._window_told(member))} opens on {told_time(upcoming.start)}."
+                return f"{capital(self._window_named(member))} does not open again: give it another window."
+            return f"{capital(self._window_named(member))} opens on {shown_time(upcoming.start)}."
         return (
             self._why_not_in(member, span, now)
             or self._why_apart(member)
@@ -362,7 +361,7 @@ class Scheduler:
             return "Its outage is not known yet: a delta of it has to be copied first."
         budget = self._budget_s(member)
         if budget is not None and outage.p95 > budget:
-            return f"Its outage of up to {told_s(outage.p95)} is over its budget of {told_s(budget)}."
+            return f"Its outage of up to {shown_s(outage.p95)} is over its budget of {shown_s(budget)}."
         if self._is_late(member, span):
             group = self._together(member)
             return f"Its group {group} was cut over in part in an opening before: let it go on by hand, or roll the group back."
@@ -371,9 +370,13 @@ class Scheduler:
         if needed <= left:
             return None
         what = f"Group {of_group}, which cuts over together, needs" if of_group else "Its outage takes"
-        told = f"{what} up to {told_s(needed)}, and {self._window_told(member)} is open for {told_s(left)} more"
+        reason = f"{what} up to {shown_s(needed)}, and {self._window_named(member)} is open for {shown_s(left)} more"
         upcoming = self._fits_later(member, now)
-        return f"{told}; it fits on {told_time(upcoming.start)}." if upcoming else f"{told}, and never opens for as long again."
+        return (
+            f"{reason}; it fits on {shown_time(upcoming.start)}."
+            if upcoming
+            else f"{reason}, and never opens for as long again."
+        )
 
     def _is_late(self, member: str, span: Span) -> bool:
         """Others of its group were cut over in an opening before."""
@@ -546,7 +549,7 @@ class Scheduler:
         """Its window's id; empty: any of the wave, or any time in a wave without windows."""
         return self._members[member].window_id or ""
 
-    def _window_told(self, member: str) -> str:
+    def _window_named(self, member: str) -> str:
         window = self._window(member)
         return f"window {window}" if window else "a window of the wave"
 

@@ -24,7 +24,7 @@ from synvirt.fleet.openings import spans_of
 from synvirt.fleet.order import Order, order
 from synvirt.fleet.scheduling import Scheduler
 from synvirt.fleet.windows import Span
-from synvirt.fleet.words import told_s, told_time
+from synvirt.fleet.words import shown_s, shown_time
 from synvirt.migrations.planning.forecast import hold_interval_s
 from synvirt.model.plan import Warm
 from synvirt.model.values import Model, Time
@@ -184,12 +184,12 @@ def difference_in_words(before: Simulation, after: Simulation) -> str:
     if before.forecast is None or after.forecast is None:
         return f"{before.unfinished} VMs never cut over before, {after.unfinished} after."
     seconds = (before.forecast.ends_p50 - after.forecast.ends_p50).total_seconds()
-    what = "as late" if abs(seconds) < TICK_S else f"{told_s(abs(seconds))} {'sooner' if seconds > 0 else 'later'}"
-    told = f"It ends {what}, on {told_time(after.forecast.ends_p50)} (p95 {told_time(after.forecast.ends_p95)})"
+    what = "as late" if abs(seconds) < TICK_S else f"{shown_s(abs(seconds))} {'sooner' if seconds > 0 else 'later'}"
+    summary = f"It ends {what}, on {shown_time(after.forecast.ends_p50)} (p95 {shown_time(after.forecast.ends_p95)})"
     moved = before.unfinished - after.unfinished
     if moved:
-        told += f"; {abs(moved)} {'more' if moved > 0 else 'fewer'} VMs cut over"
-    return f"{told}. What holds it back: {after.forecast.bottleneck}"
+        summary += f"; {abs(moved)} {'more' if moved > 0 else 'fewer'} VMs cut over"
+    return f"{summary}. What holds it back: {after.forecast.bottleneck}"
 
 
 def _spread(loads: Mapping[str, Load], more: int) -> dict[str, Load]:
@@ -473,7 +473,7 @@ class _Run:
             name = following
             seen.add(name or "")
         cause = max(seconds, key=seconds.__getitem__, default="nothing")
-        return f"{cause}: {told_s(seconds.get(cause, 0.0))} of the way of {last}, which ends last.", seconds
+        return f"{cause}: {shown_s(seconds.get(cause, 0.0))} of the way of {last}, which ends last.", seconds
 
     def _slowest_needed(self, name: str, seen: set[str]) -> str | None:
         """The member that it waited for last, where it was ready by then."""

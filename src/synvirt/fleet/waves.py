@@ -27,7 +27,7 @@ from synvirt.fleet.model import (
     WaveSummary,
 )
 from synvirt.fleet.order import order
-from synvirt.fleet.records import member_of, new_row, summary_of, told_of, told_of_member, wave_of
+from synvirt.fleet.records import member_event, member_of, new_row, summary_of, wave_event, wave_of
 from synvirt.fleet.webhooks import events as hooks
 from synvirt.fleet.webhooks.events import Hooks
 from synvirt.migrations.planning import schedule
@@ -55,7 +55,7 @@ def is_warm(member: MemberRequest) -> bool:
 
 
 class Waves:
-    """`changed()`: called after each wish, so that it is looked at now."""
+    """`changed()`: called after each request, so that it is looked at now."""
 
     def __init__(self, rows: WaveRows, *, changed: Callable[[], None] = lambda: None, own: Hooks | None = None) -> None:
         self.rows = rows
@@ -79,7 +79,7 @@ class Waves:
                 shown, sealed = self._hooks.made(one.hooks)
                 wave = _made(one, uuid4()).model_copy(update={"hooks": shown})
                 rows = [new_row(member) for member in one.members]
-                new.append(NewWave(wave.id, wave.name, wave.state, wave, rows, told_of(wave), sealed))
+                new.append(NewWave(wave.id, wave.name, wave.state, wave, rows, wave_event(wave), sealed))
                 made.append(wave)
             self.rows.add_all(new)
         return made
@@ -88,7 +88,7 @@ class Waves:
         """A draft becomes another; Conflict, where it is none any more. `keep_hooks`: those that it has stay its own."""
         self._check(asked)
         rows = [new_row(member) for member in asked.members]
-        told = told_of(wave_of(self.rows.get(wave_id)))
+        event = wave_event(wave_of(self.rows.get(wave_id)))
         with self._hooks.held():
             shown, sealed = self._hooks.made(asked.hooks)
 
@@ -97,7 +97,7 @@ class Waves:
                 return _made(asked, wave_id).model_copy(update=kept | {"hooks": before.hooks if keep_hooks else shown})
 
             new = None if keep_hooks else sealed
-            return self.rows.replace(wave_id, WaveState.DRAFT, other, Wave, members=rows, told=told, hooks=new)
+            return self.rows.replace(wave_id, WaveState.DRAFT, other, Wave, members=rows, event=event, hooks=new)
 
     def _check(self, asked: WaveRequest) -> None:
         check(asked)
@@ -215,7 +215,7 @@ class Waves:
             lambda before: before.model_copy(update={"planned_at": planned.get(before.id, before.planned_at)}),
         )
         self.rows.change(
-            wave_id, frozenset(WaveState), lambda before: before.model_copy(update={"forecast": forecast}), Wave, told_of
+            wave_id, frozenset(WaveState), lambda before: before.model_copy(update={"forecast": forecast}), Wave, wave_event
         )
 
     # ── what is wanted of a member ───────────────────────────────────────────────────────────────────────────────────
@@ -270,7 +270,7 @@ class Waves:
         return None, None
 
     def _change(self, wave_id: UUID, expected: Iterable[WaveState], change: Callable[[Wave], Wave]) -> Wave:
-        done = self.rows.change(wave_id, frozenset(expected), change, Wave, told_of, deliveries=hooks.of_wave)
+        done = self.rows.change(wave_id, frozenset(expected), change, Wave, wave_event, deliveries=hooks.of_wave)
         self.changed()
         return done
 
@@ -293,7 +293,7 @@ def _going(before: Wave) -> Wave:
 
 
 # A wave that failed goes on with the member that is tried again: nobody looks at one that has ended.
-_GOES_ON = WaveChange(frozenset({WaveState.FAILED}), _going, Wave, told_of, hooks.of_wave)
+_GOES_ON = WaveChange(frozenset({WaveState.FAILED}), _going, Wave, wave_event, hooks.of_wave)
 
 
 def check(asked: WaveRequest) -> None:
@@ -354,7 +354,7 @@ def _changed(rows: WaveRows, wave_id: UUID, changes: Sequence[MemberChange], *, 
     if not changes:
         return []
     return rows.change_members(
-        wave_id, changes, lambda document: told_of_member(wave_id, document), hooks.of_member, of_wave=of_wave
+        wave_id, changes, lambda document: member_event(wave_id, document), hooks.of_member, of_wave=of_wave
     )
 
 
@@ -367,16 +367,16 @@ def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None
         return before.model_copy(update={"state": WaveState.HELD, "reason": reason, "hooks": kept})
 
     with suppress(Conflict, NotFound):  # it is held already, or has ended
-        rows.change(wave_id, frozenset({WaveState.RUNNING}), held, Wave, told_of, deliveries=hooks.of_wave)
+        rows.change(wave_id, frozenset({WaveState.RUNNING}), held, Wave, wave_event, deliveries=hooks.of_wave)
 
 
 def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> None:
     """Noted, so that the host of the job does it (`host_side`). Those that were rolled back stay as they are."""
     for one in members:
         if one.state not in _GIVEN_BACK:
-            told = {"cause": one.cause or cause}
+            fields = {"cause": one.cause or cause}
             # Whatever state another host has moved it to meanwhile.
-            change_members(rows, wave_id, [one], _MEMBER_STATES - _GIVEN_BACK, told, rolling_back=True)
+            change_members(rows, wave_id, [one], _MEMBER_STATES - _GIVEN_BACK, fields, rolling_back=True)
 
 
 def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 NAMED_MAX = 3
 
 
-def told_time(at: datetime) -> str:
+def shown_time(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def told_s(seconds: float) -> str:
+def shown_s(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 2 * 3600:

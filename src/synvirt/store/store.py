@@ -280,7 +280,7 @@ class Store:
             if after.ended:
                 db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
                 db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
-            if _told(after) != _told(before):
+            if _reported(after) != _reported(before):
                 _announce(db, after, document, version_after(row.version))
             return after
 
@@ -471,7 +471,7 @@ def _rewrite(db: Connection, row: Row[Any], after: Migration, document: str) -> 
     db.execute(update(migrations).where(migrations.c.number == row.number).values(**values))
 
 
-def _told(job: Migration) -> tuple[object, ...]:
+def _reported(job: Migration) -> tuple[object, ...]:
     """What listeners get at once."""
     return job.state, job.last_error, job.boot_attempts
 

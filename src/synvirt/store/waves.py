@@ -75,14 +75,14 @@ class MemberChange:
 
 @dataclass(frozen=True, slots=True)
 class NewWave:
-    """`told`: the event of it."""
+    """`event`: of it."""
 
     id: UUID
     name: str
     state: str
     document: BaseModel
     members: Sequence[MemberRow]
-    told: str
+    event: str
     hooks: Sequence[SealedHook] = ()
 
 
@@ -98,7 +98,7 @@ class WaveChange:
     expected: frozenset[str]
     change: Callable[[Any], Any]
     model: type[BaseModel]
-    told: Callable[[Any], str]
+    event: Callable[[Any], str]
     deliveries: Callable[[Any, Any], Sequence[NewDelivery]] = _no_deliveries
 
     def made(self, db: Connection, row: Row[Any]) -> Any:
@@ -106,7 +106,7 @@ class WaveChange:
         after = self.change(before)
         if after != before:
             _rewrite(db, row, before, after)
-            _announce(db, UUID(row.id), self.told(after))
+            _announce(db, UUID(row.id), self.event(after))
             add_deliveries(db, UUID(row.id), self.deliveries(before, after))
         return after
 
@@ -127,7 +127,7 @@ class WaveRows:
                 db.execute(insert(waves).values(**values, version=VERSION))
                 _add_members(db, one.id, one.members)
                 add_hooks(db, one.id, one.hooks)
-                _announce(db, one.id, one.told)
+                _announce(db, one.id, one.event)
 
     def get(self, wave_id: UUID) -> WaveRow:
         """NotFound."""
@@ -174,7 +174,7 @@ class WaveRows:
         expected: frozenset[str],
         change: Callable[[M], M],
         model: type[M],
-        told: Callable[[M], str],
+        event: Callable[[M], str],
         *,
         deliveries: Callable[[M, M], Sequence[NewDelivery]] = _no_deliveries,
         member_ends: Sequence[str] = (),
@@ -193,7 +193,7 @@ class WaveRows:
                 query = select(wave_members.c.member_id).where(wave_members.c.wave_id == str(wave_id), left).limit(1)
                 if (one := db.execute(query).scalar()) is not None:
                     raise Conflict(f"{one} of wave {wave_id} has not ended", hint="synvirt waves show says where it stands")
-            after: M = WaveChange(expected, change, model, told, deliveries).made(db, row)
+            after: M = WaveChange(expected, change, model, event, deliveries).made(db, row)
             return after
 
     def replace(
@@ -204,7 +204,7 @@ class WaveRows:
         model: type[M],
         *,
         members: Sequence[MemberRow],
-        told: str,
+        event: str,
         hooks: Sequence[SealedHook] | None = None,
     ) -> M:
         """The wave with other members. `hooks`: None keeps those that there are. Conflict, where it is not in `expected` any
@@ -220,7 +220,7 @@ class WaveRows:
             _add_members(db, wave_id, members)
             if hooks is not None:
                 replace_hooks(db, wave_id, hooks)
-            _announce(db, wave_id, told)
+            _announce(db, wave_id, event)
             return after
 
     def remove(self, wave_id: UUID, expected: frozenset[str]) -> None:
@@ -261,7 +261,7 @@ class WaveRows:
         self,
         wave_id: UUID,
         changes: Sequence[MemberChange],
-        told: Callable[[BaseModel], str],
+        event: Callable[[BaseModel], str],
         deliveries: Callable[[str, str, BaseModel], Sequence[NewDelivery]] = _no_deliveries,
         *,
         of_wave: WaveChange | None = None,
@@ -292,7 +292,7 @@ class WaveRows:
                 given = {"submitted": change.submitted, "rolling_back": change.rolling_back}
                 values |= {name: value for name, value in given.items() if value is not None}
                 db.execute(update(wave_members).where(*same).values(**values))
-                _announce(db, wave_id, told(after))
+                _announce(db, wave_id, event(after))
                 add_deliveries(db, wave_id, deliveries(wave.document, row.state, after))
                 done.append(change.member_id)
         return done
@@ -315,9 +315,9 @@ class WaveRows:
         if not waits_for:
             return
         same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == bindparam("member"))
-        rows = [{"member": member_id, "told": reason} for member_id, reason in waits_for.items()]
+        rows = [{"member": member_id, "reason": reason} for member_id, reason in waits_for.items()]
         with self._writing() as db:
-            db.execute(update(wave_members).where(*same).values(waits_for=bindparam("told")), rows)
+            db.execute(update(wave_members).where(*same).values(waits_for=bindparam("reason")), rows)
 
     def jobs(self, wave_id: UUID, but: Sequence[str]) -> dict[UUID, tuple[str, str, str]]:
         """Of members that are in no state of `but`: host, document and version of each job."""

@@ -146,7 +146,7 @@ def from_json(content: bytes) -> WaveRequest:
 
 def to_json(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = None) -> bytes:
     """All that `from_json` needs to make the same wave, a member a line; webhooks are left out, since their secrets are never
-    told. `members`: instead of the wave's own, read one at a time: thousands at once are a second's work to keep."""
+    shown. `members`: instead of the wave's own, read one at a time: thousands at once are a second's work to keep."""
     head = wave.model_dump_json(include=set(WaveRequest.model_fields) - {"hooks", "members"}, indent=1)
     ours = set(MemberRequest.model_fields)
     lines = ",\n  ".join(one.model_dump_json(include=ours) for one in (wave.members if members is None else members))

@@ -10,7 +10,7 @@ from synvirt.store.wave_hooks import PENDING, DeliveryRow, HookRows
 
 
 class Deliveries:
-    """`changed()`: called after each wish, so that it is looked at now."""
+    """`changed()`: called after each request, so that it is looked at now."""
 
     def __init__(self, rows: HookRows, *, changed: Callable[[], None] = lambda: None) -> None:
         self._rows, self._changed = rows, changed

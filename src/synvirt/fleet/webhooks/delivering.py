@@ -145,8 +145,8 @@ class Delivering:
     def _give_up(self, one: DeliveryRow, hook: HookShown, answer: str) -> bool:
         """The wave first: a process that dies in between gives it up again."""
         if hook.required:
-            told = f"A required webhook did not take {one.event}: {answer}. It is not waited for again."
-            hold_for(self._waves, one.wave_id, told, hook_id=hook.id)
+            reason = f"A required webhook did not take {one.event}: {answer}. It is not waited for again."
+            hold_for(self._waves, one.wave_id, reason, hook_id=hook.id)
         self._rows.settle(one.number, state=GIVEN_UP, answer=answer)
         log.warning("a webhook's delivery is given up", wave=str(one.wave_id), event_=one.event, cause=answer)
         return False

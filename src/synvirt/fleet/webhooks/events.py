@@ -64,13 +64,13 @@ def deliveries(wave: Wave, event: HookEvent, member: Member | None = None, missi
     wanted = [hook for hook in wave.hooks if event in hook.events]
     if not wanted:
         return []
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "event": event,
         "at": now().isoformat(),
         "wave": {"id": str(wave.id), "name": wave.name, "state": wave.state, "reason": _short(wave.reason)},
     }
     if member is not None:
-        told["member"] = {
+        content["member"] = {
             "id": member.id,
             "vm": member.vm,
             "state": member.state,
@@ -79,7 +79,7 @@ def deliveries(wave: Wave, event: HookEvent, member: Member | None = None, missi
             "outage_s": member.outage_s,
             "approvals_missing": list(missing),
         }
-    body = json.dumps(told, ensure_ascii=False)
+    body = json.dumps(content, ensure_ascii=False)
     return [NewDelivery(hook.id, event, body) for hook in wanted]
 
 
@@ -144,5 +144,5 @@ def origin(hook: Hook) -> str | None:
 
 
 def belongs_to(hook_id: UUID) -> bytes:
-    """What its sealed URL and secret are bound to; as `migrations.secrets.belongs_to` has it for all that is sealed anew."""
+    """What its sealed URL and secret are bound to; as `migrations.secrets.belongs_to` has it for all that is sealed again."""
     return f"hook {hook_id}".encode()
