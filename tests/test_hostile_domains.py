@@ -245,4 +245,4 @@ def test_a_restore_points_domain() -> None:
     )
     assert "evil" not in made.xml
     for word in ("emulator", "commandline", "filesystem", "hostdev", "kernel"):
-        assert any(word in one or "this host's own QEMU" in one for one in made.told), word
+        assert any(word in one or "this host's own QEMU" in one for one in made.differences), word

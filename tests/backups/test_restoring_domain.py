@@ -85,7 +85,7 @@ def test_another_machine_shares_nothing_with_the_first() -> None:
     assert (graphics.get("port"), graphics.get("autoport"), graphics.get("listen")) == (None, "yes", "0.0.0.0")
     assert found.find("seclabel") is None
     assert found.find("devices/hostdev") is None
-    assert one.told == [*LEFT_OUT, "its vnc screen gets a port of its own, not 5905"]
+    assert one.differences == [*LEFT_OUT, "its vnc screen gets a port of its own, not 5905"]
 
 
 def test_a_boot_test_reaches_nothing() -> None:
@@ -118,7 +118,7 @@ def test_disks_lie_where_they_were_restored_to() -> None:
     assert first.find("backingStore") is None
     assert (second.get("type"), second.find("source").get("dev"), second.find("auth")) == ("block", "/dev/zvol/p/v", None)
     assert drive.find("source") is None
-    assert one.told == [*LEFT_OUT, "its disk vdc is left out: it is not part of the restore point"]
+    assert one.differences == [*LEFT_OUT, "its disk vdc is left out: it is not part of the restore point"]
 
 
 def test_a_disk_may_lie_in_a_ceph_pool() -> None:
@@ -130,7 +130,7 @@ def test_a_disk_may_lie_in_a_ceph_pool() -> None:
     source = disk.find("source")
     assert (disk.get("type"), source.get("protocol"), source.get("name")) == ("network", "rbd", "pool/image")
     assert disk.find("auth").get("username") == "synvirt"
-    assert one.told[-2] == "its disk vdb is left out: it was not asked for"
+    assert one.differences[-2] == "its disk vdb is left out: it was not asked for"
 
 
 def test_firmware_is_this_hosts_own() -> None:
@@ -157,7 +157,7 @@ def test_without_kvm_it_is_emulated() -> None:
     )
     assert found.find("cpu/feature") is None
     assert found.find("features/hyperv") is None
-    assert "KVM" in one.told[-1]
+    assert "KVM" in one.differences[-1]
 
 
 def test_what_a_host_lacks_is_named() -> None:

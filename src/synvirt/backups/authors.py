@@ -1,6 +1,6 @@
 """Who made a restore point: points are signed by their host's key, and an author is known where this host has that key's line.
 
-Whoever has a repository's key can write points into it, each of them whole. What the key cannot do is sign as another host.
+Who has a repository's key can write points into it, each of them whole. What the key cannot do is sign as another host.
 Who is known: this host itself, and those of the setting backup_signers, a file of lines as `synvirt receipt key` prints them.
 """
 
@@ -59,7 +59,7 @@ class Authors:
         return Author("unknown" if identity is None else "known", key.fingerprint, identity)
 
     def signer(self, repository: Repository, point_id: UUID) -> str | None:
-        """The fingerprint alone, whoever that is. RepositoryDamaged."""
+        """The fingerprint alone, no matter who that is. RepositoryDamaged."""
         key = _signer(repository, point_id)
         return None if key is None else key.fingerprint
 
@@ -86,10 +86,10 @@ class Authors:
         if self._key is None:
             return None
         author = self.of(repository, point_id)
-        told = doubt(author)
+        reason = doubt(author)
         # A run that goes on after its service has ended has said so already.
-        if told is not None and all(warning.code != UNKNOWN for warning in under_way.run.warnings):
-            under_way.warn(UNKNOWN, told, vm_id)
+        if reason is not None and all(warning.code != UNKNOWN for warning in under_way.run.warnings):
+            under_way.warn(UNKNOWN, reason, vm_id)
         return author
 
     def tell_all(self, under_way: UnderWay, repository: Repository) -> Sequence[tuple[UUID, str]]:
@@ -108,10 +108,10 @@ class Authors:
             except RepositoryDamaged as error:
                 wrongs.append((point_id, error.detail))
                 continue
-            if (told := doubt(author)) is not None:
-                counts[told] = counts.get(told, 0) + 1
-        for told, count in counts.items():
-            under_way.warn(UNKNOWN, f"{count} restore point{'s' if count > 1 else ''}: {told}")
+            if (reason := doubt(author)) is not None:
+                counts[reason] = counts.get(reason, 0) + 1
+        for reason, count in counts.items():
+            under_way.warn(UNKNOWN, f"{count} restore point{'s' if count > 1 else ''}: {reason}")
         return wrongs
 
 

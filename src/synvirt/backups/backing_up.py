@@ -90,7 +90,7 @@ class BackingUp:
         if under_way.run.restore_point_ids:
             self._collect(under_way, repository)
         if failed:
-            raise _told_of_all(failed, len(job.vm_ids))
+            raise _combined(failed, len(job.vm_ids))
 
     def _taken_before(self, under_way: UnderWay, known: BackupRepository) -> set[str]:
         """The guests, by name and UUID, whose points the run has made already, under a service that has ended since. A point
@@ -203,7 +203,7 @@ def trusted(points: list[RestorePoint], job: BackupJob, vm_id: str) -> list[Rest
     return sorted(mine, key=lambda point: point.created_at, reverse=True)
 
 
-def _told_of_all(failed: list[tuple[str, SynvirtError]], count: int) -> SynvirtError:
+def _combined(failed: list[tuple[str, SynvirtError]], count: int) -> SynvirtError:
     vm_id, first = failed[0]
     if count == 1:
         return first
@@ -258,7 +258,7 @@ class _Taking:
         """The restore point exists once the worker has carried this out."""
         guest = self._guest
         guest.check_unchanged()
-        self._under_way.move(Status.COMMITTING, guests=(*self._disks_before, _told(guest, taken)))
+        self._under_way.move(Status.COMMITTING, guests=(*self._disks_before, _guest_taken(guest, taken)))
         manifest = _manifest(guest, taken, self._job, self._under_way.run.id, self._id)
         guest.keep_marks()
         _refuse_lost_base(guest, taken, self._repository)
@@ -304,7 +304,7 @@ def _refuse_lost_base(guest: Guest, taken: tuple[DiskIsTaken, ...], repository: 
         )
 
 
-def _told(guest: Guest, taken: tuple[DiskIsTaken, ...]) -> GuestTaken:
+def _guest_taken(guest: Guest, taken: tuple[DiskIsTaken, ...]) -> GuestTaken:
     disks = (
         DiskTaken(
             target=disk.target,

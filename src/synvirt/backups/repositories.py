@@ -140,7 +140,7 @@ class Repositories:
         return migrator_key(self._key_path(repository_id))
 
     def change_key(self, repository_id: UUID) -> str:
-        """The recovery key of a new key, with which all is written from now on. What a crash leaves is ended by whoever asks
+        """The recovery key of a new key, with which all is written from now on. What a crash leaves is ended by anyone who asks
         next, or opens the repository. RepositoryUnreachable, RepositoryKeyWrong."""
         self.get(repository_id)
         following = self._next_path(repository_id)

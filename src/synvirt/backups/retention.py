@@ -41,16 +41,16 @@ def kept(points: Iterable[tuple[UUID, datetime]], retention: Retention) -> dict[
     """The points of one guest that stay, each with the lines that keep it."""
     newest_first = sorted(points, key=lambda point: (point[1], point[0]), reverse=True)
     reasons: dict[UUID, list[str]] = defaultdict(list)
-    wishes = retention.model_dump()
-    if all(count is None for count in wishes.values()):
+    rules = retention.model_dump()
+    if all(count is None for count in rules.values()):
         return {point_id: ["all"] for point_id, _ in newest_first}
-    for point_id, _ in newest_first[: wishes["keep_last"] or 0]:
+    for point_id, _ in newest_first[: rules["keep_last"] or 0]:
         reasons[point_id].append("keep_last")
     for line, form in _PERIODS.items():
         seen: set[str] = set()
         for point_id, at in newest_first:
             period = at.astimezone(UTC).strftime(form)
-            if period not in seen and len(seen) < (wishes[line] or 0):
+            if period not in seen and len(seen) < (rules[line] or 0):
                 seen.add(period)
                 reasons[point_id].append(line)
     if newest_first:

@@ -284,7 +284,7 @@ class Runs:
             **said,
         )
         # What it was asked for, how far it came and what it made go with its end. After a kill in between, a run would go on
-        # that cannot, or write anew what is its user's by then.
+        # that cannot, or write again what is its user's by then.
         gone = tuple((kind, row_of(run.id, kind)) for kind in OF_A_RUN)
         settled = (Owner("run", run.id),) if error is None and run.kind == "restore" else ()
         self._save(run, gone=gone, settled=settled)
@@ -333,6 +333,6 @@ def _trouble(error: Exception) -> Trouble:
         _log.error("a backup run broke", exc_info=error)
         error = errors.BackupInternal("something unexpected went wrong in the run; the service's log has it")
     # The nearest kind that has another name here; one of this side's own keeps its name.
-    told = next((_OF_BACKUPS[kind] for kind in type(error).__mro__ if kind in _OF_BACKUPS), errors.BackupInternal)
-    code = error.code if error.code.startswith("E_BAK_") else told.code
+    ours = next((_OF_BACKUPS[kind] for kind in type(error).__mro__ if kind in _OF_BACKUPS), errors.BackupInternal)
+    code = error.code if error.code.startswith("E_BAK_") else ours.code
     return Trouble(code=code, message=error.detail, hint=error.hint)

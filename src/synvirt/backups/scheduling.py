@@ -19,11 +19,11 @@ _log = structlog.get_logger("synvirt.backups")
 def looking(look: Callable[[], object], *, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
     """Calls `look` at once, and again and again until the end. What it raises is logged: the next look may be better."""
 
-    def told() -> None:
+    def look_logged() -> None:
         try:
             look()
         except Exception as error:
             _log.error("jobs whose time has come cannot be started", exc_info=error)
 
-    with repeated(told, name="backup-schedule", every_s=every_s, ends_within_s=ENDS_WITHIN_S):
+    with repeated(look_logged, name="backup-schedule", every_s=every_s, ends_within_s=ENDS_WITHIN_S):
         yield

@@ -87,7 +87,7 @@ def take_disks(order: TakeOrder, wire: Wire) -> None:
                 )
             )
             figures.ended(taken[-1])
-        wire.say(_result("ready", Ready(disks=tuple(map(_told, order.disks, taken))), waits=True))
+        wire.say(_result("ready", Ready(disks=tuple(map(_disk_is_taken, order.disks, taken))), waits=True))
         commit = Commit.from_line(wire.next_line())
         shown = Shown.model_validate({**json.loads(commit.shown), "disks": tuple(one.disk for one in taken)})
         session.commit(Manifest(shown=shown, sealed=Sealed.model_validate_json(commit.sealed)), partial(_signed, wire))
@@ -126,7 +126,7 @@ def _doubt(wire: Wire, key: str, why: str) -> None:
     wire.say(_result("doubt", Doubt(key=key, why=why)))
 
 
-def _told(disk: DiskToTake, taken: Taken) -> DiskIsTaken:
+def _disk_is_taken(disk: DiskToTake, taken: Taken) -> DiskIsTaken:
     return DiskIsTaken(
         key=disk.key,
         size_bytes=taken.disk.size_bytes,

@@ -26,7 +26,8 @@ from synvirt.jobs.wire import Flushed, Moved, Result, WireModel
 from synvirt.store.backups import BackupRows
 from synvirt.store.documents import parsed
 
-# Between attempts of which none brought anything: who ends workers again and again, or has no memory for them, is told.
+# Between attempts of which none brought anything: a host that ends workers again and again, or has no memory
+# for them, is reported.
 RETRY_PAUSES_S = (1.0, 4.0, 16.0)
 STOP_POLL_S = 0.2
 # What a kill makes a restore copy again at the most.

@@ -64,7 +64,7 @@ def put(folder: Folder, name: str, pieces: Iterable[bytes | bytearray | memoryvi
 def file_system_of(path: Path, mounts: Path = MOUNTS) -> str | None:
     """Its kind, as proc_pid_mountinfo(5) has it for the device that the path lies on; None: it does not say. A line:
     `36 35 0:51 / /mnt rw,noatime master:1 - nfs4 server:/export rw,vers=4.2`. RepositoryUnreachable."""
-    with _told(str(path)):
+    with _as_ours(str(path)):
         device = path.stat().st_dev
         lines = mounts.read_text(errors="replace").splitlines()
     wanted = f"{os.major(device)}:{os.minor(device)}"
@@ -76,7 +76,7 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> str | None:
 
 
 class HostFolder:
-    """A folder of this host. `is_nfs`: refused while no NFS export is mounted there, lest backups fill the host's own disk.
+    """A folder of this host. `is_nfs`: refused while no NFS export is mounted there: backups would fill the host's own disk.
 
     What NFS promises is enough: files are written once, by one host, and found by their names; no time of reading, no lock.
     """
@@ -107,18 +107,18 @@ class HostFolder:
 
     def room(self) -> tuple[int, int]:
         """Bytes of the file system, and those that are used."""
-        with _told("the repository's free space"):
+        with _as_ours("the repository's free space"):
             found = os.statvfs(self._path)
         return found.f_frsize * found.f_blocks, found.f_frsize * (found.f_blocks - found.f_bavail)
 
     def make_folders(self, names: Iterable[str]) -> None:
         for name in names:
-            with _told(name):
+            with _as_ours(name):
                 (self._path / name).mkdir(mode=0o700, exist_ok=True)
         self.sync_folder("")
 
     def write(self, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-        with _told(name), (self._path / name).open("xb", buffering=0) as file:
+        with _as_ours(name), (self._path / name).open("xb", buffering=0) as file:
             for piece in pieces:
                 left = memoryview(piece)
                 while left:
@@ -126,7 +126,7 @@ class HostFolder:
 
     def append(self, name: str, piece: bytes) -> None:
         """To a file that was written here."""
-        with _told(name), (self._path / name).open("ab", buffering=0) as file:
+        with _as_ours(name), (self._path / name).open("ab", buffering=0) as file:
             left = memoryview(piece)
             while left:
                 left = left[file.write(left) :]
@@ -138,7 +138,7 @@ class HostFolder:
         self._fsync(folder, os.O_RDONLY | os.O_DIRECTORY)
 
     def _fsync(self, name: str, flags: int) -> None:
-        with _told(name or "the repository"):
+        with _as_ours(name or "the repository"):
             descriptor = os.open(self._path / name, flags | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
@@ -146,7 +146,7 @@ class HostFolder:
                 os.close(descriptor)
 
     def rename(self, old: str, new: str) -> None:
-        with _told(new):
+        with _as_ours(new):
             (self._path / old).rename(self._path / new)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -180,7 +180,7 @@ class HostFolder:
 
     def entries(self, folder: str) -> list[Entry]:
         found = []
-        with _told(folder), os.scandir(self._path / folder) as listed:
+        with _as_ours(folder), os.scandir(self._path / folder) as listed:
             for entry in listed:
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -190,7 +190,7 @@ class HostFolder:
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
-        with _told(name):
+        with _as_ours(name):
             (self._path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class HostFolder:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _as_ours(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -5,7 +5,7 @@
       before      the key before it, sealed by the new one: so each key opens what was written before it
       by          the new key's check, sealed by the key before: who has not that key announces no change of it
 
-Nothing that is there is written anew: an older point stays what it is, and who had the older key can read it as long as it
+Nothing that is there is written again: an older point stays what it is, and who had the older key can read it as long as it
 is kept. docs/backup-format.md.
 """
 

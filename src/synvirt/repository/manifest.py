@@ -49,7 +49,7 @@ class Shown(Model):
     format: int = FORMAT
     id: UUID
     created_at: Time
-    # As many as are sealed: no guest has more, and each is an object in whoever looks at it.
+    # As many as are sealed: no guest has more, and each is an object in its reader.
     disks: tuple[DiskMap, ...] = Field(max_length=4096)
 
 

@@ -47,7 +47,7 @@ _SEND_BYTES = MIB
 # The longest answers: a manifest, and the list of the packs of 60 TiB.
 _ANSWER_BYTES_MAX = 128 * MIB
 _PROBLEM_BYTES_MAX = 64 * KIB
-_TOLD_CHARS = 500
+_DETAIL_CHARS = 500
 # What a peer may say of itself, and ours for it.
 _ERRORS: dict[str, type[SynvirtError]] = {
     error.code: error
@@ -281,7 +281,7 @@ class PeerFolder:
             problem = ProblemDetails.model_validate_json(body)
         except ValidationError:
             problem = None
-        said = "" if problem is None else f": {problem.detail[:_TOLD_CHARS]}"
+        said = "" if problem is None else f": {problem.detail[:_DETAIL_CHARS]}"
         if problem is not None and problem.code in _ERRORS:
             return _ERRORS[problem.code](f"the peer {self._where}{said}", hint=problem.hint)
         if status == 401:

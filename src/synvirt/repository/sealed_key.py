@@ -1,6 +1,6 @@
 """A copy of a repository's key that is of use to nobody who merely finds it: a line of text for a file or a drawer.
 
-    synvirt-key-1:scrypt:N:r:p:SALT:SEALED      whoever has the passphrase opens it (RFC 7914, then AES-256-GCM)
+    synvirt-key-1:scrypt:N:r:p:SALT:SEALED      who has the passphrase opens it (RFC 7914, then AES-256-GCM)
     synvirt-key-1:systemd:SEALED                this host alone opens it, by systemd-creds: its own key, or its TPM
 
 Base64. What stands before the last colon is bound in as associated data. docs/backup-format.md.

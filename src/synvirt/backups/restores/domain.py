@@ -42,11 +42,11 @@ class Place:
 
 @dataclass
 class Rewritten:
-    """The domain while it is rewritten. `told`: what differs. `firmware`: the path that its loader had; `console_log`: its
-    console was written to a file."""
+    """The domain while it is rewritten. `differences`: from the domain that was backed up.
+    `firmware`: the path that its loader had; `console_log`: its console was written to a file."""
 
     root: ET.Element
-    told: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
     firmware: str | None = None
     console_log: bool = False
 
@@ -94,7 +94,7 @@ def renewed(domain: Rewritten, *, name: str, run_id: uuid.UUID, mac: Callable[[i
         address.set("address", mac(number))
     for graphics in root.iterfind("devices/graphics"):
         if graphics.get("port", "-1") != "-1":
-            domain.told.append(f"its {graphics.get('type')} screen gets a port of its own, not {graphics.get('port')}")
+            domain.differences.append(f"its {graphics.get('type')} screen gets a port of its own, not {graphics.get('port')}")
         graphics.attrib.pop("socket", None)
         graphics.attrib.pop("port", None)
         graphics.attrib.pop("tlsPort", None)
@@ -165,10 +165,10 @@ def with_disks(domain: Rewritten, places: Mapping[str, Place], *, wanted: frozen
         elif _holds_data(disk):
             domain.devices.remove(disk)
             why = "it was not asked for" if target not in wanted else "it is not part of the restore point"
-            domain.told.append(f"its disk {target} is left out: {why}")
+            domain.differences.append(f"its disk {target} is left out: {why}")
         elif (gone := _missing_file(disk)) is not None:
             _take_out(disk)
-            domain.told.append(f"what was in its drive {target} is not on this host: {gone}")
+            domain.differences.append(f"what was in its drive {target} is not on this host: {gone}")
 
 
 def _place(disk: ET.Element, place: Place) -> None:
@@ -261,7 +261,7 @@ def emulated(domain: Rewritten) -> None:
         found = domain.root.find("features")
         assert found is not None
         found.remove(hyperv)
-    domain.told.append("it is emulated, which is slow: KVM does not work on this host")
+    domain.differences.append("it is emulated, which is slow: KVM does not work on this host")
 
 
 def has_uefi(domain: Rewritten) -> bool:
@@ -280,10 +280,10 @@ def with_firmware(domain: Rewritten, code: str, template: str) -> None:
     system, loader = domain.root.find("os"), domain.root.find("os/loader")
     if system is None or loader is None:
         return
-    # What libvirt once chose stands beside the wish that it should choose, and both together it refuses.
+    # What libvirt once chose stands beside the request that it choose, and both together it refuses.
     system.attrib.pop("firmware", None)
-    for wish in system.findall("firmware"):
-        system.remove(wish)
+    for request in system.findall("firmware"):
+        system.remove(request)
     loader.text = code
     loader.set("readonly", "yes")
     loader.set("type", "pflash")

@@ -165,8 +165,8 @@ class InPlace:
         if restoring_domain.has_uefi(then) and not restoring_domain.has_uefi(now):
             new_domain.put_firmware(self._restore_host, under_way.run.id, then)
         restoring_domain.same_variables(then, now)
-        told = [
-            *then.told,
+        differences = [
+            *then.differences,
             *(
                 f"its disk {target} is attached no more: {place.path}"
                 for target, place in _disks_of(now)
@@ -178,7 +178,7 @@ class InPlace:
             _define(self._restore_host, then.xml)
         with translated(Internal, "libvirt does not take the domain as it is"):
             _define(self._restore_host, before)
-        for one in told:
+        for one in differences:
             under_way.warn(restoring_domain.DIFFERS, one, manifest.sealed.vm_id)
         return then.xml
 

@@ -65,8 +65,8 @@ class NewDomain:
         restoring_domain.with_disks(
             domain, {target: Place(path, kind) for target, (_, path, kind) in places.items()}, wanted=wanted
         )
-        for told in domain.told:
-            under_way.warn(restoring_domain.DIFFERS, told, point.vm_id)
+        for difference in domain.differences:
+            under_way.warn(restoring_domain.DIFFERS, difference, point.vm_id)
         defined = Domain(name=name, uuid=str(run_id), xml=domain.xml)
         self._ledger.record(run_id, "domain", str(run_id))
         self._try(defined)
@@ -90,7 +90,7 @@ class NewDomain:
         return copied and self._restore_host.domain("lookupByUUIDString", str(run_id)) is not None
 
     def _fit(self, under_way: UnderWay, domain: Rewritten, manifest: Manifest, *, starts: bool) -> None:
-        """To this host: what it cannot give is refused before anything is made, or told."""
+        """To this host: what it cannot give is refused before anything is made, or noted as a difference."""
         restore_host, run_id = self._restore_host, under_way.run.id
         fit(restore_host, self._ledger, run_id, domain, manifest)
         lacks = restoring_domain.lacking(domain, bridges=restore_host.has_bridge, networks=restore_host.has_network)
@@ -162,7 +162,7 @@ def fit(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, domain: Rewritt
     if manifest.sealed.nvram is not None:
         ledger.record(run_id, "variables", str(run_id))
         if not restore_host.hypervisor.keep_variables(run_id, base64.b64decode(manifest.sealed.nvram)):
-            domain.told.append("its UEFI variables begin anew: no firmware of this host has such")
+            domain.differences.append("its UEFI variables begin anew: no firmware of this host has such")
     put_firmware(restore_host, run_id, domain)
     if restore_host.hypervisor.emulates():
         restoring_domain.emulated(domain)
@@ -174,7 +174,7 @@ def put_firmware(restore_host: RestoreHost, run_id: UUID, domain: Rewritten) -> 
     if not restoring_domain.has_uefi(domain):
         restoring_domain.without_firmware(domain)
         if named:
-            domain.told.append(f"its firmware is this host's own, not {named}")
+            domain.differences.append(f"its firmware is this host's own, not {named}")
         return
     firmware = restore_host.hypervisor.firmware(run_id, secure=restoring_domain.wants_secure_boot(domain))
     if firmware is None:
@@ -182,7 +182,7 @@ def put_firmware(restore_host: RestoreHost, run_id: UUID, domain: Rewritten) -> 
     code, variables = firmware
     restoring_domain.with_firmware(domain, code, variables)
     if named and named != Path(code).name:
-        domain.told.append(f"its firmware is this host's own {Path(code).name}, not {named}")
+        domain.differences.append(f"its firmware is this host's own {Path(code).name}, not {named}")
 
 
 def define(restore_host: RestoreHost, defined: Domain) -> None:

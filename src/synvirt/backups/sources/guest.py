@@ -169,7 +169,7 @@ class Sources:
             if made.vm_id != vm_id or made.state == "lasting":
                 continue
             way = next(way for way in self._ways if way.name == made.way)
-            with _told(made):
+            with _failure_logged(made):
                 if made.state == "keeping":
                     way.end(made)
                     self._ledger.put(made.model_copy(update={"state": "lasting"}))
@@ -210,22 +210,22 @@ class Keeping:
         """What cannot go now stays on the ledger: the next run of the guest tries again, and the next start."""
         if not self._committed:
             self._ledger.put(self._made)
-            with _told(self._made):
+            with _failure_logged(self._made):
                 self._way.sweep(self._made)
                 self._ledger.strike(self._made)
             return
-        with _told(self._made):
+        with _failure_logged(self._made):
             self._way.end(self._made)
             self._ledger.put(self._made.model_copy(update={"state": "lasting"}))
         for one in self._before:
             self._ledger.put(one.model_copy(update={"state": "working"}))
-            with _told(one):
+            with _failure_logged(one):
                 self._way.sweep(one)
                 self._ledger.strike(one)
 
 
 @contextlib.contextmanager
-def _told(made: Made) -> Iterator[None]:
+def _failure_logged(made: Made) -> Iterator[None]:
     try:
         yield
     except SynvirtError as error:
