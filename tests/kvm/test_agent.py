@@ -40,7 +40,7 @@ TRUE: dict[str, Any] = {
 }
 
 
-def told(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> dict[str, str]:
+def facts(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> dict[str, str]:
     def ask(_domain: object, command: str, **_: object) -> object:
         if command not in answers:
             raise Internal(f"the agent does not know {command}")
@@ -51,7 +51,7 @@ def told(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> dict[str, 
 
 
 def test_what_a_guest_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, TRUE) == {
+    assert facts(monkeypatch, TRUE) == {
         "host name": "web01",
         "system": "Debian GNU/Linux 12",
         "kernel": "6.1.0",
@@ -63,8 +63,8 @@ def test_what_a_guest_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_old_agent_says_less_and_none_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, {"guest-ping": {}, "guest-get-host-name": {"host-name": "old"}}) == {"host name": "old"}
-    assert told(monkeypatch, {}) == {}
+    assert facts(monkeypatch, {"guest-ping": {}, "guest-get-host-name": {"host-name": "old"}}) == {"host name": "old"}
+    assert facts(monkeypatch, {}) == {}
 
 
 JSON = st.recursive(
@@ -79,14 +79,14 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*TRUE]), JSON))
 def test_nonsense_breaks_nothing_and_is_cut_short(answers: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        found = told(patch, {"guest-ping": {}, **json.loads(json.dumps(answers))})
+        found = facts(patch, {"guest-ping": {}, **json.loads(json.dumps(answers))})
     assert len(found) <= FACTS_MAX
     assert all(len(value) < 100 * FACT_CHARS and value.isprintable() for value in found.values())
 
 
 def test_a_guest_of_a_thousand_cards_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [{"hardware-address": f"52:54:00:00:{number // 256:02x}:{number % 256:02x}"} for number in range(2000)]
-    assert len(told(monkeypatch, {"guest-ping": {}, "guest-network-get-interfaces": cards})) == FACTS_MAX
+    assert len(facts(monkeypatch, {"guest-ping": {}, "guest-network-get-interfaces": cards})) == FACTS_MAX
 
 
 # ── what programs print ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -107,7 +107,7 @@ def test_programs_of_a_real_system_are_read() -> None:
                 listener.bind(("127.0.0.1", port))
                 break
         listener.listen()
-        found = agent_facts.told(TRUE.get, None, run_here)
+        found = agent_facts.facts_of(TRUE.get, None, run_here)
     assert found["user root"].startswith("number 0, shell /")
     assert "python" in found[f"listens on tcp {port}"] or "pytest" in found[f"listens on tcp {port}"]
     assert any("python" in name or "pytest" in name for name in found if name.startswith("application "))
@@ -131,8 +131,8 @@ tcp LISTEN 0 128 127.0.0.1:41234 0.0.0.0:*
 
 
 def test_what_programs_of_linux_say() -> None:
-    found = agent_facts.told(TRUE.get, None, lambda argv: PRINTED.get(argv[0]))
-    assert {name: value for name, value in found.items() if name not in told_by_documents()} == {
+    found = agent_facts.facts_of(TRUE.get, None, lambda argv: PRINTED.get(argv[0]))
+    assert {name: value for name, value in found.items() if name not in facts_of_documents()} == {
         "listens on udp 68": "dhclient",
         "listens on tcp 22": "sshd",
         "listens on tcp 80": "nginx",
@@ -148,8 +148,8 @@ def test_what_programs_of_linux_say() -> None:
     assert "A Person" not in str(found)
 
 
-def told_by_documents() -> dict[str, str]:
-    return agent_facts.told(TRUE.get)
+def facts_of_documents() -> dict[str, str]:
+    return agent_facts.facts_of(TRUE.get)
 
 
 def test_what_powershell_says() -> None:
@@ -172,7 +172,7 @@ def test_what_powershell_says() -> None:
         return json.dumps(said)
 
     answers = {**TRUE, "guest-get-osinfo": {"id": "mswindows", "pretty-name": "Windows Server 2022"}}
-    found = agent_facts.told(answers.get, None, run)
+    found = agent_facts.facts_of(answers.get, None, run)
     assert [argv[0] for argv in asked] == ["powershell.exe"]
     assert found["service MSSQLSERVER"] == "runs"
     assert found["user Administrator"] == "S-1-5-21-1-500, disabled"
@@ -189,11 +189,11 @@ def _prints(text: str, _argv: Sequence[str]) -> str:
 @given(st.text(max_size=400), JSON)
 def test_programs_may_print_what_they_like(printed: str, document: object) -> None:
     for answers, text in ((TRUE, printed), ({"guest-get-osinfo": {"id": "mswindows"}}, json.dumps(document))):
-        found = agent_facts.told(answers.get, None, partial(_prints, text))
+        found = agent_facts.facts_of(answers.get, None, partial(_prints, text))
         assert len(found) <= FACTS_MAX
         assert all(value.isprintable() for value in found.values())
 
 
 def test_the_clock_is_held_against_this_hosts() -> None:
     answers = {**TRUE, "guest-get-time": 1_003_600_000_000_000}
-    assert agent_facts.told(answers.get, lambda: 1_000_000_000_000_000)["clock"] == "+3600.0 s"
+    assert agent_facts.facts_of(answers.get, lambda: 1_000_000_000_000_000)["clock"] == "+3600.0 s"

@@ -144,7 +144,7 @@ def _has(volume: Bytes, offset: int, magic: bytes) -> bool:
     return volume.read(len(magic)) == magic
 
 
-def _told(where: str, volume: Bytes, unread: dict[str, str]) -> dict[str, str]:
+def _facts_of(where: str, volume: Bytes, unread: dict[str, str]) -> dict[str, str]:
     """Facts of the system on it; none, where there is none. Why it was not read, where it holds something."""
     try:
         for offset, magic, why in _UNREAD:
@@ -152,7 +152,7 @@ def _told(where: str, volume: Bytes, unread: dict[str, str]) -> dict[str, str]:
                 unread[where] = why
                 return {}
         files = opened(volume)
-        return {} if files is None else windows_facts.told(files) if files.is_ntfs else linux_facts.told(files)
+        return {} if files is None else windows_facts.facts_of(files) if files.is_ntfs else linux_facts.facts_of(files)
     # What the libraries raise where a disk is odd, or hostile.
     except (OSError, RuntimeError, ValueError, TypeError, MemoryError, RecursionError):
         unread[where] = "its file system cannot be read: it is damaged, or of a kind that is too new"
@@ -164,7 +164,7 @@ def facts(descriptors: Sequence[int]) -> dict[str, str]:
     found: dict[str, str] = {}
     unread: dict[str, str] = {}
     for where, volume in volumes(descriptors, unread):
-        said = _told(where, volume, unread)
+        said = _facts_of(where, volume, unread)
         found = found or said
     if descriptors and not found and not unread:
         unread["disks"] = "no system was found on them that is known here"

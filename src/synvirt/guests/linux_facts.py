@@ -26,7 +26,7 @@ _ADDRESS = re.compile(f"{_IPV4}|{_IPV6}")
 _MASKS = re.compile(r"255(?:\.\d{1,3}){3}")
 
 
-def told(files: Files) -> dict[str, str]:
+def facts_of(files: Files) -> dict[str, str]:
     """None, where no system lies there."""
     release = _settings(files.read("/etc/os-release") or files.read("/usr/lib/os-release") or "")
     users = passwd(files.read("/etc/passwd") or "")

@@ -19,7 +19,7 @@ _AUTOMATIC, _PROGRAMS = 2, 0x30
 _MULTIPLE, _TEXTS = 7, (1, 2)
 
 
-def told(files: Files) -> dict[str, str]:
+def facts_of(files: Files) -> dict[str, str]:
     """None, where no Windows lies there."""
     system, software, sam = (_hive(files, name) for name in ("SYSTEM", "SOFTWARE", "SAM"))
     if system is None:

@@ -123,7 +123,7 @@ def facts(domain: Any, *, programs: bool = False) -> dict[str, str]:
         left_s = min(deadline - time.monotonic(), PROGRAM_WITHIN_S)
         return output(domain, argv, left_s) if left_s > 0 else None
 
-    return agent_facts.told(lambda command: _said(domain, command), time.time_ns, run if programs else None)
+    return agent_facts.facts_of(lambda command: _said(domain, command), time.time_ns, run if programs else None)
 
 
 def _said(domain: Any, command: str) -> object:

@@ -1,4 +1,4 @@
-"""What a guest says of itself, by QEMU's agent in it: its documents, and what a few fixed programs print. Whoever reaches an
+"""What a guest says of itself, by QEMU's agent in it: its documents, and what a few fixed programs print. Who reaches an
 agent brings the asking: libvirt, Proxmox VE's API. Pure.
 
     DOCUMENTS   a command of the agent ─▶ facts
@@ -23,7 +23,7 @@ Ask = Callable[[str], object]
 Run = Callable[[Sequence[str]], str | None]
 
 
-def told(ask: Ask, now_ns: Callable[[], int] | None = None, run: Run | None = None) -> dict[str, str]:
+def facts_of(ask: Ask, now_ns: Callable[[], int] | None = None, run: Run | None = None) -> dict[str, str]:
     """None, where no agent answers. `now_ns`: this host's clock, which the guest's is held against. `run`: see PROGRAMS."""
     found: dict[str, str] = {}
     for command, read in DOCUMENTS.items():

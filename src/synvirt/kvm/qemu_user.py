@@ -170,7 +170,7 @@ def _ceph_files(chosen: RbdSetting) -> Iterator[Path]:
 
 @cache
 def _user_of(root: Path) -> QemuUser | None:
-    """Whoever opens a driver without a service's settings: as a service with none would."""
+    """Who opens a driver without a service's settings: as a service with none would."""
     return _with_kvm(Settings(data_dir=root.parent, libvirt_uri=f"qemu:///embed?root={quote(str(root))}")).user
 
 

@@ -25,7 +25,7 @@ from synvirt.offline.registry import detect
 from synvirt.offline.several import choosing
 from synvirt.settings import UPLOADS_FOLDER
 
-# A few pieces of a file on a slow server take seconds; whoever waits longer for an answer has gone.
+# A few pieces of a file on a slow server take seconds; who waits longer for an answer has gone.
 ELSEWHERE_WITHIN_S = 120.0
 # The last second of year 9999: an archive's file times are anything, and no calendar goes further.
 _LATEST_S = 253402300799
@@ -77,7 +77,7 @@ def inspect(root: Root, path: str, *, vm: str | None = None, free_bytes: Callabl
 def with_free_bytes(found: Inspection, free_bytes: Callable[[], int] | None) -> Inspection:
     """With a concern where the VM does not fit the destination."""
     if free_bytes is not None:
-        with suppress(DiskWriteFailed):  # a destination that is away is no matter of the file's: a plan is told of it
+        with suppress(DiskWriteFailed):  # a destination that is away is no matter of the file's: the plan reports it
             return found.model_copy(update={"manifest": with_room(found.manifest, free_bytes())})
     return found
 

@@ -35,7 +35,7 @@ Request = TypeVar("Request", bound=RemoteFileRequest)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What whoever runs the service allows: the settings remote_allowed_hosts and remote_ca_file."""
+    """What the service's operator allows: the settings remote_allowed_hosts and remote_ca_file."""
 
     allowed_hosts: tuple[str, ...] = ()
     ca_file: Path | None = None

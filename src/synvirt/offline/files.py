@@ -1,6 +1,6 @@
 """Files that a VM's description names, read where they lie: ranges of files beneath a root (see `roots`).
 
-What a file is, is told by its first bytes; how large its disk is, by the reader that will copy it, so that the two never
+What a file is, is known by its first bytes; how large its disk is, by the reader that will copy it, so that the two never
 disagree.
 """
 

@@ -10,7 +10,7 @@ class Passthrough(Protocol):
 
     - `serves()`: is it to be used on this host? InvalidPlan, where it must be and cannot.
     - `import_into(name, source, wanted_bytes, moved, stop)`: the VM at `source` as raw files, in a folder of that name made
-      anew by each call; about `wanted_bytes` of them. `moved` is told the part that is done, 0 to 1. DiskReadFailed,
+      again by each call; about `wanted_bytes` of them. `moved` is given the part that is done, 0 to 1. DiskReadFailed,
       DiskWriteFailed, Cancelled. Should this process die meanwhile, the program dies too.
     - `disks(name)`: the files that it made, in no order that means anything.
     - `discard(name)`: nothing of that name is left. Idempotent.

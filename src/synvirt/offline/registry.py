@@ -40,7 +40,7 @@ _UNKNOWN = ("of no kind that is known", "A raw disk has nothing to be known by: 
 
 
 class UnknownKind(UnsupportedFormat):
-    """The file has nothing that it could be known by: a raw disk, for all that can be told."""
+    """The file has nothing that it could be known by: a raw disk, for all that can be known."""
 
 
 def importer_for(kind: OfflineKind) -> OfflineImporter:

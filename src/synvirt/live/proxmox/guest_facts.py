@@ -5,7 +5,7 @@ documents, in the names that every platform's facts have (TellsOfGuest). The API
 from collections.abc import Callable
 from typing import Any
 
-from synvirt.kvm.agent_facts import told
+from synvirt.kvm.agent_facts import facts_of
 
 # The API's name of a command is the agent's without its head.
 _HEAD = "guest-"
@@ -13,4 +13,4 @@ _HEAD = "guest-"
 
 def guest_facts(ask: Callable[[str], Any]) -> dict[str, str]:
     """`ask`: a question of the API's, `get-osinfo`; None, where it is not answered."""
-    return told(lambda command: ask(command.removeprefix(_HEAD)))
+    return facts_of(lambda command: ask(command.removeprefix(_HEAD)))

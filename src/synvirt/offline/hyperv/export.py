@@ -26,7 +26,7 @@ from synvirt.machines import concerns
 from synvirt.machines.texts import clean
 from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import Disk, Snapshot, VmManifest
-from synvirt.offline import OpenedDisk, files, told_by_disks
+from synvirt.offline import OpenedDisk, facts_of_disks, files
 from synvirt.offline.files import FileRange, Folder, Measured
 from synvirt.offline.hyperv import machine as vmcx_machine
 from synvirt.offline.hyperv import storage as vmcx_storage
@@ -64,7 +64,7 @@ class VmcxExport:
         checkpoints = sorted(_checkpoints(export.folder, besides=export.name), key=_age)
         machine = export.machine(snapshots=tuple(checkpoints), saved=saved)
         measured = [_measured(export, disk, machine.drives[disk.key]) for disk in machine.manifest.disks]
-        manifest = told_by_disks.completed(machine.manifest, measured)
+        manifest = facts_of_disks.completed(machine.manifest, measured)
         disks = tuple(disk.model_copy(update={"source_path": machine.drives[disk.key].file_name}) for disk in manifest.disks)
         return manifest.model_copy(update={"disks": disks})
 
@@ -161,16 +161,16 @@ def _tree(folder: Folder, name: str) -> Tree:
 
 
 def _checkpoints(folder: Folder, *, besides: str) -> Iterator[Snapshot]:
-    """One whose configuration is damaged is told by its file's name: the present state does not need it."""
+    """One whose configuration is damaged is named after its file: the present state does not need it."""
     names = [name for name in _inside(folder, _CHECKPOINTS) if _is_configuration(PurePosixPath(name).name) and name != besides]
     if len(names) > _CHECKPOINTS_MAX:
         raise MalformedArchive(f"{folder.label} has {len(names)} checkpoints; Hyper-V allows 50")
     for name in names:
         try:
-            told = vmcx_machine.checkpoint(_tree(folder, name))
+            found = vmcx_machine.checkpoint(_tree(folder, name))
         except SynvirtError:
-            told = None
-        yield told or Snapshot(id=clean(PurePosixPath(name).stem.lower()))
+            found = None
+        yield found or Snapshot(id=clean(PurePosixPath(name).stem.lower()))
 
 
 def _age(checkpoint: Snapshot) -> tuple[float, str]:

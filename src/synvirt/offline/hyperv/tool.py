@@ -78,7 +78,7 @@ class VmcxTool:
     def import_into(
         self, name: str, source: Path, wanted_bytes: int, moved: Callable[[float], None], stop: Callable[[], bool]
     ) -> None:
-        """The whole VM into the folder `name`, made anew; `moved` is told the part that is done, from 0 to 1.
+        """The whole VM into the folder `name`, made again; `moved` is given the part that is done, from 0 to 1.
 
         DiskReadFailed: the tool failed, with the end of what it said. DiskWriteFailed: `wanted_bytes` do not fit. Cancelled.
         """
@@ -159,9 +159,9 @@ class VmcxTool:
 
 
 class _Said:
-    """The tool's standard output, line by line: progress in any of the forms that tools have, and the error, where it is told
-    as virt-v2v does; the rest is for people. After «disk 1/2», virt-v2v's words too, progress is that of this disk; what is
-    told never goes back."""
+    """The tool's standard output, line by line: progress in any of the forms that tools have, and the error, where it is
+    written as virt-v2v does; the rest is for people. After «disk 1/2», virt-v2v's words too, progress is that of this disk;
+    what is reported never goes back."""
 
     def __init__(self, moved: Callable[[float], None]) -> None:
         self.error = ""

@@ -1,6 +1,6 @@
 """What an OVA and an OVF folder have in common: a description, perhaps a manifest of digests, and files for the disks.
 
-A disk is read where it lies, a range of a host file, and never unpacked. Its format is told by its own first bytes; its
+A disk is read where it lies, a range of a host file, and never unpacked. Its format is known by its own first bytes; its
 digest is checked by the copy in the same pass (`ChecksumSpec`), the description's own here.
 """
 
@@ -15,7 +15,7 @@ from synvirt.disks.specs import ChecksumSpec, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, UnsupportedFormat
 from synvirt.machines import concerns
 from synvirt.model.machine import Concern, Disk, VmManifest
-from synvirt.offline import OpenedDisk, files, told_by_disks
+from synvirt.offline import OpenedDisk, facts_of_disks, files
 from synvirt.offline.files import FileRange, Measured
 from synvirt.offline.ovf import description as ovf
 from synvirt.offline.ovf import manifest_file, signature
@@ -59,8 +59,8 @@ def inspect(package: Package, name: str, vm: str | None = None) -> VmManifest:
     opened = _Opened(package, name, vm)
     manifest = opened.description.manifest
     measured = [opened.measured(disk) for disk in manifest.disks]
-    completed = told_by_disks.completed(manifest, measured, opened.integrity_concerns())
-    return completed if opened.description.says_firmware else told_by_disks.with_firmware(completed, measured)
+    completed = facts_of_disks.completed(manifest, measured, opened.integrity_concerns())
+    return completed if opened.description.says_firmware else facts_of_disks.with_firmware(completed, measured)
 
 
 def open_disk(package: Package, name: str, disk_key: str, vm: str | None = None) -> OpenedDisk:

@@ -4,7 +4,7 @@ SHA256(appliance.mf)= 5a0e…        the signature, in hexadecimal digits, over 
 -----BEGIN CERTIFICATE-----        the signer's first, then perhaps those of who vouches for him
 
 Verified is that the holder of that certificate's key signed this very manifest. Whether he is to be trusted is not known here:
-authorities of appliances are in no host's list, and the time of signing is not written, so the reader is told who it is.
+authorities of appliances are in no host's list, and the time of signing is not written, so the reader is shown who it is.
 """
 
 import re
@@ -21,7 +21,7 @@ from synvirt.machines.texts import clean
 
 # A chain of certificates has some 10 KiB.
 SIGNATURE_MAX_BYTES = 256 << 10
-# An RSA key of 16384 bits signs with 4096 digits; a longer one would keep a processor busy for whoever made it up.
+# An RSA key of 16384 bits signs with 4096 digits; a longer one would keep a processor busy for the one who made it up.
 _DIGITS_MAX = 4096
 
 _LINE = re.compile(rb"^\s*([A-Za-z0-9-]{2,12})\s*\((.{1,1000})\)\s*=\s*([0-9a-fA-F]+)\s*$", re.MULTILINE)

@@ -11,7 +11,7 @@ from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import NotFound
 from synvirt.machines import concerns
 from synvirt.model.machine import Disk, GuestOs, VmManifest
-from synvirt.offline import OpenedDisk, files, told_by_disks
+from synvirt.offline import OpenedDisk, facts_of_disks, files
 from synvirt.sizes import GIB
 
 DISK_KEY = "disk0"
@@ -44,7 +44,7 @@ def inspect(path: Path, root: Root, image_format: str) -> VmManifest:
         firmware="uefi" if uefi else "bios",
         cpu_count=_DEFAULT_CPUS,
         memory_bytes=_DEFAULT_MEMORY_BYTES,
-        guest_os=GuestOs() if layout.family in (None, "other") else told_by_disks.by_partitions(layout.family),
+        guest_os=GuestOs() if layout.family in (None, "other") else facts_of_disks.by_partitions(layout.family),
         cbt_reason="an offline import is a copy of files: nothing changes in them",
         disks=(measured.disk,),
         concerns=tuple(found),

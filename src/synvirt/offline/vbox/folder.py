@@ -13,7 +13,7 @@ from synvirt.errors import MalformedArchive, NotFound, SynvirtError, Unsupported
 from synvirt.machines.texts import uuid_of
 from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import Disk, VmManifest
-from synvirt.offline import OpenedDisk, files, told_by_disks
+from synvirt.offline import OpenedDisk, facts_of_disks, files
 from synvirt.offline.files import FileRange, Folder
 from synvirt.offline.vbox import machine as virtualbox
 from synvirt.offline.vbox.machine import Machine
@@ -36,7 +36,7 @@ class VboxFolder:
     def inspect(self, path: Path, root: Root) -> VmManifest:
         folder, machine = _read(path, root)
         measured = [files.measured(disk, partial(_spec, folder, machine)) for disk in machine.manifest.disks]
-        manifest = told_by_disks.completed(machine.manifest, measured)
+        manifest = facts_of_disks.completed(machine.manifest, measured)
         disks = tuple(disk.model_copy(update={"source_path": _place(machine, disk)}) for disk in manifest.disks)
         return manifest.model_copy(update={"disks": disks})
 

@@ -183,7 +183,7 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
 
 
 def _snapshots(machine: Element) -> Iterator[Snapshot]:
-    """The tree of snapshots, walked by a list: how deep it is, is up to whoever wrote the file."""
+    """The tree of snapshots, walked by a list: how deep it is, is up to the one who wrote the file."""
     waiting = [machine]
     while waiting:
         inner = waiting.pop()

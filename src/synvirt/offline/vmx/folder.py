@@ -10,7 +10,7 @@ from synvirt.errors import MalformedArchive, NotFound
 from synvirt.machines import concerns
 from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import Disk, Snapshot, VmManifest
-from synvirt.offline import OpenedDisk, files, told_by_disks
+from synvirt.offline import OpenedDisk, facts_of_disks, files
 from synvirt.offline.files import Folder
 from synvirt.offline.vmx import configuration as vmx
 
@@ -34,7 +34,7 @@ class VmxFolder:
         found = [concerns.snapshots_present(len(taken))] if taken else []
         if _is_locked(folder):
             found.append(concerns.in_use())
-        return told_by_disks.completed(machine.manifest.model_copy(update={"snapshots": taken}), measured, found)
+        return facts_of_disks.completed(machine.manifest.model_copy(update={"snapshots": taken}), measured, found)
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         folder, _, machine = _read(path, root)

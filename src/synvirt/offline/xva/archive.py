@@ -19,21 +19,21 @@ from synvirt.errors import MalformedArchive, NotFound, SynvirtError, Unsupported
 from synvirt.machines import concerns, partitions
 from synvirt.model.kinds import OfflineKind
 from synvirt.model.machine import Disk, VmManifest
-from synvirt.offline import OpenedDisk, told_by_disks
+from synvirt.offline import OpenedDisk, facts_of_disks
 from synvirt.offline.files import Measured
 from synvirt.offline.ovf.archive import Members
 from synvirt.offline.xva import geneva, ova_xml
 from synvirt.xml_document import DOCUMENT_MAX_BYTES, local, parse
 
 _DESCRIPTION = "ova.xml"
-# xapi writes it first; who packs an archive anew may put it elsewhere, but not behind many thousand pieces of disks.
+# xapi writes it first; who packs an archive again may put it elsewhere, but not behind many thousand pieces of disks.
 _MEMBERS_LOOKED_AT = 1000
 # Of a disk, to see its partitions: a thousand members more, and the start of a Windows or a Linux system partition.
 _LOOKED_AT_BYTES = 512 << 20
 # Of what a packed archive holds: to find ova.xml, and to see the partitions of a disk that begins right behind it.
 _UNPACKED_BYTES = 16 << 20
 _UNPACKED_FOR_DISKS_BYTES = 3 << 20
-# .xva, or .xva.gz and .xva.zst of whoever packed it afterwards.
+# .xva, or .xva.gz and .xva.zst of the one who packed it afterwards.
 _SUFFIXES = (".xva", ".xva.gz", ".xva.zst")
 
 
@@ -54,7 +54,7 @@ class XvaArchive:
         with _archive(path, root, _UNPACKED_FOR_DISKS_BYTES) as archive:
             near = _folders(archive)
             measured = [_measured(disk, archive, path.name, near) for disk in described.disks]
-        return told_by_disks.completed(described, measured)
+        return facts_of_disks.completed(described, measured)
 
     def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk:
         described = _described(path, root)
