@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from synvirt.accounts import Role, set_password
 from synvirt.api.callers.auth import Throttled
-from synvirt.api.callers.coming import COUNTED_FOR_S, COUNTED_MAX, NEW_AFTER_S, Caller, Coming, shown_account, told
+from synvirt.api.callers.coming import COUNTED_FOR_S, COUNTED_MAX, NEW_AFTER_S, Caller, Coming, counts_written, shown_account
 from synvirt.api.callers.gate import CALLER
 from synvirt.api.callers.sessions import COOKIE
 from synvirt.api.routes.audit import Audited
@@ -200,7 +200,7 @@ def test_a_million_guesses_fill_no_disk_and_are_counted() -> None:
 
 def test_what_is_counted_is_told_at_the_services_end() -> None:
     trail = Trail()
-    with told(trail.coming):
+    with counts_written(trail.coming):
         for _ in range(3):
             trail.guess("admin")
     assert [entry.detail[:6] for entry in trail.entries] == ["the us", "2 more"]

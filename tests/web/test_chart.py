@@ -35,8 +35,8 @@ def test_every_course_can_be_drawn_within_its_frame(course: Course) -> None:
     assert across == sorted(across)
     assert across[-1] == WIDTH
     assert all(0 <= number <= HEIGHT for number in up)
-    assert "inf" not in drawn.told
-    assert "nan" not in drawn.told
+    assert "inf" not in drawn.summary
+    assert "nan" not in drawn.summary
 
 
 @given(st.floats(0, 1e15))
@@ -55,7 +55,7 @@ def test_a_rate_is_as_high_as_it_was_and_as_long() -> None:
     assert drawn.line == "M0 0V0H300V100H400V50H1000"
     assert drawn.times == ("00:00:00", "00:00:50", "00:01:40")
     words = "60.0 MiB/s on average over 1 min 40 s; at most 100 MiB/s, at 00:00:00; 50.0 MiB/s at last"
-    assert drawn.told == words
+    assert drawn.summary == words
 
 
 def test_a_jobs_page_draws_it_live_and_keeps_it(page: Page, service: Service) -> None:
@@ -70,8 +70,8 @@ def test_a_jobs_page_draws_it_live_and_keeps_it(page: Page, service: Service) ->
     figure = Progress(bytes_total=9000 * MIB, bytes_done=3600 * MIB)
     service.board.pin(job_id, State.COPYING_FULL, figure)
     # 600 MiB in about half a minute, slower than before: the pace of this test is not known to the second.
-    expect(page.locator("#chart-told")).to_contain_text("at most 100 MiB/s")
-    expect(page.locator("#chart-told")).not_to_contain_text("over 30 s")
+    expect(page.locator("#chart-summary")).to_contain_text("at most 100 MiB/s")
+    expect(page.locator("#chart-summary")).not_to_contain_text("over 30 s")
     so_far = service.board.courses()[job_id]
     service.store.memory.change(job_id, CourseMemory, lambda _: CourseMemory(course=so_far))
     service.board.unpin(job_id)

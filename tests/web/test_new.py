@@ -138,7 +138,7 @@ def test_a_vm_of_a_platform_is_migrated_by_keyboard_alone(page: Page, service: S
     expect(page.locator("#expected dd")).to_have_text(
         ["3.0 GiB", "about 1 min 15 s", "about 9 s, 1 min 1 s where it goes badly", "2 jobs of this source"]
     )
-    expect(page.locator("#told li").first).to_contain_text("It stays at its source")
+    expect(page.locator("#concerns li").first).to_contain_text("It stays at its source")
     expect(page.locator("#differences tbody tr")).to_have_text([re.compile("Display.*VMware SVGA.*VGA.*no such card")])
     expect(page.locator("#problems")).to_be_hidden()
     press_until(page, ".bottom button:not([formaction])")

@@ -1,7 +1,7 @@
 """What /metrics tells of backups: how runs end, what they read and store, and how old the newest restore points are.
 
     events of runs since the last look ─▶ counters
-    jobs and points, as they are now   ─▶ ages and states, looked at anew only when a run was written, and once a minute
+    jobs and points, as they are now   ─▶ ages and states, looked at again only when a run was written, and once a minute
 
 No label grows with use but the jobs, which people make by hand: their ids, and the names they gave them.
 """

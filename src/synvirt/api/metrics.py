@@ -165,12 +165,12 @@ class Metrics:
             if len(page) < EVENTS_A_PAGE:
                 break
         for _ in range(EVENTS_A_LOOK // EVENTS_A_PAGE):
-            told = self._store.waves.events_after(self._wave_cursor, job_id=None, limit=EVENTS_A_PAGE)
-            for one in told:
+            events = self._store.waves.events_after(self._wave_cursor, job_id=None, limit=EVENTS_A_PAGE)
+            for one in events:
                 if (late := json.loads(one.document).get("late_s")) is not None:
                     self._wave_error.observe(abs(late))
                 self._wave_cursor = one.id
-            if len(told) < EVENTS_A_PAGE:
+            if len(events) < EVENTS_A_PAGE:
                 break
         for id_, (_, progress) in self._board.latest().items():
             # A job of before our start that has not moved since: its document tells the way, once.
@@ -218,7 +218,7 @@ class _Present(Collector):
 
 
 class Timed:
-    """A layer of the app: how long each answer took to begin. `prefixes` of ours are told before a route's own path."""
+    """A layer of the app: how long each answer took to begin. `prefixes` of ours are shown before a route's own path."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, prefixes: tuple[str, ...]) -> None:
         self._app, self._answers, self._prefixes = app, metrics.answers, prefixes
@@ -227,12 +227,12 @@ class Timed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, told = time.monotonic(), False
+        began, observed = time.monotonic(), False
 
         def tell(status: int) -> None:
-            nonlocal told
-            if not told:
-                told = True
+            nonlocal observed
+            if not observed:
+                observed = True
                 method = scope["method"] if scope["method"] in METHODS else OTHER
                 labels = (method, self._route(scope), f"{status // 100}xx")
                 self._answers.labels(*labels).observe(time.monotonic() - began)

@@ -41,9 +41,9 @@ from synvirt.programs import ProgramFailed
 
 MEDIA_TYPE = "application/problem+json"
 # A person mends one mistake at a time, and a hostile body can hold a million.
-MISTAKES_TOLD = 5
+MISTAKES_SHOWN = 5
 # What the caller sent comes back in `detail` (a field's name): enough to recognise it.
-NAME_CHARS_TOLD = 100
+NAME_CHARS_SHOWN = 100
 
 # pydantic names the chosen branch of a union as if it were a field: the caller never sent one of that name.
 _BRANCHES = frozenset({"live_vm", "offline_host_path", "upload", "remote_url"})
@@ -70,20 +70,20 @@ CHALLENGE = 'Basic realm="SynVirt", charset="UTF-8"'
 
 def refused(mistakes: Sequence[ErrorDetails | Mapping[str, Any]]) -> SynvirtError:
     """Pydantic's list of mistakes as one error: InvalidPlan when one is inside the plan, else BadRequest."""
-    told = [_told(mistake) for mistake in mistakes[:MISTAKES_TOLD]]
-    if len(mistakes) > MISTAKES_TOLD:
-        told.append(f"and {len(mistakes) - MISTAKES_TOLD} more")
+    shown = [_mistake(mistake) for mistake in mistakes[:MISTAKES_SHOWN]]
+    if len(mistakes) > MISTAKES_SHOWN:
+        shown.append(f"and {len(mistakes) - MISTAKES_SHOWN} more")
     in_plan = any(
         tuple(mistake["loc"][:2]) == ("body", "plan") and (len(mistake["loc"]) > 2 or mistake["type"] != "missing")
         for mistake in mistakes
     )
     chosen = InvalidPlan if in_plan else BadRequest
-    return chosen("; ".join(told), hint="/openapi.json describes what each request takes")
+    return chosen("; ".join(shown), hint="/openapi.json describes what each request takes")
 
 
-def _told(mistake: ErrorDetails | Mapping[str, Any]) -> str:
+def _mistake(mistake: ErrorDetails | Mapping[str, Any]) -> str:
     of, *path = mistake["loc"] or ("request",)
-    names = [part if isinstance(part, int) else part[:NAME_CHARS_TOLD] for part in path if part not in _BRANCHES]
+    names = [part if isinstance(part, int) else part[:NAME_CHARS_SHOWN] for part in path if part not in _BRANCHES]
     if of == "query":  # a parameter that may be repeated is a list to pydantic, and to nobody else
         names = [name for name in names if isinstance(name, str)]
     where = place(names) or f"the {of}"
@@ -91,7 +91,7 @@ def _told(mistake: ErrorDetails | Mapping[str, Any]) -> str:
 
 
 def incident(error: BaseException) -> Internal:
-    """Log what nobody foresaw, and the error that may be told of it."""
+    """Log what nobody foresaw, and the error that may be shown of it."""
     number = uuid4().hex[:12]
     _log.error("unexpected error", incident=number, exc_info=error)
     return Internal(
@@ -164,14 +164,14 @@ def _on_invalid(request: Request, error: Exception) -> Response:
     for mistake in mistakes:
         if mistake["loc"][0] == "path":  # an id that is no UUID was never given out
             noun = str(mistake["loc"][1]).removesuffix("_id")
-            missing = NotFound(f"there is no {noun} {str(mistake['input'])[:NAME_CHARS_TOLD]!r}")
+            missing = NotFound(f"there is no {noun} {str(mistake['input'])[:NAME_CHARS_SHOWN]!r}")
             return problem(of_its_side(request.url.path, missing))
     return problem(of_its_side(request.url.path, refused(mistakes)))
 
 
 def _on_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    where = f"{request.method[:NAME_CHARS_TOLD]} {request.url.path[:NAME_CHARS_TOLD]}"
+    where = f"{request.method[:NAME_CHARS_SHOWN]} {request.url.path[:NAME_CHARS_SHOWN]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         nothing = NotFound(f"nothing is served at {where}", hint="/openapi.json lists what is")
         return problem(of_its_side(request.url.path, nothing))

@@ -1,4 +1,4 @@
-"""What every answer says to whoever keeps or shows it."""
+"""What every answer says to anyone who keeps or shows it."""
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -64,7 +64,7 @@ ELSEWHERE = "choose another: --listen 127.0.0.1:8442, the setting listen, or SYN
 class Server:
     """`run()` blocks until `stop()`, SIGTERM or SIGINT, and takes two seconds at most to end after that.
 
-    Making it binds both sockets, so that whoever cannot listen learns it before a job is begun. Make it under
+    Making it binds both sockets, so that who cannot listen learns it before a job is begun. Make it under
     `data_dir_locked`: it takes a socket that nobody answers for its own.
     """
 

@@ -82,7 +82,7 @@ class Figured(Protocol[S_co]):
 
 
 def event_id_of(header: str | None) -> int | None:
-    """Of a Last-Event-ID. One that is none of ours (a proxy's) is no reason to refuse a browser: it starts anew."""
+    """Of a Last-Event-ID. One that is none of ours (a proxy's) is no reason to refuse a browser: it gets all from the start."""
     ours = header is not None and header.isascii() and header.isdigit() and len(header) <= EVENT_ID_DIGITS
     return int(header) if ours and header else None
 
@@ -108,7 +108,7 @@ def as_json(name: str, update: Callable[[UUID, S, Progress], Model]) -> Words[An
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Written:
     id: int
     job_id: UUID
     content: bytes
@@ -128,7 +128,7 @@ class _Figure(Generic[S]):
 class Feed(Generic[E, S]):
     """What happens to jobs, for all who listen in one event loop. It looks while anybody listens.
 
-    All events after `_since` and up to `_cursor` are in `_told`.
+    All events after `_since` and up to `_cursor` are in `_kept`.
     """
 
     def __init__(
@@ -144,14 +144,14 @@ class Feed(Generic[E, S]):
         self._listeners = 0
         self._looking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        self._told: deque[_Told] = deque()
-        self._since = self._cursor = self._told_bytes = self._versions = 0
+        self._kept: deque[_Written] = deque()
+        self._since = self._cursor = self._kept_bytes = self._versions = 0
         self._figures: dict[UUID, _Figure[S]] = {}
 
     async def follow(self, *, job_id: UUID | None, last_event_id: int | None) -> AsyncIterator[bytes]:
         """What happens, for ever: until the client leaves, the service stops, or the store fails.
 
-        The newest events of a new client ascend, so whoever is cut off in the middle of them is told the rest by a replay.
+        The newest events of a new client ascend, so a client that is cut off in the middle of them gets the rest by a replay.
         """
         self._listeners += 1
         try:
@@ -160,19 +160,19 @@ class Feed(Generic[E, S]):
             if self._looking is None or self._looking.done():
                 self._begin(cursor)
             if last_event_id is None or last_event_id > cursor:  # above: an id of a database that is no more
-                for told in await run_in_threadpool(self._newest, job_id):
-                    yield told.content
-                    cursor = max(cursor, told.id)
+                for written in await run_in_threadpool(self._newest, job_id):
+                    yield written.content
+                    cursor = max(cursor, written.id)
             else:
                 cursor = last_event_id
             seen: dict[UUID, tuple[int, float]] = {}
             beat_at = time.monotonic()
             while not self._ended():
                 news = self._news  # before we look: what comes meanwhile is not slept through
-                async for told in self._after(cursor, job_id):
-                    cursor = told.id
-                    if told.content and job_id in (None, told.job_id):
-                        yield told.content
+                async for written in self._after(cursor, job_id):
+                    cursor = written.id
+                    if written.content and job_id in (None, written.job_id):
+                        yield written.content
                 for figure in self._unseen(seen, job_id):
                     yield figure.content
                 if time.monotonic() - beat_at >= self._pace.heartbeat_every_s:
@@ -188,7 +188,7 @@ class Feed(Generic[E, S]):
 
     def _begin(self, newest: int) -> None:
         self._since = self._cursor = newest
-        self._told, self._told_bytes, self._figures, self._news = deque(), 0, {}, asyncio.Event()
+        self._kept, self._kept_bytes, self._figures, self._news = deque(), 0, {}, asyncio.Event()
         # In a context of its own: what the log says of the first client's request is not true of us.
         self._looking = asyncio.get_running_loop().create_task(self._look(), context=contextvars.Context())
 
@@ -221,13 +221,13 @@ class Feed(Generic[E, S]):
         more = True
         while more:
             page = await run_in_threadpool(self._read, self._cursor, None)
-            for told in page:
-                self._told.append(told)
-                self._told_bytes += len(told.content)
-                self._cursor = told.id
-            while len(self._told) > KEPT_EVENTS or self._told_bytes > KEPT_BYTES:
-                oldest = self._told.popleft()
-                self._since, self._told_bytes = oldest.id, self._told_bytes - len(oldest.content)
+            for written in page:
+                self._kept.append(written)
+                self._kept_bytes += len(written.content)
+                self._cursor = written.id
+            while len(self._kept) > KEPT_EVENTS or self._kept_bytes > KEPT_BYTES:
+                oldest = self._kept.popleft()
+                self._since, self._kept_bytes = oldest.id, self._kept_bytes - len(oldest.content)
             more = len(page) == REPLAY_PAGE
 
     async def _draw(self) -> None:
@@ -247,29 +247,29 @@ class Feed(Generic[E, S]):
                 self._versions += 1
                 self._figures[id_] = _Figure(self._versions, *due[id_], now, content)
 
-    def _read(self, cursor: int, job_id: UUID | None) -> list[_Told]:
+    def _read(self, cursor: int, job_id: UUID | None) -> list[_Written]:
         return self._written(self._events.events_after(cursor, job_id=job_id, limit=REPLAY_PAGE))
 
-    def _newest(self, job_id: UUID | None) -> list[_Told]:
+    def _newest(self, job_id: UUID | None) -> list[_Written]:
         return self._written(self._events.newest_events(job_id=job_id))
 
-    def _written(self, events: Sequence[E]) -> list[_Told]:
-        return [_Told(event.id, event.job_id, self._words.event(event)) for event in events]
+    def _written(self, events: Sequence[E]) -> list[_Written]:
+        return [_Written(event.id, event.job_id, self._words.event(event)) for event in events]
 
-    async def _after(self, cursor: int, job_id: UUID | None) -> AsyncIterator[_Told]:
+    async def _after(self, cursor: int, job_id: UUID | None) -> AsyncIterator[_Written]:
         """Of all jobs, or of one; the last may be empty, and only says how far we came. One at a time: a client that does not
         read holds no more than that."""
         while cursor < self._cursor:
             if cursor < self._since:
                 since = self._since  # before the store is asked: its answer then has all up to here
                 page = await run_in_threadpool(self._read, cursor, job_id)
-                for told in page:
-                    yield told
+                for written in page:
+                    yield written
                 cursor = page[-1].id if page else cursor
                 if len(page) < REPLAY_PAGE and cursor < since:
                     cursor = since
-                    yield _Told(cursor, NOBODY, b"")
-            elif (following := next((told for told in self._told if told.id > cursor), None)) is not None:
+                    yield _Written(cursor, NOBODY, b"")
+            elif (following := next((written for written in self._kept if written.id > cursor), None)) is not None:
                 cursor = following.id
                 yield following
 

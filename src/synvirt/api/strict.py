@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from synvirt.errors import BadRequest
 
 # What the caller sent comes back in the answer: enough to recognise it.
-_NAME_CHARS_TOLD = 100
+_NAME_CHARS_SHOWN = 100
 
 
 def known_parameters(request: Request) -> None:
@@ -26,7 +26,7 @@ def known_parameters(request: Request) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             raise BadRequest(
-                f"{name[:_NAME_CHARS_TOLD]}: is no parameter of {request.method} {request.url.path[:_NAME_CHARS_TOLD]}",
+                f"{name[:_NAME_CHARS_SHOWN]}: is no parameter of {request.method} {request.url.path[:_NAME_CHARS_SHOWN]}",
                 hint=f"did you mean {near[0]}? {takes}" if near else takes,
             )
 

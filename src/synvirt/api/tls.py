@@ -57,7 +57,7 @@ def _still_good(path: Path, key: Path) -> bool:
     try:
         until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except ValueError:
-        return False  # cut off by a full disk: made anew
+        return False  # cut off by a full disk: made again
     return until > datetime.now(UTC) + timedelta(days=RENEW_DAYS)
 
 

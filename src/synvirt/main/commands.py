@@ -77,7 +77,7 @@ def demo(
     # What the guest has on its disk is asked of its agent.
     settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen, "boot_check": "agent"})
     prepare_data_dir(settings)
-    # The story is told on the terminal: the service's own lines go beside it.
+    # The demo is shown on the terminal: the service's own lines go beside it.
     log_to(settings.log_level, (settings.data_dir / "demo.log").open("a"))
     done = run_demo(
         lambda chosen: service(chosen, announce=partial(typer.echo, err=True)),

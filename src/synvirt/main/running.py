@@ -57,11 +57,11 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     """A service on settings.data_dir, its jobs running, its sockets bound: `run()` it. All is let go of at the end.
 
     The order matters: one service a folder (the lock) before anything of it is opened; the sockets before the jobs, so that
-    whoever cannot listen has begun nothing.
+    who cannot listen has begun nothing.
     """
     from synvirt.api.app import create_app
     from synvirt.api.callers.auth import authenticator
-    from synvirt.api.callers.coming import told
+    from synvirt.api.callers.coming import counts_written
     from synvirt.api.routes.backups import mount
     from synvirt.api.routes.waves import mount_waves
     from synvirt.api.server import Server, data_dir_locked
@@ -145,7 +145,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         mount(app, backups, settings)
         mount_waves(app, fleet, board, settings)
         server = Server(app, settings)
-        for going_on in (told(app.state.coming), swept(uploads), trials_swept(sources.trials)):
+        for going_on in (counts_written(app.state.coming), swept(uploads), trials_swept(sources.trials)):
             stack.enter_context(going_on)
         _begin(stack, engine, rehearsals, carrying, taking_over, among_hosts=bool(settings.database_url))
         yield Service(server, rooms)

@@ -27,7 +27,7 @@ class Chart:
     area: str
     rates: tuple[str, ...]
     times: tuple[str, ...]
-    told: str
+    summary: str
 
 
 def chart(course: Course) -> Chart | None:
@@ -46,7 +46,7 @@ def chart(course: Course) -> Chart | None:
         area=f"{line}V{HEIGHT}H0Z",
         rates=(rate(top), rate(top / 2), "0"),
         times=tuple(_time(at, ended - began) for at in (began, (began + ended) / 2, ended)),
-        told=_told(samples, rates),
+        summary=_summary(samples, rates),
     )
 
 
@@ -66,7 +66,7 @@ def _spaced(course: Course) -> list[Sample]:
     return samples
 
 
-def _told(samples: list[Sample], rates: list[float]) -> str:
+def _summary(samples: list[Sample], rates: list[float]) -> str:
     """The drawing in a sentence, for who does not see it, and for who wants the figures."""
     seconds = samples[-1].at - samples[0].at
     mean = max(0, samples[-1].bytes_done - samples[0].bytes_done) / seconds

@@ -1,9 +1,9 @@
-"""The fields of a form, told by the model that the API takes: what a platform gains is on its page without a line here.
+"""The fields of a form, given by the model that the API takes: what a platform gains is on its page without a line here.
 
     model ─▶ its JSON Schema ─▶ fields, each with what was typed ─▶ fields.html
     Form ─▶ the same fields ─▶ values, for the model to judge
 
-A secret is never written into a page, not even back to whoever typed it.
+A secret is never written into a page, not even back to the one who typed it.
 """
 
 import re
@@ -53,7 +53,7 @@ _FORMS = {
     "endpoint": "has a character that an address cannot have",
 }
 # A person mends one mistake at a time; each stands beside its field besides.
-MISTAKES_TOLD = 5
+MISTAKES_SHOWN = 5
 
 M = TypeVar("M", bound=BaseModel)
 Look = Literal["text", "long", "secret", "long secret", "number", "numbers", "lines", "pairs", "check", "choice"]
@@ -119,8 +119,8 @@ def judged(model: type[M], found: Mapping[str, Any], prefix: str = "") -> M:
         return model.model_validate(found)
     except ValidationError as error:
         places = [(".".join(map(str, one["loc"])), one) for one in error.errors(include_url=False, include_input=False)]
-        mistaken = Mistaken("; ".join(f"{_named(place)}: {_told(place, one)}" for place, one in places[:MISTAKES_TOLD]))
-        mistaken.mistakes = {prefix + place: _told(place, one) for place, one in places}
+        mistaken = Mistaken("; ".join(f"{_named(place)}: {_mistake(place, one)}" for place, one in places[:MISTAKES_SHOWN]))
+        mistaken.mistakes = {prefix + place: _mistake(place, one) for place, one in places}
         raise mistaken from None
 
 
@@ -128,7 +128,7 @@ def _named(place: str) -> str:
     return label(place.rpartition(".")[2]) if place else "All of it"
 
 
-def _told(place: str, one: ErrorDetails) -> str:
+def _mistake(place: str, one: ErrorDetails) -> str:
     key, kind = place.rpartition(".")[2], one["type"]
     if kind == "string_pattern_mismatch":
         return _FORMS.get(key, "has a character that it cannot have")

@@ -28,20 +28,20 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
     router = pages.router()
     store, board = intake.store, intake.board
 
-    def told(event: Event) -> bytes:
+    def changed_row(event: Event) -> bytes:
         job = parsed(Migration, event.document)
-        row = pages.part("row_told.html", job=job, is_new=job.state == State.QUEUED, oob=True)
+        row = pages.part("row_changed.html", job=job, is_new=job.state == State.QUEUED, oob=True)
         return format_sse_event(event="part", data_str=row, id=str(event.id))
 
     def figures_of(id_: UUID, state: State, progress: Progress) -> bytes:
         update = ProgressUpdate(id=id_, state=state, progress=progress)
         return format_sse_event(event="part", data_str=pages.part("row_figures.html", job=update, oob=True))
 
-    feed = Feed(store, board, Words(told, figures_of), stopping=stopping, pace=pace)
+    feed = Feed(store, board, Words(changed_row, figures_of), stopping=stopping, pace=pace)
 
     @router.get("/")
     def jobs(cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
-        # Before the jobs are read: what happens in between is told twice, and never missed.
+        # Before the jobs are read: what happens in between is sent twice, and never missed.
         newest = store.last_event_id()
         under_way = [] if cursor else [board.current(job) for job in reversed(store.unended())]
         documents, following = store.documents(limit=ENDED_ON_A_PAGE, cursor=int(cursor) if cursor else None)

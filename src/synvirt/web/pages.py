@@ -104,7 +104,7 @@ class Pages:
         return self.page("failure.html", status=error.status, error=error)
 
     def _address(self, name: str) -> str:
-        """With a hash of the content: a browser keeps it for good, and asks anew after an upgrade."""
+        """With a hash of the content: a browser keeps it for good, and asks again after an upgrade."""
         return f"{self.root}/static/{name}?{hashlib.sha256(self.files[name]).hexdigest()[:12]}"
 
     def router(self, endpoints: Mapping[str, Callable[..., Any]] | None = None) -> APIRouter:

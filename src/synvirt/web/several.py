@@ -101,7 +101,7 @@ class Several:
                 refused.append((plan, error))
         if refused:
             status = refused[0][1].status
-            return self.setup.pages.page("new/several_told.html", status=status, begun=begun, refused=refused)
+            return self.setup.pages.page("new/several_result.html", status=status, begun=begun, refused=refused)
         return RedirectResponse(f"{self.setup.pages.root}/", status_code=303)
 
     async def _shown(self, source: Source, candidates: list[Candidate], form: Form, mistakes: Mapping[str, str]) -> Response:

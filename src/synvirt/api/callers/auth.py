@@ -124,7 +124,7 @@ class Remembering:
 
 
 def authenticator(settings: Settings, *, announce: Callable[[str], None], privileged: Privileged | None = None) -> Authenticate:
-    """As settings.auth says. `announce` is told the one line that shows the first start's password; it is shown once."""
+    """As settings.auth says. `announce` gets the one line that shows the first start's password; it is shown once."""
     if settings.auth == "pam":
         groups = pam_groups(settings)
         throttled = Throttled(pam_accounts(privileged or Here(settings.pam_service)))

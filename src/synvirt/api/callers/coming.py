@@ -32,7 +32,7 @@ RESOURCE_CHARS_MAX, METHOD_CHARS_MAX = 500, 10
 # Who comes anew by each request is as new as a session would be.
 NEW_AFTER_S = AGE_S
 COUNTED_FOR_S = 600.0
-# More accounts and addresses at once are not told apart: 256 entries in ten minutes, and one that counts the rest.
+# More accounts and addresses at once are not distinguished: 256 entries in ten minutes, and one that counts the rest.
 COUNTED_MAX, KNOWN_MAX = 256, 4096
 LOOK_EVERY_S = 60.0
 
@@ -113,15 +113,15 @@ class Coming:
         at = self._clock()
         with self._lock:
             over = [key for key, one in self._counted.items() if at_end or at - one.since >= COUNTED_FOR_S]
-            told = [self._counted.pop(key) for key in over]
-        for one in told:
+            due = [self._counted.pop(key) for key in over]
+        for one in due:
             if one.more:
                 detail = f"{one.more} more like the one before; the last: {one.last.detail}"[:WHY_CHARS_MAX]
                 self._write(one.last.model_copy(update={"detail": detail}))
 
 
 @contextmanager
-def told(coming: Coming) -> Iterator[None]:
+def counts_written(coming: Coming) -> Iterator[None]:
     try:
         with repeated(coming.tell, name="log-ins", every_s=LOOK_EVERY_S, ends_within_s=1.0):
             yield

@@ -52,7 +52,7 @@ class Authenticate(Protocol):
         ...
 
 
-# What is told of who came.
+# What is noted of a caller.
 Said = TypeVarTuple("Said")
 # The role of a token's secret, and its name; None: there is no such. Blocking.
 FindToken = Callable[[str], tuple[str, Role] | None]
@@ -64,7 +64,7 @@ CHECKS_AT_ONCE = 4
 # Likewise who waits for an OpenID provider, which may be silent.
 PROVIDER_AT_ONCE = 4
 # What a load balancer asks, and what a client generator reads: neither says anything about this host. Who sends credentials
-# there all the same is known (`KNOWN`), and may be told more.
+# there all the same is known (`KNOWN`), and may learn more.
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 # The page's, beneath {base_url}.
 LOGIN_PATHS = ("/login", "/login/oidc", "/login/oidc/callback")
@@ -145,10 +145,10 @@ class Gate:
         try:
             caller = await finding
         except (Unauthorized, Forbidden) as error:
-            await self._told(self._coming.refuse, user, address, way, error)
+            await self._noted(self._coming.refuse, user, address, way, error)
             raise
         if self._coming.is_new(caller.account, address, way):
-            await self._told(self._coming.came, caller, way)
+            await self._noted(self._coming.came, caller, way)
         return caller
 
     async def _by_password(self, user: str, password: str, address: str, scope: Scope) -> Caller:
@@ -171,10 +171,10 @@ class Gate:
             hint="ask an admin of this service",
         )
         if scope["method"] not in READING:
-            await self._told(self._coming.denied, caller, scope["method"], scope["path"], error)
+            await self._noted(self._coming.denied, caller, scope["method"], scope["path"], error)
         raise error
 
-    async def _told(self, tell: Callable[[*Said], None], *said: *Said) -> None:
+    async def _noted(self, tell: Callable[[*Said], None], *said: *Said) -> None:
         """Before it is answered: what is not in the trail yet may never be."""
         await to_thread.run_sync(tell, *said, limiter=self._limiter)
 
@@ -184,9 +184,9 @@ class Gate:
         try:
             role = await self._person(user, password, address)
         except (Unauthorized, Forbidden) as error:
-            await self._told(self._coming.refuse, user, address, PAGE, error)
+            await self._noted(self._coming.refuse, user, address, PAGE, error)
             raise
-        await self._told(self._coming.came, Caller(user, role, address), PAGE)
+        await self._noted(self._coming.came, Caller(user, role, address), PAGE)
         return await to_thread.run_sync(self._sessions.begin, user)
 
     async def _person(self, user: str, password: str, address: str) -> Role:
@@ -212,7 +212,7 @@ class Gate:
 
         browser = browser_in(Headers(scope=scope).get("cookie", ""))
         ended = await to_thread.run_sync(oidc.end, said, browser, refuse, limiter=self._provider_limiter)
-        await self._told(self._coming.came, Caller(ended.account, ended.role, address), OIDC)
+        await self._noted(self._coming.came, Caller(ended.account, ended.role, address), OIDC)
         return await to_thread.run_sync(self._sessions.begin, ended.account, ended.role), ended.following
 
     def log_out(self, scope: Scope) -> bool:
@@ -280,7 +280,7 @@ class Gate:
 
 
 class FromSocket:
-    """What the Unix socket's server serves: the app, told that its callers were let in by the file's mode."""
+    """What the Unix socket's server serves: the app, which learns that its callers were let in by the file's mode."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -131,7 +131,7 @@ class Oidc:
 
     def end(self, said: Mapping[str, str], browser: str, refuse: Refuse) -> Ended:
         """`said`: what the browser brings from the provider. Unauthorized, Forbidden (no role), SourceUnreachable; `refuse` is
-        told of each, and who it was, as far as that is known."""
+        notified of each, and who it was, as far as that is known."""
         who = ""
         try:
             begun = self._known(said.get("state", ""), browser)

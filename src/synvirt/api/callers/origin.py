@@ -1,6 +1,6 @@
 """No other site may act through a browser that knows our password.
 
-A browser sends the password it was told to whatever page asks for our addresses, so a form on a stranger's page could cancel
+A browser sends the password it was given to whatever page asks for our addresses, so a form on a stranger's page could cancel
 a job. Browsers say where a request comes from (Fetch Metadata, `Sec-Fetch-Site`; or `Origin`, RFC 6454, on every POST since
 2020), and no page can forge that: what may change something and comes from elsewhere is refused. Programs that are no browser
 send neither, and hold their password themselves.

@@ -104,7 +104,7 @@ class Sessions:
         self._sessions = {key: one for key, one in self._sessions.items() if self._holds(one)}
 
     def _write(self) -> None:
-        """What is used is not written: after a restart an hour begins anew."""
+        """What is used is not written: after a restart an hour begins from the start."""
         if self._path is None:
             return
         kept = {key: [one.login.account, one.version, one.begun, one.login.role or ""] for key, one in self._sessions.items()}

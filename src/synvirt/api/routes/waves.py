@@ -197,7 +197,7 @@ def _many(router: APIRouter, waves: Waves) -> None:
         request: Request,
         response: Response,
     ) -> Response:
-        """Make a wave, as a draft: nothing moves before it is told to go. What is wrong with it is named: 400."""
+        """Make a wave, as a draft: nothing moves before it is let go. What is wrong with it is named: 400."""
         made = waves.create(asked)
         return _whole(waves, made.id, status=201, location=f"{request.url.path}/{made.id}")
 
@@ -380,8 +380,8 @@ def _deliveries(router: APIRouter, waves: Waves, deliveries: Deliveries) -> None
 
 
 def _stream(router: APIRouter, rows: WaveRows, board: Board, *, stopping: Callable[[], bool], pace: Pace) -> None:
-    told = _Told(rows, board)
-    feed = Feed[Event, Any](told, told, as_json("wave", _no_figures), stopping=stopping, pace=pace)
+    events = _WaveEvents(rows, board)
+    feed = Feed[Event, Any](events, events, as_json("wave", _no_figures), stopping=stopping, pace=pace)
 
     @router.get("/stream", response_class=StreamingResponse, responses=STREAM_DOCUMENTED)
     async def stream_waves(
@@ -394,7 +394,7 @@ def _stream(router: APIRouter, rows: WaveRows, board: Board, *, stopping: Callab
         return EventSourceResponse(happening, headers=STREAM_HEADERS)
 
 
-class _Told:
+class _WaveEvents:
     """The events of waves, for a stream; there are no figures beside them."""
 
     def __init__(self, rows: WaveRows, board: Board) -> None:

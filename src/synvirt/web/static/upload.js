@@ -17,11 +17,11 @@
     let request = null;
     form.classList.add("live");
 
-    const told = (detail, hint) => { part("mistake").textContent = [detail, hint].filter(Boolean).join(" → "); };
+    const showMistake = (detail, hint) => { part("mistake").textContent = [detail, hint].filter(Boolean).join(" → "); };
     const chosen = () => {
       part("name").textContent = file.files.length ? `${file.files[0].name}, ${size(file.files[0].size)}` : asked;
       form.classList.toggle("chosen", file.files.length > 0);
-      told("");
+      showMistake("");
     };
     const sending = (now) => {
       part("sending").hidden = !now;
@@ -29,7 +29,7 @@
       form.querySelector("[type=submit]").hidden = now;
       form.classList.toggle("busy", now);
     };
-    const ended = (detail, hint) => { request = null; sending(false); told(detail, hint); };
+    const ended = (detail, hint) => { request = null; sending(false); showMistake(detail, hint); };
 
     file.addEventListener("change", chosen);
     for (const name of ["dragenter", "dragover"])
@@ -71,7 +71,7 @@
       request.addEventListener("error", () => ended("The connection broke. Nothing of the file was kept.", "send it again"));
       request.addEventListener("abort", () => ended("It was stopped. Nothing of the file was kept."));
       request.open("POST", form.dataset.upload);
-      told("");
+      showMistake("");
       sending(true);
       part("figures").textContent = "";
       part("stop").focus();
