@@ -160,7 +160,7 @@ def test_a_cluster_that_fails_over_for_longer_than_a_request_waits_is_waited_for
 ) -> None:
     """Between two passes its Prism answers 503, and its NFS server nothing: the job says so, and goes on."""
     quick_tries(monkeypatch)
-    monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     monkeypatch.setattr(prism, "RETRY_PAUSES_S", (0.01, 0.01))
     here, vm = house(by_nfs, "element"), machine(by_nfs)
     job = here.intake.submit(plan(vm, warm={"delta_threshold_bytes": 64 << 20}))

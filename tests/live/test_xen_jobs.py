@@ -244,7 +244,7 @@ def test_the_host_of_the_nbd_goes_down_in_the_middle_of_a_pass(
     """The first pass goes on by an export; a delta by tracking has no other way, says so, and waits for the host."""
     monkeypatch.setattr(nbd, "RECONNECT_DELAYS_S", (0.01,))
     monkeypatch.setattr(patience, "PAUSES_S", {SourceUnreachable: (0.1,)})
-    monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     with xenserver(tmp_path / "pool") as server:
         house = XenHouse(tmp_path / "house", server, "auto")
         job_id = house.intake.submit(house.plan(warm={"delta_threshold_bytes": 64 << 20})).id

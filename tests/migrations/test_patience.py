@@ -94,7 +94,7 @@ def refused_once_off(house: House, job: Migration, *, times: int) -> None:
 
 @pytest.mark.parametrize("trouble", CODES)
 def test_a_held_job_waits_until_its_source_is_well_again(house: House, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     job, reached = held(house)
     told: list[tuple[str, bool] | None] = []
 
@@ -154,7 +154,7 @@ def test_what_fails_before_anything_is_copied_is_said_at_once(house: House, trou
 
 def test_what_was_told_before_stands_there_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a job that is cancelled while it waits is cancelled at once."""
-    monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     house.platform.fault("cannot_track", 1)  # so the job runs cold, and says so
     job = house.intake.submit(live_plan())
     seen: list[str] = []
@@ -174,7 +174,7 @@ def test_what_was_told_before_stands_there_again(house: House, monkeypatch: pyte
 
 def test_a_service_that_died_while_it_waited_takes_back_what_it_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick_tries(monkeypatch)
-    monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     house = House(tmp_path, workers=in_process)
     house.platform.add_vm(VM, {DISK: random.Random(1).randbytes(3 * MIB)})
     job, reached = held(house)
@@ -415,7 +415,7 @@ def test_a_guest_that_is_held_is_waited_for_and_never_powered_off(
 ) -> None:
     """It installs updates for longer than any deadline: that is said, and what was said is taken back. The deadline is the
     plan's, or else the source's."""
-    monkeypatch.setattr(patience, "TOLD_FROM_S", 0.0)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     house.platform.fault("stays_on", 5)
     told: list[str] = []
 

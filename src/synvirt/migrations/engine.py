@@ -121,7 +121,7 @@ class Engine:
                 log.warning("cannot see what operators ask", cause=error.detail)
 
     def _hear(self, wishes: list[Wish]) -> None:
-        """A wish stays for the rest of the job. A job is woken a few times: it may not have been asleep yet."""
+        """A request stays for the rest of the job. A job is woken a few times: it may not have been asleep yet."""
         for wish in wishes:
             stop = self._stops.get(wish.job_id)
             if stop is None:

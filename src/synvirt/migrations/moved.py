@@ -27,7 +27,7 @@ from synvirt.proof.sameness import compared, is_settled
 
 log = structlog.get_logger(__name__)
 
-# A platform answers in seconds. Whoever waits for a cut-over does not wait longer for a comparison.
+# A platform answers in seconds. Who waits for a cut-over does not wait longer for a comparison.
 SOURCE_WITHIN_S = 30.0
 # Services come up within a minute of the first sign of life; what has not by then is said to be missing.
 SETTLED_WITHIN_S, LOOK_AGAIN_S = 60.0, 3.0

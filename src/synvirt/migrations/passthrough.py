@@ -1,6 +1,6 @@
 """A whole VM imported by an outside tool: a pass of its own, and a second one onto the volumes. asyncio.
 
-    the tool's own folder, in the ledger ─▶ pass 1: the tool fills it ─▶ its files are told apart ─▶ pass 2: onto the volumes
+    the tool's own folder, in the ledger ─▶ pass 1: the tool fills it ─▶ its files are matched ─▶ pass 2: onto the volumes
 
 Pass 1 cannot go on where it was left: after a crash the tool begins anew, in an empty folder. Once it has ended well it does
 not run again.
@@ -53,7 +53,7 @@ async def pass_through(job: Job, tool: Passthrough, source: Path, disks: Sequenc
     if not _finished(job, 1):
         await _by_tool(job, tool, source, disks)
     if not _finished(job, 2):
-        files = await job.in_thread(_told_apart, disks, await job.in_thread(tool.disks, name))
+        files = await job.in_thread(_matched, disks, await job.in_thread(tool.disks, name))
         copies = [
             PassDisk(disk.key, RawSpec(path=str(file)), disk.volume, disk.size_bytes)
             for disk, file in zip(disks, files, strict=True)
@@ -102,7 +102,7 @@ def _sizes(disks: Sequence[PassDisk]) -> int:
     return sum(Path(path).stat().st_blocks * 512 for disk in disks for path in paths(disk.reader))
 
 
-def _told_apart(disks: Sequence[PassDisk], files: Sequence[Path]) -> list[Path]:
+def _matched(disks: Sequence[PassDisk], files: Sequence[Path]) -> list[Path]:
     """The file of each disk: of its size, with its partition table, and of those the one that is most like it in the places
     where disks of that size hold data. At least half of these must agree: a conversion changes some. DiskReadFailed for a
     disk without a file."""

@@ -1,6 +1,6 @@
 """How long a job waits for trouble that ends without it. asyncio.
 
-    trouble ─▶ again after a pause ─▶ after half a minute: told by the job's last_error, which is not fatal
+    trouble ─▶ again after a pause ─▶ after half a minute: shown by the job's last_error, which is not fatal
                    │                      over: what stood there before stands there again
                    └─ too long: the trouble itself, and the job fails
 
@@ -40,7 +40,7 @@ PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
 }
 # Counted from the first error, with the time before it in which the source did not answer. A short interruption is not shown;
 # what the job waits for is shown within a minute.
-TOLD_FROM_S = 30.0
+SHOWN_FROM_S = 30.0
 # While the guest runs, waiting costs nothing, and the copy is kept: a host's maintenance or a night's backup ends within that
 # time. A guest that is off could not be powered on either while its source is away; but its owner must hear of it.
 GUEST_RUNS_S, GUEST_OFF_S = 86_400.0, 1_800.0
@@ -70,7 +70,7 @@ class Patience:
         self._tries = 0
         self._silent_s = 0.0
         # A service that ended in the meantime may have shown the error already.
-        self._told = True
+        self._shown = True
 
     async def __aenter__(self) -> "Patience":
         return self
@@ -95,12 +95,12 @@ class Patience:
             await job.change(progress=job.migration.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None}))
             job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
         self._silent_s += trouble.waited_s if isinstance(trouble, SourceUnreachable) else 0.0
-        if max(pause_s, moment - self._since + self._silent_s) >= TOLD_FROM_S:
+        if max(pause_s, moment - self._since + self._silent_s) >= SHOWN_FROM_S:
             until = now() + timedelta(seconds=left_s)
             every = f"{pause_s / 60:.0f} min" if pause_s >= 60 else f"{pause_s:.0f} s"
             again = f"It is tried again every {every} until {until:%Y-%m-%d %H:%M} UTC"
             await job.tell(type(trouble)(f"{trouble.detail.rstrip('.')}. {again}", hint=trouble.hint))
-            self._told = True
+            self._shown = True
         job.leave_turn()
         if isinstance(trouble, GuestStaysOn):
             await job.leave_slots()
@@ -117,9 +117,9 @@ class Patience:
     async def over(self) -> None:
         """It went well: the next trouble is another one."""
         self._since, self._tries, self._silent_s = None, 0, 0.0
-        if self._told:
+        if self._shown:
             await self._job.take_back()
-            self._told = False
+            self._shown = False
 
 
 async def patiently(job: Job, attempt: Callable[[Patience], Awaitable[T]], limit_s: float | None = None) -> T:

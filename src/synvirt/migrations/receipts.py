@@ -94,10 +94,10 @@ async def give(job: Job) -> None:
             cause = error.detail if isinstance(error, SynvirtError) else error.strerror or type(error).__name__
             log.warning("no receipt is made", job=str(job.id), cause=cause)
             if job.migration.last_error is None:
-                told = Internal(
+                problem = Internal(
                     f"the guest runs here; its receipt could not be made: {cause}", hint="see that the disk has room"
                 )
-                await job.change(last_error=job.problem(told, fatal=False))
+                await job.change(last_error=job.problem(problem, fatal=False))
     await job.in_thread(receipts.forget_hashes, job.id)
     await job.strike(HASHES, str(job.id))
 

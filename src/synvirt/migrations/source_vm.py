@@ -127,7 +127,7 @@ async def measure_downtime(job: Job) -> None:
 
 async def leave(job: Job) -> None:
     """The guest lives here now: mark the source VM, and leave no snapshot of ours on it. It does live here: what cannot be
-    tidied up at the source is told, stays in the ledger, costs nobody the guest, and is tried again later (`tidying`)."""
+    tidied up at the source is reported, stays in the ledger, costs nobody the guest, and is tried again later (`tidying`)."""
     await job.record("mark", vm_id(job))
     try:
         entries = await job.in_thread(job.rooms.store.ledger, job.id)
@@ -141,12 +141,12 @@ async def leave(job: Job) -> None:
     except SynvirtError as error:
         job.stop.check()
         log.warning("the source is not tidied up", job=str(job.id), cause=error.detail)
-        told = from_code(
+        problem = from_code(
             error.code,
             f"the guest runs here; its source could not be tidied up: {error.detail}",
             "it is tried again until it is done; till then see that the old VM does not start by itself",
         )
-        await job.tell(told)
+        await job.tell(problem)
 
 
 async def settle(job: Job, entry: LedgerEntry) -> None:

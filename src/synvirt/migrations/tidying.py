@@ -1,6 +1,6 @@
 """What jobs that have ended left at their sources, or here, tidied up later: at the service's start, then now and again.
 
-    an ended job, its ledger not empty ─▶ tried ─▶ gone: struck out; all of it gone: what was told of it is taken back
+    an ended job, its ledger not empty ─▶ tried ─▶ gone: struck out; all of it gone: what was reported of it is taken back
                                             ├─ not now: again after a minute, then after twice as long, an hour at the most
                                             └─ its source was removed: struck out, nobody can reach it any more
 

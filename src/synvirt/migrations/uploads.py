@@ -4,7 +4,7 @@
 
 The row decides. A folder with a dot before its id is on its way, in or out: `recover`, at the start, ends what a crash left,
 forwards where there is a row and backwards where there is none. The file keeps its own name, since kinds, VM names and errors
-are told by it.
+go by it.
 """
 
 import errno

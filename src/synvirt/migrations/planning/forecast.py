@@ -54,13 +54,13 @@ def why_not(passes: Sequence[Pass]) -> str:
     done = [one for one in passes if one.finished_at is not None and one.snapshot_at is not None]
     rate, throughput = _change_rate(done), _throughput(done)
     sizes = ", ".join(f"{one.bytes / MIB:.1f}" for one in deltas[-5:])
-    told = f"its last deltas had {sizes} MiB"
+    reason = f"its last deltas had {sizes} MiB"
     if rate is None or throughput is None:
-        return told
-    told += f"; it changes {rate / MIB:.1f} MiB/s, and {throughput / MIB:.1f} MiB/s are copied"
+        return reason
+    reason += f"; it changes {rate / MIB:.1f} MiB/s, and {throughput / MIB:.1f} MiB/s are copied"
     if rate >= throughput:
-        return f"{told}: it changes faster than it is copied, and more passes would not help"
-    return f"{told}: what changes during one pass is too much for the next"
+        return f"{reason}: it changes faster than it is copied, and more passes would not help"
+    return f"{reason}: what changes during one pass is too much for the next"
 
 
 def _change_rate(done: Sequence[Pass]) -> float | None:

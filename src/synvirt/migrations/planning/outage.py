@@ -31,7 +31,7 @@ UNMEASURED_S: dict[OutagePartName, float] = {"shutdown": 30.0, "last copy": 30.0
 PRIOR_RUNS, PRIOR_SPREAD = 3, 0.3
 # For what was never measured.
 UNMEASURED_SPREAD = 0.8
-# Whoever copies in less: the clock's own grain.
+# Who copies in less: the clock's own grain.
 LEAST_S = 0.1
 _Z95 = 1.6449
 

@@ -9,7 +9,7 @@ Where its copy was kept, a new job has the volumes of the failed one.
     Live     the source was switched on again, and the guest may have run here: the first pass reads whole disks, and writes
              what differs on the volumes; all goes on from there as in any job
 
-Every other one begins anew.
+Every other one begins from the start.
 """
 
 import contextlib

@@ -59,7 +59,7 @@ class _Probe:
         return _Ended()
 
     async def tried(
-        self, name: str, wanted: Awaitable[T], timeout_s: float, told: Callable[[T], str], *, hint: str | None = None
+        self, name: str, wanted: Awaitable[T], timeout_s: float, described: Callable[[T], str], *, hint: str | None = None
     ) -> T:
         """`hint`: what a failure of this one means, where the error does not say."""
         try:
@@ -70,7 +70,7 @@ class _Probe:
             raise self.failed(name, f"no answer within {timeout_s:.0f} s", slow) from None
         except SynvirtError as error:
             raise self.failed(name, f"{error.code}: {error.detail}", hint or error.hint) from None
-        self.passed(name, told(found))
+        self.passed(name, described(found))
         return found
 
     # ── one by one ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +156,7 @@ class _Probe:
                     SNAPSHOT_TIMEOUT_S,
                     lambda _: f"made one of {vm.name}",
                 )
-                with suppress(_Ended):  # told; another way may do
+                with suppress(_Ended):  # reported; another way may do
                     await self.tried(
                         "read",
                         _read(adapter, vm.vm_id, snapshot, disk),
@@ -166,7 +166,7 @@ class _Probe:
                 if isinstance(adapter, HasWays):
                     await self.ways(adapter, vm.vm_id, snapshot, disk)
             except _Ended:
-                pass  # told; a snapshot that failed may be there all the same
+                pass  # reported; a snapshot that failed may be there all the same
             await self.tried(
                 "cleanup",
                 adapter.cleanup(vm.vm_id, trial.name),

@@ -87,7 +87,7 @@ class Sources:
         self._rows, self._keyring, self._host = rows, keyring, host
         self._platforms, self._folder = platforms, folder
         self.waiting = Waiting()
-        # Whoever keeps sessions with a source hears of it.
+        # Who keeps sessions with a source hears of it.
         self.on_change: Callable[[UUID], None] = lambda source_id: None
         self._listings: dict[UUID, tuple[float, list[VmRow]]] = {}
         self.trials = Trials(rows, host=host, open_adapter=self._adapter)
@@ -174,10 +174,10 @@ class Sources:
     def rotate_key(self) -> int:
         """Seal all credentials with a new key; how many sources there are. What a host without this key has sealed stays."""
 
-        def store(anew: Reseal) -> int:
+        def store(reseal: Reseal) -> int:
             def resealed(one: Sealed) -> bytes | None:
                 try:
-                    return anew(one.sealed, belongs_to(one.owner, one.id))
+                    return reseal(one.sealed, belongs_to(one.owner, one.id))
                 except Internal:
                     if one.host == self._host:
                         raise
@@ -205,7 +205,7 @@ class Sources:
     # ── spoken to ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
-        """The adapter of a source, not connected yet; whoever calls closes it."""
+        """The adapter of a source, not connected yet; who calls closes it."""
         await asyncio.to_thread(self.check_plan, kind, source_id)
         return await asyncio.to_thread(self._adapter, source_id)
 
@@ -313,7 +313,7 @@ class Sources:
         return self._platforms[source.kind].open(access)
 
     def _let_out(self, source: Source) -> None:
-        """BadRequest, where its host may not be spoken to: told before anything is begun. What lets it out is each connection
+        """BadRequest, where its host may not be spoken to: known before anything is begun. What lets it out is each connection
         itself (outgoing.py), since a name may lead elsewhere a moment later. A name that leads nowhere is the adapter's to
         tell."""
         host = self.form(source.kind).place(source.endpoint).host

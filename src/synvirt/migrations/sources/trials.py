@@ -39,7 +39,7 @@ class Trials:
 
     @asynccontextmanager
     async def noted(self, source_id: UUID, vm_id: str) -> AsyncIterator[Trial]:
-        """One that may be made. Whoever leaves the block without an error says that it is gone."""
+        """One that may be made. Who leaves the block without an error says that it is gone."""
         trial = Trial(source_id, vm_id, f"synvirt-test-{uuid4()}-1")
         self._under_way.add(trial.name)
         try:
@@ -59,20 +59,20 @@ class Trials:
             log.warning("cannot see what tests of sources left behind", cause=error.detail)
 
     async def _removed(self, trial: Trial) -> None:
-        told = {"source": str(trial.source_id), "vm": trial.vm_id, "snapshot": trial.name}
+        fields = {"source": str(trial.source_id), "vm": trial.vm_id, "snapshot": trial.name}
         try:
             async with asyncio.timeout(TRY_TIMEOUT_S):
                 await self._remove(trial)
         except PersistFailed:
             raise
         except NotFound as error:  # no such source, or no such VM there
-            log.warning("a test's snapshot cannot be removed any more", **told, cause=error.detail)
+            log.warning("a test's snapshot cannot be removed any more", **fields, cause=error.detail)
         except Exception as error:  # whatever it was, the others are to be tried too
             self._pauses.begin(trial.name)
-            log.warning("a test's snapshot cannot be removed now", **told, cause=_cause(error))
+            log.warning("a test's snapshot cannot be removed now", **fields, cause=_cause(error))
             return
         else:
-            log.info("removed the snapshot that a test left behind", **told)
+            log.info("removed the snapshot that a test left behind", **fields)
         await asyncio.to_thread(self._rows.strike_trial, trial)
         self._pauses.forget(trial.name)
 

@@ -41,14 +41,14 @@ async def converged(job: Job, delta: Pass) -> bool:
 async def fits_budget(job: Job) -> bool:
     """Is the outage's p95 within the plan's budget? Where not, the job says which part is too long, and holds for a while."""
     await forecast_outage(job)
-    told = None if job.migration.outage is None else too_long(job.migration.outage)
+    reason = None if job.migration.outage is None else too_long(job.migration.outage)
     said = job.migration.last_error
-    if told is None:
+    if reason is None:
         if said is not None and said.code == OutageTooLong.code:
             await job.change(last_error=None)
         return True
-    if said is None or said.message != told:
-        await job.change(last_error=job.problem(OutageTooLong(told, hint="the job holds until it fits"), fatal=False))
+    if said is None or said.message != reason:
+        await job.change(last_error=job.problem(OutageTooLong(reason, hint="the job holds until it fits"), fatal=False))
     job.leave_turn()
     await job.stop.sleep_or_wake(job.migration.plan.warm.interval_s or held_pause_s(job))
     await job.take_turn()

@@ -85,9 +85,9 @@ async def distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported)
     not list them any more since the disks are read by another way."""
     await _from_the_start(job, number)
     await job.note(distrusted=error.detail)
-    told = type(error)(
+    problem = type(error)(
         f"{error.detail}. From here on whole disks are compared, also while the guest is off for the cut-over",
         hint=error.hint,
     )
     missed = {"distrusted": error.detail} if isinstance(error, ChangesMissed) else {}
-    await job.change(last_error=job.problem(told, fatal=False), **missed)
+    await job.change(last_error=job.problem(problem, fatal=False), **missed)

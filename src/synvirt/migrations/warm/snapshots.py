@@ -27,11 +27,11 @@ async def track_changes(job: Job) -> None:
     try:
         await at_source(job, lambda adapter: _enable_cbt(job, adapter))
     except CbtUnsupported as error:
-        told = CbtUnsupported(
+        problem = CbtUnsupported(
             f"{job.manifest.name} cannot be copied warm, so the job runs cold: {error.detail}",
             hint="the guest is shut down for the whole copy; cancel if that does not suit",
         )
-        await job.change(mode_effective=Mode.COLD, last_error=job.problem(told, fatal=False))
+        await job.change(mode_effective=Mode.COLD, last_error=job.problem(problem, fatal=False))
 
 
 async def _enable_cbt(job: Job, adapter: LiveAdapter) -> None:
