@@ -5,7 +5,7 @@ import structlog
 
 from synvirt.live import GuestStaysOn
 from synvirt.live.vsphere.adapter import VimApi
-from synvirt.live.vsphere.power import UNTOLD
+from synvirt.live.vsphere.power import NOT_KNOWN
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import VCenter
 
@@ -51,9 +51,9 @@ def test_of_many_starts_the_last_one_counts(platform: VCenter) -> None:
 def test_a_platform_that_does_not_tell_hinders_nobody(platform: VCenter, kind: str) -> None:
     platform.fault("CreateCollectorForEvents", kind, times=2)
     with structlog.testing.capture_logs() as told:
-        assert [last_start(platform, VM) for _ in range(2)] == [UNTOLD, UNTOLD]
+        assert [last_start(platform, VM) for _ in range(2)] == [NOT_KNOWN, NOT_KNOWN]
     assert [one["vm"] for one in told if one["log_level"] == "warning"] == [VM, VM]
-    assert last_start(platform, VM) != UNTOLD
+    assert last_start(platform, VM) != NOT_KNOWN
 
 
 @pytest.mark.parametrize("hears", [True, False])

@@ -149,7 +149,7 @@ class LiveAdapter(Protocol):
 
     Every method may be called again after a crash with the same arguments: `snapshot` finds the snapshot of that name,
     `shutdown`, `power_on`, `mark`, `release` and `cleanup` do nothing where all is done. Errors: SourceUnreachable, AuthFailed,
-    VmNotFound, SnapshotFailed (from open_disk: the snapshot is no more, take it anew), CbtReset (from open_disk, when `since`
+    VmNotFound, SnapshotFailed (from open_disk: the snapshot is no more, take it again), CbtReset (from open_disk, when `since`
     is no longer known to the platform), CbtUnsupported (from enable_cbt), Internal.
 
     The names of a job's snapshots differ in the number after their last dash alone, which ascends. What `open_disk` answers is

@@ -95,8 +95,8 @@ class Form(Generic[C, O]):
         except ValueError as error:
             raise BadRequest(f"endpoint: is no URL: {error}", hint=hint) from None
         if url.scheme not in self.schemes:
-            told = f"its scheme is {url.scheme[:40]!r}" if url.scheme else "says no scheme"
-            raise BadRequest(f"endpoint: {told}", hint=hint)
+            reason = f"its scheme is {url.scheme[:40]!r}" if url.scheme else "says no scheme"
+            raise BadRequest(f"endpoint: {reason}", hint=hint)
         if port == 0:
             raise BadRequest("endpoint: nothing listens on port 0", hint=hint)
         if url.password is not None:
@@ -126,6 +126,6 @@ def _validated(model: type[Any], values: Mapping[str, Any], what: str) -> Any:
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        told = listed(error.errors(include_url=False, include_input=False), what)
+        reason = listed(error.errors(include_url=False, include_input=False), what)
         known = ", ".join(model.model_fields)
-        raise BadRequest(told, hint=f"{what} are {known}" if known else f"it takes no {what}") from None
+        raise BadRequest(reason, hint=f"{what} are {known}" if known else f"it takes no {what}") from None

@@ -269,13 +269,13 @@ REACHING = frozenset(
 )
 
 
-def left_out(told: Sequence[str]) -> Concern:
-    more = f"; and {len(told) - LEFT_OUT_SHOWN} more" if len(told) > LEFT_OUT_SHOWN else ""
+def left_out(items: Sequence[str]) -> Concern:
+    more = f"; and {len(items) - LEFT_OUT_SHOWN} more" if len(items) > LEFT_OUT_SHOWN else ""
     return Concern(
         id=LEFT_OUT,
         category="Information",
         label="What reaches into its host is not taken over",
-        assessment="; ".join(told[:LEFT_OUT_SHOWN]) + more,
+        assessment="; ".join(items[:LEFT_OUT_SHOWN]) + more,
         remedy="Add what the guest needs by virsh edit after the import.",
     )
 

@@ -51,7 +51,7 @@ def _virtualbox(machine: Element) -> Iterator[str]:
 
 def hyperv(keys: Mapping[str, object], above: str = "") -> list[str]:
     """`keys`: of a Hyper-V configuration, whatever their names: there is no public list of those. A drive (`pathname`) is
-    told as a disk that has no file."""
+    reported as a disk that has no file."""
     found: list[str] = []
     for key, value in keys.items():
         name = clean(f"{above}.{key}".lstrip("."))

@@ -81,7 +81,7 @@ class WmiApi:
             _share_check(found, named=bool(self._options.shares)),
         ]
         nodes = f", cluster of {len(found['nodes'])}" if found["nodes"] else ""
-        version = f"{found['version']} (VM versions up to {versions[-1] if versions else 'not told'}){nodes}"
+        version = f"{found['version']} (VM versions up to {versions[-1] if versions else 'not known'}){nodes}"
         return About(f"Hyper-V on {found['name']}, {found['product']}", version, tuple(checks))
 
     async def supports_warm(self) -> bool:
@@ -102,7 +102,7 @@ class WmiApi:
         return await self._at(vm_id, inspected)
 
     async def guest_facts(self, vm_id: str) -> dict[str, str]:
-        return await self._at(vm_id, lambda host: machines.told_of_guest(host.run("inspect", VmId=vm_id)))
+        return await self._at(vm_id, lambda host: machines.facts_of_guest(host.run("inspect", VmId=vm_id)))
 
     # ── snapshots and bytes ──────────────────────────────────────────────────────────────────────────────────────────
 

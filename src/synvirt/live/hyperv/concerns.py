@@ -95,7 +95,7 @@ def _of_services(found: Mapping[str, Any]) -> Iterator[Concern]:
 def _of_nics(found: Mapping[str, Any]) -> Iterator[Concern]:
     tagged = [one for one in found["nics"] if int(one["vlan_mode"] or 0) in (_ACCESS, _TRUNK, _PRIVATE)]
     if tagged:
-        told = ", ".join(
+        vlans = ", ".join(
             f"{one['switch'] or 'no switch'} VLAN {one['vlan']}"
             if int(one["vlan_mode"]) == _ACCESS
             else f"{one['switch']} (several)"
@@ -103,7 +103,7 @@ def _of_nics(found: Mapping[str, Any]) -> Iterator[Concern]:
         )
         yield _information(
             "hyperv.vlan", "VLANs",
-            f"Adapters are in VLANs by their settings: {told}. Here the network decides on VLANs.",
+            f"Adapters are in VLANs by their settings: {vlans}. Here the network decides on VLANs.",
             "Map each to a network of this host that is in that VLAN (target.network_map).",
         )  # fmt: skip
 

@@ -150,7 +150,7 @@ class Exporting:
 
     def _ends(self, job: str, base: str) -> bool:
         """Once it is whole. False: Hyper-V does not know the job."""
-        told = -1
+        logged = -1
         while job != DONE:
             found = self.host.run("job", JobId=job)
             state, percent = int(found["state"] or 0), int(found["percent"] or 0)
@@ -161,8 +161,8 @@ class Exporting:
             if state > _COMPLETED:
                 text = " ".join(str(found["text"] or "").split())[:300]
                 raise self._refused(int(found["code"] or 0), f"the export failed with {found['code']} ({text})", base)
-            if percent // 10 != told:
-                told = percent // 10
+            if percent // 10 != logged:
+                logged = percent // 10
                 log.info("Hyper-V exports the disks", vm=self.vm_id, percent=percent)
             if self.closed.wait(POLL_S):
                 raise SourceUnreachable(f"{self.vm_id}: the session was closed while Hyper-V exported its disks")

@@ -14,7 +14,7 @@ _WINDOWS = "windows"
 
 
 def guest_facts(pairs: Mapping[str, str], cards: Sequence[tuple[str, Sequence[str]]]) -> dict[str, str]:
-    """None, while no integration services run. `cards`: each one's MAC address and its addresses. Prefixes are not told."""
+    """None, while no integration services run. `cards`: each one's MAC address and its addresses. Prefixes are not known."""
     facts: dict[str, str] = {}
     names = (("host name", "FullyQualifiedDomainName"), ("system", "OSName"))
     facts |= {fact: short(pairs[key]) for fact, key in names if pairs.get(key)}

@@ -1,7 +1,7 @@
 """A Hyper-V host, or the nodes of a cluster: which of them has a VM. Blocking code.
 
 Each node has a login of its own: a session cannot pass our login on to another host (the second hop). A VM that has moved to
-another node, or whose node is down, is looked for anew.
+another node, or whose node is down, is looked for again.
 """
 
 import contextlib

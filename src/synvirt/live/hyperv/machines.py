@@ -166,7 +166,7 @@ def _nic(found: Mapping[str, Any]) -> Nic:
     )
 
 
-def told_of_guest(found: Mapping[str, Any]) -> dict[str, str]:
+def facts_of_guest(found: Mapping[str, Any]) -> dict[str, str]:
     """Facts of a guest, by the answer of the script `inspect`."""
     cards = [_nic(one) for one in found["nics"]]
     return guest_facts(_pairs(found), [(card.mac, card.ip_addresses) for card in cards if card.mac])

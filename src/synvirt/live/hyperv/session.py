@@ -235,7 +235,7 @@ class Session:
         return "".join(str(part) for part in shell.output)
 
     def _lost(self) -> None:
-        """Whoever asks next connects anew. The shell at the host goes after its idle time; it holds nothing."""
+        """Who asks next connects again. The shell at the host goes after its idle time; it holds nothing."""
         pool, self._pool = self._pool, None
         wsman, self._wsman = self._wsman, None
         if pool is not None:
@@ -324,8 +324,8 @@ def _failure(address: Address, errors: list[str]) -> SynvirtError:
             return HyperVRefused(f"{address.host}: {said[:300]}", call="", value=-1, said=said[:300])
         if value == _GONE and call in ("Get-VM", "Msvm_ComputerSystem"):
             return VmNotFound(f"{address.host}: {text}", hint="list its VMs: it may have moved to another host")
-        told = f" ({text[:300]})" if text else ""
-        return HyperVRefused(f"{address.host}: {call} failed with {value}{told}", call=call, value=value, said=text)
+        remark = f" ({text[:300]})" if text else ""
+        return HyperVRefused(f"{address.host}: {call} failed with {value}{remark}", call=call, value=value, said=text)
     return HyperVRefused(f"{address.host}: {said[:300]}", call="", value=-1, said=said[:300])
 
 

@@ -75,7 +75,7 @@ def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = 
             write(host, vm_id, state, journal | {name: journal[name].model_copy(update={"s": present})})
         return _reference(state, name, present)
     if name in journal:
-        cleanup(host, vm_id, name)  # of one that was removed or released: it is made anew
+        cleanup(host, vm_id, name)  # of one that was removed or released: it is made again
     for other in [one for one in journal if one != name and journals.same_job(one, name)]:
         release(host, vm_id, other)
     state = state_of(host, vm_id)

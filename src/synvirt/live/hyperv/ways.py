@@ -31,10 +31,10 @@ def read_by(host: Host, drives: Drives) -> Concern:
     exports = exports_of(host, drives)
     if exports is not None:
         remote, _ = exports.remote(exports.to)
-        told, stands = _spoken(host, remote)
+        finding, stands = _spoken(host, remote)
         assessment = (
             f"Hyper-V exports them to {exports.to}, {exports.why(drives)}: all of a snapshot the first time, then what "
-            f"changed. From there they are read over SMB ({told})."
+            f"changed. From there they are read over SMB ({finding})."
         )
         remedy = "Have room there for the disks' data. options.read_by of the source says which way is taken."
     else:
@@ -62,8 +62,8 @@ def _in_place(host: Host, path: str) -> tuple[str, bool]:
         place = host.shares.place(path)
     except SynvirtError as error:
         return error.detail, False
-    told, stands = _spoken(host, host.shares.remote(place))
-    return f"\\\\{place.host or host.shares.host}\\{place.share} ({told})", stands
+    finding, stands = _spoken(host, host.shares.remote(place))
+    return f"\\\\{place.host or host.shares.host}\\{place.share} ({finding})", stands
 
 
 def _spoken(host: Host, remote: Remote) -> tuple[str, bool]:

@@ -58,7 +58,7 @@ OLDEST_VERSION: Final = 7_000_000
 # The checkpoint that is made to see whether one can be. A service that is killed meanwhile leaves it, and a domain that was
 # started for it: the next of our jobs that tidies up removes both.
 PROBE: Final = f"{backup.PREFIX}probe"
-# No answer takes so long: whoever waits for a domain's lock gives up after half a minute, a freeze and a thaw take two minutes
+# No answer takes so long: who waits for a domain's lock gives up after half a minute, a freeze and a thaw take two minutes
 # and a half at most, and a guest with much memory is started within some. What takes longer hangs.
 ANSWER_TIMEOUT_S: Final = 600.0
 # For a call that is under way when its session is closed: a login's limit, and then some. It is waited for, since what it
@@ -298,14 +298,14 @@ class LibvirtRemote:
     @contextlib.contextmanager
     def _quiet(self, domain: Any, name: str) -> Iterator[None]:
         """The guest's file systems frozen, where its agent does so; thawed again, whatever happens."""
-        wish = self._options.quiesce
-        if domains.power_state(domain) != "on" or wish == "off":
+        quiesce = self._options.quiesce
+        if domains.power_state(domain) != "on" or quiesce == "off":
             yield
             return
         holding = frozen(self._access, domain.UUIDString()) if domains.may_freeze(domain) else contextlib.nullcontext(Hold())
         with contextlib.ExitStack() as after, holding as hold:
             after.callback(lambda: hold.killed and domains.thaw(domain))
-            if wish == "require" and not hold.quiet:
+            if quiesce == "require" and not hold.quiet:
                 raise SnapshotFailed(
                     f"{domain.name()} cannot be quiesced: its guest agent does not answer",
                     hint="install qemu-guest-agent in it, or set options.quiesce to try",
@@ -313,7 +313,7 @@ class LibvirtRemote:
             yield
             if hold.quiet and not hold.lasted():
                 log.warning("guest was thawed before its backup had begun", domain=domain.name())
-                if wish == "require":
+                if quiesce == "require":
                     backup.end(domain, lambda other: other == name)
                     raise SnapshotFailed(
                         f"{domain.name()} was thawed after {FROZEN_MOST_S:.0f} s, before its backup had begun",

@@ -273,14 +273,14 @@ def described(domain: Any) -> Element:
 
 def seen(domain: Any, root: Element, *, too_old: str | None, unreadable: str | None) -> Seen:
     agent = power_state(domain) == "on" and agent_connected(root)
-    told = _told(domain) if agent else {}
+    guest = _os_of_guest(domain) if agent else {}
     return Seen(
         sizes={key: _size(domain, key) for key, _ in data_disks(root)},
         power_state=power_state(domain),
         persistent=bool(domain.isPersistent()),
         saved=bool(domain.hasManagedSaveImage()),
         tracked=tracked(domain),
-        guest=told,
+        guest=guest,
         addresses=_addresses(domain) if agent else {},
         snapshots=tuple(_snapshots(domain)),
         too_old=too_old,
@@ -304,7 +304,7 @@ def _size(domain: Any, key: str) -> DiskSize:
     return DiskSize(int(capacity), min(int(allocation), int(capacity)))
 
 
-def _told(domain: Any) -> dict[str, str]:
+def _os_of_guest(domain: Any) -> dict[str, str]:
     libvirt = library()
     try:
         with _answering(domain, AGENT_TIMEOUT_S):

@@ -146,12 +146,12 @@ def _memory(domain: Element) -> int:
     return 0
 
 
-def guest_os(domain: Element, told: dict[str, str]) -> GuestOs:
+def guest_os(domain: Element, said: dict[str, str]) -> GuestOs:
     """As the agent says, else by libosinfo's mark, which was chosen when the domain was made."""
-    if told:
-        windows = told.get("id") == "mswindows"
-        name = told.get("pretty-name") or told.get("name") or ("Windows" if windows else "Linux")
-        return GuestOs(family="windows" if windows else "linux", id=told.get("id", ""), name=name)
+    if said:
+        windows = said.get("id") == "mswindows"
+        name = said.get("pretty-name") or said.get("name") or ("Windows" if windows else "Linux")
+        return GuestOs(family="windows" if windows else "linux", id=said.get("id", ""), name=name)
     mark = domain.find(".//{http://libosinfo.org/xmlns/libvirt/domain/1.0}os")
     known = mark.get("id", "") if mark is not None else ""
     if not known:
@@ -279,6 +279,6 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             remedy="Give it such devices here after the migration.",
         )
     # Devices of the host, whole or as disks, have words of their own above.
-    told = [one for one in rebuilt(domain).left_out if not one.startswith(("devices/hostdev", "devices/disk@device=lun"))]
-    if told:
-        yield left_out(told)
+    items = [one for one in rebuilt(domain).left_out if not one.startswith(("devices/hostdev", "devices/disk@device=lun"))]
+    if items:
+        yield left_out(items)

@@ -41,7 +41,7 @@ class Pki:
     @property
     def wanted_of_disks(self) -> str:
         """What the certificate that disks come with must be, as a hint."""
-        return self._must(self.options.nbd_host(self.place.host), pinned=self._pinned and not self._told)
+        return self._must(self.options.nbd_host(self.place.host), pinned=self._pinned and not self._knows_signer)
 
     def write(self, folder: Path) -> Path:
         """The files, in the names that libvirt wants and, beside them, those that libnbd wants; the folder. Neither begins
@@ -56,7 +56,7 @@ class Pki:
         folder.mkdir(mode=0o700, exist_ok=True)
         for names, content in (
             (("cacert.pem",), shown or authority),
-            (("ca-cert.pem",), authority if self._told else shown or authority),
+            (("ca-cert.pem",), authority if self._knows_signer else shown or authority),
             (("clientcert.pem", "client-cert.pem"), self.login.client_certificate),
             (("clientkey.pem", "client-key.pem"), key.get_secret_value() if key else None),
         ):
@@ -70,7 +70,7 @@ class Pki:
         return self.options.fingerprint_sha256 is not None
 
     @property
-    def _told(self) -> bool:
+    def _knows_signer(self) -> bool:
         """Do we know who signs, and are we to go by it?"""
         return self.login.ca_certificate is not None and self.options.verify_tls
 

@@ -117,7 +117,7 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
 
 
 def theirs(connection: Any, folder: str) -> Any | None:
-    """The pool that the host has over the folder, looked at anew: it knows room and files of when that was done last."""
+    """The pool that the host has over the folder, looked at again: it knows room and files of when that was done last."""
     libvirt = library()
     for pool in connection.listAllStoragePools(libvirt.VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE):
         with contextlib.suppress(libvirt.libvirtError):  # another one's momentary pool is gone again

@@ -131,13 +131,13 @@ class PrismApi:
         product = "Nutanix Prism Central" if self._central is not None else "Nutanix Prism Element"
         allowed = list(self._rights(len(found)))
         # What is not shown to us would be missed by the ways, too.
-        ways = self._ways_told(found) if all(one.ok for one in allowed) else []
+        ways = self._ways_checked(found) if all(one.ok for one in allowed) else []
         return About(product, self._version(), (*ways, *allowed))
 
     def _version(self) -> str:
         if self._central is None:
             return self._element.version() if self._element is not None else ""
-        with suppress(AuthFailed):  # told by its own check
+        with suppress(AuthFailed):  # reported by its own check
             for one in self._central.all("clustermgmt", "config/clusters", "say its version"):
                 if "PRISM_CENTRAL" in (dig(one, "config", "clusterFunction") or ()):
                     return f"{text(one, 'config', 'buildInfo', 'version')}, API {self._central.version('vmm')}"
@@ -151,7 +151,7 @@ class PrismApi:
         hint = None if count else f"is there none? If there is: {rights.HINT}"
         yield SourceCheck(name="privilege: see VMs", ok=True, warning=not count, detail=detail, hint=hint)
 
-    def _ways_told(self, found: list[FoundVm]) -> list[SourceCheck]:
+    def _ways_checked(self, found: list[FoundVm]) -> list[SourceCheck]:
         """By a VM that has a disk, and the containers of its disks alone."""
         vm = next((one for one in found if one.disks), None)
         if vm is None:
@@ -161,7 +161,7 @@ class PrismApi:
         if not way.open:
             hint = "name the cluster in options.prism_element, or let this host in to its containers"
             return [SourceCheck(name="ways", ok=False, detail=f"no way to read disks is open: {way.why}", hint=hint)]
-        checks = [SourceCheck(name="ways", ok=True, detail=f"disks are read by {way.told}")]
+        checks = [SourceCheck(name="ways", ok=True, detail=f"disks are read by {way.description}")]
         checks += [
             SourceCheck(name=f"way {name}", ok=True, warning=why is not None, detail=why or "open")
             for name, why in closed.items()
@@ -235,7 +235,7 @@ class PrismApi:
         """Nothing is switched on: any two snapshots can be compared."""
         reason = (await self.inspect(vm_id)).cbt_reason
         if reason is not None:
-            raise CbtUnsupported(f"the changes of {vm_id} are not told: {reason}", hint="move it cold")
+            raise CbtUnsupported(f"the changes of {vm_id} are not known: {reason}", hint="move it cold")
 
     async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
         return await asyncio.to_thread(self._snapshot, vm_id, name, disks)
@@ -314,9 +314,9 @@ class PrismApi:
     def _last_start(self, vm_id: str) -> str:
         """Prism Element's counter of the VM's changes, which a switch on or off is one of: set_power_state compares it. Prism
         Central has no such counter, and its `updateTime` is what v4 calls the VM's last update."""
-        told = self._control().vm(vm_id).start
+        start = self._control().vm(vm_id).start
         counted = None if self._element is None else self._element.changes_counted(vm_id)
-        return told if counted is None else f"change {counted}"
+        return start if counted is None else f"change {counted}"
 
     async def power_on(self, vm_id: str) -> None:
         await asyncio.to_thread(lambda: power.power_on(self._control(), vm_id))

@@ -279,7 +279,7 @@ class Central:
 
     def regions(self, point: DiskPoint, since: DiskPoint | None, size: int) -> Iterator[Region]:
         """Refused: one of the two is gone. The token that the cluster takes is good for some 15 minutes: one that it does
-        not take any more is fetched anew."""
+        not take any more is fetched again."""
         found_at = self._discovered(point, since)
         start, renewed = 0, False
         try:

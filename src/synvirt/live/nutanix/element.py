@@ -39,7 +39,7 @@ class Element:
         return self.prism.host
 
     def serves_snapshots(self) -> bool:
-        """Prism Central answers 404 there: so the two are told apart."""
+        """Prism Central answers 404 there: so the two can be distinguished."""
         try:
             self.prism.ask("POST", f"{V3}/vm_snapshots/list", what="list snapshots", json={"kind": "vm_snapshot", "length": 1})
         except (Absent, Refused):

@@ -13,7 +13,7 @@ from synvirt.model.facts import bounded, several, short
 
 
 def guest_facts(vm: FoundVm) -> dict[str, str]:
-    """Prefixes are not told: addresses stand alone."""
+    """Prefixes are not known: addresses stand alone."""
     facts: dict[str, str] = {}
     if vm.tools and (system := short(vm.guest).rpartition(":")[2].strip()):
         facts["system"] = system

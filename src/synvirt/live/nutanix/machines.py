@@ -247,14 +247,14 @@ def manifest(vm: FoundVm, way: Way) -> VmManifest:
     )
 
 
-def _guest_os(told: str) -> GuestOs:
-    low = told.lower()
+def _guest_os(name: str) -> GuestOs:
+    low = name.lower()
     family: Literal["windows", "linux", "other"] = "other"
     if "windows" in low:
         family = "windows"
     elif any(word in low for word in _LINUX):
         family = "linux"
-    return GuestOs(family=family, id="", name=told[:200])
+    return GuestOs(family=family, id="", name=name[:200])
 
 
 def _concerns(vm: FoundVm, way: Way, disks: Sequence[Disk]) -> Iterator[Concern]:
@@ -262,7 +262,7 @@ def _concerns(vm: FoundVm, way: Way, disks: Sequence[Disk]) -> Iterator[Concern]
         id="nutanix.read_by",
         category="Information" if way.open else "Critical",
         label="How the disks are read",
-        assessment="; ".join(f"{disk.label} by {way.told}" for disk in disks) or "It has no disks.",
+        assessment="; ".join(f"{disk.label} by {way.description}" for disk in disks) or "It has no disks.",
         remedy="options.transport of the source chooses another way.",
     )
     for group in vm.volume_groups:

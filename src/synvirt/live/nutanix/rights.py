@@ -52,12 +52,12 @@ def _role(central: Central, user: str) -> SourceCheck:
     if not names:
         detail = f"no authorization policy names {user}: its role, if any, comes by a group"
         return SourceCheck(name="role", ok=True, warning=True, detail=detail, hint=HINT)
-    told = f"{user} has the role {', '.join(names)}"
+    detail = f"{user} has the role {', '.join(names)}"
     if ENOUGH & set(names):
-        return SourceCheck(name="role", ok=True, detail=told)
+        return SourceCheck(name="role", ok=True, detail=detail)
     if all(name.endswith("Viewer") for name in names):
-        return SourceCheck(name="role", ok=False, detail=f"{told}, which may change nothing", hint=HINT)
-    return SourceCheck(name="role", ok=True, warning=True, detail=f"{told}, of which nothing is known here", hint=HINT)
+        return SourceCheck(name="role", ok=False, detail=f"{detail}, which may change nothing", hint=HINT)
+    return SourceCheck(name="role", ok=True, warning=True, detail=f"{detail}, of which nothing is known here", hint=HINT)
 
 
 def roles(central: Central, user: str) -> list[str]:

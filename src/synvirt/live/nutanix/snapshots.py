@@ -131,7 +131,7 @@ class Snapshots:
         )
 
     def _let_in(self, spec: NfsSpec) -> None:
-        """Told here, by who can do something about it, and not by the worker an hour later."""
+        """Reported here, by who can do something about it, and not by the worker an hour later."""
         try:
             knock(spec)
         except AuthFailed:

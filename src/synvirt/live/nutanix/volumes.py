@@ -46,8 +46,8 @@ class Volumes:
     def portal(self, cluster_id: str) -> str:
         address = self._options.data_services
         if address is None:
-            told = dig(self._central.cluster(cluster_id), "network", "externalDataServiceIp")
-            address = text(told, "ipv4", "value") or text(told, "ipv6", "value")
+            found = dig(self._central.cluster(cluster_id), "network", "externalDataServiceIp")
+            address = text(found, "ipv4", "value") or text(found, "ipv6", "value")
         if not address:
             raise SourceUnreachable(
                 "the cluster has no data services address for iSCSI", hint="set one in its details, or options.data_services"
@@ -230,7 +230,7 @@ class _Asked:
             # A guest that runs is moved warm, and this is its first pass: its deltas could not be listed either.
             if isinstance(error, SourceUnreachable) and vm.power == "on":
                 raise SourceUnreachable(
-                    error.detail, hint="what changed is told by the cluster itself: let this host reach TCP 9440 there"
+                    error.detail, hint="the cluster itself says what changed: let this host reach TCP 9440 there"
                 ) from error
             if before is None:
                 log.warning("the cluster does not say what is allocated: the whole disk is read", cause=error.detail)

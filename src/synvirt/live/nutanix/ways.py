@@ -13,7 +13,7 @@ from synvirt.live.nutanix.form import Transport
 
 WayName = Literal["nfs", "iscsi", "image"]
 ORDER: Final[tuple[WayName, ...]] = ("nfs", "iscsi", "image")
-TOLD: Final[Mapping[WayName, str]] = {
+DESCRIPTIONS: Final[Mapping[WayName, str]] = {
     "nfs": "NFS, from the snapshot's file on its container",
     "iscsi": "iSCSI, from a volume group of its recovery point",
     "image": "an image that is made of it and downloaded whole",
@@ -37,10 +37,10 @@ class Way:
         return f"an image download knows no changes{f', and {self.why}' if self.why else ''}"
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         if not self.open:
             return f"no way: {self.why}"
-        return f"{TOLD[self.name]}{f' ({self.why})' if self.why else ''}"
+        return f"{DESCRIPTIONS[self.name]}{f' ({self.why})' if self.why else ''}"
 
 
 def chosen(transport: Transport, closed: Mapping[WayName, str | None]) -> Way:

@@ -4,7 +4,7 @@
                                           reading   their disks, by SSH to the VM's node and NBD through it
 
 Which way a disk is read is a matter of whether its VM runs: docs/platforms/proxmox.md. A VM's id is its number, which is one
-in the whole cluster; the node it is on is asked anew each time, for it may have moved. A change id is a snapshot's name.
+in the whole cluster; the node it is on is asked again each time, for it may have moved. A change id is a snapshot's name.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class PveApi:
         self._api.close()
 
     def _leave_nodes(self) -> None:
-        # What reads a disk by our tunnels ends with them, whoever holds the lock.
+        # What reads a disk by our tunnels ends with them, no matter who holds the lock.
         for node in list(self._nodes.values()):
             node.close()
         self._nodes.clear()

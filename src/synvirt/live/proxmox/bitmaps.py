@@ -9,7 +9,7 @@ scratch folder breaks our snapshot, never the guest's write. A bitmap is made be
 after it: each covers a little more than it must, and nothing is missed in between.
 
 Where QEMU is Proxmox VE's own and has `backup-access-setup`, that holds the disks still instead of our filters, all at one
-moment (backup_access.py); bitmaps and exports are the same. All names come from the snapshot's name: whoever finds them after
+moment (backup_access.py); bitmaps and exports are the same. All names come from the snapshot's name: who finds them after
 a crash knows whose they are.
 """
 

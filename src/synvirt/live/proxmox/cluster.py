@@ -96,8 +96,8 @@ class Cluster:
         row = self.row(vm_id)
         config, status = self.config(row), self.status(row)
         asks = power_state(status) == "on" and settings.is_on(settings.options(config.get("agent", "0"), "enabled")["enabled"])
-        told = self._agent(row, "get-osinfo") if asks else None
-        cards = self._agent(row, "network-get-interfaces") if told is not None else None
+        os_info = self._agent(row, "get-osinfo") if asks else None
+        cards = self._agent(row, "network-get-interfaces") if os_info is not None else None
         return Seen(
             vm_id=vm_id,
             row=row,
@@ -105,7 +105,7 @@ class Cluster:
             status=status,
             volumes=self.volumes(row, config),
             snapshots=rows(self.api.get(f"{self.path(row)}/snapshot"), "a VM's snapshots"),
-            os_info=told if isinstance(told, dict) else {},
+            os_info=os_info if isinstance(os_info, dict) else {},
             interfaces=[one for one in cards if isinstance(one, dict)] if isinstance(cards, list) else [],
             storages=self._unless_refused(lambda: self.storage_types(row)) or {},
             replicated_to=self._unless_refused(lambda: self._replicated_to(vm_id)) or (),

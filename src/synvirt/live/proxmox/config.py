@@ -138,8 +138,8 @@ def boot_order(config: Mapping[str, Any]) -> list[str]:
 def may_freeze(config: Mapping[str, Any]) -> bool:
     """It has an agent, and freezing for backups is not switched off (`guest-fsfreeze`, once `freeze-fs-on-backup`)."""
     agent = options(config.get("agent", "0"), "enabled")
-    wish = agent.get("guest-fsfreeze", agent.get("freeze-fs-on-backup", agent.get("freeze-fs", "1")))
-    return is_on(agent.get("enabled", "0")) and is_on(wish)
+    freezes = agent.get("guest-fsfreeze", agent.get("freeze-fs-on-backup", agent.get("freeze-fs", "1")))
+    return is_on(agent.get("enabled", "0")) and is_on(freezes)
 
 
 def numbered(config: Mapping[str, Any], name: str) -> list[str]:

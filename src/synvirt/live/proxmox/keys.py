@@ -29,7 +29,7 @@ IN_MANIFEST: Final = frozenset(
     )
 )
 # Each with a concern of its own (concerns.py).
-TOLD: Final = frozenset(
+WITH_CONCERN: Final = frozenset(
     (
         *("args", "hostpci[n]", "usb[n]", "virtiofs[n]", "unused[n]", "lock", "template", "cpu", "balloon", "arch"),
         *("amd-sev", "intel-tdx", "hookscript"),
@@ -57,7 +57,7 @@ OF_NO_ACCOUNT: Final = {
 }
 
 _NO_ACCOUNT: Final = frozenset(key for keys in OF_NO_ACCOUNT for key in keys.split(", "))
-_ALL: Final = IN_MANIFEST | TOLD | NOT_TAKEN_OVER | _NO_ACCOUNT
+_ALL: Final = IN_MANIFEST | WITH_CONCERN | NOT_TAKEN_OVER | _NO_ACCOUNT
 
 
 def kind(key: str) -> str:

@@ -156,13 +156,13 @@ def _snapshots(seen: Seen) -> Iterator[Snapshot]:
             yield Snapshot(id=name, name=name, created_at=datetime.fromtimestamp(made, UTC) if made else None)
 
 
-def guest_os(config: Mapping[str, Any], told: Mapping[str, Any]) -> GuestOs:
+def guest_os(config: Mapping[str, Any], os_info: Mapping[str, Any]) -> GuestOs:
     """As the agent says, else by `ostype`, which was chosen when the VM was made."""
     kind = str(config.get("ostype", "other"))
-    if told.get("id"):
-        windows = told["id"] == "mswindows"
-        name = str(told.get("pretty-name") or told.get("name") or "")
-        return GuestOs(family="windows" if windows else "linux", id=str(told["id"]), name=name or _OS_NAMES.get(kind, kind))
+    if os_info.get("id"):
+        windows = os_info["id"] == "mswindows"
+        name = str(os_info.get("pretty-name") or os_info.get("name") or "")
+        return GuestOs(family="windows" if windows else "linux", id=str(os_info["id"]), name=name or _OS_NAMES.get(kind, kind))
     family: Literal["windows", "linux", "other"] = "other"
     if kind.startswith("w"):
         family = "windows"

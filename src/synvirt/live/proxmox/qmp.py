@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from synvirt.errors import Internal, SourceUnreachable
 
-# Whoever else is at the monitor goes within some seconds; a command of ours that holds still a busy disk takes some too.
+# Who else is at the monitor goes within some seconds; a command of ours that holds still a busy disk takes some too.
 GREETING_TIMEOUT_S: Final = 30.0
 ANSWER_TIMEOUT_S: Final = 120.0
 # The nodes of a VM with thirty disks, each with its bitmaps, are some hundred KiB.

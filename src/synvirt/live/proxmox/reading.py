@@ -125,14 +125,14 @@ class Reading:
     @contextlib.contextmanager
     def _quiet(self, config: Mapping[str, Any]) -> Iterator[None]:
         """The guest's file systems frozen, where its agent does so; thawed again, whatever happens."""
-        wish = self._options.quiesce
-        if wish == "off":
+        quiesce = self._options.quiesce
+        if quiesce == "off":
             yield
             return
         holding = self._frozen() if may_freeze(config) else contextlib.nullcontext(Hold())
         with contextlib.ExitStack() as after, holding as hold:
             after.callback(self._thaw_if_killed, hold)
-            if wish == "require" and not hold.quiet:
+            if quiesce == "require" and not hold.quiet:
                 raise SnapshotFailed(
                     f"{self.what} cannot be quiesced: its guest agent does not answer, or our user may not ask it to freeze",
                     hint="install qemu-guest-agent in it and switch it on in its options, or set options.quiesce to try",
@@ -140,7 +140,7 @@ class Reading:
             yield
             if hold.quiet and not hold.lasted():
                 log.warning("guest was thawed before it was held still", vm=self.vm_id)
-                if wish == "require":
+                if quiesce == "require":
                     raise SnapshotFailed(
                         f"{self.what} was thawed after {FROZEN_MOST_S:.0f} s, before it was held still",
                         hint="its node is busy: it is tried again; or set options.quiesce to try",

@@ -64,7 +64,16 @@ from synvirt.live.vsphere.disks import (
 )
 from synvirt.live.vsphere.files import FOLDERS_DEEP_MAX
 from synvirt.live.vsphere.lease import ExportLease
-from synvirt.live.vsphere.machines import INSPECTED, LISTED, NETWORK_PATHS, manifest, network_names, row, shown, untold_disks
+from synvirt.live.vsphere.machines import (
+    INSPECTED,
+    LISTED,
+    NETWORK_PATHS,
+    manifest,
+    mostly_empty_disks,
+    network_names,
+    row,
+    shown,
+)
 from synvirt.live.vsphere.session import KEEP_ALIVE_S, Login, VimSession, library
 from synvirt.live.vsphere.ways import Way, mostly_empty, way
 from synvirt.model.access import SourceOptions
@@ -149,7 +158,7 @@ class VimApi:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(KEEP_ALIVE_S)
-            with contextlib.suppress(SynvirtError):  # whoever asks next learns it
+            with contextlib.suppress(SynvirtError):  # who asks next learns it
                 await asyncio.to_thread(self._session.keep_alive)
 
     async def rest(self) -> None:
@@ -217,17 +226,15 @@ class VimApi:
     def _inspect(self, vm_id: str) -> VmManifest:
         found = self._vm(vm_id, INSPECTED)
         stores = found.get("datastore") or ()
-        types, space = self._told_of_stores(stores)
+        types, space = self._facts_of_stores(stores)
         disks = virtual_disks(found.get("config.hardware.device") or ())
         ways = self._chosen_ways(disks, types)
         host, networks = self._surroundings(found.get("runtime.host"), found.get("network") or ())
-        may_export = bool(untold_disks(found, ways)) and vim_privileges.may(
+        may_export = bool(mostly_empty_disks(found, ways)) and vim_privileges.may(
             self._session, vim_privileges.EXPORT[0], [self._session.machine(vm_id)]
         )
-        told_at = datetime.now(UTC)
-        return manifest(
-            vm_id, found, types, ways, host=host, networks=networks, may_export=may_export, space=space, now=told_at
-        )
+        moment = datetime.now(UTC)
+        return manifest(vm_id, found, types, ways, host=host, networks=networks, may_export=may_export, space=space, now=moment)
 
     def _surroundings(self, host: Any, networks: Sequence[Any]) -> tuple[str, Mapping[str, str]]:
         """The name of the VM's host, and those of its networks by what its cards hold of them."""
@@ -238,7 +245,7 @@ class VimApi:
         name = "" if host is None else shown(found.get(host._moId, {}).get("name") or "")  # noqa: SLF001
         return name, network_names([found[one._moId] for one in networks if one._moId in found])  # noqa: SLF001
 
-    def _told_of_stores(self, stores: Sequence[Any]) -> tuple[Mapping[str, str], Mapping[str, tuple[int, int]]]:
+    def _facts_of_stores(self, stores: Sequence[Any]) -> tuple[Mapping[str, str], Mapping[str, tuple[int, int]]]:
         """By their names: the datastores' types; and their free bytes and all that they have, where that is known."""
         paths = ("summary.name", "summary.type", "summary.freeSpace", "summary.capacity")
         found = self._session.each([(store, paths) for store in stores], what="look at datastores").values()
@@ -310,7 +317,7 @@ class VimApi:
 
     def _ways_to(self, vm_id: str, snapshot_id: str, disk: Disk) -> list[str]:
         device = self._wanted(vm_id, snapshot_id, disk).device
-        types, _ = self._told_of_stores(stores_of([device]))
+        types, _ = self._facts_of_stores(stores_of([device]))
         in_files = chain(device.backing) is not None and types.get(store_of(device)) not in OBJECT_STORES
         hosts = vim_files.hosts_of(self._session, device)[:HOSTS_TRIED] if in_files else []
         return [
@@ -366,7 +373,7 @@ class VimApi:
         """As it was shown when the job was planned, unless privileges or datastores have changed since."""
         if self._ways is None or self._ways[0] != wanted.snapshot_id:
             stores = self._vm(wanted.vm_id, ("name", "datastore")).get("datastore") or ()
-            ways = self._chosen_ways(virtual_disks(wanted.devices), self._told_of_stores(stores)[0])
+            ways = self._chosen_ways(virtual_disks(wanted.devices), self._facts_of_stores(stores)[0])
             self._ways = (wanted.snapshot_id, ways)
         return self._ways[1][str(wanted.device.key)]
 

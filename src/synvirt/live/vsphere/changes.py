@@ -3,7 +3,7 @@
     enable tracking ─▶ stun (a snapshot made and removed: only then does the host track) ─▶ snapshot ─▶ change ids, areas
 
 VMware's «Virtual Disk Development Kit Programming Guide», chapter on changed block tracking. A change id is `<uuid>/<number>`:
-another uuid means that the host began its tracking anew, and what it would answer about older ids is not to be believed.
+another uuid means that the host began its tracking again, and what it would answer about older ids is not to be believed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 def enable(session: VimSession, vm_id: str, keys: Collection[str]) -> None:
-    """Track the changes of these disks from now on. CbtUnsupported when the platform takes the wish and does not follow it.
+    """Track the changes of these disks from now on. CbtUnsupported when the platform takes the request and does not follow it.
 
     What is tracked has a change id. That the VM is set to be tracked says less: a disk may have been added since, and until
     the next stun (power on, a snapshot made or removed) nothing has come of the setting."""
@@ -103,8 +103,8 @@ def _untracked(session: VimSession, vm_id: str, keys: Collection[str]) -> list[s
     found = session.properties(session.machine(vm_id), paths, what=f"look at {vm_id}")
     devices, settings = found.get("config.hardware.device") or (), found.get("config.extraConfig") or ()
     disks = {str(disk.key): disk for disk in virtual_disks(devices) if str(disk.key) in keys}
-    told = {} if not found.get(_TRACKED) else change_ids(disks)
-    missing = [disk for key, disk in disks.items() if key not in told]
+    known = {} if not found.get(_TRACKED) else change_ids(disks)
+    missing = [disk for key, disk in disks.items() if key not in known]
     return [": ".join(filter(None, (label(disk), not_tracked(disk, devices, settings)))) for disk in missing]
 
 
@@ -293,9 +293,9 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
         if start >= size:
             return coarser(areas, AREAS_MAX)
         answer = session.call("say what changed", ask)
-        told = ((int(area.start), int(area.length)) for area in answer.changedArea or ())
+        listed = ((int(area.start), int(area.length)) for area in answer.changedArea or ())
         # Tracked in coarser steps than a disk may end on.
-        areas += [(at, min(length, size - at)) for at, length in told if at < size and length > 0]
+        areas += [(at, min(length, size - at)) for at, length in listed if at < size and length > 0]
         if len(areas) > 2 * AREAS_MAX:  # a large disk that was written all over has half a billion of them
             areas = list(coarser(areas, AREAS_MAX))
         end = int(answer.startOffset) + int(answer.length)

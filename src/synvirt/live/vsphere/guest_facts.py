@@ -71,9 +71,9 @@ def _routes(stacks: Any) -> Iterator[tuple[str, str]]:
             yield "route default" if not network.prefixlen else f"route {network}", f"via {short(via)}" if via else "direct"
 
 
-def _applications(told: str) -> dict[str, str]:
+def _applications(document: str) -> dict[str, str]:
     try:
-        listed = json.loads(told)["applications"] if len(told) <= _APPLICATIONS_CHARS else []
+        listed = json.loads(document)["applications"] if len(document) <= _APPLICATIONS_CHARS else []
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}
     rows = [one for one in listed[:FACTS_MAX] if isinstance(one, dict)] if isinstance(listed, list) else []

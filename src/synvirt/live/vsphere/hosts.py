@@ -40,7 +40,7 @@ def checks(session: VimSession, *, by_vddk: bool) -> list[SourceCheck]:
 def _check(host: Mapping[str, Any], *, by_vddk: bool) -> SourceCheck:
     name = shown(host.get("name") or "")
     product = host.get("summary.config.product")
-    told = f"{getattr(product, 'name', None) or 'ESXi'} {getattr(product, 'version', None) or ''}".strip()
+    product_name = f"{getattr(product, 'name', None) or 'ESXi'} {getattr(product, 'version', None) or ''}".strip()
     trouble = None
     if (state := str(host.get("runtime.connectionState"))) != "connected":
         trouble = f"vCenter calls it {state}"
@@ -49,7 +49,7 @@ def _check(host: Mapping[str, Any], *, by_vddk: bool) -> SourceCheck:
         name=f"host {name}",
         ok=True,
         warning=trouble is not None,
-        detail=f"{told}: {trouble or 'its name, its ports and its certificate are as they should be'}",
+        detail=f"{product_name}: {trouble or 'its name, its ports and its certificate are as they should be'}",
         hint=None if trouble is None else _HINT,
     )
 

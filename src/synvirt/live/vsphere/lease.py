@@ -156,7 +156,7 @@ class ExportLease:
             port=port,
             target=where.path + (f"?{where.query}" if where.query else ""),
             verify_tls=options.verify_tls,
-            # The platform, whose own certificate was checked, names its host's: that one is right, whoever signed it.
+            # The platform, whose own certificate was checked, names its host's: that one is right, no matter who signed it.
             thumbprint=thumbprint,
             fingerprint_sha256=options.fingerprint_sha256 if at_home else None,
             # The session's cookie is for the platform alone and is sent to no other host. The URL itself holds a secret.

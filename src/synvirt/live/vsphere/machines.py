@@ -196,7 +196,7 @@ def cbt_reason(found: Mapping[str, Any]) -> str | None:
 def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any, ways: Mapping[str, Way]) -> tuple[Disk, ...]:
     of_all = cbt_reason(found)
     tracked = bool(found.get("config.changeTrackingEnabled"))
-    # Where the whole VM is not tracked, what its disks are set to says nothing: it is all set anew.
+    # Where the whole VM is not tracked, what its disks are set to says nothing: it is all set again.
     settings = (found.get("config.extraConfig") or ()) if tracked else ()
     order = [one.deviceKey for one in getattr(boot, "bootOrder", None) or () if hasattr(one, "deviceKey")]
     files = found.get("layoutEx.file") or ()
@@ -301,8 +301,8 @@ def _concerns(
             "and needs no other VM.",
             remedy="Let our user read the datastore of the other VM, too, and have room here for whole disks.",
         )
-    if untold := untold_disks(found, ways):
-        yield _of_empty_disks(untold, ways, may_export=may_export)
+    if empty := mostly_empty_disks(found, ways):
+        yield _of_empty_disks(empty, ways, may_export=may_export)
     for disk in disks:
         yield from _of_disk(disk, store_types, by_files=ways[str(disk.key)].name in ("datastore", "esxi"))
 
@@ -386,7 +386,7 @@ def _owner(found: Mapping[str, Any]) -> str:
     return f"Its setting {CLUSTER_AGENT} says that it is an agent of its cluster" if "true" in marks else ""
 
 
-def untold_disks(found: Mapping[str, Any], ways: Mapping[str, Way]) -> list[tuple[Any, int]]:
+def mostly_empty_disks(found: Mapping[str, Any], ways: Mapping[str, Way]) -> list[tuple[Any, int]]:
     """The mostly empty disks that are read from files, with how much of each is allocated, where it is not known which parts
     are: of a disk that is tracked, and has a change id, the platform lists them."""
     files = found.get("layoutEx.file") or ()
@@ -397,9 +397,9 @@ def untold_disks(found: Mapping[str, Any], ways: Mapping[str, Way]) -> list[tupl
     return [(disk, taken) for disk, taken in allocated if taken is not None and mostly_empty(capacity_of(disk), taken)]
 
 
-def _of_empty_disks(untold: Sequence[tuple[Any, int]], ways: Mapping[str, Way], *, may_export: bool) -> Concern:
-    told = ", ".join(f"{taken} of {capacity_of(disk)} bytes of {label(disk)}" for disk, taken in untold)
-    by_choice = any(ways[str(disk.key)].chosen for disk, _ in untold)
+def _of_empty_disks(empty: Sequence[tuple[Any, int]], ways: Mapping[str, Way], *, may_export: bool) -> Concern:
+    allocated = ", ".join(f"{taken} of {capacity_of(disk)} bytes of {label(disk)}" for disk, taken in empty)
+    by_choice = any(ways[str(disk.key)].chosen for disk, _ in empty)
     if by_choice or not may_export:
         why = "options.transport says so" if by_choice else f"our user lacks the privilege {EXPORT}"
         read, remedy = f"all of them, as {why}", "by an export lease what is allocated alone would come over the network"
@@ -412,7 +412,7 @@ def _of_empty_disks(untold: Sequence[tuple[Any, int]], ways: Mapping[str, Way], 
         id="vim.mostly_empty",
         category="Information",
         label="Mostly empty disks",
-        assessment=f"Allocated are {told}, and their changes are not tracked. A cold copy reads {read}.",
+        assessment=f"Allocated are {allocated}, and their changes are not tracked. A cold copy reads {read}.",
         remedy=f"A warm copy reads what is allocated; {remedy}.",
     )
 
@@ -439,12 +439,12 @@ def _of_old_snapshots(
     kept = _snapshots(found.get("snapshot.rootSnapshotList") or ())
     old = [one for one in kept if now and one.created_at and now - one.created_at > OLD_SNAPSHOT]
     if now and old:
-        told = ", ".join(f"«{one.name}» ({(now - one.created_at).days} days)" for one in old if one.created_at)
+        named = ", ".join(f"«{one.name}» ({(now - one.created_at).days} days)" for one in old if one.created_at)
         yield Concern(
             id="vim.old_snapshots",
             category="Warning",
             label="Old snapshots",
-            assessment=f"The VM keeps {told}. Reading through their files is slower; to remove them all, "
+            assessment=f"The VM keeps {named}. Reading through their files is slower; to remove them all, "
             f"{_removal(found, space)}",
             remedy="Remove those that nobody needs, some time before the migration, with room on the datastore for it.",
         )
@@ -523,8 +523,8 @@ def _of_disk(disk: Any, store_types: Mapping[str, str], *, by_files: bool) -> It
 
 def _read_by(disks: Sequence[Any], ways: Mapping[str, Way]) -> str:
     """All by one way, or each by its own."""
-    told = {label(disk): ways[str(disk.key)].told for disk in disks}
-    different = set(told.values())
+    ways_of = {label(disk): ways[str(disk.key)].description for disk in disks}
+    different = set(ways_of.values())
     if len(different) == 1:
         return f"By {different.pop()}."
-    return "; ".join(f"{name} by {by}" for name, by in told.items()) + "." if told else "It has no disks."
+    return "; ".join(f"{name} by {by}" for name, by in ways_of.items()) + "." if ways_of else "It has no disks."

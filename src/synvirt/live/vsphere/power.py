@@ -17,7 +17,7 @@ POWER_TIMEOUT_S: Final = 300.0
 STARTS: Final = ("VmPoweredOnEvent", "DrsVmPoweredOnEvent", "VmRestartedOnAlternateHostEvent", "VmStartingEvent")
 # The largest page; the usual one has 10, and which of a busy VM's starts are among them is up to the platform.
 STARTS_MAX: Final = 1000
-UNTOLD: Final = "not told"
+NOT_KNOWN: Final = "not told"
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +62,7 @@ def last_start(session: VimSession, vm_id: str) -> str:
         found = session.call(what, ask)
     except (AuthFailed, Internal) as error:
         log.warning("nobody would tell if the VM were started in between", vm=vm_id, cause=error.detail)
-        return UNTOLD
+        return NOT_KNOWN
     newest = max(found, key=lambda event: event.key, default=None)
     return "" if newest is None else f"{newest.key} {newest.createdTime.isoformat()}"
 

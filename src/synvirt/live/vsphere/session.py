@@ -225,7 +225,7 @@ class VimSession:
         with self._changing:
             self._closed = True
             if self._content is not None:
-                # Whoever closes waits for it, a cancelled job for one: a platform that hangs is not waited for.
+                # Who closes waits for it, a cancelled job for one: a platform that hangs is not waited for.
                 self._limit(LOGOUT_TIMEOUT_S)
                 with suppress(Exception):  # the session ends by itself
                     self._content.sessionManager.Logout()
@@ -421,13 +421,13 @@ class VimSession:
             gone = getattr(getattr(error, "obj", None), "_moId", "")
             return VmNotFound(f"{self.host} has no {gone or 'such VM'} any more, and cannot {what}")
         if isinstance(error, fault.RestrictedVersion):
-            return Internal(cannot + _told(error), hint="a host with VMware's free licence takes no such calls")
+            return Internal(cannot + _in_words(error), hint="a host with VMware's free licence takes no such calls")
         if isinstance(error, passing):
-            return SourceUnreachable(cannot + _told(error), hint="it is busy, or its host is away for a while: asked again")
+            return SourceUnreachable(cannot + _in_words(error), hint="it is busy, or its host is away for a while: asked again")
         if isinstance(error, fault.SnapshotFault):
-            return SnapshotFailed(cannot + _told(error), hint="look at the VM's events; are its disks and datastore well?")
+            return SnapshotFailed(cannot + _in_words(error), hint="look at the VM's events; are its disks and datastore well?")
         if isinstance(error, vmware.vmodl.MethodFault):
-            return Internal(cannot + _told(error), hint="the platform's own events say more")
+            return Internal(cannot + _in_words(error), hint="the platform's own events say more")
         return self._as_unreachable(what, error)
 
     def _as_unreachable(self, what: str, error: Exception) -> SynvirtError:
@@ -444,7 +444,7 @@ class VimSession:
         return SourceUnreachable(f"{self.host} answered in a way that we do not understand when asked to {what}: {error}")
 
 
-def _told(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     """A fault's name, and what the platform says of it, in one line."""
     said = " ".join(str(getattr(error, "msg", None) or "").split())
     return f"{type(error).__name__.rpartition('.')[2]}{f' ({said[:300]})' if said else ''}"

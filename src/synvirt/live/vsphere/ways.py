@@ -36,7 +36,7 @@ class Way(NamedTuple):
     chosen: bool = False
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return READ_BY[self.name] + (f": {self.why}" if self.why else "")
 
     @property

@@ -163,7 +163,7 @@ def changed(session: XenSession, uuid: str, vdi_ref: str, vdi: Record, key: str)
     except XapiFailure as failure:
         # The storage manager's own words for it: SR_BACKEND_FAILURE_460, «Source and target VDI are unrelated».
         if failure.code in _NO_TRACKING or failure.code.startswith("SR_BACKEND_FAILURE"):
-            raise _reset(key, failure.told) from failure
+            raise _reset(key, failure.text) from failure
         raise session.as_ours("say what changed", failure) from failure
     return areas(answer, int(text(vdi, "virtual_size") or 0))
 

@@ -13,7 +13,7 @@ from synvirt.model.facts import FACTS_MAX, bounded, several, short
 
 
 def guest_facts(metrics: Mapping[str, Any], macs: Mapping[str, str]) -> dict[str, str]:
-    """None, while no tools run. `macs`: by device number. Prefixes are not told: addresses stand alone."""
+    """None, while no tools run. `macs`: by device number. Prefixes are not known: addresses stand alone."""
     facts: dict[str, str] = {}
     version, other = _table(metrics, "os_version"), _table(metrics, "other")
     if name := short(version.get("name", "")).partition("|")[0].strip():

@@ -69,7 +69,7 @@ def rows(session: XenSession) -> list[VmRow]:
     records = Records({"VBD": dict(vbds), "VDI": dict(vdis)})
 
     def row(vm: Record) -> VmRow:
-        told = text(table(guests.get(text(vm, "guest_metrics"), {}), "os_version"), "name").split("|")[0]
+        os_name = text(table(guests.get(text(vm, "guest_metrics"), {}), "os_version"), "name").split("|")[0]
         sizes = [whole_number(text(vdis[text(vbd, "VDI")], "virtual_size")) for vbd in xenapi.disk_vbds(records, vm)]
         return VmRow(
             vm_id=text(vm, "uuid"),
@@ -78,7 +78,7 @@ def rows(session: XenSession) -> list[VmRow]:
             cpu_count=whole_number(text(vm, "VCPUs_at_startup")),
             memory_bytes=whole_number(text(vm, "memory_static_max")),
             capacity_bytes=sum(size or 0 for size in sizes),
-            guest_os=clean(told or text(table(vm, "other_config"), "base_template_name")),
+            guest_os=clean(os_name or text(table(vm, "other_config"), "base_template_name")),
             host=clean(text(hosts.get(text(vm, "resident_on"), {}), "name_label")),
         )
 
@@ -135,7 +135,7 @@ def _seen(session: XenSession, vm: Machine, vdi_ref: str, wished: Transport, res
         try:
             offers = bool(session.asked("VDI.get_nbd_info", vdi_ref))
         except XapiFailure as failure:
-            no_nbd = f"the pool offers no NBD: {failure.told}"
+            no_nbd = f"the pool offers no NBD: {failure.text}"
     return seen(vdi, vm.records.at("SR", text(vdi, "SR")), offers_nbd=offers, no_nbd=no_nbd, restrictions=restrictions)
 
 
@@ -187,7 +187,8 @@ def _concerns(vm: Machine, disks: tuple[Disk, ...], chosen: Mapping[str, Way], c
             id="xen.read_by",
             category="Information",
             label="How the disks are read",
-            assessment=". ".join(f"{disk.label}: {chosen[disk.key].told}" for disk in disks) or "There are no disks to read",
+            assessment=". ".join(f"{disk.label}: {chosen[disk.key].description}" for disk in disks)
+            or "There are no disks to read",
             remedy="options.transport of the source chooses another way.",
         )
     ]

@@ -64,7 +64,7 @@ class XapiFailure(Exception):
         super().__init__(code)
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """For people. References may be a session's, which is a secret."""
         shown = [clean(one)[:_PARAMETER_CHARS] for one in self.parameters if "OpaqueRef:" not in one]
         return f"{clean(self.code)[:80]}{': ' + ', '.join(shown) if any(shown) else ''}"
@@ -251,8 +251,8 @@ class XenSession:
                 if status == "success":
                     # «<value>OpaqueRef:…</value>», an XML-RPC value; empty of a call without a result.
                     return unescape(text(record, "result").removeprefix("<value>").removesuffix("</value>"))
-                told = [str(one) for one in record.get("error_info") or ()] or ["TASK_CANCELLED"]
-                raise XapiFailure(told[0], told[1:])
+                said = [str(one) for one in record.get("error_info") or ()] or ["TASK_CANCELLED"]
+                raise XapiFailure(said[0], said[1:])
             if time.monotonic() > deadline:
                 raise SourceUnreachable(f"{self.host} did not {what} within {timeout_s:.0f} s", hint="look at its tasks")
             time.sleep(pause_s)
@@ -276,8 +276,10 @@ class XenSession:
             )
         said = answer.json()
         if isinstance(said, dict) and isinstance(error := said.get("error"), dict):
-            told = error.get("data")
-            failure = XapiFailure(str(error.get("message")), [str(one) for one in told] if isinstance(told, list) else [])
+            described = error.get("data")
+            failure = XapiFailure(
+                str(error.get("message")), [str(one) for one in described] if isinstance(described, list) else []
+            )
             if failure.code == "HOST_IS_SLAVE" and failure.parameters:
                 raise _Elsewhere(failure.parameters[0])
             raise failure
@@ -297,7 +299,7 @@ class XenSession:
 
     def as_ours(self, what: str, failure: XapiFailure) -> SynvirtError:
         """A table in the form of code: the first that fits."""
-        cannot = f"{self.host} cannot {what}: {failure.told}"
+        cannot = f"{self.host} cannot {what}: {failure.text}"
         if failure.code in _NO_LOGIN:
             return AuthFailed(
                 f"{self.host} refused the login of {self.login_.user}",

@@ -76,15 +76,15 @@ def _enable(session: XenSession, reference: str, key: str, way: Way) -> None:
         refused = failure.code in _CANNOT_TRACK or failure.code.startswith(_STORE_FAILED)
         if refused and not way.instead:
             # The way of this disk in every session from now on, until our last snapshot of it goes.
-            _note(session, reference, REFUSED, failure.told[:NOTE_CHARS])
+            _note(session, reference, REFUSED, failure.text[:NOTE_CHARS])
         with suppress(XapiFailure, SynvirtError):
             session.asked("VDI.remove_from_other_config", reference, TRACKED_BY_US)
         if refused and not way.instead:
-            log.warning("changes of a disk are not tracked: snapshots are compared", disk=key, cause=failure.told)
+            log.warning("changes of a disk are not tracked: snapshots are compared", disk=key, cause=failure.text)
             return
         if refused:
             raise CbtUnsupported(
-                f"{session.host} does not track changed blocks of disk {key}: {failure.told}; "
+                f"{session.host} does not track changed blocks of disk {key}: {failure.text}; "
                 f"nor can its snapshots be compared: {way.instead}",
                 hint="move the VM cold",
             ) from failure
@@ -134,7 +134,7 @@ def take(session: XenSession, vm: Machine, name: str, keys: Collection[str] | No
 
 def _awaited(session: XenSession, vm_ref: str) -> bool:
     """Was a snapshot of it on its way, and is over now? One that a session asked for which did not live to see it comes all the
-    same: whoever looks for it, or tidies up, has to wait. SourceUnreachable."""
+    same: who looks for it, or tidies up, has to wait. SourceUnreachable."""
     until, waited = time.monotonic() + SNAPSHOT_TIMEOUT_S, False
     for pause_s in pauses():
         try:

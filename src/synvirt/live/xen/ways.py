@@ -47,7 +47,7 @@ class Way(NamedTuple):
     instead: str = ""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         deltas = f"; deltas by {DELTAS_BY[self.deltas]}" if self.deltas else "; no deltas"
         return READ_BY[self.bytes] + deltas + (f" ({self.why})" if self.why else "")
 
