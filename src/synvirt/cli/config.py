@@ -37,8 +37,8 @@ def show(options: Options) -> None:
         )
         return
     for name, value in values.items():
-        told = json.dumps(value) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
-        print(f"{name:22} {shown(told):34} {came_from.get(name, 'default')}".rstrip())
+        text = json.dumps(value) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
+        print(f"{name:22} {shown(text):34} {came_from.get(name, 'default')}".rstrip())
 
 
 @app.command()

@@ -123,8 +123,8 @@ def verify(  # noqa: PLR0917 - the framework gives them by name
     else:
         _say(found.statement, found.key, problems, trusted=trusted is not None)
         if stamp is not None and not problems:
-            told = "" if tsa_roots is not None else ", by an authority that is not checked: give --tsa-roots"
-            print(f"It was there on {shown(stamp)}{told}")
+            remark = "" if tsa_roots is not None else ", by an authority that is not checked: give --tsa-roots"
+            print(f"It was there on {shown(stamp)}{remark}")
     if problems:
         raise typer.Exit(FAILED)
 
@@ -138,8 +138,8 @@ def _say(statement: dict[str, Any] | None, signer: "PublicKey | None", problems:
     job = said.get("job") if isinstance(said.get("job"), dict) else {}
     print(f"The receipt of {shown(str((job or {}).get('name')))} by host {shown(str(said.get('host')))} is as it was signed")
     if signer is not None:
-        told = "" if trusted else ", which lies beside the receipt: compare it with what the host says, or give --key"
-        print(f"Signed with {signer.fingerprint}{told}")
+        remark = "" if trusted else ", which lies beside the receipt: compare it with what the host says, or give --key"
+        print(f"Signed with {signer.fingerprint}{remark}")
 
 
 def _differing(folder: Path, statement: dict[str, Any] | None, wanted: str) -> list[str]:

@@ -59,8 +59,8 @@ def add(
     if kind is None and endpoint.strip().lower().startswith("qemu"):
         kind = "libvirt_remote"
     if kind not in KINDS:
-        told = "this address does not say what answers there" if kind is None else f"{kind} is none of those that there are"
-        raise typer.BadParameter(f"{told}: {', '.join(KINDS)}", param_hint="--kind")
+        reason = "this address does not say what answers there" if kind is None else f"{kind} is none of those that there are"
+        raise typer.BadParameter(f"{reason}: {', '.join(KINDS)}", param_hint="--kind")
     body = {
         "name": name,
         "kind": kind,

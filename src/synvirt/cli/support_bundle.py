@@ -116,14 +116,14 @@ def _parts(options: Options, settings: "Settings", logs: tuple[Path, ...]) -> It
         ("backup-runs", lambda: _backups(options, settings, "run", "/backup/runs")),
         ("restore-points", lambda: _backups(options, settings, "point", "/backup/restore-points")),
     ):
-        yield f"{name}.json", _told(ask, known)
+        yield f"{name}.json", _answer_or_reason(ask, known)
     for path in (*logs, *sorted(settings.data_dir.glob(LOG_NAMES))):
         yield f"logs/{path.name}", redacted_text(_end_of(path), known=known)
     if (journal := _journal()) is not None:
         yield "logs/journal", redacted_text(journal, known=known)
 
 
-def _told(ask: Callable[[], Any], known: tuple[str, ...]) -> str:
+def _answer_or_reason(ask: Callable[[], Any], known: tuple[str, ...]) -> str:
     """JSON; or why there is none."""
     import json
 

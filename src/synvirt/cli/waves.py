@@ -239,7 +239,7 @@ def go(options: Options, wave: WaveName) -> None:
 
     Example: synvirt waves go november
     """
-    _wish(options, wave, "go")
+    _act(options, wave, "go")
 
 
 @app.command()
@@ -249,7 +249,7 @@ def hold(options: Options, wave: WaveName) -> None:
 
     Example: synvirt waves hold november
     """
-    _wish(options, wave, "hold")
+    _act(options, wave, "hold")
 
 
 @app.command()
@@ -261,7 +261,7 @@ def cancel(options: Options, wave: WaveName, sure: Sure = False) -> None:
     """
     if not sure:
         typer.confirm(f"Cancel wave {wave}?", abort=True)
-    _wish(options, wave, "cancel")
+    _act(options, wave, "cancel")
 
 
 @app.command("roll-back")
@@ -278,7 +278,7 @@ def roll_back(
     """
     if not sure:
         typer.confirm(f"Roll back {', '.join(members) if members else 'all members'} of {wave}?", abort=True)
-    _wish(options, wave, "roll-back", {"members": members or []})
+    _act(options, wave, "roll-back", {"members": members or []})
 
 
 @app.command()
@@ -296,7 +296,7 @@ def approve(
     Example: synvirt waves approve november "database team"
     """
     body = {"canary": True} if canary else {"approver": approver, "members": member or []}
-    _wish(options, wave, "approve", body)
+    _act(options, wave, "approve", body)
 
 
 @app.command()
@@ -432,8 +432,8 @@ def _imported(answered: Any) -> None:
         if one["id"] is None:
             print(shown(f"Wave {one['name']} would have {one['members']} member{'s' if one['members'] != 1 else ''}"))
         else:
-            told = f"Wave {one['id']} is a draft with {one['members']} members. Let it go: synvirt waves go {one['id']}"
-            print(told)
+            text = f"Wave {one['id']} is a draft with {one['members']} members. Let it go: synvirt waves go {one['id']}"
+            print(text)
     if answered["left_out"]:
         print(shown(f"Left out, since they are templates: {', '.join(answered['left_out'])}"))
     if answered["problems"]:
@@ -444,16 +444,16 @@ def _imported(answered: Any) -> None:
         print_table(("ROW", "COLUMN", "WHAT IS WRONG", "HINT"), rows)
 
 
-def _wish(options: Options, wave: str, wish: str, body: Any = None) -> None:
+def _act(options: Options, wave: str, action: str, body: Any = None) -> None:
     with options.connect() as client:
-        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/{wish}", json=body)
+        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/{action}", json=body)
     found = json.loads(answer)
     print(answer if options.json else shown(f"Wave {found['name']} is {found['state']}"))
 
 
-def _of_member(options: Options, wave: str, member: str, wish: str) -> None:
+def _of_member(options: Options, wave: str, member: str, action: str) -> None:
     with options.connect() as client:
-        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{member}/{wish}")
+        answer = client.ask("POST", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{member}/{action}")
     print(answer if options.json else shown(f"{member} is {json.loads(answer)['state']}"))
 
 

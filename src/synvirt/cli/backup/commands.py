@@ -338,10 +338,10 @@ def restore(
     Example: synvirt backup restore 1f3a --target new-domain --name web-again --start
     """
     body: dict[str, Any] = {"target": target.replace("-", "_"), "disks": disk or []}
-    wishes: dict[str, Any] = {"name": name, "path": None if path is None else str(path), "start": start or None}
-    wishes["bandwidth_bps"] = size_given(bandwidth, "--bandwidth")
-    wishes["format"] = None if format == Format.RAW else format.value
-    body |= {wish: value for wish, value in wishes.items() if value is not None}
+    fields: dict[str, Any] = {"name": name, "path": None if path is None else str(path), "start": start or None}
+    fields["bandwidth_bps"] = size_given(bandwidth, "--bandwidth")
+    fields["format"] = None if format == Format.RAW else format.value
+    body |= {field: value for field, value in fields.items() if value is not None}
     start_run(options, POINTS, point, "restore", json=body)
 
 

@@ -102,8 +102,8 @@ def change_job(
     Example: synvirt backup change-job nightly --schedule never
     """
     kept = keep.given()
-    wishes = {"name": name, "vm_ids": vm or None, "quiesce": quiesce, "schedule": schedule, "retention": kept or None}
-    body: dict[str, Any] = {wish: value for wish, value in wishes.items() if value is not None}
+    fields = {"name": name, "vm_ids": vm or None, "quiesce": quiesce, "schedule": schedule, "retention": kept or None}
+    body: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if schedule == "never":
         body["schedule"] = None
     if bandwidth is not None:

@@ -34,14 +34,14 @@ def mount(
 
     if options.address is not None:
         raise BackupBadRequest("mount reads the repository itself: it works on the service's own host alone")
-    told = sys.stdout
+    output = sys.stdout
     # The log goes elsewhere: our output is for who called us.
     with contextlib.redirect_stdout(sys.stderr), _repository(options, point) as (repository, point_id):
         # Before any thread is begun, so that each of them leaves these signals to the one that waits for them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             with mounted(repository, point_id, tuple(disk or ()), port=port) as disks:
-                _say(options, disks, told)
+                _say(options, disks, output)
                 signal.sigwait(ENDING)
                 failures = [one.failure for one in disks if one.failure is not None]
         finally:
@@ -76,9 +76,9 @@ def _repository(options: Options, point: str) -> Iterator[Any]:
             authors=Authors(HostKey(settings.keyring_dir / "receipts.key", settings.host_id), settings.backup_signers),
         )
         repository = repositories.opened(known.repository_id)
-        told = doubt(repositories.authors.of(repository, known.id))
-        if told is not None:
-            tell(UNKNOWN, told, None)
+        reason = doubt(repositories.authors.of(repository, known.id))
+        if reason is not None:
+            tell(UNKNOWN, reason, None)
         yield repository, known.id
     finally:
         store.close()
@@ -102,11 +102,11 @@ def _check_there(data_dir: Path) -> None:
         )
 
 
-def _say(options: Options, disks: Any, told: TextIO) -> None:
+def _say(options: Options, disks: Any, output: TextIO) -> None:
     if options.json:
         found = [{"target": one.target, "size_bytes": one.size_bytes, "uris": list(one.uris)} for one in disks]
-        print(json.dumps({"disks": found}), file=told, flush=True)
+        print(json.dumps({"disks": found}), file=output, flush=True)
         return
     for one in disks:
-        print(f"{shown(one.target)}  {sized(one.size_bytes)}  {'  '.join(one.uris)}", file=told)
-    print("Read-only, until Ctrl-C", file=told, flush=True)
+        print(f"{shown(one.target)}  {sized(one.size_bytes)}  {'  '.join(one.uris)}", file=output)
+    print("Read-only, until Ctrl-C", file=output, flush=True)

@@ -40,8 +40,8 @@ def show_offer(options: Options, offer: Offer) -> None:
         print(answer)
         return
     for name, value in json.loads(answer).items():
-        told = ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)
-        print(f"{name:20} {shown(told)}".rstrip())
+        text = ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)
+        print(f"{name:20} {shown(text)}".rstrip())
 
 
 @with_options

@@ -26,7 +26,7 @@ def follow(options: "Options", client: Any, answer: str, *, print_events: bool =
         print(f"The run goes on. Watch it again: synvirt backup watch {run.id}", flush=True)
         raise typer.Exit(INTERRUPTED) from None
     if not options.json:
-        told(run)
+        show_result(run)
     elif not print_events:
         print(client.ask("GET", f"/backup/runs/{run.id}"))
     if run.status != Status.COMPLETED:
@@ -58,7 +58,7 @@ def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bo
     raise Internal("the stream ended without the run")
 
 
-def told(run: "BackupRun") -> None:
+def show_result(run: "BackupRun") -> None:
     """What came of it."""
     if run.error is not None:
         tell(run.error.code, run.error.message, run.error.hint)
@@ -101,4 +101,4 @@ def sheet(run: "BackupRun") -> None:
     rows += [("warning", f"{one.code}: {one.message}") for one in run.warnings]
     for name, value in rows:
         print(f"{name:9} {shown(value)}")
-    told(run)
+    show_result(run)

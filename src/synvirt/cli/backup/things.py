@@ -69,5 +69,5 @@ def _show(options: Options, listed: Listed, one: str) -> None:
         print(answer)
         return
     for name, value in json.loads(answer).items():
-        told = json.dumps(value) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
-        print(f"{name:20} {shown(told)}".rstrip())
+        text = json.dumps(value) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
+        print(f"{name:20} {shown(text)}".rstrip())

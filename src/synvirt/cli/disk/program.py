@@ -159,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "compare",
         _compare,
-        "Have two disks the same content, whatever their formats? Ends with 0: yes, 1: no, 2 and more: it cannot be told."
+        "Have two disks the same content, whatever their formats? Ends with 0: yes, 1: no, 2 and more: it is not known."
         " What the larger of two disks has more may be zeros, unless --strict. --key-file is of whichever is encrypted.",
     )
     compare.add_argument("first", metavar="FIRST", type=_existing, help=_IMAGE)

@@ -122,9 +122,9 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _forecast(one: dict[str, Any]) -> str:
-    told = f"{sized(one['bytes_to_read'])} to read"
+    text = f"{sized(one['bytes_to_read'])} to read"
     if one["copy_s"] is not None:
-        told += f", about {duration(one['copy_s'])}"
+        text += f", about {duration(one['copy_s'])}"
     if one["outage_p50_s"] is not None:
-        told += f"; the guest is off for {duration(one['outage_p50_s'])}, {duration(one['outage_p95_s'])} at p95"
-    return f"{told} ({one['basis']})" if one["basis"] else told
+        text += f"; the guest is off for {duration(one['outage_p50_s'])}, {duration(one['outage_p95_s'])} at p95"
+    return f"{text} ({one['basis']})" if one["basis"] else text

@@ -134,7 +134,7 @@ def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
     from synvirt.offline import browsing
     from synvirt.offline.elsewhere import Rules, place
 
-    # Whoever runs the command may reach what this host reaches: the rules are for callers of a service.
+    # Who runs the command may reach what this host reaches: the rules are for callers of a service.
     rules = Rules(allowed_hosts=("0.0.0.0/0", "::/0"), ca_file=options.settings.remote_ca_file)
     where, root = place(_received(RemoteFileRequest, asked), rules)
     return browsing.inspect(root, str(where), vm=asked.get("vm")).model_dump_json()

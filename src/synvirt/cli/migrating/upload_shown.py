@@ -25,8 +25,8 @@ LINE_EVERY_S = 10.0
 def send(client: "Client", file: Path, *, sha256: str | None = None, quiet: bool = False) -> str:
     """Send the file; the service's answer, an Upload. Ctrl-C ends the command: the service keeps nothing of half a file."""
     try:
-        with _progress(file.name, quiet=quiet) as told:
-            return client.upload(file, sha256=sha256, on_sent=told)
+        with _progress(file.name, quiet=quiet) as on_sent:
+            return client.upload(file, sha256=sha256, on_sent=on_sent)
     except KeyboardInterrupt:
         print("Interrupted: nothing of the upload is left", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -49,8 +49,8 @@ def _progress(name: str, *, quiet: bool) -> Iterator[Sent]:
     if quiet:
         yield lambda _sent, _total: None
     elif sys.stdout.isatty():
-        with _bar(name) as told:
-            yield told
+        with _bar(name) as on_sent:
+            yield on_sent
     else:
         yield Lines(name).sent
 
@@ -71,17 +71,17 @@ class Lines:
     ) -> None:
         self._name, self._clock = name, clock
         self._out = out or (lambda text: print(text, flush=True))
-        self._began_at = self._told_at = clock()
-        self._told_part = 0
+        self._began_at = self._shown_at = clock()
+        self._shown_part = 0
 
     def sent(self, sent: int, total: int) -> None:
         from synvirt.cli.migrating.watching import described
         from synvirt.model.job import Progress
 
         part, moment = LINES_A_FILE * sent // total, self._clock()
-        if part == self._told_part and moment < self._told_at + LINE_EVERY_S:
+        if part == self._shown_part and moment < self._shown_at + LINE_EVERY_S:
             return
-        self._told_part, self._told_at = part, moment
+        self._shown_part, self._shown_at = part, moment
         rate = sent / max(moment - self._began_at, 0.001)
-        told = Progress(bytes_total=total, bytes_done=sent, rate_bps=rate, eta_s=(total - sent) / rate)
-        self._out(f"{time.strftime('%H:%M:%S')} {shown(self._name)}  {described(told)}")
+        progress = Progress(bytes_total=total, bytes_done=sent, rate_bps=rate, eta_s=(total - sent) / rate)
+        self._out(f"{time.strftime('%H:%M:%S')} {shown(self._name)}  {described(progress)}")

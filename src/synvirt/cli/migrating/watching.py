@@ -102,7 +102,7 @@ class Lines:
         self._state: str | None = None
         self._error: Problem | None = None
         self._attempts = 0
-        self._told_at, self._told_part = clock(), 0
+        self._shown_at, self._shown_part = clock(), 0
 
     def moved(self, job: Migration) -> None:
         before = self._state
@@ -119,20 +119,20 @@ class Lines:
 
     def stands(self, state: str, name: str, progress: Progress) -> None:
         if state != self._state:
-            self._state, self._told_part = state, 0
+            self._state, self._shown_part = state, 0
             self.said(f"{state}  {name}")
 
     def progressed(self, progress: Progress) -> None:
         part = LINES_A_COPY * progress.bytes_done // progress.bytes_total if progress.bytes_total else 0
-        if part > self._told_part or self._clock() >= self._told_at + LINE_EVERY_S:
-            self._told_part = part
+        if part > self._shown_part or self._clock() >= self._shown_at + LINE_EVERY_S:
+            self._shown_part = part
             self.said(f"{self._state}  {described(progress, state=self._state)}")
 
     def disks(self, rows: Sequence[DiskProgress]) -> None:
         """A log is not longer for every disk: `synvirt migrations show` lists them."""
 
     def said(self, text: str) -> None:
-        self._told_at = self._clock()
+        self._shown_at = self._clock()
         self._out(f"{time.strftime('%H:%M:%S')} {shown(text)}")
 
 
@@ -143,7 +143,7 @@ class Bars(AbstractContextManager["Bars"]):
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        # The service knows the rate and the time to go; rich would guess them anew.
+        # The service knows the rate and the time to go; rich would guess them again.
         self._bar = RichProgress(
             TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[figures]}", markup=False)
         )
