@@ -48,7 +48,7 @@ def migrator_key(path: Path) -> bytes:
 
 
 def _sweep(path: Path) -> None:
-    """What a crash left half made may be a key, and outlive its change. Whoever makes one holds the folder: while that is so
+    """What a crash left half made may be a key, and outlive its change. Who makes one holds the folder: while that is so
     nothing is swept, and the next start will do. Nor is it anything to fail for."""
     left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{{2 * _NAME_BYTES}}}")
     with suppress(OSError), _folder_open(path.parent) as folder:
@@ -108,14 +108,14 @@ def _read(path: Path) -> bytes:
     return key
 
 
-# A secret sealed anew: the sealed bytes and what they belong to, in the present key; out come those of the next key.
+# A secret sealed again: the sealed bytes and what they belong to, in the present key; out come those of the next key.
 Reseal = Callable[[bytes, bytes], bytes]
 
 
 class Keyring:
     """The key in use, and its change for another. From any thread.
 
-        key.new written ─▶ everything sealed anew, in one transaction ─▶ key.new takes the key's place
+        key.new written ─▶ everything sealed again, in one transaction ─▶ key.new takes the key's place
 
     Whatever moment a crash comes at, one of both files opens what is stored: `settle` finds out which, and keeps that one.
     """
@@ -171,17 +171,17 @@ class Keyring:
                 )
 
     def rotate(self, store: Callable[[Reseal], int], sample: Callable[[], tuple[bytes, bytes] | None]) -> int:
-        """Change the key: `store` puts all that is sealed in its place anew, at once or not at all, and says how much."""
+        """Change the key: `store` puts all that is sealed in its place again, at once or not at all, and says how much."""
         with self._changing:
             self.settle(sample())
             key = migrator_key(self._next)
             sync_folder(self._next.parent)
 
-            def anew(sealed: bytes, belongs_to: bytes) -> bytes:
+            def reseal(sealed: bytes, belongs_to: bytes) -> bytes:
                 return seal(key, unseal(self._key, sealed, belongs_to=belongs_to), belongs_to=belongs_to)
 
             try:
-                count = store(anew)
+                count = store(reseal)
             except SynvirtError:
                 self.settle(sample())  # a commit whose answer was lost may have happened
                 raise

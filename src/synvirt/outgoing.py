@@ -16,7 +16,7 @@ Two settings name who may be spoken to, and then nobody else:
     source_allowed_hosts   sources, peers and other services of an admin's. Empty: all but link-local, metadata and multicast.
                            This host itself may be one: a tunnel ends here, and so does a nested platform
 
-The second is the process's (`permit`, `sources`), not an argument: a platform's adapter that was not told of it would be let
+The second is the process's (`permit`, `sources`), not an argument: a platform's adapter that did not know of it would be let
 out everywhere. An order to a worker carries it along (jobs/wire.py).
 """
 
@@ -42,7 +42,7 @@ _METADATA: Final = frozenset(
     # Alibaba, AWS, Azure, Oracle, Google
     for text in ("100.100.100.200", "fd00:ec2::254", "168.63.129.16", "192.0.0.192", "fd20:ce::254")
 )
-# RFC 8215 and 4380: translators of a network's own, and Teredo, whose addresses hold IPv4 ones that cannot be told for certain.
+# RFC 8215 and 4380: translators of a network's own, and Teredo, whose addresses hold IPv4 ones that are not known for certain.
 _TUNNELS: Final = (ipaddress.IPv6Network("64:ff9b:1::/48"), ipaddress.IPv6Network("2001::/32"))
 # RFC 6052: an IPv4 address in these is reached through a translator.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
@@ -77,7 +77,7 @@ class Guard:
             raise SourceUnreachable(f"the host {host} is not known: {error}", hint="is its name right, and DNS?") from error
 
     def check(self, host: str, port: int = 0) -> None:
-        """BadRequest where it may not be spoken to. A name that leads nowhere is for whoever connects to tell."""
+        """BadRequest where it may not be spoken to. A name that leads nowhere is for the caller that connects to report."""
         try:
             self._judged(host, port)
         except OSError:
@@ -134,7 +134,7 @@ class Guard:
 
 
 class _Permitted:
-    """What `permit` was told last."""
+    """What `permit` was given last."""
 
     hosts: tuple[str, ...] = ()
 

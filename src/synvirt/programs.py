@@ -31,7 +31,7 @@ GONE_TIMEOUT_S = 10
 GUARD = Path(__file__).with_name("guard.py")
 # Debian keeps administrators' tools (zfs, blkdiscard, libvirtd) here; a service's PATH often lacks them.
 ADMIN_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-# Of a process whose cage starts no programs: what it would have started is noted, so that who ordered it may order it anew.
+# Of a process whose cage starts no programs: what it would have started is noted, so that who ordered it may order it again.
 forbidden = False
 refused: list[str] = []
 

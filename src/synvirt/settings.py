@@ -156,7 +156,7 @@ class Settings(Received):
     oidc_label: Annotated[str, Field(max_length=60)] = ""
     # Of the provider's certificate; empty: this host's authorities say who it is.
     oidc_fingerprint_sha256: Annotated[str, Field(pattern=r"^(([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2})?$")] = ""
-    # Proxies (addresses, networks) whose X-Forwarded-For is believed, separated by commas: who fails is told by it.
+    # Proxies (addresses, networks) whose X-Forwarded-For is believed, separated by commas: who fails is known by it.
     trusted_proxies: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
     # Off only on a loopback address, behind a proxy of the operator's.
     tls: bool = True
@@ -289,7 +289,7 @@ class Settings(Received):
         """BadRequest, where hosts may share the store and this one has no name of its own."""
         if self.database_url.startswith("postgres") and "host_id" not in self.model_fields_set:
             raise BadRequest(
-                "setting host_id: is required with a PostgreSQL database_url, since hosts are told apart by it",
+                "setting host_id: is required with a PostgreSQL database_url, since hosts are distinguished by it",
                 hint='name each host, host_id = "kvm1" say; the jobs of earlier versions are those of host_id = "local"',
             )
 

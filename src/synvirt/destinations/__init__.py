@@ -18,7 +18,7 @@ class Destination(Protocol):
     - `why_no_clones()`: why no volume here can be cloned, as a sentence; None, where it can.
     - `clone(name, to)`: `to`, which `volume_name` gave for another job, is a volume that reads as `name` does at this moment.
       They share their bytes: none is copied. Neither sees what is written to the other from then on. A clone of that name that
-      was made before is made anew.
+      was made before is made again.
     - `unclone(name, to)`: that clone is gone, and whatever of `name` was kept for it; idempotent. `name` stays as it is. While
       it has clones it may not be destroyed.
     - `shared_id()`: what names this place on every host that reaches it; None: only this host does.

@@ -83,7 +83,7 @@ def stat_beneath(root: Path | str, name: str) -> os.stat_result:
 def resolve_beneath(root: Path | str, name: str) -> Path:
     """Where the file or folder `name` really is: an absolute path without symbolic links, beneath `root`.
 
-    Takes and raises what `open_beneath` does. The answer is for showing, storing and comparing: whoever opens it later asks
+    Takes and raises what `open_beneath` does. The answer is for showing, storing and comparing: who opens it later asks
     `open_beneath` again, since the tree may have changed.
     """
     with _found(Path(root), name) as (descriptor, found):

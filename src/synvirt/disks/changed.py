@@ -9,7 +9,7 @@ from typing import Final
 from synvirt.blocks import DiskReader, Extent
 from synvirt.errors import MalformedArchive
 
-# A pass's order names each area, some 20 bytes: a disk whose every other block changed is told more coarsely.
+# A pass's order names each area, some 20 bytes: a disk whose every other block changed is described more coarsely.
 AREAS_MAX: Final = 1 << 17
 
 

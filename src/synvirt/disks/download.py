@@ -52,9 +52,9 @@ class DownloadReader:
             raise SourceUnreachable(f"{where} answers {status} for the download of {name}")
         if status != 200:
             raise DiskReadFailed(f"{where} answers {status} for the download of {name}")
-        told = self._stream.headers.get("content-length")
-        if told is not None and told != str(self.size):
-            raise DiskReadFailed(f"{where} sends {told} bytes of {name}, which has {self.size}")
+        announced = self._stream.headers.get("content-length")
+        if announced is not None and announced != str(self.size):
+            raise DiskReadFailed(f"{where} sends {announced} bytes of {name}, which has {self.size}")
 
     def extents(self) -> Iterator[Extent]:
         if self.size:

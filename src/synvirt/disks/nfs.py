@@ -24,7 +24,7 @@ from synvirt.disks.vsphere.datastore import FileGone
 from synvirt.errors import AuthFailed, DiskReadFailed, Internal, SourceUnreachable
 from synvirt.sizes import MIB
 
-# A stranger is told within 10 s: this for the connection, and that for the server's first words.
+# A stranger is refused within 10 s: this for the connection, and that for the server's first words.
 CONNECT_TIMEOUT_S: Final = 3.0
 MOUNT_TIMEOUT_S: Final = 5.0
 # A controller that fails over is silent for some 20 s, and then answers.
@@ -203,8 +203,8 @@ class _Connection:
 
 
 class NfsReader:
-    """`spec.path` beneath `spec.export`. AuthFailed: this host is not let in, told within 10 s; FileGone: the file is no more;
-    SourceUnreachable: the server is, or says nothing while it is read. That is told within READ_TIMEOUT_S and two mounts, and
+    """`spec.path` beneath `spec.export`. AuthFailed: this host is not let in, known within 10 s; FileGone: the file is no more;
+    SourceUnreachable: the server is, or says nothing while it is read. That is known within READ_TIMEOUT_S and two mounts, and
     the next read may find it back."""
 
     max_readers = CONNECTIONS

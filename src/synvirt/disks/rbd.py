@@ -3,7 +3,7 @@
     conf, client ─▶ cluster ─▶ pool ─▶ image, in objects of 4 MiB
 
 https://docs.ceph.com/en/pacific/rbd/api/librbdpy/ has the calls. A cluster that is away or full does not fail a request: it
-lets it wait. So requests have a time limit, and its end is told as what it may mean.
+lets it wait. So requests have a time limit, and its end is reported as what it may mean.
 """
 
 import contextlib

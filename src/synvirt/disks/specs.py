@@ -135,7 +135,7 @@ class DeltaSpec(Spec):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VddkSpec(Spec):
     """A disk in a snapshot of a vSphere VM, by VMware's VDDK: ids are vSphere's, `file` is the disk's `[datastore] path`,
-    `libdir` where the operator has put VDDK. Its password is told to the worker and to nobody else."""
+    `libdir` where the operator has put VDDK. Its password is given to the worker and to nobody else."""
 
     format: Literal["vddk"] = "vddk"
     host: str
@@ -155,7 +155,7 @@ class VddkSpec(Spec):
 class LeaseSpec(Spec):
     """A disk in a snapshot of a vSphere VM, as a host sends it under an export lease, which its maker keeps alive.
 
-    `target`: of the URL its path, which opens the disk to whoever knows it. `thumbprint`: of the host's certificate, in hex;
+    `target`: of the URL its path, which opens the disk to anyone who knows it. `thumbprint`: of the host's certificate, in hex;
     a pin goes before it. `cookie` is empty where the host is not the platform itself. `instead`: the same disk by another way,
     which is read from where the lease fails on."""
 
@@ -175,7 +175,7 @@ class LeaseSpec(Spec):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NbdTlsSpec(Spec):
     """An NBD export whose server shows the certificate that `trusted`, a folder, holds as ca-cert.pem, made out to `host`.
-    `export` may open the disk to whoever knows it: it is in no error. `name` is how errors call the export."""
+    `export` may open the disk to anyone who knows it: it is in no error. `name` is how errors call the export."""
 
     format: Literal["nbd_tls"] = "nbd_tls"
     host: str
@@ -189,7 +189,7 @@ class NbdTlsSpec(Spec):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XapiExportSpec(Spec):
     """A VDI as a XenServer host sends it from /export_raw_vdi: once, from front to back. `vdi` and `base` are references; with
-    `base`, what differs from that one alone. `session_id` is told to the worker and to nobody else: it is never stored."""
+    `base`, what differs from that one alone. `session_id` is given to the worker and to nobody else: it is never stored."""
 
     format: Literal["xapi_export"] = "xapi_export"
     host: str
@@ -257,7 +257,7 @@ class IscsiSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSpec(Spec):
-    """A raw disk that an HTTPS server sends from its start to its end, and knows no ranges. Its password is told to the worker
+    """A raw disk that an HTTPS server sends from its start to its end, and knows no ranges. Its password is given to the worker
     and to nobody else."""
 
     format: Literal["download"] = "download"
@@ -459,7 +459,7 @@ def versions(spec: ReaderSpec) -> list[str]:
 
 
 def elsewhere(spec: ReaderSpec) -> bool:
-    """Does another machine or process serve the disk when it is asked? Whoever reads it waits more than it works. A file by
+    """Does another machine or process serve the disk when it is asked? Who reads it waits more than it works. A file by
     URL is not meant: what its reader will be asked for next it fetches by itself."""
     match spec:
         case (

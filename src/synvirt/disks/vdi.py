@@ -7,7 +7,7 @@
 A block's entry is its number within the data, or one of two marks: never written (then the parent's, or zeros), or discarded
 (then zeros). Static images have the same map with every block in it. Everything is little-endian. Never written or repaired.
 
-A differencing image names its parent by UUID alone, and only VirtualBox' media registry knows which file that is: whoever
+A differencing image names its parent by UUID alone, and only VirtualBox' media registry knows which file that is: who
 knows it hands the opened parent in.
 """
 

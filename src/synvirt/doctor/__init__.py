@@ -65,7 +65,7 @@ class Checkup:
         return self._latest
 
     def renew(self) -> tuple[datetime, list[Finding]]:
-        """Whoever has mended something waits for the checks, and sees what they say now."""
+        """Who has mended something waits for the checks, and sees what they say now."""
         with self._lock:
             self._begun_at = time.monotonic()
         return self._run()

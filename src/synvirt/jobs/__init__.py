@@ -1,6 +1,6 @@
 """The kernel: what every kind of job needs, written once. A kind brings its states, its steps and its document.
 
-Read in this order: `stop.py` (an operator's wish to cancel), `runner.py` (every job that has not ended is run, after a crash
+Read in this order: `stop.py` (an operator's request to cancel), `runner.py` (every job that has not ended is run, after a crash
 too), `lease.py` (only while this host holds its lease), `ledger.py` (what is made is written down before, and undone),
 `slots.py` (how many work at once), `board.py`, `rate.py` and `course.py` (progress, in memory, and how fast it came). What a
 job remembers are typed rows (`store/memory.py`), which its kind defines (`migrations/memory.py`).

@@ -130,14 +130,14 @@ def _answered(look: Look) -> dict[str, Any]:
     try:
         return {"ok": json.loads(_look(look))}
     except SynvirtError as error:
-        return {"error": _told(error)}
+        return {"error": _problem(error)}
     except MemoryError:
         raise
     except Exception as error:
-        return {"error": _told(Internal(f"looking into it failed: {type(error).__name__}: {error}"))}
+        return {"error": _problem(Internal(f"looking into it failed: {type(error).__name__}: {error}"))}
 
 
-def _told(error: SynvirtError) -> dict[str, Any]:
+def _problem(error: SynvirtError) -> dict[str, Any]:
     holds = error.holds if isinstance(error, UnsupportedFormat) else ()
     return {"kind": type(error).__name__, "code": error.code, "detail": error.detail, "hint": error.hint, "holds": holds}
 

@@ -307,15 +307,15 @@ class _Looker:
     def answer(self, look: Look) -> dict[str, Any]:
         with ExitStack() as stack:
             channel, theirs = (stack.enter_context(end) for end in socket.socketpair())
-            status, told = (stack.enter_context(end) for end in socket.socketpair())
+            status, their_status = (stack.enter_context(end) for end in socket.socketpair())
             try:
                 with self._sending:
-                    descriptors = [theirs.fileno(), told.fileno()]
+                    descriptors = [theirs.fileno(), their_status.fileno()]
                     socket.send_fds(self._control, [WITH_PROGRAMS if look.programs else PLAIN], descriptors)
             except OSError as error:
                 raise _LookerGone from error
             theirs.close()
-            told.close()
+            their_status.close()
             deadline = time.monotonic() + look.within_s + GRACE_S
             try:
                 pidfd = _pidfd(status)

@@ -1,4 +1,4 @@
-"""An operator's wish to cancel a job, as its threads and its coroutines see it."""
+"""An operator's request to cancel a job, as its threads and its coroutines see it."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ CANCEL_WITHIN_S = 5.0
 
 
 class Stop:
-    """The operator's wish to cancel, as threads (`is_set`) and coroutines (`or_stop`) see it."""
+    """The operator's request to cancel, as threads (`is_set`) and coroutines (`or_stop`) see it."""
 
     def __init__(self) -> None:
         self._flag = threading.Event()

@@ -55,7 +55,7 @@ Role = Literal[
     "nfs",
 ]
 # fmt: on
-# Where whoever has that role is reached, by TCP (IANA's registry of ports).
+# Where a guest with that role is reached, by TCP (IANA's registry of ports).
 ROLE_PORTS: dict[Role, int] = {
     "dns": 53,
     "domain-controller": 389,

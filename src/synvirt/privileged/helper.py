@@ -36,14 +36,14 @@ CONFIG_BYTES_MAX = 1 << 20
 REQUEST_WITHIN_S = 10.0
 # PAM may wait for a directory that does not answer: the process ends then, and with it the call.
 ENDS_WITHIN_S = 50
-# Beside PAM's own pause, which a service of PAM may lack: so many guesses a second come through, whoever asks.
+# Beside PAM's own pause, which a service of PAM may lack: so many guesses a second come through, no matter who asks.
 WRONG_PAUSE_S = 1.0
 FIRST_PASSED_FD = 3  # sd_listen_fds(3)
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Refused(Exception):
-    """The call is not carried out; the caller is told why."""
+    """The call is not carried out; the caller gets the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ CALLS: Mapping[str, tuple[tuple[str, ...], Callable[..., dict[str, Any]]]] = {
 
 
 def serve(connection: socket.socket, *, allowed: frozenset[int], rules: Callable[[], Rules]) -> None:
-    """One call. Whoever is not allowed is told no more than that."""
+    """One call. Who is not allowed gets no other reason than that."""
     try:
         answer = _answer(connection, allowed, rules)
     except Refused as refused:

@@ -23,7 +23,7 @@ ZFS_RIGHTS = (
 
 
 def prepare(settings: Settings, user: str, tell: Callable[[str], None]) -> None:
-    """What zfs refuses is told, and no more: the service starts, and the doctor says what is missing."""
+    """What zfs refuses is logged, and no more: the service starts, and the doctor says what is missing."""
     own = [ZfsSetting(kind="zfs", pool=settings.zfs_pool, namespace=settings.zfs_namespace)] if settings.zfs_pool else []
     for one in (*own, *(found for found in settings.destinations.values() if found.kind == "zfs")):
         dataset = f"{one.pool}/{one.namespace}"

@@ -128,14 +128,19 @@ class Receipts:
         ledgers: list[Ledger] = []
         volumes: list[dict[str, Any]] = []
         for number, disk in enumerate(job.disks):
-            told: dict[str, Any] = {"key": disk.key, "label": disk.label, "volume": disk.volume, "size_bytes": disk.size_bytes}
+            fields: dict[str, Any] = {
+                "key": disk.key,
+                "label": disk.label,
+                "volume": disk.volume,
+                "size_bytes": disk.size_bytes,
+            }
             digests = None if job.token is None else known_digests(disk.hashes, disk.size_bytes, job.token)
             if digests is None:
-                volumes.append({**told, "ledger": None, "reason": UNREAD})
+                volumes.append({**fields, "ledger": None, "reason": UNREAD})
                 continue
             ledger = write_ledger(f"data/disk-{number}.sha256", digests, work / str(number))
             ledgers.append(ledger)
-            volumes.append({**told, "ledger": ledger.name, "block_bytes": BLOCK_BYTES, "moment": MOMENT})
+            volumes.append({**fields, "ledger": ledger.name, "block_bytes": BLOCK_BYTES, "moment": MOMENT})
         head = self._head()
         previous = None if head is None else self._receipt(head)
         sequence = 1 if previous is None else previous.sequence + 1

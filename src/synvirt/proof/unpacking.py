@@ -1,4 +1,4 @@
-"""The tar of a receipt made a folder: plain files of a receipt's names, and nothing else of whoever made the tar."""
+"""The tar of a receipt made a folder: plain files of a receipt's names, and nothing else of the one who made the tar."""
 
 import re
 import shutil

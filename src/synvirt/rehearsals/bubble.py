@@ -206,7 +206,7 @@ class Bubble:
     # ── cards ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _connected(self, number: int) -> None:
-        """The newest connection is the card: each rung of the ladder starts QEMU anew."""
+        """The newest connection is the card: each rung of the ladder starts QEMU again."""
         card = self._cards[number]
         with contextlib.suppress(OSError):
             wire, (_, port) = card.listener.accept()
@@ -324,7 +324,7 @@ class Bubble:
         return True
 
     def _answered(self, number: int, frame: bytes) -> bool:
-        """RFC 826. Whoever is none of the guests is us; but nobody answers who asks whether its own address is free."""
+        """RFC 826. Who is none of the guests is us; but nobody answers who asks whether its own address is free."""
         asks, sender, wanted = frame[20:22] == b"\0\1", frame[28:32], frame[38:42]
         if sender != bytes(4):
             self._is_at(socket.inet_ntoa(sender), frame[6:12], number)

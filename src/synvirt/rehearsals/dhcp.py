@@ -50,7 +50,7 @@ def answer(frame: bytes, mac: bytes, had: Mapping[bytes, str]) -> bytes | None:
         *(REPLY, 1, 6, 0, number, 0, flags, own, given, server.packed, bytes(4), hardware, bytes(64), bytes(128), COOKIE)
     )
     network = ipaddress.IPv4Network((address, PREFIX), strict=False)
-    told = {
+    offered = {
         KIND: bytes([says]),
         SERVER: server.packed,
         LEASE: LEASE_S.to_bytes(4, "big"),
@@ -58,7 +58,7 @@ def answer(frame: bytes, mac: bytes, had: Mapping[bytes, str]) -> bytes | None:
         ROUTER: server.packed,
         NAMES: server.packed,
     }
-    content = fixed + b"".join(bytes([option, len(value)]) + value for option, value in told.items()) + bytes([END])
+    content = fixed + b"".join(bytes([option, len(value)]) + value for option, value in offered.items()) + bytes([END])
     to = own if own != bytes(4) else socket.inet_aton("255.255.255.255")
     return frame[6:12] + mac + b"\x08\x00" + _packet(server.packed, to, content)
 

@@ -43,7 +43,7 @@ class Bubble:
         listeners = [_listening() for _ in cards]
         self.ports = tuple(one.getsockname()[1] for one in listeners)
         self._questions = 0
-        # A guest each asks, in a thread each; an answer is for whoever asks.
+        # A guest each asks, in a thread each; an answer is for anyone who asks.
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         passed = [theirs.fileno(), *(one.fileno() for one in listeners)]

@@ -205,7 +205,7 @@ class _Pieces:
             except CancelledError:
                 raise
             except BaseException:
-                self._forget(piece)  # so that who tries later asks anew
+                self._forget(piece)  # so that who tries later asks again
                 raise
             self._kept.used(piece)
             first, last = max(at, piece.start), min(at + len(buffer), piece.end)

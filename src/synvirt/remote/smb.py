@@ -238,7 +238,7 @@ class SmbPlace:
         return tree
 
     def broken(self, tree: TreeConnect) -> None:
-        """Whoever asks next connects anew. Another fetch that saw the same break may have connected already: of that connection
+        """Who asks next connects again. Another fetch that saw the same break may have connected already: of that connection
         this says nothing, or the fetches would break each other's for ever."""
         with self._lock:
             if self._tree is not tree:

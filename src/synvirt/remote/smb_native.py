@@ -2,7 +2,7 @@
 
 What it cannot do (it is not installed, a file is not opened) the caller does by smbprotocol, which opens the file in any case:
 it says which version is read, and keeps others from writing. So a process that dies, as it does when its connection breaks, is
-never begun anew by itself: the caller connects again, and sees first that the file is the same.
+never begun from the start by itself: the caller connects again, and sees first that the file is the same.
 """
 
 import mmap
@@ -62,8 +62,8 @@ class _Lane:
         finally:
             os.close(descriptor)
         try:
-            told = b"\0".join(text.encode() for text in place)
-            self._send(LENGTH.pack(len(told)) + told)
+            content = b"\0".join(text.encode() for text in place)
+            self._send(LENGTH.pack(len(content)) + content)
             self._answer(BEGIN_TIMEOUT_S)
         except BaseException:
             self.close()

@@ -68,7 +68,7 @@ def blocks_of(size: int) -> int:
 
 
 class BlockHashes:
-    """One disk's file, open for one pass. `token`: of whoever has written the volume so far, see above."""
+    """One disk's file, open for one pass. `token`: of the one who has written the volume so far, see above."""
 
     def __init__(self, path: Path, size: int, token: UUID) -> None:
         self._path, self._size, self._token = path, size, token

@@ -25,7 +25,7 @@ _CONNECTIONS: Final = 4
 
 
 class IscsiReader:
-    """SourceUnreachable: the target is away; DiskReadFailed: it does not let us in, or has no such LUN. Told within 10 s."""
+    """SourceUnreachable: the target is away; DiskReadFailed: it does not let us in, or has no such LUN. Known within 10 s."""
 
     def __init__(self, spec: IscsiSpec) -> None:
         self._spec = spec

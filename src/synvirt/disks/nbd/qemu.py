@@ -66,7 +66,7 @@ class QemuNbdReader:
             secret.touch(mode=0o600)
             secret.write_text(passphrase)
             argv += ["--object", f"secret,id=secret,file={secret}"]
-        # The very file that was looked at; and open anew, since a descriptor's place is shared with its copies.
+        # The very file that was looked at; and open again, since a descriptor's place is shared with its copies.
         descriptor = os.open(f"/proc/self/fd/{opened}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             offset, length = part

@@ -3,7 +3,7 @@
     read_into ─▶ a connection of the pool ─▶ requests in flight together ─▶ straight into the caller's buffer
     extents   ─▶ base:allocation, or a dirty-bitmap context and base:allocation within what is dirty
 
-A connection that is lost is made anew, a few times, so that a moment's trouble on the way costs no terabyte. Every wait has an
+A connection that is lost is made again, a few times, so that a moment's trouble on the way costs no terabyte. Every wait has an
 end: a server that says nothing is as good as one that is gone.
 
 With TLS libnbd comes back from each poll with one record of 16 KiB. Polls from here would each take the interpreter's lock, and
@@ -307,7 +307,7 @@ class _Pool:
         self._limit, self._more_at, self._pause_s = self.most, 0.0, MORE_AGAIN_S
 
     def ask(self, question: Callable[[nbd.NBD], Answer], where: str) -> Answer:
-        """Put a question, twice if need be, to any connection; a lost one is made anew. DiskReadFailed, SourceUnreachable."""
+        """Put a question, twice if need be, to any connection; a lost one is made again. DiskReadFailed, SourceUnreachable."""
         delays = iter(RECONNECT_DELAYS_S)
         while True:
             handle: nbd.NBD | None = None

@@ -1,7 +1,7 @@
 """Zstandard frames (RFC 8878) of known size, decompressed straight into the caller's buffer, without the interpreter's lock.
 
 The `zstandard` package answers with new memory, which must then be copied; the system's libzstd, which every Debian has (dpkg
-needs it), writes where it is told to. Where it is missing, the package does it.
+needs it), writes to the place that it is given. Where it is missing, the package does it.
 """
 
 import ctypes

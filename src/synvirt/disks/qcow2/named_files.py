@@ -1,6 +1,6 @@
 """The other files a qcow2 image names: its backing file and its external data file.
 
-Both names come from the image, so from whoever made it: they are opened by `roots` alone, within the import root. The
+Both names come from the image, so from the one who made it: they are opened by `roots` alone, within the import root. The
 backing file's format is what the image says. Where it says none, its first bytes may be a guest's own writing: a guest that
 writes a qcow2 header into its raw disk must not choose what is read next. So what looks like a raw disk is one, a qcow2
 image is accepted when it names no further file, and anything else is refused (libvirt draws the same line).

@@ -158,7 +158,7 @@ _HAS_REDUNDANT_TABLES, _HAS_ZEROED_GRAINS, _HAS_MARKERS = 1 << 1, 1 << 2, 1 << 1
 _DEFLATE: Final = 1
 # Longer than any file: of a stream that is still coming.
 _LENGTH_UNKNOWN: Final = 1 << 62
-# "\n", " ", "\r\n": in every header, so that a transfer as text can be told. Some writers leave them out.
+# "\n", " ", "\r\n": in every header, so that a transfer as text is noticed. Some writers leave them out.
 _LINE_ENDS: Final = (b"\n \r\n", bytes(4))
 # How many zeros after the end of a stream are taken for padding.
 _PADDING_BYTES_MAX: Final = 64 << 10

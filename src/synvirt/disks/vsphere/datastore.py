@@ -1,11 +1,11 @@
 """A file of a vSphere datastore, by HTTPS ranges from /folder («vSphere Web Services SDK Programming Guide», Datastore Access).
 
     read_into ─▶ a connection of the pool ─▶ GET, Range: bytes=… ─▶ straight into the caller's buffer
-    login     ─▶ the SOAP session that the requests' cookie names; made anew when the platform has forgotten it
+    login     ─▶ the SOAP session that the requests' cookie names; made again when the platform has forgotten it
     redirect  ─▶ by HTTPS, once, to an ESXi host that vCenter's inventory names, and with nothing of ours but the range
     direct    ─▶ to such a host without a detour, with a ticket of vCenter's for each request (AcquireGenericServiceTicket)
 
-A session of our own, since a pass may outlive the one that began it. A connection that is lost is made anew, a few times: a
+A session of our own, since a pass may outlive the one that began it. A connection that is lost is made again, a few times: a
 moment's trouble on the way, or a host that restarts its agents, costs no terabyte. A platform that has no room for as many
 transfers as we would have (503, or a connection that it resets) is asked by fewer for a while.
 """
@@ -98,7 +98,7 @@ class FileClosed(ReadForbidden):
 
 
 class FileGone(DiskReadFailed):
-    """The file is gone. Opened anew, the disk may be found where its VM was moved to, or its snapshot to be gone."""
+    """The file is gone. Opened again, the disk may be found where its VM was moved to, or its snapshot to be gone."""
 
 
 _FAILURES: Final[dict[int, type[DiskReadFailed]]] = {403: ReadForbidden, 404: FileGone, 500: FileClosed}
@@ -334,8 +334,8 @@ class DatastoreReader:
                 )
             self._refused(answer.status, used)
         wanted = f"bytes {offset}-{offset + len(buffer) - 1}/"
-        told, _, size = (answer.headers.get("Content-Range") or "").rpartition("/")
-        if f"{told}/" != wanted or not size.isdecimal() or len(size) > SIZE_DIGITS_MAX:
+        sent, _, size = (answer.headers.get("Content-Range") or "").rpartition("/")
+        if f"{sent}/" != wanted or not size.isdecimal() or len(size) > SIZE_DIGITS_MAX:
             raise DiskReadFailed(f"{self._spec.host} answered another range of {self._name} than offset {offset}")
         got = 0
         while got < len(buffer):
@@ -401,7 +401,7 @@ class DatastoreReader:
             return self._tls
         host = place[0]
         thumbprint = next(thumbprint for name, thumbprint in self._spec.hosts if name.lower() == host.lower())
-        # The platform, whose own certificate was checked, names its host's: that one is right, whoever signed it.
+        # The platform, whose own certificate was checked, names its host's: that one is right, no matter who signed it.
         if thumbprint:
             return tls.context_by_thumbprint(host, thumbprint)
         return tls.context(host, verify=self._spec.verify_tls, fingerprint_sha256=None)

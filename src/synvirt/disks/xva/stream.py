@@ -22,7 +22,7 @@ from synvirt.errors import DiskReadFailed, MalformedArchive, SynvirtError
 
 # When a piece is complete, its digest and the header behind have come by, too: with pax headers a few KiB.
 _KEPT_BYTES: Final = PIECE_MAX_BYTES + (4 << 20)
-# tar pads to 10 KiB, and to 512 KiB where it was told to.
+# tar pads to 10 KiB, and to 512 KiB where it was asked to.
 _PADDING_MAX_BYTES: Final = 1 << 20
 
 
@@ -30,7 +30,7 @@ class XvaStream:
     """The disk in the folder `folder` of the packed archive `over`, which it owns; `size_bytes` is what ova.xml says.
 
     At the end of an archive's last disk the file is read to its own end, where its checksums are. Going back is possible, and
-    begins anew.
+    begins from the start.
     """
 
     max_readers = 1
@@ -54,7 +54,7 @@ class XvaStream:
                 raise self._failure
             try:
                 self._read(offset, buffer)
-            except SynvirtError as failure:  # a walk that failed cannot go on: whoever asks again is told the same
+            except SynvirtError as failure:  # a walk that failed cannot go on: who asks again gets the same
                 self._failure = failure
                 raise
 
