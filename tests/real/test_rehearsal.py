@@ -1,8 +1,12 @@
 """A guest that keeps writing is rehearsed twice while it is synced, and moved; two are rehearsed together: by the service as it
 is run, on XFS with reflinks."""
 
+import json
+import os
+import re
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,8 @@ ip link set eth0 up; ip addr add 10.77.0.5/24 dev eth0; ip route add default via
 while :; do printf "HTTP/1.0 200 OK\\r\\n\\r\\nok" | nc -l -p 8080; done &
 ping -c 1000 10.77.0.1 > /dev/null &
 """
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
 
 # A database that says «ok», and a shop that asks it: each has its address in the rehearsal as at home.
 DATABASE, SHOP, PORT = "10.77.0.5", "10.77.0.6", 5432
@@ -96,11 +102,38 @@ def bytes_used(folder: Path) -> int:
     return int(found.stdout.split()[-1])
 
 
+class Example:
+    """The lines of docs/proof.md, run by a shell as they stand there, step by step."""
+
+    def __init__(self, data_dir: Path, folder: Path) -> None:
+        self._steps = re.split(r"^\*\*\d\. ", (DOCS / "proof.md").read_text(), flags=re.MULTILINE)
+        bin_ = folder / "bin"
+        bin_.mkdir()
+        (bin_ / "synvirt").write_text(f'#!/bin/sh\nexec {sys.executable} -m synvirt "$@"\n')
+        (bin_ / "synvirt").chmod(0o755)
+        self._folder = folder
+        self._environment = {**os.environ, "SYNVIRT_DATA_DIR": str(data_dir), "PATH": f"{bin_}:{os.environ['PATH']}"}
+
+    def run(self, step: int, **instead: str) -> str:
+        """What it printed. `instead`: of words of the document, each of which is there."""
+        lines = "\n".join(re.findall(r"^    (.*)$", self._steps[step], re.MULTILINE))
+        for there, here in instead.items():
+            assert there in lines
+            lines = lines.replace(there, here)
+        words = ["/bin/sh", "-eu", "-c", lines]
+        done = subprocess.run(
+            words, cwd=self._folder, env=self._environment, capture_output=True, text=True, timeout=500, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
-    host: LibvirtLab, sample: Sample, data_dir: Path
+def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_as_the_document_says(
+    host: LibvirtLab, sample: Sample, data_dir: Path, tmp_path: Path
 ) -> None:
+    example = Example(data_dir, tmp_path)
     guest = Guest(host, sample, CARD)
     # A server, at an address that it has in the rehearsal as at home.
     guest.run(BUSYBOX, "sh", "-c", f"echo '{RC_LOCAL}' > /etc/rc.local; chmod +x /etc/rc.local; sync")
@@ -108,19 +141,14 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
     assert agent.output(guest.domain, (BUSYBOX, "hostname"), 10) == "synvirt-sample\n"
     assert agent.output(guest.domain, ("ss", "-H", "-lntup"), 10) is None
     assert agent.output(guest.domain, (BUSYBOX, "sleep", "60"), 1) is None
-    vm_id = guest.domain.UUIDString()
     guest.run(BUSYBOX, "sh", "-c", WRITER, wait=False)
     until(lambda: guest.lines() > 3)
     with service(data_dir) as (_, client):
-        source = register(client, host, "ssh")
-        plan = {
-            "source": {"Live": "libvirt_remote"},
-            "source_ref": {"kind": "live_vm", "source_id": str(source.id), "vm_id": vm_id},
-            "mode": "Warm",
-            "skip_disks": ["vdb"],
-            "warm": {"cutover": "manual", "interval_s": 3},
-        }
-        job = client.submit(MigrationPlan.model_validate(plan))
+        register(client, host, "ssh")
+        # The second disk could not be tracked.
+        example.run(1, web01=guest.domain.name(), vc1="'the old host by ssh' --skip-disk vdb --interval 3")
+        (row,) = json.loads(client.ask("GET", "/migrations"))["items"]
+        job = client.migration(row["id"])
         until(lambda: client.migration(job.id).state == State.DELTA_SYNCING, 300)
         volumes = data_dir / "volumes"
         before = bytes_used(volumes)
@@ -131,8 +159,10 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
         assert [check.name for check in first.checks][:2] == ["boot", "network"]
         passes = client.migration(job.id).passes[-1].number
         until(lambda: client.migration(job.id).passes[-1].number > passes + 1, 120)
-        answers = {"kind": "http", "url": "http://web01.example:8080/", "within_s": 30}
-        second = rehearse(client, job, command("test -s /chain"), {"kind": "port", "port": 8080, "within_s": 30}, answers)
+        short = str(job.id)[:8]
+        assert "s allowed" in example.run(2, **{"1f3a": short})
+        example.run(3, **{"1f3a": short})
+        second = RehearsalPage.model_validate_json(client.ask("GET", f"/migrations/{job.id}/rehearsals")).items[0]
         assert second.state is RehearsalState.PASSED, second
         assert second.boot_sign == "agent"
         same = {one.item: one for one in second.sameness}
@@ -159,15 +189,21 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_all_the_same(
         picture = client.fetch(f"/migrations/{job.id}/rehearsals/{second.id}/screenshot")
         assert picture.startswith(b"\x89PNG")
         assert guest.domain.isActive(), "the source runs on"
+        told = example.run(4, **{"1f3a": short, "9c02": str(second.id)[:8]})
+        assert "  wrong" not in told, told
         lines = guest.lines()
-        client.ask("POST", f"/migrations/{job.id}/cutover")
-        until(lambda: client.migration(job.id).ended, 300)
+        example.run(5, **{"1f3a": short})
         ended = client.migration(job.id)
         assert ended.state == State.COMPLETED, ended.last_error
         assert host.snapshots(guest.domain) == []
         assert ended.moved is not None
         assert [one for one in ended.moved.differ if one.grade == "wrong"] == [], ended.moved
         assert ended.moved.same >= 8, ended.moved
+        assert "downtime" in example.run(6, **{"1f3a": short})
+        of_host = json.loads(client.ask("GET", "/receipts/key"))["allowed_signers"].split()[0].removeprefix("synvirt@")
+        checked = example.run(7, **{"receipt-1f3a…": f"receipt-{job.id}", "1f3a": short, "HOST": of_host})
+        assert "is as it was signed" in checked
+        assert 'Good "synvirt-receipt" signature' in checked
     assert ended.domain is not None
     assert check_chain(read_guest(data_dir, ended.domain.uuid, "/chain")) >= lines
 
