@@ -58,16 +58,16 @@ def compared(
     rows = [Sameness(item=one.what, source=one.source, clone=one.here, grade="expected", reason=one.why) for one in differences]
     explained = {one.what for one in differences}
     rows += [one for one in _rows(*machines) if not {one.item, f"mac of {one.item}"} & explained]
-    told, told_here = _read(source), _read(here)
-    if told and told_here:
-        rows += _rows(told, told_here)
-    elif told or told_here:
-        where = "here" if told else "at its source"
+    facts_there, facts_here = _read(source), _read(here)
+    if facts_there and facts_here:
+        rows += _rows(facts_there, facts_here)
+    elif facts_there or facts_here:
+        where = "here" if facts_there else "at its source"
         rows.append(
             Sameness(
                 item="what runs in it",
-                source=_count(told),
-                clone=_count(told_here),
+                source=_count(facts_there),
+                clone=_count(facts_here),
                 grade="look",
                 reason=f"nothing tells of the guest {where}, no agent and no tools: it was not compared",
             )
@@ -75,7 +75,7 @@ def compared(
     rows += [
         Sameness(item=item, source=why, clone=None, grade="look", reason="what lies there was not compared")
         for item, why in source.items()
-        if item not in told
+        if item not in facts_there
     ]
     return tuple(sorted(rows, key=lambda one: _ORDER.index(one.grade)))
 
@@ -108,11 +108,11 @@ def are_read(facts: Mapping[str, str]) -> bool:
 
 
 def _rows(source: Mapping[str, str], here: Mapping[str, str]) -> list[Sameness]:
-    told = ({kind_of(item) for item in source}, {kind_of(item) for item in here})
+    kinds = ({kind_of(item) for item in source}, {kind_of(item) for item in here})
     found = []
     for item in dict.fromkeys([*source, *here]):
         kind = kind_of(item)
-        expected = kind in told[0] if KINDS.get(kind, UNKNOWN).everywhere else kind in told[0] & told[1]
+        expected = kind in kinds[0] if KINDS.get(kind, UNKNOWN).everywhere else kind in kinds[0] & kinds[1]
         if expected or not kind:
             row = _row(item, source.get(item), here.get(item))
             found += [row] if row is not None else []
