@@ -22,8 +22,21 @@ from synvirt.sizes import MIB
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyGuest:
+    """One that was started before its volume is whole. `writes`: waits until it has written; `kept(path)`: raises, unless
+    that disk is the guest's own with all that it wrote. The volume is whole from the beginning here."""
+
+    migration: Migration
+    domain: Domain
+    volume: Volume
+    writes: Callable[[], None]
+    kept: Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
 class HypervisorCase:
-    """`running`: None where no such domain is. `silence`: from now on, guests that start never show a sign of life."""
+    """`running`: None where no such domain is. `silence`: from now on, guests that start never show a sign of life. `early`
+    defines and starts a guest over an export; as many as are asked for."""
 
     hypervisor: Hypervisor
     folder: Path
@@ -31,6 +44,7 @@ class HypervisorCase:
     add_foreign: Callable[[str, UUID], None]
     power_off: Callable[[UUID], None]
     silence: Callable[[], None]
+    early: Callable[[], EarlyGuest]
 
 
 def job(manifest: VmManifest | None = None, **target: object) -> Migration:
@@ -241,6 +255,49 @@ class HypervisorContract:
         with pytest.raises(Cancelled):
             case.hypervisor.wait_until_booted(uuid, 600, lambda: time.monotonic() > began + 1)
         assert time.monotonic() - began < 60
+
+    def test_a_guest_that_was_started_early_gets_onto_its_volume_without_a_stop(self, case: HypervisorCase) -> None:
+        guest = case.early()
+        uuid, volume = UUID(guest.domain.uuid), Path(guest.volume.path)
+        assert case.hypervisor.resume(uuid) is False, "it does not stand still"
+        guest.writes()
+        case.hypervisor.onto_volumes(uuid, [guest.volume], never)
+        assert case.running(uuid) is True
+        guest.kept(volume)
+        case.hypervisor.onto_volumes(uuid, [guest.volume], never)
+        on_it = case.hypervisor.domain_xml(machine_of(guest.migration), [replace(guest.volume, early=None)])
+        case.hypervisor.define(on_it)
+        assert case.running(uuid) is True, "it never stopped"
+        guest.writes()
+        guest.kept(volume)
+        case.hypervisor.undefine(uuid, guest.migration.id)
+
+    def test_one_that_went_off_meanwhile_too(self, case: HypervisorCase) -> None:
+        guest = case.early()
+        uuid = UUID(guest.domain.uuid)
+        guest.writes()
+        case.power_off(uuid)
+        assert case.hypervisor.resume(uuid) is False
+        for _ in range(2):
+            case.hypervisor.onto_volumes(uuid, [guest.volume], never)
+            guest.kept(Path(guest.volume.path))
+        assert case.running(uuid) is False
+        case.hypervisor.define(case.hypervisor.domain_xml(machine_of(guest.migration), [replace(guest.volume, early=None)]))
+        case.hypervisor.start(uuid)
+        guest.writes()
+        guest.kept(Path(guest.volume.path))
+        case.hypervisor.undefine(uuid, guest.migration.id)
+
+    def test_a_move_onto_volumes_is_cancelled_and_goes_on(self, case: HypervisorCase) -> None:
+        guest = case.early()
+        uuid = UUID(guest.domain.uuid)
+        guest.writes()
+        with pytest.raises(Cancelled):
+            case.hypervisor.onto_volumes(uuid, [guest.volume], lambda: True)
+        case.hypervisor.onto_volumes(uuid, [guest.volume], never)
+        guest.kept(Path(guest.volume.path))
+        case.hypervisor.undefine(uuid, guest.migration.id)
+        assert case.hypervisor.resume(uuid) is False, "nor is it there"
 
     def test_serves_several_jobs_at_once(self, case: HypervisorCase) -> None:
         def live_and_die(_: int) -> UUID:

@@ -4,12 +4,12 @@ import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
+from synvirt.errors import Cancelled, Conflict, DiskWriteFailed, DomainDefineFailed, GuestBootFailed
 from synvirt.hypervisor import Capacity, Volume, facts
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.hardware import uuid_of
@@ -28,23 +28,27 @@ HOST = Host(
 
 BUSES: tuple[DiskBus, ...] = ("virtio", "scsi", "sata", "ide")
 PICTURE = b"\x89PNG a screen"
-Fault = Literal["define", "start", "boot", "silent"]
+Fault = Literal["define", "start", "boot", "silent", "pivot"]
 
 
 @dataclass
 class FakeDomain:
     domain: Domain
     running: bool = False
+    held_up: bool = False
+    written: list[tuple[int, int, bytes]] = field(default_factory=list)
+    on: list[str] = field(default_factory=list)
 
 
 class FakeHypervisor:
     """`fail`: what goes wrong: define or start is refused; the guest stops at boot, on any bus; it runs but never shows a sign
-    (silent). `boots_from`: the buses that its guests have a driver for."""
+    (silent); it does not get onto its volumes (pivot). `boots_from`: the buses that its guests have a driver for."""
 
     def __init__(self, *, fail: str | Fault | None = None, boots_from: tuple[DiskBus, ...] = BUSES) -> None:
         self.fail = fail
         self.boots_from = boots_from
         self.has = Capacity(64 * GIB, 16)
+        self.source_away = False
         self.facts: dict[str, str] = {}
         self.screenshots: dict[UUID, bytes] = {}
         self.variables: dict[UUID, bytes] = {}
@@ -165,6 +169,37 @@ class FakeHypervisor:
         """`true` and `false` are all that its guests have."""
         return 0 if argv[0] == "true" else 1
 
+    def lay(self, volume: Volume, size_bytes: int) -> None:
+        assert volume.early is not None
+        Path(volume.early.top).write_bytes(b"")
+
+    def resume(self, uuid: UUID) -> bool:
+        found = self.domains.get(uuid)
+        if found is None or not found.running or not found.held_up:
+            return False
+        found.held_up = self.source_away
+        return True
+
+    def guest_writes(self, uuid: UUID, disk: int, offset: int, content: bytes) -> None:
+        """What it writes early stays apart until it is on its volume; then it goes there at once."""
+        found = self.domains[uuid]
+        found.written.append((disk, offset, content))
+        if found.on:
+            _put(Path(found.on[disk]), offset, content)
+
+    def onto_volumes(self, uuid: UUID, volumes: list[Volume], stop: Callable[[], bool]) -> None:
+        with self._lock:
+            if self.fail == "pivot":
+                raise DiskWriteFailed("the fake hypervisor cannot commit")
+            found = self.domains[uuid]
+            for number, volume in enumerate(volumes):
+                if stop():
+                    raise Cancelled
+                for disk, offset, content in found.written:
+                    if disk == number:
+                        _put(Path(volume.path), offset, content)
+            found.on, found.held_up = [volume.path for volume in volumes], False
+
     def screenshot(self, job_id: UUID) -> bytes | None:
         return self.screenshots.get(job_id)
 
@@ -183,3 +218,9 @@ class FakeHypervisor:
         for other in self.domains.values():
             if (why := clash(wanted, identity_of(other.domain.xml))) is not None:
                 raise Conflict(why, hint=CLASH_HINT)
+
+
+def _put(path: Path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)

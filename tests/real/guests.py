@@ -17,16 +17,33 @@ RESETS = bytes.fromhex("eaf0ff00f0")
 WRITES = bytes.fromhex("31c08ec0b80103bb007cb90200ba8000cd13b486b90700ba20a1cd15ebe6")
 
 
+# es = ds = 0; then for ever: a counter in its own first sector is counted up; that sector is written to 2 + counter % 32, by
+# int 13h, AH=03h; a sector at the beginning of another cylinder is read; int 15h, AH=86h, waits 40 ms.
+COUNTS = bytes.fromhex(
+    "31c08ec08ed8ff06f07db80103bb007c8a0ef07d80e11f80c102b500ba8000cd13"
+    "b80102bb00808a2ef07db101ba8000cd13b486b90000ba409ccd15ebc8"
+)
+COUNTERS, COUNTER_AT = range(2, 34), 0x1F0
+
+
+def counters(image: Path) -> list[int]:
+    """What such a guest wrote last, ascending. Of one that nothing was lost of they are one after the other."""
+    with image.open("rb") as file:
+        content = file.read(SECTOR_BYTES * COUNTERS.stop)
+    places = [SECTOR_BYTES * (number - 1) + COUNTER_AT for number in COUNTERS]
+    return sorted(int.from_bytes(content[place : place + 2], "little") for place in places)
+
+
 def says(text: str) -> bytes:
     """Prints by BIOS int 10h, AH=0Eh, and halts."""
     return bytes.fromhex("31c08ed8be197cfcac84c07409b40ebb0700cd10ebf2f4ebfd") + text.replace("\n", "\r\n").encode() + b"\0"
 
 
-def boot_sector(image: Path, code: bytes) -> Path:
-    """A disk of 1 MiB that a BIOS boots: its first sector is the code (Intel: real mode, at 0000:7C00)."""
+def boot_sector(image: Path, code: bytes, *, size: int = MIB) -> Path:
+    """A disk that a BIOS boots: its first sector is the code (Intel: real mode, at 0000:7C00)."""
     assert len(code) <= SECTOR_BYTES - 2
     with image.open("wb") as file:
-        file.truncate(MIB)
+        file.truncate(size)
         file.write(code.ljust(SECTOR_BYTES - 2, b"\0") + b"\x55\xaa")
     return image
 

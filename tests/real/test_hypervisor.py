@@ -1,29 +1,42 @@
 """The real hypervisor: libvirt's embedded driver and QEMU, in this process."""
 
+import contextlib
+import os
+import random
+import shutil
+import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+from synvirt.disks.nbd.server import NbdServer
+from synvirt.disks.raw.files import RawReader
 from synvirt.errors import DomainDefineFailed, GuestBootFailed, Internal, NotFound
-from synvirt.hypervisor import console
+from synvirt.hypervisor import Early, Volume, console
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
+from synvirt.kvm import handing
 from synvirt.kvm.connection import Connection, load
 from synvirt.kvm.identity import identity_of
 from synvirt.kvm.qemu_user import embedded_root
 from synvirt.migrations.landing import machine_of
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.settings import Settings
-from synvirt.sizes import MIB
-from tests.contracts.hypervisors import HypervisorCase, HypervisorContract, define, job, never
+from synvirt.sizes import KIB, MIB
+from tests.contracts.hypervisors import EarlyGuest, HypervisorCase, HypervisorContract, define, job, never
+from tests.devices import loop_device
+from tests.processes import until
+from tests.real import guests
 
 FOREIGN = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""
 
 
 @pytest.fixture
-def case(host: LibvirtHost, tmp_path: Path) -> HypervisorCase:
+def case(host: LibvirtHost, tmp_path: Path) -> Iterator[HypervisorCase]:
     def running(uuid: UUID) -> bool | None:
         domain = host._find("lookupByUUIDString", str(uuid))
         return None if domain is None else bool(domain.isActive())
@@ -36,13 +49,83 @@ def case(host: LibvirtHost, tmp_path: Path) -> HypervisorCase:
     def add_foreign(name: str, uuid: UUID) -> None:
         host._connection.use().defineXML(FOREIGN.format(name=name, uuid=uuid))
 
-    return HypervisorCase(host, tmp_path, running, add_foreign, power_off, silence=lambda: None)
+    with contextlib.ExitStack() as closing:
+        yield HypervisorCase(
+            host, tmp_path, running, add_foreign, power_off, silence=lambda: None, early=lambda: _early(host, tmp_path, closing)
+        )
+
+
+def _show_log(host: LibvirtHost, name: str) -> None:
+    """QEMU's last words, which pytest shows of a test that failed."""
+    with contextlib.suppress(OSError):
+        assert host._root is not None
+        print((host._root / "log/qemu" / f"{name}.log").read_text()[-2000:])
+
+
+def _early(host: LibvirtHost, folder: Path, closing: contextlib.ExitStack, *, block: bool = False) -> EarlyGuest:
+    """The counting guest, over an export of this very process; its volume is a copy of the source already, and longer, as one
+    is that is rounded up to its blocks."""
+    migration = job()
+    source = guests.boot_sector(folder / f"{migration.id}.source", guests.COUNTS, size=64 * MIB)
+    with source.open("r+b") as file:
+        file.seek(MIB)
+        file.write(random.Random(22).randbytes(8 * MIB))
+    sockets = closing.enter_context(tempfile.TemporaryDirectory(prefix="sv-"))
+    layers = Early(str(folder / "top.qcow2"), str(folder / "between.qcow2"), f"{sockets}/0")
+    whole = folder / f"{migration.id}.raw"
+    shutil.copy(source, whole)
+    os.truncate(whole, source.stat().st_size + 64 * KIB)
+    path = closing.enter_context(loop_device(whole)) if block else str(whole)
+    volume = Volume("disk1", path, "block" if block else "file", layers)
+    server = NbdServer(closing.enter_context(contextlib.closing(RawReader(str(source), 0, None))))
+    closing.callback(server.close)
+    server.listen(Path(layers.socket))
+    Path(sockets).chmod(0o711)
+    handing.to_qemu(host._connection.uri, Path(layers.socket))
+    host.lay(volume, source.stat().st_size)
+    domain = host.domain_xml(machine_of(migration), [volume])
+    host.define(domain)
+    uuid = UUID(domain.uuid)
+    closing.callback(_show_log, host, domain.name)
+    host.start(uuid)
+
+    def written() -> int:
+        running = host._defined(uuid)
+        disk = running.XMLDesc().split("<target dev='")[1].partition("'")[0]
+        return int(running.blockStats(disk)[2])
+
+    def writes() -> None:
+        until(lambda: written() >= 40)
+        before = written()
+        until(lambda: written() >= before + 40)
+
+    def kept(path: Path) -> None:
+        counted = guests.counters(path)
+        assert counted == list(range(counted[0], counted[0] + len(counted))), "a write was lost"
+        after = guests.SECTOR_BYTES * guests.COUNTERS.stop
+        assert path.read_bytes()[after:] == source.read_bytes()[after:] + bytes(64 * KIB)
+
+    return EarlyGuest(migration, domain, volume, writes, kept)
 
 
 class TestLibvirtHost(HypervisorContract):
     @pytest.fixture
     def case(self, case: HypervisorCase) -> HypervisorCase:
         return case
+
+
+def test_a_guest_that_was_started_early_gets_onto_a_block_device_too(host: LibvirtHost, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as closing:
+        guest = _early(host, tmp_path, closing, block=True)
+        uuid, volume = UUID(guest.domain.uuid), guest.volume
+        guest.writes()
+        host.onto_volumes(uuid, [volume], never)
+        host.define(host.domain_xml(machine_of(guest.migration), [replace(volume, early=None)]))
+        guest.writes()
+        guest.kept(Path(volume.path))
+        host._defined(uuid).destroy()
+        guest.kept(Path(volume.path))
+        host.undefine(uuid, guest.migration.id)
 
 
 def test_a_disk_that_does_not_boot_is_told_by_its_console(case: HypervisorCase) -> None:

@@ -12,12 +12,24 @@ from synvirt.model.job import Domain
 
 
 @dataclass(frozen=True, slots=True)
+class Early:
+    """Where a guest runs whose volume is not whole yet (early.py): overlays in qcow2, and the Unix socket of the NBD export
+    that lies under the first."""
+
+    top: str
+    between: str
+    socket: str
+
+
+@dataclass(frozen=True, slots=True)
 class Volume:
-    """A finished volume of the job: the disk's key in the manifest, and where a domain finds it."""
+    """A volume of the job: the disk's key in the manifest, and where a domain finds it; with `early`, where it finds the disk
+    until then."""
 
     disk_key: str
     path: str
     device_type: str  # file | block | rbd
+    early: Early | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,13 @@ class Hypervisor(Protocol):
       of its job is stopped first: nothing but its volumes goes from one rung to the next.
     - `wait_until_booted(uuid, timeout_s, stop)`: the sign that was seen (`agent`, …); GuestBootFailed with the cause, what the
       console said, and a screenshot kept; or Cancelled as soon as `stop()` is true.
+    - `lay(volume, size_bytes)`: a new overlay for a guest whose volume is not whole, once its export is served.
+      DiskWriteFailed.
+    - `resume(uuid)`: a guest that stands still, since a disk could not be read or written, tries it again; True, where it did.
+      Of one that runs, is off or is not there: False.
+    - `onto_volumes(uuid, volumes, stop)`: the disks of a guest that was started early are its whole volumes when this returns;
+      one that runs runs on, with all that it wrote. What is defined may still name the layers, where it is off: define it next.
+      Again after it was cut off: it goes on. DiskWriteFailed, where a disk stays where it is; Cancelled.
     - `screenshot(job_id)`: that of the last boot that failed, a PNG; None. `forget_screenshot(job_id)`.
     - `picture(uuid)`: what the screen of the running guest shows, a PNG; None, where it has none.
     - `guest_facts(uuid)`: what the running guest says of itself, by its agent, as TellsOfGuest has it.
@@ -76,6 +95,9 @@ class Hypervisor(Protocol):
     def read_guest_file(self, uuid: UUID, path: str) -> bytes: ...
     def addresses(self, uuid: UUID) -> list[str]: ...
     def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int: ...
+    def lay(self, volume: Volume, size_bytes: int) -> None: ...
+    def resume(self, uuid: UUID) -> bool: ...
+    def onto_volumes(self, uuid: UUID, volumes: list[Volume], stop: Callable[[], bool]) -> None: ...
     def screenshot(self, job_id: UUID) -> bytes | None: ...
     def forget_screenshot(self, job_id: UUID) -> None: ...
     def undefine(self, uuid: UUID, job_id: UUID) -> None: ...

@@ -12,7 +12,7 @@ from typing import Literal
 from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
 
 from synvirt.errors import DomainDefineFailed, Internal
-from synvirt.hypervisor import Volume
+from synvirt.hypervisor import Early, Volume
 from synvirt.hypervisor.differences import differences
 from synvirt.hypervisor.hardware import (
     BUSES,
@@ -172,17 +172,41 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
     boot = sorted(disks, key=lambda disk: (disk.boot_order is None, disk.boot_order or 0))
     for number, disk in enumerate(disks):
         volume = by_key[disk.key]
-        element = ET.SubElement(devices, "disk", type=SOURCE_TYPES[volume.device_type], device="disk")
+        kind = SOURCE_TYPES[volume.device_type] if volume.early is None else "file"
+        element = ET.SubElement(devices, "disk", type=kind, device="disk")
         # A block device has its own cache (zfs) and takes O_DIRECT; a file may lie on a file system that does not.
         direct = {"cache": "none", "io": "native"} if volume.device_type == "block" else {}
-        ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "discard": "unmap", **direct})
-        disk_source(element, volume)
+        if volume.early is not None:
+            _early_disk(element, volume.early)
+        else:
+            ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "discard": "unmap", **direct})
+            disk_source(element, volume)
         its_bus = bus_of(number, bus)
         ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + letters(number), bus=its_bus)
         _text(element, "serial", digest_of(machine.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
         ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
     if model := BUSES[bus].controller:
         ET.SubElement(devices, "controller", type=bus, index="0", model=model)
+
+
+# An export that is gone is waited for as long as no guest gives a disk up for (30 s, mostly). Then the guest is stopped, and
+# asks again once it is told to go on.
+RECONNECT_S = 10
+
+
+def _early_disk(element: ET.Element, early: Early) -> None:
+    ET.SubElement(
+        element,
+        "driver",
+        {"name": "qemu", "type": "qcow2", "error_policy": "stop", "rerror_policy": "stop", "discard": "unmap"},
+    )
+    ET.SubElement(element, "source", file=early.top)
+    backing = ET.SubElement(element, "backingStore", type="network")
+    ET.SubElement(backing, "format", type="raw")
+    source = ET.SubElement(backing, "source", protocol="nbd")
+    ET.SubElement(source, "host", transport="unix", socket=early.socket)
+    ET.SubElement(source, "reconnect", delay=str(RECONNECT_S))
+    ET.SubElement(backing, "backingStore")
 
 
 # What a destination calls the devices of its volumes, and what libvirt does.

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from synvirt import xml_document
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound
-from synvirt.hypervisor import Capacity, Volume, console, eyes, facts
+from synvirt.hypervisor import Capacity, Volume, console, early, eyes, facts
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
@@ -43,7 +43,6 @@ _UEFI_SECURE = (
 
 # EFI_FIRMWARE_VOLUME_HEADER.Signature (UEFI Platform Initialization, volume 3, 3.2.1): a raw variable store begins with one.
 _VOLUME_MARK_AT, _VOLUME_MARK = 40, b"_FVH"
-
 POLL_S = 0.2
 # libvirt waits for a domain's lock for 30 s, and holds it for a little longer where a guest's monitor does not answer.
 LOCK_PATIENCE_S = 60
@@ -245,6 +244,29 @@ class LibvirtHost:
                 load().virEventRemoveTimeout(self._trimmer)
             self._trimmer = None
         self._connection.close()
+
+    # ── before its volumes are whole ─────────────────────────────────────────────────────────────────────────────────
+
+    def lay(self, volume: Volume, size_bytes: int) -> None:
+        if volume.early is None:
+            raise Internal(f"volume {volume.disk_key} has no layers")
+        early.overlay(volume.early.top, f"nbd+unix:///?socket={volume.early.socket}", size_bytes)
+        self._give(volume.early.top)
+
+    def resume(self, uuid: UUID) -> bool:
+        domain = self._find("lookupByUUIDString", str(uuid))
+        with contextlib.suppress(load().libvirtError):  # it went, or goes on by itself
+            if domain is not None and early.is_held_up(domain):
+                domain.resume()
+                return True
+        return False
+
+    def onto_volumes(self, uuid: UUID, volumes: list[Volume], stop: Callable[[], bool]) -> None:
+        for volume in volumes:
+            early.onto_volume(lambda: self._defined(uuid), volume, self._give, stop)
+
+    def _give(self, path: str) -> None:
+        handing.to_qemu(self._connection.uri, Path(path))
 
     # ── signs of life ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,18 +1,24 @@
 """What libvirt does not hand over to QEMU's user of the embedded driver when a guest starts: the folders on the way.
 
 libvirt makes its volumes and variables that user's, and root's again when the guest ends. A folder that the service made is
-closed to all others, and so is one that libvirt makes by the service's umask.
+closed to all others, and so is one that libvirt makes by the service's umask. And what QEMU finds beside its disks.
 """
 
+import contextlib
 import grp
 import os
 import pwd
+import shutil
 from pathlib import Path
+from typing import Final
 
-from synvirt.errors import DomainDefineFailed, Internal
+from synvirt.errors import DiskWriteFailed, DomainDefineFailed, Internal
 from synvirt.kvm import qemu_user
-from synvirt.kvm.qemu_user import QemuUser
+from synvirt.kvm.qemu_user import QemuUser, embedded_root
 from synvirt.xml_document import parse
+
+# Who QEMU runs as under the host's own libvirtd: Debian's, then Fedora's.
+QEMU_USERS: Final = ("libvirt-qemu", "qemu")
 
 
 def over(xml: str, user: QemuUser, root: Path) -> None:
@@ -25,6 +31,20 @@ def over(xml: str, user: QemuUser, root: Path) -> None:
             _tpm(root / "lib/swtpm" / (domain.findtext("uuid") or ""), user)
     except OSError as error:
         raise DomainDefineFailed(f"the guest's files cannot be given to {user.name}: {error.strerror}") from error
+
+
+def to_qemu(uri: str, path: Path) -> None:
+    """A file or a socket is who QEMU of that driver runs as, where that is another user than we. DiskWriteFailed."""
+    own = qemu_user.of(uri)
+    if own is None and embedded_root(uri) is not None:
+        return
+    for user in QEMU_USERS if own is None else (own.name,):
+        with contextlib.suppress(LookupError):
+            try:
+                shutil.chown(path, user)
+            except OSError as error:
+                raise DiskWriteFailed(f"{path.name} cannot be given to {user}: {error.strerror}") from error
+            return
 
 
 def _tpm(folder: Path, user: QemuUser) -> None:

@@ -1,0 +1,163 @@
+"""A guest that was started before its copy is whole, and how it gets onto its volumes without a stop. Blocking.
+
+    before   guest ─▶ top.qcow2 ─▶ NBD export of the source                    the copy fills the volume meanwhile
+    1        guest ─▶ top.qcow2 ─▶ NBD      mirrored, the overlay alone, to    between.qcow2 ─▶ volume
+    2        guest ─▶ between.qcow2 ─▶ volume      committed, while the guest writes
+    after    guest ─▶ volume
+
+Where a disk stands is asked of libvirt each time, and of nothing else: its record of the guest, running or off, is written
+as it pivots. So each step may be cut off anywhere, and the next look goes on from there. Until a pivot the layer that the guest
+writes has all that it wrote; a layer that it has left is never read again.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree as ET  # of libvirt's own answers: a domain that we defined
+
+from synvirt.errors import Cancelled, DiskWriteFailed, Internal
+from synvirt.hypervisor import Early, Volume
+from synvirt.kvm.connection import load
+from synvirt.programs import ProgramFailed, run
+
+POLL_S = 0.1
+# A block job that ends by itself has met an error, of a full disk for instance: it is begun anew so often.
+TRIES = 3
+# Of the guest's writes, to a disk that may be slow.
+COMMIT_TIMEOUT_S = 6 * 3600
+CREATE_TIMEOUT_S = 60
+
+
+def is_held_up(domain: Any) -> bool:
+    """It stands still, since a disk could not be read or written."""
+    libvirt = load()
+    return bool(domain.state() == [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR])
+
+
+def overlay(path: str, over: str, size_bytes: int) -> None:
+    """A new one, empty. DiskWriteFailed."""
+    Path(path).unlink(missing_ok=True)
+    _qemu_img("create", "-q", "-f", "qcow2", "-F", "raw", "-b", over, path, str(size_bytes), within_s=CREATE_TIMEOUT_S)
+    Path(path).chmod(0o600)  # what the guest writes is nobody's but its own
+
+
+def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], None], stop: Callable[[], bool]) -> None:
+    """Until the guest's disk, on or off, is its volume. `find` gives libvirt's domain, `give` an overlay to who QEMU runs as.
+    DiskWriteFailed, where a block job fails again and again; Cancelled."""
+    libvirt, begun = load(), 0
+    while True:
+        if stop():
+            raise Cancelled
+        domain = find()
+        try:
+            match _one_step(domain, volume, give):
+                case "done":
+                    return
+                case "begun":
+                    begun += 1
+                case "pivoted":
+                    begun = 0
+        except libvirt.libvirtError as error:
+            # Another block job has just begun to end; or the guest went off, and is looked at again.
+            passing = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_BLOCK_COPY_ACTIVE, libvirt.VIR_ERR_OPERATION_TIMEOUT)
+            if error.get_error_code() not in passing and domain.isActive():
+                raise DiskWriteFailed(
+                    f"disk {volume.disk_key} does not get onto its volume: {error.get_error_message() or error}", hint=_RUNS_ON
+                ) from error
+        if begun > TRIES:
+            raise DiskWriteFailed(
+                f"disk {volume.disk_key} of {domain.name()} does not get onto its volume: the block job ends each time",
+                hint=f"is there room on the destination and in {{data_dir}}? {_RUNS_ON}",
+            )
+        time.sleep(POLL_S)
+
+
+_RUNS_ON = "The guest runs on; it is tried again"
+
+
+def _one_step(domain: Any, volume: Volume, give: Callable[[str], None]) -> Literal["done", "begun", "pivoted", "under way"]:
+    if not domain.isActive():
+        return "done" if _commit_offline(domain, volume) else "under way"
+    disk = _disk_of(domain.XMLDesc(), volume)
+    if is_held_up(domain):
+        # The block jobs need nothing of the source; what the guest asked of it is asked of the volume afterwards.
+        domain.resume()
+    mirror, target = disk.find("mirror"), disk.find("target")
+    name = "" if target is None else target.get("dev", "")
+    if mirror is not None:
+        if mirror.get("ready") != "yes":
+            return "under way"
+        domain.blockJobAbort(name, load().VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
+        return "pivoted"
+    if (source := _file(disk)) == volume.path:
+        return "done"
+    _begin(domain, name, source, volume, give)
+    return "begun"
+
+
+def _begin(domain: Any, name: str, source: str | None, volume: Volume, give: Callable[[str], None]) -> None:
+    libvirt, early = load(), _early(volume)
+    if source == early.between:
+        domain.blockCommit(name, None, None, 0, libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE)
+        return
+    # As large as the guest's disk is now: a volume may be larger, rounded up to its blocks, and QEMU wants both sides alike.
+    overlay(early.between, volume.path, domain.blockInfo(name)[0])
+    give(early.between)
+    flags = ("SHALLOW", "REUSE_EXT", "TRANSIENT_JOB")
+    domain.blockCopy(name, _between_xml(volume), {}, sum(getattr(libvirt, f"VIR_DOMAIN_BLOCK_COPY_{flag}") for flag in flags))
+
+
+def _between_xml(volume: Volume) -> str:
+    disk = ET.Element("disk", type="file")
+    ET.SubElement(disk, "driver", name="qemu", type="qcow2")
+    ET.SubElement(disk, "source", file=_early(volume).between)
+    backing = ET.SubElement(disk, "backingStore", type=volume.device_type)
+    ET.SubElement(backing, "format", type="raw")
+    ET.SubElement(backing, "source", {"dev" if volume.device_type == "block" else "file": volume.path})
+    ET.SubElement(backing, "backingStore")
+    return ET.tostring(disk, encoding="unicode")
+
+
+def _commit_offline(domain: Any, volume: Volume) -> bool:
+    """Of a guest that is off. An overlay that was committed still holds all that it held (-d), so twice is once. False: it was
+    started meanwhile, and QEMU has the overlay's lock."""
+    early, disk = _early(volume), _disk_of(domain.XMLDesc(load().VIR_DOMAIN_XML_INACTIVE), volume)
+    if (source := _file(disk)) == volume.path:
+        return True
+    try:
+        if source == early.top:
+            _qemu_img("rebase", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", volume.path, early.top, within_s=CREATE_TIMEOUT_S)
+        _qemu_img("commit", "-q", "-d", "-f", "qcow2", str(source), within_s=COMMIT_TIMEOUT_S)
+    except DiskWriteFailed:
+        if domain.isActive():
+            return False
+        raise
+    return True
+
+
+def _disk_of(xml: str, volume: Volume) -> ET.Element:
+    """The one that stands on one of the volume's layers."""
+    early = _early(volume)
+    for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314 - libvirt's own
+        if _file(disk) in (early.top, early.between, volume.path):
+            return disk
+    raise Internal(f"the guest has no disk on the layers of {volume.disk_key}")
+
+
+def _file(element: ET.Element) -> str | None:
+    source = element.find("source")
+    return None if source is None else source.get("file") or source.get("dev")
+
+
+def _early(volume: Volume) -> Early:
+    if volume.early is None:
+        raise Internal(f"the guest never ran before volume {volume.disk_key} was whole")
+    return volume.early
+
+
+def _qemu_img(*arguments: str, within_s: float) -> None:
+    try:
+        run(["qemu-img", *arguments], timeout_s=within_s, guarded=True, missing=DiskWriteFailed)
+    except ProgramFailed as error:
+        raise DiskWriteFailed(f"an overlay of the guest cannot be kept: {error.detail}") from error
