@@ -59,7 +59,10 @@ def cage_of(order: CopyOrder) -> Cage:
     writers = [spec for disk in order.disks for spec in _specs(disk.writer)]
     programs = any(_starts_programs(spec) for spec in readers)
     return Cage(
-        reads=tuple(dict.fromkeys(path for spec in readers for path in _paths(spec))),
+        reads=(
+            *dict.fromkeys(path for spec in readers for path in _paths(spec)),
+            *(() if order.yields_to is None else (order.yields_to,)),
+        ),
         writes=(
             *(path for spec in writers for path in _paths(spec)),
             *dict.fromkeys(posixpath.dirname(disk.hashes.path) for disk in order.disks if disk.hashes is not None),

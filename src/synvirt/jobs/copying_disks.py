@@ -39,6 +39,7 @@ from synvirt.disks.specs import (
     written,
 )
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
+from synvirt.jobs.activity import Yielding
 from synvirt.jobs.orders import WANTED_RATE, CopyOrder, DiskOrder, GivenRate
 from synvirt.jobs.wire import Flushed, Moved, Result, Wire
 from synvirt.repository.specs import PointSpec
@@ -64,10 +65,25 @@ class Openers:
 
 def copy_disks(order: CopyOrder, wire: Wire, openers: Openers) -> None:
     """Every disk of the order, or SynvirtError as soon as one fails, which names the disk."""
-    shared = None if order.shared_bytes is None else Share(wire, order.shared_bytes).take
+    shared = _turns(order, wire)
     for disk in order.disks:
         with about(disk.key):
             _copy_disk(disk, order, wire, openers, shared)
+
+
+def _turns(order: CopyOrder, wire: Wire) -> Callable[[int], None] | None:
+    """What is asked before each read: a guest that boots from the same disks goes first, then those that share a rate."""
+    share = None if order.shared_bytes is None else Share(wire, order.shared_bytes).take
+    if order.yields_to is None:
+        return share
+    guest_first = Yielding(Path(order.yields_to), wire.stop).take
+
+    def taken(amount: int) -> None:
+        guest_first(amount)
+        if share is not None:
+            share(amount)
+
+    return taken
 
 
 @contextlib.contextmanager

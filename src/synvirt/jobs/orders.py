@@ -67,6 +67,7 @@ class CopyOrder(Order):
     bandwidth_bps: int | None = None
     shared_bytes: int | None = None
     flush_every_s: float = 5.0
+    yields_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,121 @@
+"""What serves the disks that a guest runs from before they are copied, `python -m synvirt.exporter`: see `jobs/exports.py`.
+
+    order on stdin ─▶ fork: the parent waits for one line and ends with it ─▶ the child: lock, cage, readers, sockets, for good
+
+Beside `worker` the only module that opens what an order names in a process of its own.
+"""
+
+import contextlib
+import fcntl
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+from synvirt.cage import enter
+from synvirt.disks import open_reader
+from synvirt.disks.nbd.server import NbdServer
+from synvirt.errors import Internal, SynvirtError, UnsupportedFormat
+from synvirt.jobs.activity import Activity, Noticed
+from synvirt.jobs.exports import ACTIVITY, LIVES, LOCK, SERVES, ExportOrder, cage_of_export
+from synvirt.jobs.wire import Broken
+from synvirt.jobs.worker import ADDRESS_SPACE_BYTES
+from synvirt.outgoing import permit
+
+# Between two looks for the folder: what removed it wants the end.
+LOOK_EVERY_S = 1.0
+_SERVED = b"\n"
+
+
+def main() -> int:
+    """The parent's exit code: 0 once the disks are served; else 1, and why on stdout."""
+    order = ExportOrder.from_line(sys.stdin.buffer.readline())
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    hear, say = os.pipe()
+    if os.fork() == 0:
+        os.close(hear)
+        os.setsid()
+        _serve(order, say)
+    os.close(say)
+    said = b""
+    while part := os.read(hear, 1 << 16):
+        said += part
+    if said == _SERVED:
+        return 0
+    sys.stdout.buffer.write(said)
+    return 1
+
+
+def _serve(order: ExportOrder, say: int) -> None:
+    """Never returns."""
+    try:
+        lock = _locked(Path(order.folder) / LOCK)
+        _silence()
+        servers = _opened(order)
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, SERVES)
+    except BaseException as error:
+        os.write(say, _broken(error).to_line())
+        os._exit(1)
+    with contextlib.suppress(BrokenPipeError):  # the service has ended; the next finds it
+        os.write(say, _SERVED)
+    os.close(say)
+    own = os.fstat(lock)
+    while _is(Path(order.folder) / LOCK, own):
+        time.sleep(LOOK_EVERY_S)
+    for server in servers:
+        server.close()
+    os._exit(0)
+
+
+def _locked(path: Path) -> int:
+    lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES)
+    except OSError as error:
+        raise Internal("another process serves the guest's disks already") from error
+    return lock
+
+
+def _silence() -> None:
+    """Nobody hears it any more, and nobody is to wait for its end."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+
+
+def _opened(order: ExportOrder) -> list[NbdServer]:
+    folder = Path(order.folder)
+    activity = Activity(folder / ACTIVITY)
+    (folder / ACTIVITY).chmod(0o644)
+    permit(order.outgoing)
+    enter(cage_of_export(order))  # before there are threads, and before a byte of the source is read
+    servers = []
+    for number, spec in enumerate(order.disks):
+        reader = open_reader(spec)
+        if reader.max_readers <= 1:
+            raise UnsupportedFormat("the disk comes as a stream, and a guest reads in any order")
+        # What a killed one left.
+        with contextlib.suppress(FileNotFoundError):
+            (folder / str(number)).unlink()
+        servers.append(NbdServer(Noticed(reader, activity)))
+        servers[-1].listen(folder / str(number))
+    return servers
+
+
+def _broken(error: BaseException) -> Broken:
+    if not isinstance(error, SynvirtError):
+        error = Internal(f"the guest's disks cannot be served: {type(error).__name__}: {error}")
+    return Broken(kind=type(error).__name__, code=error.code, detail=error.detail, hint=error.hint)
+
+
+def _is(path: Path, own: os.stat_result) -> bool:
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""When a guest last read from an export, as other processes of this host see it: what may wait then does.
+
+exporter ─▶ Noticed(reader) ─▶ 16 bytes of a shared file ─▶ Yielding ─▶ the copy of the same disk
+"""
+
+import mmap
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from synvirt.blocks import DiskReader, Extent
+from synvirt.errors import Cancelled, DiskReadFailed
+
+# The moment of the last read's begin or end (CLOCK_MONOTONIC, one for the whole host), and how many reads are under way.
+_FORM = struct.Struct("=QQ")
+# A guest that boots reads again within this time, mostly.
+QUIET_S = 0.03
+# And a guest that never stops reading must not stop the copy, by which alone its reads ever become quick: each piece (some MiB)
+# waits so long at most.
+WAIT_MOST_S = 0.5
+_LOOK_EVERY_S = 0.005
+
+
+class Activity:
+    """The writer's end. Safe from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(_FORM.size))
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), _FORM.size)
+        self._lock, self._under_way = threading.Lock(), 0
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        self._note(1)
+        try:
+            yield
+        finally:
+            self._note(-1)
+
+    def _note(self, more: int) -> None:
+        with self._lock:
+            self._under_way += more
+            _FORM.pack_into(self._shared, 0, time.monotonic_ns(), self._under_way)
+
+
+class Noticed:
+    """The reader as it is, its reads noted."""
+
+    def __init__(self, reader: DiskReader, activity: Activity) -> None:
+        self._reader, self._activity = reader, activity
+        self.size, self.max_readers = reader.size, reader.max_readers
+
+    def extents(self) -> Iterator[Extent]:
+        return self._reader.extents()
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        with self._activity.reading():
+            self._reader.read_into(offset, buffer)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class Yielding:
+    """`take` is called before each read of a copy: it lets a guest's reads go first. Cancelled, once `stop()` is true."""
+
+    def __init__(self, path: Path, stop: Callable[[], bool]) -> None:
+        try:
+            with path.open("rb") as file:
+                self._shared = mmap.mmap(file.fileno(), _FORM.size, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise DiskReadFailed(
+                "what the guest reads cannot be seen: its export is not there", hint="it is made again"
+            ) from error
+        self._stop = stop
+
+    def take(self, _amount: int) -> None:
+        until = time.monotonic() + WAIT_MOST_S
+        while self._guest_reads() and time.monotonic() < until:
+            if self._stop():
+                raise Cancelled
+            time.sleep(_LOOK_EVERY_S)
+
+    def _guest_reads(self) -> bool:
+        at_ns, under_way = _FORM.unpack_from(self._shared)
+        return bool(under_way > 0 or time.monotonic_ns() - at_ns < QUIET_S * 1e9)

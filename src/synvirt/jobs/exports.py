@@ -1,0 +1,157 @@
+"""The disks of a source as NBD exports that outlive the service, each on a Unix socket: a guest runs from them.
+
+    serve(folder, disks) ─▶ `python -m synvirt.exporter` ─▶ caged, served, let go of: nobody's child, and nobody's to wait for
+    folder/lock             held for as long as it lives, by which it is found again, and known from what has its number later;
+                            its second byte once all is served
+    folder removed          it ends by itself
+
+Read-only, so no lease bounds it: whoever has the job ends it, or finds it and goes on. Blocking code.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from synvirt.cage import Cage, Network
+from synvirt.disks.specs import FileWriterSpec, ReaderSpec
+from synvirt.errors import DiskReadFailed, Internal, from_code
+from synvirt.jobs.caging import cage_of
+from synvirt.jobs.orders import CopyOrder, DiskOrder
+from synvirt.jobs.process import ENVIRONMENT
+from synvirt.jobs.wire import Broken, Order
+from synvirt.kvm import qemu_user
+
+LOCK, ACTIVITY = "lock", "activity"
+# The bytes of the lock.
+LIVES, SERVES = 0, 1
+# To open the disks, of a server elsewhere too.
+SERVED_WITHIN_S = 60.0
+GONE_WITHIN_S = 10.0
+LOOK_EVERY_S = 0.02
+# struct flock of 64-bit Linux (fcntl_locking(2)): type, whence, start, length, process.
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOrder(Order):
+    """`disks`: the n-th is served on the socket `n` in `folder`."""
+
+    kind: Literal["export"] = "export"
+    folder: str
+    disks: tuple[ReaderSpec, ...]
+
+
+class Exports(Protocol):
+    """- `folder(name)`: where the sockets of that name's exports lie, or will; a path that a socket can lie beneath. The folder
+      that it lies in is that name's, too, and no exporter's.
+    - `serve(name, disks)`: they are served when it returns, by the process that serves them already or a new one, and the
+      guest's QEMU may open the sockets. The error of the disk that cannot be opened.
+    - `end(name)`: nothing of them is left; nothing, where there is nothing."""
+
+    def folder(self, name: str) -> Path: ...
+    def serve(self, name: str, disks: Sequence[ReaderSpec]) -> None: ...
+    def end(self, name: str) -> None: ...
+
+
+class ProcessExports:
+    """`root` is asked when it is needed: making it may take a link. `give` makes a socket that of who QEMU runs as."""
+
+    def __init__(self, root: Callable[[], Path], *, give: Callable[[Path], None] = lambda path: None) -> None:
+        self._root, self._give = root, give
+
+    def folder(self, name: str) -> Path:
+        return self._root() / name / "served"
+
+    def serve(self, name: str, disks: Sequence[ReaderSpec]) -> None:
+        folder = self.folder(name)
+        try:
+            # QEMU may run as another user, who must get through; what lies in here is each its own.
+            for one in (folder.parent.parent, folder.parent, folder):
+                one.mkdir(parents=True, exist_ok=True, mode=0o711)
+                qemu_user.open_own(one)  # whatever the service's umask took away
+            (folder / LOCK).touch(mode=0o600)
+        except OSError as error:
+            raise Internal(f"the folder of the guest's exports cannot be made: {error.strerror}") from error
+        if not _is_served(folder):
+            _start(ExportOrder(folder=str(folder), disks=tuple(disks)))
+        # Each time: whoever started it may have ended before it gave anything.
+        for number in range(len(disks)):
+            self._give(folder / str(number))
+
+    def end(self, name: str) -> None:
+        if not name:
+            raise ValueError("an export has a name")
+        folder = self.folder(name)
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while (process := holder(folder)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise Internal(f"the process {process} that serves the guest's disks does not end")
+            time.sleep(0.01)
+        shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def _is_served(folder: Path) -> bool:
+    """One that has only just been started, by a service that has ended since, is waited for."""
+    deadline = time.monotonic() + SERVED_WITHIN_S
+    while holder(folder) is not None:
+        if holder(folder, SERVES) is not None:
+            return True
+        if time.monotonic() > deadline:
+            raise DiskReadFailed(f"the disks of the source do not open within {SERVED_WITHIN_S:g} s")
+        time.sleep(LOOK_EVERY_S)
+    return False
+
+
+def holder(folder: Path, byte: int = LIVES) -> int | None:
+    """The process that serves there. The kernel says who has a record lock: no file of a number that another has by now."""
+    try:
+        with (folder / LOCK).open("r+b") as file:
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+            kind, *_, process = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except FileNotFoundError:
+        return None
+    return None if kind == fcntl.F_UNLCK else int(process)
+
+
+def _start(order: ExportOrder) -> None:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "synvirt.exporter"],
+            input=order.to_line(),
+            capture_output=True,
+            timeout=SERVED_WITHIN_S,
+            check=False,
+            start_new_session=True,
+            env={key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DiskReadFailed(f"the disks of the source do not open within {SERVED_WITHIN_S:g} s") from error
+    if done.returncode == 0:
+        return
+    try:
+        broken = Broken.from_line(done.stdout.strip())
+    except ValueError:
+        said = done.stderr.decode(errors="replace").strip()[-500:]
+        raise Internal(f"the process that serves the guest's disks ended with {done.returncode}: {said}") from None
+    raise from_code(broken.code, broken.detail, broken.hint)
+
+
+def cage_of_export(order: ExportOrder) -> Cage:
+    """Reads what its readers name, and makes sockets in its folder."""
+    nowhere = FileWriterSpec(path=os.devnull, size_bytes=0)
+    disks = tuple(DiskOrder(key=str(number), reader=spec, writer=nowhere) for number, spec in enumerate(order.disks))
+    own = cage_of(CopyOrder(disks=disks))
+    network = Network.LOCAL if own.network is Network.NONE else own.network
+    return replace(own, writes=(*own.writes, order.folder), network=network)

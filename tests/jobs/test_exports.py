@@ -1,0 +1,249 @@
+"""Exports outlive who asked for them, are found again, and end with their folder."""
+
+import os
+import random
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from synvirt.blocks import DiskReader
+from synvirt.disks import open_reader
+from synvirt.disks.nbd.reader import NbdReader
+from synvirt.disks.raw.files import RawReader
+from synvirt.disks.specs import ImageSpec, RawSpec
+from synvirt.errors import Cancelled, DiskReadFailed, HostPathRejected, MalformedArchive
+from synvirt.jobs.activity import QUIET_S, WAIT_MOST_S, Activity, Noticed, Yielding
+from synvirt.jobs.exports import ACTIVITY, LOCK, ProcessExports, holder
+from synvirt.sizes import MIB
+from tests.processes import until
+
+CONTENT = random.Random(5).randbytes(2 * MIB) + bytes(MIB)
+
+
+@pytest.fixture
+def exports() -> Iterator[ProcessExports]:
+    with tempfile.TemporaryDirectory(prefix="sv-") as root:
+        found = ProcessExports(lambda: Path(root) / "instant")
+        yield found
+        found.end("job")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> RawSpec:
+    path = tmp_path / "disk.raw"
+    path.write_bytes(CONTENT)
+    return RawSpec(path=str(path))
+
+
+def _read(exports: ProcessExports, number: int = 0) -> bytes:
+    with closing(NbdReader(f"nbd+unix:///?socket={exports.folder('job')}/{number}")) as reader:
+        content = bytearray(reader.size)
+        reader.read_into(0, memoryview(content))
+        return bytes(content)
+
+
+def test_disks_are_served_by_one_process_until_they_are_ended(exports: ProcessExports, source: RawSpec) -> None:
+    exports.serve("job", [source, RawSpec(path=source.path, offset=4096, length=8192)])
+    process = holder(exports.folder("job"))
+    assert process is not None
+    exports.serve("job", [source])
+    assert holder(exports.folder("job")) == process, "it is found again"
+    assert (_read(exports), _read(exports, 1)) == (CONTENT, CONTENT[4096:12288])
+    exports.end("job")
+    assert not exports.folder("job").exists()
+    until(lambda: not Path(f"/proc/{process}/exe").exists())
+    exports.end("job")
+
+
+def test_qemus_user_gets_to_the_sockets_whoever_made_them_and_by_whatever_umask(
+    exports: ProcessExports, source: RawSpec
+) -> None:
+    given: list[str] = []
+    folder = exports.folder("job")
+    own = ProcessExports(lambda: folder.parent.parent, give=lambda path: given.append(path.name))
+    before = os.umask(0o077)
+    try:
+        own.serve("job", [source, source])
+    finally:
+        os.umask(before)
+    assert given == ["0", "1"]
+    assert all(one.stat().st_mode & stat.S_IXOTH for one in (folder.parent.parent, folder.parent, folder))
+    process = holder(folder)
+    own.serve("job", [source, source])
+    assert given == ["0", "1"] * 2, "the service that started it may have ended before it gave anything"
+    assert process is not None
+    os.kill(process, signal.SIGKILL)
+    until(lambda: holder(folder) is None)
+    own.serve("job", [source, source])
+    assert given == ["0", "1"] * 3
+
+
+def test_one_that_opens_its_disks_still_is_waited_for(exports: ProcessExports, source: RawSpec) -> None:
+    """Of a service that was killed; and where it then does not serve, another does."""
+    folder = exports.folder("job")
+    folder.mkdir(parents=True)
+    lock = folder / LOCK
+    lock.touch()
+    opening = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0); input()",
+            lock,
+        ],
+        stdin=subprocess.PIPE,
+    )
+    until(lambda: holder(folder) == opening.pid)
+    asked = threading.Thread(target=exports.serve, args=("job", [source]))
+    asked.start()
+    asked.join(0.5)
+    assert asked.is_alive(), "what is not served yet is not said to be"
+    opening.communicate(b"\n")
+    asked.join(30)
+    assert holder(folder) not in (None, opening.pid)
+    assert _read(exports) == CONTENT
+
+
+def test_it_is_nobodys_child_and_in_a_cage(exports: ProcessExports, source: RawSpec) -> None:
+    exports.serve("job", [source])
+    process = holder(exports.folder("job"))
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":\t" in line)
+    assert int(status["PPid"]) != os.getpid()
+    assert int(status["NoNewPrivs"]) == 1
+    assert int(status["Seccomp"]) == 2
+    if os.geteuid() == 0:
+        assert status["Uid"].split()[1] != "0"
+
+
+def test_one_that_was_killed_is_made_again(exports: ProcessExports, source: RawSpec) -> None:
+    exports.serve("job", [source])
+    first = holder(exports.folder("job"))
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: holder(exports.folder("job")) is None)
+    exports.serve("job", [source])
+    assert holder(exports.folder("job")) not in (None, first)
+    assert _read(exports) == CONTENT
+
+
+def test_it_ends_with_its_folder(exports: ProcessExports, source: RawSpec) -> None:
+    exports.serve("job", [source])
+    process = holder(exports.folder("job"))
+    subprocess.run(["rm", "-r", str(exports.folder("job"))], check=True)
+    until(lambda: not Path(f"/proc/{process}/exe").exists())
+
+
+def test_it_outlives_who_asked_for_it(exports: ProcessExports, source: RawSpec) -> None:
+    """The service is killed with all its threads, and its children's group is ended."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; from synvirt.jobs.exports import ProcessExports; "
+        "from synvirt.disks.specs import RawSpec; "
+        "ProcessExports(lambda: Path(sys.argv[1])).serve('job', [RawSpec(path=sys.argv[2])]); os.kill(0, signal.SIGKILL)"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", code, str(exports.folder("job").parent.parent), source.path], start_new_session=True, check=False
+    )
+    assert asked.returncode == -signal.SIGKILL
+    assert holder(exports.folder("job")) is not None
+    assert _read(exports) == CONTENT
+
+
+def test_what_cannot_be_served_is_told(exports: ProcessExports, source: RawSpec, tmp_path: Path) -> None:
+    with pytest.raises(DiskReadFailed):
+        exports.serve("job", [RawSpec(path=str(tmp_path / "gone"))])
+    with pytest.raises(MalformedArchive):
+        exports.serve("job", [ImageSpec(format="qcow2", over=source, name="x.qcow2")])
+    assert holder(exports.folder("job")) is None
+    exports.serve("job", [source])
+    assert _read(exports) == CONTENT, "what went wrong before leaves nothing in the way"
+
+
+def test_it_reads_nothing_but_its_disks(exports: ProcessExports, source: RawSpec, tmp_path: Path) -> None:
+    """A hostile image that names another file of the host's."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "base.raw").write_bytes(b"secret" * 1000)
+    image = tmp_path / "images" / "x.qcow2"
+    image.parent.mkdir()
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(secret / "base.raw"), str(image), "1M"], check=True
+    )
+    with pytest.raises(HostPathRejected):
+        exports.serve("job", [ImageSpec(format="qcow2", over=RawSpec(path=str(image)), root=str(image.parent), name="x.qcow2")])
+
+
+# ── boot reads come first ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Slow:
+    """A reader whose reads end when they are told to."""
+
+    size, max_readers = MIB, 4
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        assert self.go_on.wait(30)
+
+    def extents(self) -> Iterator[None]:
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_copy_waits_while_the_guest_reads_and_goes_on_after(tmp_path: Path) -> None:
+    activity, slow = Activity(tmp_path / ACTIVITY), _Slow()
+    reader: DiskReader = Noticed(slow, activity)  # type: ignore[arg-type]
+    yielding = Yielding(tmp_path / ACTIVITY, lambda: False)
+    yielding.take(1)  # nobody has read yet
+    reading = threading.Thread(target=reader.read_into, args=(0, memoryview(bytearray(1))))
+    reading.start()
+    shared = tmp_path / ACTIVITY
+    until(lambda: struct.unpack("=QQ", shared.read_bytes())[1] == 1)
+    began = time.monotonic()
+    yielding.take(1)
+    assert time.monotonic() - began >= WAIT_MOST_S, "it goes on all the same in the end"
+    slow.go_on.set()
+    reading.join()
+    yielding.take(1)
+    assert time.monotonic_ns() - struct.unpack("=QQ", shared.read_bytes())[0] >= QUIET_S * 1e9
+    reading_for_ever = Yielding(shared, lambda: True)
+    with activity.reading(), pytest.raises(Cancelled):
+        reading_for_ever.take(1)
+
+
+def test_an_export_notes_what_is_read_of_it(exports: ProcessExports, source: RawSpec) -> None:
+    exports.serve("job", [source])
+    shared = exports.folder("job") / ACTIVITY
+    assert shared.read_bytes() == bytes(16)
+    _read(exports)
+    at_ns, under_way = struct.unpack("=QQ", shared.read_bytes())
+    assert at_ns <= time.monotonic_ns()
+    assert at_ns > 0
+    assert under_way == 0
+
+
+def test_noticed_is_the_same_disk(tmp_path: Path, source: RawSpec) -> None:
+    with closing(open_reader(source)) as plain, closing(Noticed(RawReader(source.path), Activity(tmp_path / "a"))) as noticed:
+        assert (noticed.size, noticed.max_readers, list(noticed.extents())) == (
+            plain.size,
+            plain.max_readers,
+            list(plain.extents()),
+        )
+
+
+def test_without_an_export_there_is_nothing_to_yield_to(tmp_path: Path) -> None:
+    with pytest.raises(DiskReadFailed):
+        Yielding(tmp_path / "gone", lambda: False)
