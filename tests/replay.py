@@ -74,6 +74,7 @@ def replayed(recording: Path | str, folder: Path) -> Iterator[tuple[str, str, Re
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = 30
+        disable_nagle_algorithm = True
 
         def log_message(self, *_: object) -> None:
             pass

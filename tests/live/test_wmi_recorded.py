@@ -30,6 +30,7 @@ def replayed(folder: Path, name: str) -> Iterator[tuple[Session, list[str]]]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
             request = self.rfile.read(int(self.headers["Content-Length"])).decode()
