@@ -36,9 +36,11 @@ setup-test: $(VENV)/.dev
 run: setup
 	$(BIN)/synvirt demo
 
-# One worker more than there are cores: each waits a good part of its time, for a process, a guest or a disk.
+# One worker more than there are cores: each waits a good part of its time, for a process, a guest or a disk. WORKERS=n: so many.
+WORKERS ?= $$(($$(nproc) + 1))
+
 test: setup-test
-	$(BIN)/python -m tests.reaping -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 4 --dist worksteal --durations 100
+	$(BIN)/python -m tests.reaping -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal --durations 100
 
 # More than two are no accident of one noisy moment.
 test-again: setup-test

@@ -68,6 +68,13 @@ LONG = (
     "tests/live/test_wmi_jobs.py",
     "tests/real/test_waves.py",
     "tests/kinds/test_laws.py",
+    "tests/real/test_rehearsal.py",
+    "tests/real/test_laws_of_kinds.py",
+    "tests/migrations/test_taking_over.py",
+    "tests/fleet/test_seeded_nights.py",
+    "tests/real/test_service.py",
+    "tests/live/test_xen_service.py",
+    "tests/rehearsals/test_together.py",
 )
 
 
