@@ -55,6 +55,15 @@ def problems(rooms: Rooms, plan: MigrationPlan) -> dict[str, tuple[str, str | No
 RIGHT: dict[str, Any] = {"target": {"network_map": [{"source": "VM Network", "target": "bridge:br0"}]}}
 
 
+def test_a_machine_with_more_memory_than_this_host_has_is_said_at_once(rooms: Rooms) -> None:
+    """Where it is to start here; one that is left off may be given less before it is started."""
+    too_much = {"network_map": RIGHT["target"]["network_map"], "memory_bytes": 65 << 30}
+    detail, hint = problems(rooms, live_plan(target=too_much, skip_disks=["disk-1"]))["target.memory_bytes"]
+    assert "65.0 GiB of memory, and this host has 64.0 GiB in all" in detail
+    assert "target.start" in (hint or "")
+    assert problems(rooms, live_plan(target={**too_much, "start": False}, skip_disks=["disk-1"])) == {}
+
+
 def test_a_plan_without_mistakes_has_no_problems_and_says_how_it_would_run(rooms: Rooms, house: House) -> None:
     found = dry_run(rooms, live_plan(**RIGHT, skip_disks=["disk-1"]))
     assert found.problems == ()

@@ -38,7 +38,7 @@ from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.model.plan import LiveVmRef, MigrationPlan
 from synvirt.model.values import Bytes, Model, now
 from synvirt.offline.several import choosing
-from synvirt.sizes import MIB
+from synvirt.sizes import GIB, MIB
 
 log = structlog.get_logger(__name__)
 
@@ -149,6 +149,8 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
 def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
     """What this host says of the plan."""
     _networks(rooms, found)
+    with found.at("target.memory_bytes"):
+        _memory(rooms, found)
     with found.at("target"):
         found.differences = check_host(rooms, found.plan, found.manifest)
 
@@ -311,6 +313,24 @@ def _networks(rooms: Rooms, found: Foreseen) -> None:
         if entry.source not in there:
             with found.at(f"target.network_map[{at}].source"):
                 _known(entry.source, there, f"network of {found.manifest.name}")
+
+
+def _memory(rooms: Rooms, found: Foreseen) -> None:
+    """InvalidPlan, where the machine would have more than this host has in all: it would be moved, and never start."""
+    target = found.plan.target
+    if found.manifest is None or not target.start:
+        return
+    wanted = target.memory_bytes or found.manifest.memory_bytes
+    try:
+        there = rooms.hypervisor.capacity().memory_bytes
+    except SynvirtError as error:
+        log.warning("the hypervisor does not say how much memory there is", cause=error.detail)
+        return
+    if wanted > there:
+        raise InvalidPlan(
+            f"it would have {wanted / GIB:.1f} GiB of memory, and this host has {there / GIB:.1f} GiB in all",
+            hint="set target.memory_bytes lower, or target.start to false",
+        )
 
 
 def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> tuple[Difference, ...]:
