@@ -40,10 +40,16 @@ FORMS: Mapping[str, str] = {
         r"a Windows folder, D:\exports or \\server\share\folder"
     ),
 }
+_TIME = "must be a time: 2026-11-28T22:00:00+01:00, for example"
 _WORDS: Mapping[str, str] = {
     "missing": "is required",
     "extra_forbidden": "is not a known field",
     "json_invalid": "is not JSON: {error}",
+    "datetime_parsing": _TIME,
+    "datetime_from_date_parsing": _TIME,
+    "int_parsing": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false",
     "union_tag_invalid": "{discriminator} must be one of {expected_tags}",
     "union_tag_not_found": "needs {discriminator}, which says what it is",
 }

@@ -114,6 +114,26 @@ def test_a_refusal_speaks_of_options(service: Service, run: Run) -> None:
     assert "target." not in done.stderr
 
 
+@pytest.mark.parametrize("further", [(), ("--dry-run",)])
+def test_a_value_that_no_plan_may_have_is_told_by_its_option(service: Service, run: Run, further: tuple[str, ...]) -> None:
+    (service.settings.imports_dir / "web.qcow2").write_bytes(b"not looked at")
+    done = run("import", "web.qcow2", "--kind", "qcow2", "--memory", "4000TiB", *further)
+    assert done.exit_code == 1
+    assert "E_MIG_INVALID_PLAN: --memory: must be" in done.stderr
+    assert "hint: --help says what this command takes" in done.stderr
+    done = run("import", "web.qcow2", "--kind", "qcow2", "--start-at", "soon", *further)
+    assert "--start-at: must be a time: 2026-11-28T22:00:00+01:00, for example" in done.stderr
+
+
+def test_a_file_that_is_nearly_called_so_is_named(service: Service, run: Run) -> None:
+    (service.settings.imports_dir / "site").mkdir()
+    for name in ("web01.ova", "site/web02.ova"):
+        (service.settings.imports_dir / name).write_bytes(b"not looked at")
+    assert "hint: did you mean web01.ova?" in run("import", "wep01.ova", "--dry-run").stderr
+    assert "hint: did you mean site/web02.ova?" in run("import", "site/web02.ovf", "--dry-run").stderr
+    assert "hint" not in run("import", "another", "--dry-run").stderr
+
+
 def test_an_error_is_json_where_json_is_asked_for(service: Service, run: Run) -> None:
     for arguments in (("--json", "migrations", "show", "1f3a"), ("migrations", "show", "1f3a", "--json")):
         done = run(*arguments)
@@ -131,6 +151,11 @@ def test_an_error_is_json_where_json_is_asked_for(service: Service, run: Run) ->
         ("name the concern's id in waive_concerns.", "name the concern's id in --waive."),
         ("skip_disks[3]: there is no disk", "--skip-disk: there is no disk"),
         ("target.network_map[0].source", "--network"),
+        ("plan.target.memory_bytes: must be less", "--memory: must be less"),
+        ("plan.shutdown: is unknown", "--shutdown: is unknown"),
+        ("conversion", "--conversion"),
+        ("target.network_map does not name it", "--network does not name it"),
+        ("the name of a mode", "the name of a mode"),
         ("nothing of the API", "nothing of the API"),
     ],
 )

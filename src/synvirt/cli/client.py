@@ -286,6 +286,8 @@ def _refusal(response: httpx.Response, where: str) -> SynvirtError:
         code, detail, hint = details["code"], details["detail"], details.get("hint")
     except (ValueError, KeyError, TypeError):
         return _stranger(where, str(response.status_code))
+    if hint and str(hint).startswith("/openapi.json"):
+        hint = "--help says what this command takes"
     told = from_code(str(code), str(detail), hint)
     # A service of an earlier version says it by a source's code.
     return (

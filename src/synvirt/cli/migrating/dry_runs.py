@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 _PLAN_BYTES_MAX = 4 << 20
 
 
+_PLAIN = {row.field: option_of(name) for name, row in ROWS.items() if not re.search(r"[._]", row.field)}
+
+
 def _named() -> Iterator[tuple[re.Pattern[str], str]]:
     """What the API calls a thing, and what `synvirt import` does. A field of one plain word, as `name`, may be any word of a
     sentence."""
     yield re.compile(r"\bset target\.identity to new\b"), "give --new-identity"
     fields = {row.field: option_of(name) for name, row in ROWS.items() if re.search(r"[._]", row.field)}
     for field in sorted(fields, key=len, reverse=True):
-        yield re.compile(rf"\b{re.escape(field)}\b(\[\d+\](\.\w+)?)?"), fields[field]
+        yield re.compile(rf"\b(?:plan\.)?{re.escape(field)}\b(\[\d+\](\.\w+)?)?"), fields[field]
+    for field, option in _PLAIN.items():
+        yield re.compile(rf"\bplan\.{re.escape(field)}\b|^{re.escape(field)}$"), option
 
 
 _OPTIONS = tuple(_named())
@@ -111,9 +116,9 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if found["forecast"] is not None:
         yield "forecast", _forecast(found["forecast"])
     for one in found["differences"]:
-        yield "differs", f"{one['what']}: {one['source']} → {one['here']} ({one['why']})"
+        yield "differs", f"{one['what']}: {one['source']} → {one['here']} ({as_options(one['why'])})"
     for one in found["concerns"]:
-        yield one["category"].lower(), f"{one['id']}: {one['label']}. {one['assessment']} {one['remedy']}"
+        yield one["category"].lower(), f"{one['id']}: {one['label']}. {one['assessment']} {as_options(one['remedy'])}"
     for one in found["problems"]:
         hint = f"; {as_options(one['hint'])}" if one["hint"] else ""
         yield "problem", f"{as_options(one['field'])}: {as_options(one['detail'])}{hint}"

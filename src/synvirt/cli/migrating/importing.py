@@ -3,6 +3,8 @@
 The service says of which kind a file is. One that is not where the service can see it is sent there first (`--upload`).
 """
 
+import contextlib
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -35,6 +37,8 @@ SourceOrVm = Annotated[
 ]
 # Spelled out: the enumeration's module is too slow to load for `--help`. A test holds the two together.
 KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vmcx_export", "vbox_folder", "xva_archive")
+# A folder of more files is not looked through for a name that is like the one that was given.
+_LOOKED_AT_MAX = 10_000
 # Of several files: a description and its disks.
 FOLDER_KINDS = ("ovf_folder", "vmx_folder", "vbox_folder", "vmcx_export")
 ChosenVm = Annotated[str | None, typer.Option("--vm", metavar="NAME", help="Of a file with several VMs, the one that is meant")]
@@ -76,7 +80,8 @@ def import_(
             plan["source_ref"] = reference
             plan["source"] = {"Offline": kind or _kind(client, inspection)}
         if dry_run:
-            show_dry_run(options, client, plan)
+            with speaking_as_options():
+                show_dry_run(options, client, plan)
             return
         with kept(plan["source_ref"].get("upload_id")), speaking_as_options():
             answer = client.ask("POST", "/migrations", json={"plan": plan})
@@ -184,7 +189,7 @@ def _placed(
         return {"kind": "upload", "upload_id": id_, **_meant(vm)}, (f"/uploads/{id_}/inspect", _meant(vm))
     where = str(path if elsewhere else _here(options, path))
     if not elsewhere and not Path(where).exists():
-        raise NotFound(f"there is no {path}, neither in the import root nor here")
+        raise NotFound(f"there is no {path}, neither in the import root nor here", hint=_nearest(options, path))
     placed = {"path": where, **_meant(vm)}
     return {"kind": "offline_host_path", **placed}, ("/host-files/inspect", placed)
 
@@ -232,6 +237,18 @@ def _here(options: Options, path: Path) -> Path:
         return path.resolve()
     inside = options.settings.imports_dir.absolute() / path
     return inside if inside.exists() else path.absolute()
+
+
+def _nearest(options: Options, path: Path) -> str | None:
+    """What it may have been meant to be, of what lies where it was looked for."""
+    import difflib
+
+    names: list[str] = []
+    for folder in dict.fromkeys(((options.settings.imports_dir / path).parent, path.absolute().parent)):
+        with contextlib.suppress(OSError):
+            names += (entry.name for entry in itertools.islice(folder.iterdir(), _LOOKED_AT_MAX))
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {path.parent / near[0]}?" if near else None
 
 
 def _field(answer: str, name: str) -> str:
