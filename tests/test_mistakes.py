@@ -1,13 +1,17 @@
 """What is refused says which form is wanted, in words: no regular expression reaches a person."""
 
+import ast
+import re
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 
+import synvirt
 from synvirt.errors import BadRequest
 from synvirt.live.registry import PLATFORMS
 from synvirt.mistakes import FORMS, place, worded
@@ -75,7 +79,7 @@ class _Received(BaseModel):
         ("text", "x", "must have at least 2 characters"),
         ("text", "xxxx", "must have at most 3 characters"),
         ("several", (), "must have at least 1 item"),
-        ("when", "soon", "must be a valid datetime or date, input is too short"),
+        ("when", "soon", "must be a time: 2026-11-28T22:00:00+01:00, for example"),
         ("id", "x", "must be a valid UUID"),
     ],
 )
@@ -88,3 +92,28 @@ def test_what_is_wrong_is_said_of_the_field(field: str, value: Any, said: str) -
 def test_a_place_is_written_as_its_reader_would() -> None:
     assert place(("plan", "target", "network_map", 0, "source")) == "plan.target.network_map[0].source"
     assert place(()) == ""
+
+
+def test_a_hint_of_the_service_names_no_command() -> None:
+    """The API, the page and the command line show it alike. The doctor is on the page, too; accounts of the users file are the
+    command line's alone, and so is what who runs another host has to do there."""
+    root, found = Path(synvirt.__file__).parent, []
+    rooms = {"cli", "main", "doctor", "accounts.py", "doctor.py"}
+    for file in root.rglob("*.py"):
+        if file.relative_to(root).parts[0] in rooms or file.name == "peer_offer.py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if (
+                isinstance(node, ast.keyword)
+                and node.arg == "hint"
+                and re.search(r"\bsynvirt (?!doctor\b)[a-z]", ast.unparse(node.value))
+            ):
+                found.append(f"{file.relative_to(root)}:{node.value.lineno}")
+    assert found == []
+
+
+@pytest.mark.parametrize(("value", "said"), [("x", "must be a whole number"), ("1.5", "must be a whole number")])
+def test_a_number_of_a_query_is_told_in_plain_words(value: str, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(int).validate_python(value)
+    assert worded(caught.value.errors()[0]) == said

@@ -236,7 +236,7 @@ def test_from_the_cut_over_on_an_operator_decides(fleet: Fleet) -> None:
     looks = fleet.taking_over("restart_elsewhere")
     with pytest.raises(Conflict, match="not fenced") as refused:
         looks.take_over(job.id, restart=False)
-    assert "hosts fence a" in (refused.value.hint or "")
+    assert "fence host a" in (refused.value.hint or "")
     looks.look()
     assert fleet.b.store.host_of(job.id) == "a"
     assert looks.take_over(job.id, restart=False).state is State.CUTTING_OVER

@@ -52,7 +52,7 @@ def wave_of_query(query: VmQuery, known: Sequence[KnownVm], rows: Iterable[VmRow
             raise _nobody(what, wanted, {of(row) for row in left} - {""})
         left = found
     if not left:
-        raise BadRequest("the source has no VMs", hint="our user may not see them: `synvirt sources test` says what it lacks")
+        raise BadRequest("the source has no VMs", hint="our user may not see them: a test of the source says what it lacks")
     if len(left) > MEMBERS_MAX:
         raise BadRequest(f"{len(left)} VMs are meant, and a wave has {MEMBERS_MAX} at most", hint="ask for fewer: by folder")
     members = [

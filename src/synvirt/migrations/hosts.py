@@ -162,7 +162,7 @@ class Hosts:
         if host == self._here:
             raise Conflict(f"{host} is this host", hint="stop its service, or ask another host to fence it")
         if not self._store.hosts.fence(host):
-            raise NotFound(f"there is no host {host}", hint="see `synvirt hosts list`")
+            raise NotFound(f"there is no host {host}", hint="the list of hosts shows those there are")
         return next(one for one in self.all() if one.id == host)
 
 

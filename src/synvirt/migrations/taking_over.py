@@ -87,7 +87,7 @@ class TakingOver:
         try:
             job = self._store.get(job_id)
             if job.state not in BEFORE_CUT_OVER:
-                raise Conflict(f"it is in {job.state}: an operator decides", hint="synvirt migrations take-over")
+                raise Conflict(f"it is in {job.state}: an operator decides", hint="see that its host is off, and take it over")
             try:
                 self._refuse_to_go_on(job, lost)
             except Conflict:
@@ -113,7 +113,7 @@ class TakingOver:
         if not row.fenced:
             raise Conflict(
                 f"host {host}, which has job {job_id}, is not fenced",
-                hint=f"see that it is off, and then: synvirt hosts fence {host}",
+                hint=f"see that it is off, and then fence host {host}",
             )
         lost = Fence(row.id, row.epoch)
         if restart:
@@ -133,7 +133,7 @@ class TakingOver:
         if shared_id is None or here is None or here.shared_id() != shared_id:
             raise Conflict(
                 f"destination {name!r} of host {lost.host} is not reached from here",
-                hint="wait for that host, or begin anew: synvirt migrations take-over --restart",
+                hint="wait for that host, or take it over by a restart",
             )
         self._refuse_left_behind(job, self._store.ledger(job.id), lost.host)
         self._refuse_source(job)
@@ -144,7 +144,7 @@ class TakingOver:
         if left:
             raise Conflict(
                 f"job {job.id} has its {', '.join(left)} on host {host}, in {job.state}",
-                hint="wait for that host, or begin anew: synvirt migrations take-over --restart",
+                hint="wait for that host, or take it over by a restart",
             )
 
     def _go_on(self, job: Migration, lost: Fence) -> None:

@@ -175,7 +175,7 @@ def _row(db: Connection, source_id: UUID, *, lock: bool = False) -> Row[Any]:
     query = select(sources).where(sources.c.id == str(source_id))
     row = db.execute(query.with_for_update() if lock else query).first()
     if row is None:
-        raise NotFound(f"there is no source {source_id}", hint="synvirt sources list shows them")
+        raise NotFound(f"there is no source {source_id}", hint="the list of sources shows those there are")
     return row
 
 

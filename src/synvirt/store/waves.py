@@ -186,7 +186,7 @@ class WaveRows:
             if row.state not in expected:
                 raise Conflict(
                     f"wave {wave_id} is {row.state}, and this is for one that is {' or '.join(sorted(expected))}",
-                    hint="synvirt waves show says where it stands",
+                    hint="look at the wave: it says where it stands",
                 )
             if member_ends:
                 left = wave_members.c.rolling_back | wave_members.c.state.not_in(member_ends)
@@ -398,7 +398,7 @@ def _row(db: Connection, wave_id: UUID, *, lock: bool = False) -> Row[Any]:
     query = select(waves).where(waves.c.id == str(wave_id))
     row = db.execute(query.with_for_update() if lock else query).first()
     if row is None:
-        raise NotFound(f"there is no wave {wave_id}", hint="synvirt waves list shows them")
+        raise NotFound(f"there is no wave {wave_id}", hint="the list of waves shows those there are")
     return row
 
 

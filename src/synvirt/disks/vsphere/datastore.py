@@ -419,7 +419,7 @@ class DatastoreReader:
                 if status != http.client.OK or not cookie:
                     raise AuthFailed(
                         f"{self._spec.host} refused our login while {self._name} was read",
-                        hint="was the password changed? Change it at the source too: synvirt sources change",
+                        hint="was the password changed? Change it at the registered source too",
                     )
                 self._cookie = cookie
             return self._cookie
