@@ -18,6 +18,7 @@ help:
 # The stamp holds the environment to its lock file: change the one, and the other is made again. It sees Debian's packages for
 # libvirt and libnbd; what is locked is installed all the same where Debian happens to have it too (--ignore-installed).
 $(VENV)/.runtime: requirements.txt packaging/packages.txt pyproject.toml
+	@echo "Setting up: Debian's packages that this machine lacks, then $(VENV) by the lock file; one to three minutes, the first time only"
 	packaging/install-packages.sh packaging/packages.txt
 	/usr/bin/python3 -m venv --clear --system-site-packages $(VENV)
 	$(BIN)/pip install -q --ignore-installed --require-hashes -r requirements.txt

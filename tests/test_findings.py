@@ -41,6 +41,7 @@ TESTS: Tests = {
             "test_what_is_no_answer_is_not_believed",
         ),
         "real/test_misbehaving.py": ("test_its_job_fails_by_a_code_and_the_next_one_works",),
+        "backups/test_stalled_workers.py": ("test_one_that_loops_ends_and_the_next_works",),
         "cage/test_converter.py": ("test_a_converter_that_misbehaves_fails_and_its_failure_is_ours",),
     },
     "S5 decoys make a point unrestorable": {

@@ -16,6 +16,7 @@ TESTS: Tests = {
         "migrations/test_foreseen.py": (
             "test_a_mistake_is_said_with_its_field_and_what_would_be_right",
             "test_all_mistakes_are_said_together",
+            "test_a_machine_with_more_memory_than_this_host_has_is_said_at_once",
         ),
     },
     "U4 nothing removes an ended job": {
@@ -66,8 +67,14 @@ TESTS: Tests = {
         "api/test_stream.py": ("test_the_rows_of_disks_come_with_the_figures",),
     },
     "U17 words of another interface": {
-        "cli/test_dry_runs.py": ("test_a_refusal_speaks_of_options", "test_the_words_of_the_api_as_options"),
+        "cli/test_dry_runs.py": (
+            "test_a_refusal_speaks_of_options",
+            "test_the_words_of_the_api_as_options",
+            "test_a_value_that_no_plan_may_have_is_told_by_its_option",
+            "test_a_file_that_is_nearly_called_so_is_named",
+        ),
         "test_mistakes.py": (
+            "test_a_hint_of_the_service_names_no_command",
             "test_each_form_that_is_asked_for_has_words",
             "test_a_form_without_words_is_not_shown_as_a_regular_expression",
         ),
