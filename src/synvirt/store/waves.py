@@ -192,7 +192,7 @@ class WaveRows:
                 left = wave_members.c.rolling_back | wave_members.c.state.not_in(member_ends)
                 query = select(wave_members.c.member_id).where(wave_members.c.wave_id == str(wave_id), left).limit(1)
                 if (one := db.execute(query).scalar()) is not None:
-                    raise Conflict(f"{one} of wave {wave_id} has not ended", hint="synvirt waves show says where it stands")
+                    raise Conflict(f"{one} of wave {wave_id} has not ended", hint="look at the wave: it says where it stands")
             after: M = WaveChange(expected, change, model, event, deliveries).made(db, row)
             return after
 
