@@ -154,6 +154,7 @@ def test_an_error_is_json_where_json_is_asked_for(service: Service, run: Run) ->
         ("plan.target.memory_bytes: must be less", "--memory: must be less"),
         ("plan.shutdown: is unknown", "--shutdown: is unknown"),
         ("conversion", "--conversion"),
+        ("lower, or set target.start to false", "lower, or give --no-start"),
         ("target.network_map does not name it", "--network does not name it"),
         ("the name of a mode", "the name of a mode"),
         ("nothing of the API", "nothing of the API"),

@@ -30,6 +30,7 @@ def _named() -> Iterator[tuple[re.Pattern[str], str]]:
     """What the API calls a thing, and what `synvirt import` does. A field of one plain word, as `name`, may be any word of a
     sentence."""
     yield re.compile(r"\bset target\.identity to new\b"), "give --new-identity"
+    yield re.compile(r"\bset target\.start to false\b"), "give --no-start"
     fields = {row.field: option_of(name) for name, row in ROWS.items() if re.search(r"[._]", row.field)}
     for field in sorted(fields, key=len, reverse=True):
         yield re.compile(rf"\b(?:plan\.)?{re.escape(field)}\b(\[\d+\](\.\w+)?)?"), fields[field]

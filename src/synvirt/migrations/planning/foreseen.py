@@ -329,7 +329,7 @@ def _memory(rooms: Rooms, found: Foreseen) -> None:
     if wanted > there:
         raise InvalidPlan(
             f"it would have {wanted / GIB:.1f} GiB of memory, and this host has {there / GIB:.1f} GiB in all",
-            hint="set target.memory_bytes lower, or target.start to false",
+            hint="set target.memory_bytes lower, or set target.start to false",
         )
 
 
