@@ -418,6 +418,7 @@ def test_every_difference_is_listed_with_its_reason() -> None:
         "model of network card n1": ("vlance", "pcnet"),
         "network of network card n1": ("lan", "user"),
     }
+    assert differences(fixed(WINDOWS_XP, memory_bytes=2048 * GIB))["memory"][1] == "2097152 MiB", "as a person writes it"
     assert differences(fixed(WINDOWS))["tpm"] == ("a TPM with its secrets", "none")
     assert "uefi variables" in differences(fixed(WINDOWS))
 

@@ -111,4 +111,4 @@ def _difference(what: str, source: str, here: str, why: str) -> Difference:
 
 
 def _mib(count: int) -> str:
-    return f"{count / MIB:g} MiB"
+    return f"{count / MIB:.12g} MiB"  # `g` alone says 2.09715e+06 of two TiB

@@ -69,7 +69,7 @@ def _mac(mac: str | None) -> str:
 
 
 def _mib(count: int) -> str:
-    return f"{count / MIB:g} MiB"
+    return f"{count / MIB:.12g} MiB"  # `g` alone says 2.09715e+06 of two TiB
 
 
 _UNITS = {"bytes": 1, "b": 1, "KiB": 1 << 10, "k": 1 << 10, "MiB": 1 << 20, "M": 1 << 20, "GiB": 1 << 30, "G": 1 << 30}
