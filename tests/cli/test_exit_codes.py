@@ -64,6 +64,12 @@ def test_exit_code(service: Service, run: Run, line: str, code: int) -> None:
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("line", ["backup run nothing", "backup show-job nothing", "backup show-point nothing"])
+def test_what_backups_do_not_have_has_a_code_of_theirs(service: Service, run: Run, line: str) -> None:
+    done = run(*line.split())
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (1, "E_BAK_NOT_FOUND")
+
+
 def test_a_table_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The beginning of an id is enough for every command, so that is what a narrow terminal shows."""
     id_ = str(UUID(int=0x7E57))

@@ -52,9 +52,9 @@ _log = structlog.get_logger("synvirt.api")
 
 
 def problem(error: SynvirtError, *, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
-    details = ProblemDetails(
-        title=error.title(), status=status or error.status, code=error.code, detail=error.detail, hint=error.hint
-    )
+    """`status`: another than the error's own, and the title with it (RFC 9110 section 15)."""
+    title = error.title() if status is None else HTTPStatus(status).phrase
+    details = ProblemDetails(title=title, status=status or error.status, code=error.code, detail=error.detail, hint=error.hint)
     # ASCII: a caller's lone surrogate in a name can be escaped, but not encoded.
     return Response(
         json.dumps(details.model_dump()).encode("ascii"),

@@ -30,7 +30,7 @@ def id_of(client: Any, listed: Listed, beginning: str) -> str:
     several that fit are the caller's to see to."""
     import json
 
-    from synvirt.errors import BadRequest, NotFound
+    from synvirt.errors import BackupBadRequest, BackupNotFound, BadRequest, NotFound
 
     if _is_whole(beginning):
         return beginning
@@ -38,9 +38,11 @@ def id_of(client: Any, listed: Listed, beginning: str) -> str:
     ids = [item["id"] for item in items if listed.name is not None and item[listed.name] == beginning]
     ids = ids or [item["id"] for item in items if item["id"].startswith(beginning.lower())]
     if not ids:
-        raise NotFound(f"there is no {listed.noun} {beginning}", hint=f"{listed.command} shows them")
+        missing = BackupNotFound if listed.path.startswith("/backup/") else NotFound
+        raise missing(f"there is no {listed.noun} {beginning}", hint=f"{listed.command} shows them")
     if len(ids) > 1:
-        raise BadRequest(f"{len(ids)} {listed.noun}s fit {beginning}", hint="give more of the id")
+        unclear = BackupBadRequest if listed.path.startswith("/backup/") else BadRequest
+        raise unclear(f"{len(ids)} {listed.noun}s fit {beginning}", hint="give more of the id")
     return str(ids[0])
 
 
