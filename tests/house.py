@@ -41,6 +41,7 @@ from synvirt.proof.unpacking import unpack
 from synvirt.proof.verifying import checked, differing, volumes
 from synvirt.settings import Settings
 from synvirt.store import Store
+from tests.fakes.exports import FakeExports
 from tests.fakes.guests import FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter, FakePlatform
@@ -117,6 +118,7 @@ class House:
             host=host,
             slots=Slots(self.store.slots, host=host),
             rate_of=partial(rate_of, self.store.waves),
+            exports=FakeExports(folder / "instant"),
             receipts=Receipts(folder / "receipts", HostKey(folder / "receipts.key", host)),
             boot_timeout_s=5,
             # Often, so that a pass of a few MiB has watermarks to crash at.
@@ -168,7 +170,9 @@ class House:
     def leftovers(self, vm_id: str | None = None) -> list[str]:
         """What a job that ended badly should not have left anywhere."""
         left = [
-            str(path) for folder in ("volumes", "conversions", "receipts/hashes") for path in (self.folder / folder).rglob("*")
+            str(path)
+            for folder in ("volumes", "conversions", "receipts/hashes", "instant")
+            for path in (self.folder / folder).rglob("*")
         ]
         left += [f"domain {uuid}" for uuid in self.hypervisor.domains]
         if vm_id is not None:

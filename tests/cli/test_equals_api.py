@@ -66,7 +66,7 @@ COMMANDS = {
     "GET /migrator/migrations/stream": "migrations watch migration_id=",
     "GET /migrator/migrations/{}": "migrations show",
     "DELETE /migrator/migrations/{}": "migrations remove",
-    "POST /migrator/migrations/{}/cancel": "migrations cancel",
+    "POST /migrator/migrations/{}/cancel": "migrations cancel guest_writes=--lose-guest-writes",
     "POST /migrator/migrations/{}/cutover": "migrations cutover",
     "POST /migrator/migrations/{}/retry": "migrations retry",
     "POST /migrator/migrations/{}/take-over": "migrations take-over",

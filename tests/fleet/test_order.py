@@ -38,6 +38,15 @@ def test_members_come_behind_what_they_wait_for_then_by_priority() -> None:
     assert problems(made) == ()
 
 
+def test_a_member_that_would_start_at_once_is_refused() -> None:
+    """A wave that is rolled back would lose what its guest wrote, without asking anybody."""
+    made = wave(member("a"), member("erp", plan=plan("erp").model_copy(update={"instant": True})))
+    [(field, detail, hint)] = told(made)
+    assert field == "members[1].plan.instant"
+    assert "'erp'" in detail
+    assert hint
+
+
 @pytest.mark.parametrize(
     ("made", "shown"),
     [

@@ -38,6 +38,10 @@ def offline(house: House, keys: Sequence[str] = (DISK, "disk-1")) -> MigrationPl
     return offline_plan(folder)
 
 
+def instant(house: House) -> MigrationPlan:
+    return offline(house).model_copy(update={"instant": True})
+
+
 def live(mode: str) -> Callable[[House], MigrationPlan]:
     def plan(house: House) -> MigrationPlan:
         if VM not in house.platform.vm_ids():
@@ -114,7 +118,7 @@ class InHouse(World):
         # A wish is no moment of the job.
         on_commit, self.store.on_commit = self.store.on_commit, lambda: None
         try:
-            self.house.intake.cancel(job_id)
+            self.house.intake.cancel(job_id, guest_writes="lose")
         finally:
             self.store.on_commit = on_commit
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from tests.kinds import rehearsals, restores, runs
 from tests.kinds.laws import Kind
-from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, live, offline
+from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, instant, live, offline
 from tests.kinds.running import ByBitmap
 from tests.kinds.waves import Led, LedAgain
 
@@ -41,6 +41,17 @@ KINDS: tuple[Kind, ...] = (
     Kind("migration", "warm, no boot", _NO_BOOT, ends="Failed", parts=3, taken=(2,), cancels=False, surely=25),
     Kind("migration", "offline, the ladder", Scenario(offline, boots_from=("sata",)), surely=20),
     Kind("migration", "offline, no rung", Scenario(offline, boots_from=()), ends="Failed", cancels=False, surely=20),
+    Kind("migration", "instant", Scenario(instant), parts=3, surely=25, cancelled_at=18),
+    Kind(
+        "migration",
+        "instant, no boot",
+        Scenario(instant, fail="boot"),
+        ends="Failed",
+        parts=3,
+        taken=(1,),
+        cancels=False,
+        surely=25,
+    ),
     Kind("migration", "offline, to zfs", OnZfs, parts=2, surely=12),
     Kind("migration", "passthrough", ByTool, parts=2, surely=20),
     Kind("migration", "retry", Retry),

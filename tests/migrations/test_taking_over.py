@@ -18,9 +18,10 @@ from synvirt.errors import AuthFailed, Conflict
 from synvirt.migrations.hosts import AboutHost
 from synvirt.migrations.taking_over import TakingOver
 from synvirt.migrations.tidying import Tidier
-from synvirt.model.job import Migration
+from synvirt.model.job import Instant, Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import OnHostLost
+from synvirt.model.values import now
 from synvirt.sizes import MIB
 from synvirt.store import LedgerEntry
 from tests.fakes.workers import in_process
@@ -265,6 +266,22 @@ def test_what_has_a_domain_on_its_host_does_not_go_on_elsewhere_but_may_begin_an
     fleet.b.intake.cancel(again.id)
     assert fleet.b.run(again.id).state is State.CANCELLED
     assert fleet.b.platform.vm(VM)["power"] == "on"
+
+
+def test_a_guest_that_was_started_at_once_is_neither_begun_anew_nor_left(fleet: Fleet) -> None:
+    """What it wrote is on its host alone."""
+    job = fleet.a.intake.submit(live_plan())
+    fleet.killed_at(12, job)
+    started = Instant(state="running", started_at=now())
+    fleet.a.store.change(job.id, State.COPYING_FULL, lambda job: job.model_copy(update={"instant": started}))
+    fleet.b.store.hosts.fence("a")
+    looks = fleet.taking_over("restart_elsewhere")
+    looks.look()
+    assert fleet.b.store.host_of(job.id) == "a"
+    for restart in (False, True):
+        with pytest.raises(Conflict, match="what it wrote since is there alone"):
+            looks.take_over(job.id, restart=restart)
+    assert fleet.b.store.get(job.id).state is State.COPYING_FULL
 
 
 # ── two services ─────────────────────────────────────────────────────────────────────────────────────────────────────

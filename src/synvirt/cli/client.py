@@ -168,8 +168,9 @@ class Client(AbstractContextManager["Client"]):
     def migration(self, job_id: UUID | str) -> Migration:
         return self._job("GET", f"/migrations/{job_id}")
 
-    def cancel(self, job_id: UUID | str) -> Migration:
-        return self._job("POST", f"/migrations/{job_id}/cancel")
+    def cancel(self, job_id: UUID | str, *, lose_guest_writes: bool = False) -> Migration:
+        asked = "?guest_writes=lose" if lose_guest_writes else ""
+        return self._job("POST", f"/migrations/{job_id}/cancel{asked}")
 
     def cutover(self, job_id: UUID | str) -> Migration:
         return self._job("POST", f"/migrations/{job_id}/cutover")

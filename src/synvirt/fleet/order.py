@@ -66,6 +66,7 @@ def _problems(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
     yield from _windows(wave.windows)
     yield from _references(wave)
     yield from _same_vm(wave.members)
+    yield from _instant(wave.members)
     yield from _together(wave.members, wave.groups)
     groups = {group.name for group in wave.groups}
     if any(member.id in groups or member.id == member.group for member in wave.members):
@@ -149,6 +150,17 @@ def _same_vm(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
                 hint="leave one of them out",
             )
         seen.setdefault(vm, member.id)
+
+
+def _instant(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
+    """A wave gives back, and is cancelled, without a word from anybody; what such a guest wrote would be lost by it."""
+    for place, member in enumerate(members):
+        if member.plan.instant:
+            yield PlanProblem(
+                field=f"members[{place}].plan.instant",
+                detail=f"{member.id!r} would start at once, and what its guest writes is lost where the wave is rolled back",
+                hint="leave instant out; or import it by a job of its own",
+            )
 
 
 def _together(members: Sequence[MemberRequest], groups: Sequence[Group]) -> Iterator[PlanProblem]:

@@ -109,8 +109,11 @@ def make_rooms(
     from synvirt.guests.virt_v2v import VirtV2vInPlace
     from synvirt.hypervisor.accel import accelerator
     from synvirt.hypervisor.libvirt_host import LibvirtHost
+    from synvirt.jobs.exports import ProcessExports
     from synvirt.jobs.process import started
     from synvirt.jobs.slots import Slots, Turns
+    from synvirt.kvm import handing
+    from synvirt.kvm.connection import short_root
     from synvirt.migrations.rooms import Rooms
     from synvirt.model.kinds import OfflineKind
     from synvirt.offline.elsewhere import Rules
@@ -155,6 +158,10 @@ def make_rooms(
         ),
         rate_of=partial(rate_of, store.waves),
         receipts=_receipts(settings) if settings.receipts else None,
+        exports=ProcessExports(
+            lambda: (short_root(settings.hypervisor_uri) or settings.data_dir) / "instant",
+            give=partial(handing.to_qemu, settings.hypervisor_uri),
+        ),
         passthroughs={OfflineKind.VMCX_EXPORT: vmcx_tool(settings)},
         boot_timeout_s=settings.boot_timeout_s,
         copy_threads=settings.copy_threads,

@@ -16,7 +16,7 @@ import structlog
 from synvirt.errors import AuthFailed, Cancelled, Internal, PersistFailed, SourceUnreachable, SynvirtError
 from synvirt.jobs.ledger import Order, Sweep
 from synvirt.jobs.stop import Stop
-from synvirt.migrations import source_vm
+from synvirt.migrations import instant, source_vm
 from synvirt.migrations.cloning import wait_until_gone
 from synvirt.migrations.job import Job
 from synvirt.migrations.overrun import within_budget
@@ -165,6 +165,10 @@ async def _sweep_source_power(job: Job, _name: str) -> None:
         )
 
 
+async def _sweep_export(job: Job, name: str) -> None:
+    await instant.sweep_export(job, name)
+
+
 async def _sweep_mark(_job: Job, _name: str) -> None:
     """A note on a VM that is to go on as it was. Where it was left already it harms nobody: it names the job."""
 
@@ -178,6 +182,7 @@ SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
     "conversion": _sweep_conversion,
     "passthrough": _sweep_passthrough,
     "hashes": _sweep_hashes,
+    "export": _sweep_export,
     "snapshot": _sweep_snapshot,
     "source_power": _sweep_source_power,
     "tracking": _sweep_tracking,

@@ -35,6 +35,8 @@ class Job:
         self.rooms = rooms
         self.stop = stop
         self._slots: Held | None = None
+        # What runs at once changes one after the other: so `migration` is never older than what the store has.
+        self._changing = asyncio.Lock()
 
     @property
     def id(self) -> UUID:
@@ -56,9 +58,10 @@ class Job:
         return await asyncio.to_thread(partial(call, *args, **kwargs))
 
     async def change(self, **fields: object) -> None:
-        self.migration = await self.in_thread(
-            self.rooms.store.change, self.id, self.migration.state, lambda now_: now_.model_copy(update=fields)
-        )
+        async with self._changing:
+            self.migration = await self.in_thread(
+                self.rooms.store.change, self.id, self.migration.state, lambda now_: now_.model_copy(update=fields)
+            )
 
     def problem(self, error: SynvirtError, *, fatal: bool) -> Problem:
         return Problem(

@@ -111,6 +111,14 @@ async def _defined(job: Job, volumes: list[Volume]) -> Domain:
     return domain
 
 
+async def define_on(job: Job, volumes: list[Volume]) -> None:
+    """The domain anew, on the rung where it stands, over these: a guest that runs runs on."""
+    hypervisor = job.rooms.hypervisor
+    domain = await job.in_thread(hypervisor.domain_xml, machine_of(job.migration), volumes)
+    await job.in_thread(hypervisor.define, domain)
+    await job.change(domain=domain)
+
+
 async def _booted(job: Job, domain: Domain) -> str:
     job.stop.check()
     await job.record("screenshot", str(job.id))

@@ -92,10 +92,16 @@ class Tally:
 
 
 async def run_pass(
-    job: Job, number: int, kind: Literal["full", "delta", "final"], disks: Sequence[PassDisk], *, fresh: bool
+    job: Job,
+    number: int,
+    kind: Literal["full", "delta", "final"],
+    disks: Sequence[PassDisk],
+    *,
+    fresh: bool,
+    yields_to: str | None = None,
 ) -> Pass:
     """Copy until every disk of the pass is durable on its volume; the finished pass. Errors name the disk. Slots are held while
-    it copies, and not while it waits for where it reads from."""
+    it copies, and not while it waits for where it reads from. `yields_to`: see CopyOrder."""
 
     @asynccontextmanager
     async def as_they_are() -> AsyncIterator[Sequence[PassDisk]]:
@@ -103,13 +109,20 @@ async def run_pass(
 
     async def tried(patience: Patience) -> Pass:
         async with job.slots():
-            return await run_opened_pass(job, number, kind, as_they_are, patience, fresh=fresh)
+            return await run_opened_pass(job, number, kind, as_they_are, patience, fresh=fresh, yields_to=yields_to)
 
     return await patiently(job, tried)
 
 
 async def run_opened_pass(
-    job: Job, number: int, kind: Literal["full", "delta", "final"], opened: Opened, patience: Patience, *, fresh: bool
+    job: Job,
+    number: int,
+    kind: Literal["full", "delta", "final"],
+    opened: Opened,
+    patience: Patience,
+    *,
+    fresh: bool,
+    yields_to: str | None = None,
 ) -> Pass:
     """The same, of disks that are opened anew for each attempt. A trouble that the caller is patient with is raised at once;
     `patience` is told when it is over."""
@@ -132,6 +145,7 @@ async def run_opened_pass(
             with clock:
                 async with job.rooms.workers() as worker, opened() as disks:
                     order = await job.in_thread(_order, job, kind, disks, marks, fresh=fresh, shared_bytes=shared_bytes)
+                    order = replace(order, yields_to=yields_to)
                     if order.disks:
                         async with sharing(worker, rate, job.stop) as listener.turns:
                             ended = await worker.carry_out(order, listener.hear, job.stop.is_set)

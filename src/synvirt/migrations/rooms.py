@@ -13,6 +13,7 @@ from synvirt.errors import InvalidPlan, NotFound
 from synvirt.guests import GuestPreparer
 from synvirt.hypervisor import Hypervisor
 from synvirt.jobs.board import Board
+from synvirt.jobs.exports import Exports
 from synvirt.jobs.process import Workers, started
 from synvirt.jobs.slots import Slots, Turns
 from synvirt.jobs.waiting import Waiting
@@ -81,6 +82,8 @@ class Rooms:
     waiting: Waiting = field(default_factory=Waiting)
     # What a job's copies share with those of other jobs. Blocks.
     rate_of: Callable[[Migration], SharedRate | None] = lambda job: None
+    # None: no guest is started before its copy is whole.
+    exports: Exports | None = None
     # None: jobs end without one, and nothing is hashed.
     receipts: Receipts | None = None
     boot_timeout_s: float = 600

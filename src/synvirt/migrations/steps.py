@@ -6,15 +6,24 @@ ledger before it is made; what it must remember (a snapshot's change ids) is not
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from synvirt.disks.roots import Root
-from synvirt.disks.specs import paths, versions
-from synvirt.errors import CbtUnsupported, DiskReadFailed, DiskWriteFailed, InvalidPlan
+from synvirt.disks.specs import ReaderSpec, paths, versions
+from synvirt.errors import (
+    Cancelled,
+    CbtUnsupported,
+    DiskReadFailed,
+    DiskWriteFailed,
+    InvalidPlan,
+    PersistFailed,
+    SynvirtError,
+)
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
-from synvirt.migrations import moved, receipts, source_vm
+from synvirt.migrations import instant, moved, receipts, source_vm
 from synvirt.migrations.job import Job, converts, copied_disks, volume_label
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
@@ -184,6 +193,9 @@ async def copying_full(job: Job) -> Facts:
             _, source, _ = await job.in_thread(_offline, job)
             async with job.slots():
                 await pass_through(job, tool, source, disks)
+        elif instant.applies(job.migration):
+            await instant.copy_under_the_guest(job, disks, partial(_refuse_changed, job, disks))
+            return _facts(job)
         else:
             await run_pass(job, 1, "full", disks, fresh=True)
         await _refuse_changed(job, disks)
@@ -295,13 +307,30 @@ async def _change_conversion(job: Job, **fields: object) -> None:
 
 
 async def starting(job: Job) -> Facts:
-    await land(job, await job.in_thread(_volumes, job), source_vm.refuse_living)
+    volumes = await job.in_thread(_volumes, job)
+    if instant.applies(job.migration):
+        await instant.onto_volumes(job, await _readers_while_there(job), volumes)
+    if job.migration.instant is None or job.migration.boot_sign is None:
+        # A guest that was seen to boot, and went off since, was shut down by its owner.
+        await land(job, volumes, source_vm.refuse_living)
     if job.migration.plan.source.Live is not None:
         await source_vm.measure_downtime(job)
         await source_vm.leave(job)
     await moved.compare(job)
     await receipts.give(job)
     return _facts(job)
+
+
+async def _readers_while_there(job: Job) -> list[ReaderSpec] | None:
+    """None, where the source is away: its copy is whole, and only what the guest has not asked for yet is asked of it."""
+    if job.migration.instant is not None and job.migration.instant.state == "done":
+        return None
+    try:
+        return [disk.reader for disk in await _offline_disks(job)]
+    except (Cancelled, PersistFailed):
+        raise
+    except SynvirtError:
+        return None
 
 
 def _volumes(job: Job) -> list[Volume]:

@@ -88,6 +88,7 @@ class TakingOver:
             job = self._store.get(job_id)
             if job.state not in BEFORE_CUT_OVER:
                 raise Conflict(f"it is in {job.state}: an operator decides", hint="see that its host is off, and take it over")
+            _refuse_instant(job, lost.host)
             try:
                 self._refuse_to_go_on(job, lost)
             except Conflict:
@@ -116,6 +117,7 @@ class TakingOver:
                 hint=f"see that it is off, and then fence host {host}",
             )
         lost = Fence(row.id, row.epoch)
+        _refuse_instant(job, lost.host)
         if restart:
             return self._restart(job, lost)
         self._refuse_to_go_on(job, lost)
@@ -217,6 +219,15 @@ class TakingOver:
             if row.id == host:
                 return row
         raise Conflict(f"host {host} was never seen on this store")
+
+
+def _refuse_instant(job: Migration, host: str) -> None:
+    """Conflict: what its guest wrote lies on that host alone."""
+    if job.instant is not None and job.instant.started_at is not None:
+        raise Conflict(
+            f"the guest of job {job.id} was started at once on host {host}, and what it wrote since is there alone",
+            hint="wait for that host: it goes on there; or submit its plan again: that guest begins from its source",
+        )
 
 
 def _destinations(row: HostRow) -> dict[str, HostDestination]:

@@ -130,6 +130,18 @@ class BootAttempt(Model):
     trouble: str | None = None
 
 
+InstantState = Literal["preparing", "running", "waiting", "moving", "done"]
+
+
+class Instant(Model):
+    """Of a guest that was started before its copy is whole. `preparing` its layers; it is `running` over them, or `waiting` for
+    a source that cannot be read now; `moving` onto its volumes; `done`: it is on them. From `started_at` on it may have
+    written, and a cancel loses what it wrote."""
+
+    state: InstantState
+    started_at: Time | None = None
+
+
 MessageKind = Literal["message", "info", "warning", "error"]
 
 
@@ -182,6 +194,7 @@ class Migration(Model):
     boot_sign: str | None = None
     boot_attempts: tuple[BootAttempt, ...] = ()
     moved: Moved | None = None
+    instant: Instant | None = None
     receipt: Receipt | None = None
     # A failed job whose copy is whole may be taken up by another job: that one's id, and the first one's.
     retried_by: UUID | None = None

@@ -160,6 +160,8 @@ class MigrationPlan(Received):
     # anew. Null: as that host's settings say.
     on_host_lost: OnHostLost | None = None
     schedule: Schedule = Schedule()
+    # The guest of an Offline plan is started at once, over its source, and copied while it runs (docs/instant.md).
+    instant: bool = False
 
     @model_validator(mode="after")
     def _source_fits_its_reference(self) -> Self:

@@ -41,7 +41,7 @@ TABS = (("", "Job", JOB), ("/proof", "Proof", PROOF))
 
 REHEARSALS_SHOWN = 5
 
-Asked = Literal["cancel", "cutover", "rehearse", "retry", "again", "remove", "destroy"]
+Asked = Literal["cancel", "lose", "cutover", "rehearse", "retry", "again", "remove", "destroy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,14 @@ ACTIONS = {
             "Cancel",
             "Cancel this migration?",
             "The copying stops, and what was made here for it is removed. The source stays as it was found.",
+            danger=True,
+        ),
+        Action(
+            "lose",
+            "Cancel, and lose what the guest wrote",
+            "Stop the guest, and lose what it wrote?",
+            "It runs here since its instant start. It is stopped, and all that it wrote since is lost; its volumes are "
+            "removed. The source stays as it was found.",
             danger=True,
         ),
         Action(
@@ -206,8 +214,8 @@ class JobView:
     def act(self, job_id: UUID, asked: Asked) -> Migration | None:
         """The job to look at then: a new one, where one was begun; None, where it was removed."""
         match asked:
-            case "cancel":
-                return self.intake.cancel(job_id)
+            case "cancel" | "lose":
+                return self.intake.cancel(job_id, guest_writes="lose" if asked == "lose" else "keep")
             case "cutover":
                 return self.intake.cutover(job_id)
             case "rehearse":
@@ -272,7 +280,7 @@ def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = Fa
     if rehearsable:
         names.append("rehearse")
     if not job.ended and not cancelling:
-        names.append("cancel")
+        names.append("lose" if job.instant is not None and job.instant.started_at is not None else "cancel")
     if job.retried_by is None and has_kept_copy(job):
         names.append("retry")
     elif may_run_again(job):

@@ -157,6 +157,7 @@ LABELS = {
     "shutdown_timeout": "Seconds to shut down in",
     "outage_budget": "Seconds off at the most",
     "on_overrun": "Where it takes longer",
+    "instant": "Start at once",
     "disk": "Disks to copy",
     "waive": "What to know before",
 }

@@ -44,6 +44,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "outage_budget": ("outage_budget_s",),
     "on_overrun": ("on_overrun",),
     "bandwidth": ("limits", "bandwidth_bps"),
+    "instant": ("instant",),
 }
 # What a plan takes with mode Warm alone. The form hides it for the others, and sends it all the same.
 _OF_WARM = frozenset({"outage_budget", "on_overrun", "sync_rule", "sync_start", "sync_zone", "sync_every"})

@@ -42,6 +42,7 @@ def lines(plan: MigrationPlan, manifest: VmManifest, *, network: str, destinatio
         *_limits(plan),
         *_shutdown(plan),
         *_outage(plan),
+        *_instant(plan),
         Line("In the end", "", "it is started here" if target.start else "it is defined, and left off", not target.start),
     ]
 
@@ -81,6 +82,11 @@ def _shutdown(plan: MigrationPlan) -> Iterator[Line]:
         yield Line("Shut down", "", f"{manner}, after {duration(plan.shutdown_timeout_s)}", changed=True)
     elif plan.shutdown != "polite":
         yield Line("Shut down", "", manner, changed=True)
+
+
+def _instant(plan: MigrationPlan) -> Iterator[Line]:
+    if plan.instant:
+        yield Line("Start at once", "", "it is started over its source, and copied while it runs", changed=True)
 
 
 def _outage(plan: MigrationPlan) -> Iterator[Line]:

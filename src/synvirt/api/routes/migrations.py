@@ -17,7 +17,7 @@ from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.jobs.board import Board
 from synvirt.migrations.planning.foreseen import DryRun
-from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.planning.intake import GuestWrites, Intake
 from synvirt.migrations.planning.retrying import merged
 from synvirt.model.job import Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import State
@@ -171,9 +171,10 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         intake.remove(migration_id, volumes)
 
     @router.post("/{migration_id}/cancel", status_code=202, response_model=Migration)
-    def cancel(migration_id: UUID) -> Migration:
-        """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409."""
-        return board.current(intake.cancel(migration_id))
+    def cancel(migration_id: UUID, guest_writes: Annotated[GuestWrites, Query()] = "keep") -> Migration:
+        """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409; so is one whose guest
+        was started by an instant start, since what that wrote would be lost: `guest_writes=lose` asks for it."""
+        return board.current(intake.cancel(migration_id, guest_writes=guest_writes))
 
     _second_ways(router, intake)
 

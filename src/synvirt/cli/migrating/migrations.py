@@ -141,12 +141,19 @@ def submit(
 
 @app.command()
 @with_options
-def cancel(options: Options, job: JobId) -> None:
+def cancel(
+    options: Options,
+    job: JobId,
+    lose_guest_writes: Annotated[
+        bool,
+        typer.Option("--lose-guest-writes", help="Of an instant start: stop its guest too, and lose what it wrote since"),
+    ] = False,
+) -> None:
     """Ask a job to stop and to sweep what it made.
 
     Example: synvirt migrations cancel 1f3a
     """
-    _ask(options, job, "cancel", "is asked to stop")
+    _ask(options, job, "cancel?guest_writes=lose" if lose_guest_writes else "cancel", "is asked to stop")
 
 
 @app.command()

@@ -184,6 +184,11 @@ class PlanOptions:
         typer.Option(metavar="WHAT", help="Where the outage is longer all the same: go_on, or roll_back to the source"),
         Sets("on_overrun", words=("go_on", "roll_back")),
     ] = "go_on"
+    instant: Annotated[
+        bool,
+        typer.Option("--instant", help="Start the guest at once, over its source, and copy it while it runs"),
+        Sets("instant"),
+    ] = False
     on_host_lost: Annotated[
         str | None,
         typer.Option(metavar="WHAT", help="Where the host of its volumes is lost: wait for it, or restart_elsewhere"),

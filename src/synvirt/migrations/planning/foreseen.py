@@ -27,6 +27,7 @@ from synvirt.hypervisor.domain_xml import safe_name
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity, identity_of
 from synvirt.machines.concerns import TARGET_TOO_SMALL, with_room
+from synvirt.migrations import instant
 from synvirt.migrations.planning import schedule
 from synvirt.migrations.planning.critical import refuse_critical
 from synvirt.migrations.planning.outage import planned_outage
@@ -140,10 +141,25 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
         if plan.conversion == "always" or (plan.conversion == "auto" and rooms.preparer.wants(found.manifest)):
             with found.at("conversion"):
                 rooms.preparer.check()
+    if plan.instant:
+        with found.at("instant"):
+            _instant(rooms, plan, found.manifest)
     with found.at("warm.schedule"):
         schedule.check(plan, now())
     networks_and_host(rooms, found)
     return found
+
+
+def _instant(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> None:
+    wants = manifest is not None and plan.conversion == "auto" and rooms.preparer.wants(manifest)
+    instant.refuse_plan(rooms, plan, converts=wants or plan.conversion == "always")
+    if manifest is None or plan.source.Offline is None or plan.source_ref.kind == "live_vm":
+        return
+    path, root = rooms.place(plan.source_ref)
+    with rooms.connected(root):
+        importer = choosing(rooms.importers[plan.source.Offline], plan.source_ref.vm)
+        keys = [disk.key for disk in manifest.disks if disk.key not in plan.skip_disks]
+        instant.refuse_readers([importer.open_disk(path, root, key).reader for key in keys])
 
 
 def networks_and_host(rooms: Rooms, found: Foreseen) -> None:

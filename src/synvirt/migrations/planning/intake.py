@@ -7,7 +7,7 @@ kind): what takes longer to find out is found out by the job itself, in Queued.
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID, uuid4
 
 from synvirt.acting import bring, submitter
@@ -26,6 +26,9 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 from synvirt.offline.elsewhere import name_of, separated
 from synvirt.store import Store
+
+# What becomes of what a guest wrote since its instant start.
+GuestWrites = Literal["keep", "lose"]
 
 
 class Intake:
@@ -152,8 +155,16 @@ class Intake:
             raise Conflict("this service takes no jobs over: it shares its store with no other host")
         return self._taking_over.take_over(job_id, restart=restart)
 
-    def cancel(self, job_id: UUID) -> Migration:
-        """Conflict when the job has ended; asking twice is asking once."""
+    def cancel(self, job_id: UUID, *, guest_writes: GuestWrites = "keep") -> Migration:
+        """Conflict when the job has ended, or would lose what a guest wrote since its instant start, unless that is asked for;
+        asking twice is asking once."""
+        instant = self.store.get(job_id).instant
+        if instant is not None and instant.started_at is not None and guest_writes == "keep":
+            raise Conflict(
+                f"the guest of job {job_id} has run since {instant.started_at:%Y-%m-%d %H:%M} UTC: to cancel the job stops it, "
+                "and loses all that it wrote since",
+                hint="to lose that, cancel with guest_writes=lose: --lose-guest-writes on the command line",
+            )
         job = self.store.request_cancel(job_id)
         self._wake(job_id)
         return job

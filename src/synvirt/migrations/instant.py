@@ -1,0 +1,311 @@
+"""Instant start: the guest runs while its copy is made, and goes over to its volumes when that is whole. asyncio.
+
+    CopyingFull   export served ─▶ overlay laid ─▶ domain over it defined, started, seen to boot
+                                └▶ the pass copies the same disks to the volumes, and yields to what the guest reads
+    Starting      the guest's layers become its volumes, without a stop ─▶ domain over the volumes defined ─▶ export ended
+
+From its start on the guest has a life of its own: what goes wrong with the copy then fails nothing, is told, and is tried again
+until it goes well or an operator cancels, which loses what the guest wrote. A guest that cannot read stands still, and goes on
+when it can. The export outlives the service; whoever has the job finds it, or makes it again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from synvirt.disks.specs import (
+    AllocatedSpec,
+    BlankSpec,
+    ChangedSpec,
+    GzipSpec,
+    ImageSpec,
+    JoinedSpec,
+    RawSpec,
+    ReaderSpec,
+    XvaSpec,
+)
+from synvirt.errors import Cancelled, GuestBootFailed, Internal, InvalidPlan, PersistFailed, SynvirtError
+from synvirt.hypervisor import Early, Volume
+from synvirt.jobs.exports import ACTIVITY, Exports
+from synvirt.migrations import source_vm
+from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.landing import define_on, land
+from synvirt.migrations.passes import PassDisk, run_pass
+from synvirt.migrations.rooms import Rooms
+from synvirt.model.job import Instant, InstantState, Migration
+from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
+
+log = structlog.get_logger(__name__)
+
+# Between two looks whether the guest stands still, or its export is gone.
+LOOK_EVERY_S = 1.0
+# Between two tries of what failed while the guest runs; the last repeats.
+AGAIN_S = (2, 5, 10, 30, 60)
+# Servers that are asked for ranges by this service itself.
+_RANGES = ("http://", "https://", "s3://")
+
+
+def applies(job: Migration) -> bool:
+    """A job that took up a whole copy starts its guest from that."""
+    return job.plan.instant and job.retry_of is None
+
+
+# ── can it be ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def refuse_plan(rooms: Rooms, plan: MigrationPlan, *, converts: bool) -> None:
+    """InvalidPlan, with the reason."""
+    if plan.source.Live is not None:
+        raise InvalidPlan("an instant start is for offline imports: the guest of a Live plan runs at its source meanwhile")
+    if not plan.target.start:
+        raise InvalidPlan("an instant start with target.start false starts nothing", hint="leave one of them out")
+    if converts:
+        raise InvalidPlan(
+            "the guest needs drivers put into its disks before it can start here, and that needs a whole copy",
+            hint="leave instant out; or set conversion to never, where it has virtio drivers already",
+        )
+    if plan.on_host_lost == "restart_elsewhere":
+        raise InvalidPlan(
+            "on_host_lost restart_elsewhere would lose what the guest wrote since its instant start",
+            hint="leave one of them out",
+        )
+    if rooms.exports is None:
+        raise InvalidPlan("this service serves no disks to its guests")
+    if plan.source.Offline in rooms.passthroughs:
+        raise InvalidPlan(f"a {plan.source.Offline} is converted as a whole: nothing of it can be read before")
+    destination = rooms.destination_named(plan.target.destination)
+    if destination.device_type not in ("file", "block"):
+        raise InvalidPlan(
+            f"a guest cannot get onto a volume of kind {destination.device_type} while it runs",
+            hint="choose a destination of kind zfs or directory, or leave instant out",
+        )
+
+
+def refuse_readers(readers: Sequence[ReaderSpec]) -> None:
+    """InvalidPlan, where a disk cannot be read here and there at once."""
+    for spec in readers:
+        if (why := _not_anywhere(spec)) is not None:
+            raise InvalidPlan(
+                f"the guest cannot run from its source: {why}", hint="leave instant out, or unpack the source first"
+            )
+
+
+def _not_anywhere(spec: ReaderSpec) -> str | None:  # noqa: PLR0911 - a table in the form of code
+    match spec:
+        case RawSpec():
+            if spec.remote is not None and not spec.remote.url.startswith(_RANGES):
+                return "its server is asked by another program"
+            return None
+        case GzipSpec() | XvaSpec(packing="gzip" | "zstd"):
+            return "it is compressed as a whole, and so is read from its start"
+        case XvaSpec():
+            return _not_anywhere(spec.over)
+        case AllocatedSpec() | ChangedSpec():
+            return _not_anywhere(spec.over)
+        case ImageSpec():
+            return _not_anywhere(spec.over) or (None if spec.parent is None else _not_anywhere(spec.parent))
+        case JoinedSpec():
+            return next(filter(None, map(_not_anywhere, spec.parts)), None)
+        case BlankSpec():
+            return None
+    return f"a disk of format {spec.format} is read by another program, or comes as a stream"
+
+
+# ── CopyingFull: the guest runs, and is copied ───────────────────────────────────────────────────────────────────────
+
+
+async def copy_under_the_guest(job: Job, disks: Sequence[PassDisk], check: Callable[[], Awaitable[None]]) -> None:
+    """Until the copy is whole, and the guest was seen to boot or was not. `check` raises where the source has changed."""
+    exports, name = _exports(job), str(job.id)
+    readers = [disk.reader for disk in disks]
+    refuse_readers(readers)
+    await job.record("export", name)
+    await job.in_thread(exports.serve, name, readers)
+    volumes = await job.in_thread(_early_volumes, job)
+    await _lay(job, volumes)
+    yields_to = str(exports.folder(name) / ACTIVITY)
+
+    async def copied() -> None:
+        async def attempt() -> None:
+            await run_pass(job, 1, "full", disks, fresh=True, yields_to=yields_to)
+            await check()
+
+        await _until_it_goes_well(job, attempt)
+
+    await _while_guest_is_kept(job, readers, [copied(), _landed(job, volumes)])
+
+
+async def _lay(job: Job, volumes: Sequence[Volume]) -> None:
+    """Once: what a guest wrote is never laid anew."""
+    if job.migration.instant is not None:
+        return
+    sizes = {disk.key: disk.capacity_bytes for disk in job.manifest.disks}
+    for volume in volumes:
+        job.stop.check()
+        await job.in_thread(job.rooms.hypervisor.lay, volume, sizes[volume.disk_key])
+    await job.change(instant=Instant(state="preparing"))
+
+
+async def _landed(job: Job, volumes: list[Volume]) -> None:
+    """Started, and waited for. That it does not boot is for Starting to say, once its copy is whole: so it is kept."""
+    if job.migration.boot_sign is not None:
+        return
+
+    async def starts(job: Job) -> None:
+        await source_vm.refuse_living(job)
+        if _is_started(job):
+            return
+        # Noted before it is done: from here on its writes are to be kept.
+        await _be(job, "running", started_at=now())
+
+    try:
+        await land(job, volumes, starts)
+    except GuestBootFailed as error:
+        log.warning("the guest was not seen to boot; it is copied all the same", job=str(job.id), cause=error.detail)
+
+
+async def _until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[None]]) -> None:
+    """Before the guest was started a failure is a failure."""
+    tries = 0
+    while True:
+        try:
+            await attempt()
+        except (Cancelled, PersistFailed):
+            raise
+        except SynvirtError as error:
+            if not _is_started(job):
+                raise
+            pause_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
+            tries += 1
+            log.warning("the guest runs on; it is tried again", job=str(job.id), cause=error.detail, again_s=pause_s)
+            # A file that went is not the same when it comes back as another: what it is is looked at, not remembered.
+            await job.tell(
+                type(error)(
+                    f"{error.detail.rstrip('.')}. The guest runs on, and it is tried again",
+                    hint=error.hint or "cancel the job to give up: what the guest wrote is lost then",
+                )
+            )
+            await job.stop.sleep(pause_s)
+        else:
+            if tries:
+                await job.take_back()
+            return
+
+
+async def _while_guest_is_kept(job: Job, readers: Sequence[ReaderSpec], work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """All of the work is done, or the first that fails is raised; nothing of it goes on then."""
+    doing = [asyncio.ensure_future(one) for one in work]
+    keeping = asyncio.ensure_future(_keep(job, readers))
+    everything = [*doing, keeping]
+    try:
+        while not all(one.done() for one in doing):
+            done, _ = await asyncio.wait([one for one in everything if not one.done()], return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+    except Exception:
+        # What runs in threads ends there, so that nothing is defined or started once the job is swept.
+        job.stop.expire()
+        await asyncio.wait(doing)
+        job.stop.renew()
+        raise
+    finally:
+        for one in everything:
+            one.cancel()
+        await asyncio.wait(everything)
+        for one in everything:  # of those that failed together one is raised
+            with suppress(asyncio.CancelledError):
+                one.exception()
+
+
+async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
+    """For ever: an export that is gone is made again, and a guest that stands still is told to go on."""
+    name = str(job.id)
+    while True:
+        await job.stop.sleep(LOOK_EVERY_S)
+        stood = False
+        try:
+            await job.in_thread(_exports(job).serve, name, readers)
+            if (domain := job.migration.domain) is not None:
+                stood = await job.in_thread(job.rooms.hypervisor.resume, UUID(domain.uuid))
+        except PersistFailed:
+            raise
+        except SynvirtError as error:
+            log.warning("the guest's disks are not served now", job=name, cause=error.detail)
+            stood = True
+        if (instant := job.migration.instant) is not None and instant.state in ("running", "waiting"):
+            state: InstantState = "waiting" if stood else "running"
+            if state != instant.state:
+                await _be(job, state)
+
+
+# ── Starting: onto the volumes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: list[Volume]) -> None:
+    """The guest's disks are its volumes when this returns, and nothing else of the instant start is left."""
+    instant = job.migration.instant
+    if instant is None or job.migration.domain is None:
+        raise Internal("the guest of an instant start was never defined")
+    uuid = UUID(job.migration.domain.uuid)
+    if instant.state != "done":
+        await _be(job, "moving")
+        early = await job.in_thread(_early_volumes, job)
+
+        async def moved() -> None:
+            await job.in_thread(job.rooms.hypervisor.onto_volumes, uuid, early, job.stop.is_set)
+            await define_on(job, volumes)
+
+        if readers is None:
+            await _until_it_goes_well(job, moved)
+        else:
+            await _while_guest_is_kept(job, readers, [_until_it_goes_well(job, moved)])
+        await _be(job, "done")
+    job.stop.check()  # the last moment at which a cancel is heard
+    await sweep_export(job, str(job.id))
+    await job.strike("export", str(job.id))
+
+
+async def sweep_export(job: Job, name: str) -> None:
+    """With the overlays, which lie in its folder."""
+    await job.in_thread(_exports(job).end, name)
+
+
+# ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _exports(job: Job) -> Exports:
+    if job.rooms.exports is None:
+        raise Internal("this service serves no disks to its guests")
+    return job.rooms.exports
+
+
+def _early_volumes(job: Job) -> list[Volume]:
+    """Blocks. In the order of the pass, by which the sockets are numbered."""
+    folder, destination = _exports(job).folder(str(job.id)), job.destination
+    return [
+        Volume(disk.key, destination.device(volume), destination.device_type, _layers(folder, number))
+        for number, (disk, volume) in enumerate(copied_disks(job))
+    ]
+
+
+def _layers(folder: Path, number: int) -> Early:
+    return Early(
+        top=str(folder.parent / f"{number}-top.qcow2"),
+        between=str(folder.parent / f"{number}-between.qcow2"),
+        socket=str(folder / str(number)),
+    )
+
+
+def _is_started(job: Job) -> bool:
+    return job.migration.instant is not None and job.migration.instant.started_at is not None
+
+
+async def _be(job: Job, state: InstantState, **fields: object) -> None:
+    if job.migration.instant is not None:
+        await job.change(instant=job.migration.instant.model_copy(update={"state": state, **fields}))

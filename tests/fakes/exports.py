@@ -1,0 +1,33 @@
+"""Exports without a process: what is asked of them is there, and fails where it is told to."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from synvirt.disks.specs import ReaderSpec
+from synvirt.errors import SynvirtError
+from synvirt.jobs.exports import ACTIVITY
+
+
+class FakeExports:
+    """`failing`: what `serve` raises. `served`: how often it was asked."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.failing: SynvirtError | None = None
+        self.served = 0
+
+    def folder(self, name: str) -> Path:
+        return self._root / name / "served"
+
+    def serve(self, name: str, disks: Sequence[ReaderSpec]) -> None:
+        self.served += 1
+        if self.failing is not None:
+            raise self.failing
+        folder = self.folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / ACTIVITY).exists():
+            (folder / ACTIVITY).write_bytes(bytes(16))
+
+    def end(self, name: str) -> None:
+        shutil.rmtree(self._root / name, ignore_errors=True)

@@ -1,0 +1,235 @@
+"""Instant start on a fake hypervisor: what goes wrong while the guest runs fails nothing; what cannot be is refused at once."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synvirt.disks.specs import BlankSpec, GzipSpec, ImageSpec, QemuSpec, RawSpec, ReaderSpec, XvaSpec
+from synvirt.errors import Conflict, DiskReadFailed, InvalidPlan
+from synvirt.migrations import instant
+from synvirt.migrations.planning.foreseen import dry_run
+from synvirt.migrations.planning.intake import check_plan
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.plan import MigrationPlan
+from synvirt.remote import Remote
+from synvirt.sizes import MIB
+from tests.fakes.exports import FakeExports
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.workers import in_process
+from tests.house import House, live_plan, offline_plan, states
+from tests.patience import quick_tries
+from tests.processes import until
+
+CONTENT = random.Random(3).randbytes(2 * MIB)
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    quick_tries(monkeypatch)
+    monkeypatch.setattr(instant, "AGAIN_S", (0.05,))
+    monkeypatch.setattr(instant, "LOOK_EVERY_S", 0.02)
+    house = House(tmp_path / "house", workers=in_process)
+    yield house
+    house.close()
+
+
+def _plan(house: House, **fields: Any) -> MigrationPlan:
+    folder = house.imports / "appliance"
+    folder.mkdir(exist_ok=True)
+    (folder / "disk-0.raw").write_bytes(CONTENT)
+    return offline_plan(folder, **({"instant": True} | fields))
+
+
+def _exports(house: House) -> FakeExports:
+    assert isinstance(house.rooms.exports, FakeExports)
+    return house.rooms.exports
+
+
+class _Running:
+    """A job in a thread of its own, while the test meddles."""
+
+    def __init__(self, house: House, job: Migration) -> None:
+        self.house, self.id = house, job.id
+        self._thread = threading.Thread(target=house.run, args=(job.id,))
+        self._thread.start()
+
+    @property
+    def job(self) -> Migration:
+        return self.house.store.get(self.id)
+
+    def ended(self) -> Migration:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.job
+
+
+def _is_started(running: _Running) -> bool:
+    return running.job.instant is not None and running.job.boot_sign is not None
+
+
+def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(house: House) -> None:
+    job = house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB}))
+    running = _Running(house, job)
+    until(lambda: _is_started(running))
+    assert running.job.state is State.COPYING_FULL
+    (uuid,) = house.hypervisor.domains
+    house.hypervisor.guest_writes(uuid, 0, 5000, b"written meanwhile")
+    last = running.ended()
+    assert last.state is State.COMPLETED, last.last_error
+    assert states(last) == [State.QUEUED, State.COPYING_FULL, State.STARTING, State.COMPLETED]
+    assert last.instant is not None
+    assert last.instant.state == "done"
+    assert last.domain is not None
+    assert str(house.volume(last)) in last.domain.xml
+    assert house.volume(last).read_bytes() == CONTENT[:5000] + b"written meanwhile" + CONTENT[5017:]
+    assert house.hypervisor.domains[uuid].running
+    assert not (house.folder / "instant" / str(job.id)).exists()
+
+
+def test_a_copy_that_fails_is_told_and_goes_on_once_it_can(house: House) -> None:
+    job = house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB}))
+    source = house.imports / "appliance" / "disk-0.raw"
+    (house.imports / "appliance" / "wrong").touch()  # its archive's digest is not what was copied
+    running = _Running(house, job)
+    until(lambda: running.job.last_error is not None)
+    error = running.job.last_error
+    assert error is not None
+    assert not error.fatal
+    assert "The guest runs on" in error.message
+    assert running.job.state is State.COPYING_FULL
+    with pytest.raises(Conflict, match="loses all that it wrote"):
+        house.intake.cancel(job.id)
+    assert source.read_bytes() == CONTENT
+    house.intake.cancel(job.id, guest_writes="lose")
+    assert running.ended().state is State.CANCELLED
+    assert house.leftovers() == []
+
+
+def test_what_does_not_get_onto_its_volumes_is_tried_again(house: House) -> None:
+    house.hypervisor.fail = "pivot"
+    running = _Running(house, house.intake.submit(_plan(house)))
+    until(lambda: running.job.state is State.STARTING and running.job.last_error is not None)
+    assert running.job.instant is not None
+    assert running.job.instant.state == "moving"
+    house.hypervisor.fail = None
+    last = running.ended()
+    assert last.state is State.COMPLETED
+    assert last.last_error is None, "it is not true any more"
+
+
+def test_a_guest_that_stands_still_is_told_to_go_on(house: House) -> None:
+    running = _Running(house, house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB})))
+    until(lambda: _is_started(running))
+    (guest,) = house.hypervisor.domains.values()
+    house.hypervisor.source_away = guest.held_up = True
+    until(lambda: running.job.instant is not None and running.job.instant.state == "waiting")
+    house.hypervisor.source_away = False
+    until(lambda: running.job.instant is not None and running.job.instant.state != "waiting")
+    assert not guest.held_up
+    assert running.ended().state is State.COMPLETED
+
+
+def test_exports_that_are_gone_are_made_again(house: House) -> None:
+    running = _Running(house, house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB})))
+    until(lambda: _is_started(running))
+    exports = _exports(house)
+    exports.failing = DiskReadFailed("the source is away")
+    until(lambda: running.job.instant is not None and running.job.instant.state == "waiting")
+    exports.failing = None
+    asked = exports.served
+    until(lambda: exports.served > asked)
+    assert running.ended().state is State.COMPLETED
+
+
+def test_before_its_guest_was_started_a_job_fails_as_any_other(house: House) -> None:
+    _exports(house).failing = DiskReadFailed("no such disk")
+    job = house.run(house.intake.submit(_plan(house)).id)
+    assert job.state is State.FAILED
+    assert job.last_error is not None
+    assert job.last_error.code == "E_MIG_DISK_READ_FAILED"
+    assert house.leftovers() == []
+
+
+def test_a_guest_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", workers=in_process, hypervisor=FakeHypervisor(fail="define"))
+    job = house.run(house.intake.submit(_plan(house)).id)
+    assert job.state is State.FAILED
+    assert house.leftovers() == []
+    house.close()
+
+
+def test_a_guest_that_was_shut_down_meanwhile_is_not_started_again(house: House) -> None:
+    running = _Running(house, house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB})))
+    until(lambda: _is_started(running))
+    (uuid,) = house.hypervisor.domains
+    house.hypervisor.power_off(uuid)
+    assert running.ended().state is State.COMPLETED
+    assert not house.hypervisor.domains[uuid].running
+
+
+# ── refused ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"target": {"start": False}}, "starts nothing"),
+        ({"conversion": "always"}, "drivers"),
+        ({"on_host_lost": "restart_elsewhere"}, "would lose"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_at_the_field(house: House, fields: dict[str, Any], said: str) -> None:
+    plan = _plan(house, **fields)
+    with pytest.raises(InvalidPlan, match=said):
+        check_plan(house.rooms, plan)
+    assert [problem.field for problem in dry_run(house.rooms, plan).problems] == ["instant"]
+
+
+def test_a_windows_guest_without_drivers_is_refused(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", family="windows")
+    assert [problem.field for problem in dry_run(house.rooms, _plan(house)).problems] == ["instant"]
+    assert dry_run(house.rooms, _plan(house, conversion="never")).problems == ()
+    house.close()
+
+
+def test_what_can_be_is_not_refused(house: House) -> None:
+    assert dry_run(house.rooms, _plan(house)).problems == ()
+
+
+def test_live_plans_are_refused(house: House) -> None:
+    with pytest.raises(InvalidPlan, match="offline imports"):
+        instant.refuse_plan(house.rooms, live_plan("Cold", instant=True), converts=False)
+
+
+RAW = RawSpec(path="/imports/x")
+
+
+def _elsewhere(url: str) -> RawSpec:
+    return RawSpec(path="x", remote=Remote(url=url))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (RAW, None),
+        (ImageSpec(format="vmdk", over=RAW, parent=ImageSpec(format="vmdk", over=RAW)), None),
+        (XvaSpec(over=RAW, folder="Ref:1", size_bytes=MIB), None),
+        (BlankSpec(size_bytes=MIB), None),
+        (_elsewhere("https://files.example/x.ova"), None),
+        (_elsewhere("smb://files.example/share/x.ova"), "another program"),
+        (ImageSpec(format="vmdk", over=GzipSpec(over=RAW, size_max_bytes=MIB)), "compressed"),
+        (XvaSpec(over=RAW, folder="Ref:1", size_bytes=MIB, packing="gzip"), "compressed"),
+        (QemuSpec(driver="luks", path="/imports/x"), "another program"),
+    ],
+)
+def test_a_disk_that_comes_as_a_stream_is_refused(spec: ReaderSpec, said: str | None) -> None:
+    if said is None:
+        instant.refuse_readers([spec])
+        return
+    with pytest.raises(InvalidPlan, match=said):
+        instant.refuse_readers([spec])
