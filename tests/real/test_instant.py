@@ -207,7 +207,8 @@ def test_a_source_that_goes_away_holds_the_guest_and_it_goes_on(site: Site, tmp_
         (nginx.folder / "counts.qcow2").write_bytes(site.image.read_bytes())
         ref = {"kind": "remote_url", "url": f"http://127.0.0.1:{wire.port}/open/counts.qcow2"}
         with site.service() as client:
-            job = client.submit(site.plan(source_ref=ref))
+            # Slower still: a copy is fetched ahead of, and what it has in memory already needs no source.
+            job = client.submit(site.plan(source_ref=ref, limits={"bandwidth_bps": MIB}))
             _copying(client, job)
             (guest,) = site.guests()
             wire.refuse = True
