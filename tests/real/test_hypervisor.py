@@ -128,6 +128,22 @@ def test_a_guest_that_was_started_early_gets_onto_a_block_device_too(host: Libvi
         host.undefine(uuid, guest.migration.id)
 
 
+def test_a_guest_that_its_operator_paused_goes_over_and_stays_paused(host: LibvirtHost, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as closing:
+        guest = _early(host, tmp_path, closing)
+        uuid, volume = UUID(guest.domain.uuid), guest.volume
+        guest.writes()
+        domain = host._defined(uuid)
+        domain.suspend()
+        host.onto_volumes(uuid, [volume], never)
+        assert domain.state() == [load().VIR_DOMAIN_PAUSED, load().VIR_DOMAIN_PAUSED_USER]
+        guest.kept(Path(volume.path))
+        domain.resume()
+        guest.writes()
+        guest.kept(Path(volume.path))
+        host.undefine(uuid, guest.migration.id)
+
+
 def test_a_disk_that_does_not_boot_is_told_by_its_console(case: HypervisorCase) -> None:
     uuid = UUID(define(case).uuid)
     case.hypervisor.start(uuid)

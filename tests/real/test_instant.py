@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,10 +46,11 @@ class Site:
     process: "subprocess.Popen[bytes] | None" = None
 
     @contextmanager
-    def service(self) -> Iterator[Client]:
+    def service(self, *program: str) -> Iterator[Client]:
         said = self.data_dir.parent / "serve.log"
         with said.open("wb") as log:
-            argv = [sys.executable, "-m", "synvirt", "serve", "--data-dir", str(self.data_dir), "--listen", "127.0.0.1:0"]
+            argv = [sys.executable, *(program or ("-m", "synvirt"))]
+            argv += ["serve", "--data-dir", str(self.data_dir), "--listen", "127.0.0.1:0"]
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | self.environment)
         try:
             until(lambda: "SynVirt serves at" in said.read_text() or self.process.poll() is not None)  # type: ignore[union-attr]
@@ -185,6 +187,46 @@ def test_a_service_that_is_killed_as_the_guest_moves_onto_its_volume(site: Site)
             os.kill(guest, signal.SIGKILL)
             until(lambda: not site.guests())
             site.check(volume)
+
+
+# The service, which is killed at its n-th pivot, before QEMU does it or after: the guest is paused then.
+KILLED = """
+import os, signal, libvirt
+from synvirt.__main__ import main
+pivot, done = libvirt.virDomain.blockJobAbort, []
+def killed(*arguments):
+    done.append(None)
+    if len(done) < {nth} or "{when}" == "after":
+        pivot(*arguments)
+    if len(done) == {nth}:
+        os.kill(os.getpid(), signal.SIGKILL)
+libvirt.virDomain.blockJobAbort = killed
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_service_that_is_killed_while_it_holds_the_guest(site: Site, nth: int, when: str) -> None:
+    with site.service("-c", KILLED.format(nth=nth, when=when)) as client:
+        job = client.submit(site.plan(limits={}))
+        assert site.process is not None
+        assert site.process.wait(200) == -signal.SIGKILL
+    (guest,) = site.guests()
+    layers = [_volume(site), *site.served(job).parent.glob("*.qcow2")]
+    held = [layer.read_bytes() for layer in layers]
+    time.sleep(1)  # it writes 20 times a second
+    assert [layer.read_bytes() for layer in layers] == held, "it is paused"
+    with site.service() as client:
+        _completed(client, job)
+        before = guests.counters(_volume(site))
+        until(lambda: guests.counters(_volume(site))[0] > before[-1])
+        assert site.guests() == [guest], "it never stopped"
+        os.kill(guest, signal.SIGKILL)
+        until(lambda: not site.guests())
+        site.check(_volume(site))
 
 
 @pytest.mark.slow

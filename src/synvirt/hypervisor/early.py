@@ -20,6 +20,7 @@ from xml.etree import ElementTree as ET  # of libvirt's own answers: a domain th
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal
 from synvirt.hypervisor import Early, Volume
 from synvirt.kvm.connection import load
+from synvirt.kvm.identity import JOB_NAMESPACE
 from synvirt.programs import ProgramFailed, run
 
 POLL_S = 0.1
@@ -80,11 +81,11 @@ _RUNS_ON = "The guest runs on; it is tried again"
 def _one_step(domain: Any, volume: Volume, give: Callable[[str], None]) -> Literal["done", "begun", "pivoted", "under way"]:
     if not domain.isActive():
         return "done" if _commit_offline(domain, volume) else "under way"
-    disk = _disk_of(domain.XMLDesc(), volume)
-    if is_held_up(domain) or _is_paused(domain):
-        # The block jobs need nothing of the source; what the guest asked of it is asked of the volume afterwards. And a service
-        # may have ended within the pause of a pivot.
+    _let_go(domain)  # a service may have ended within the pause of a pivot
+    if is_held_up(domain):
+        # The block jobs need nothing of the source; what the guest asked of it is asked of the volume afterwards.
         domain.resume()
+    disk = _disk_of(domain.XMLDesc(), volume)
     mirror, target = disk.find("mirror"), disk.find("target")
     name = "" if target is None else target.get("dev", "")
     if mirror is not None:
@@ -101,17 +102,32 @@ def _one_step(domain: Any, volume: Volume, give: Callable[[str], None]) -> Liter
 def _pivot(domain: Any, name: str) -> None:
     """With the guest's processors held for milliseconds: QEMU 7.2 may die of a write that comes to a disk on SATA just then
     (bdrv_co_write_req_prepare: Assertion `child->perm & BLK_PERM_WRITE' failed)."""
-    domain.suspend()
-    try:
-        domain.blockJobAbort(name, load().VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
-    finally:
-        with contextlib.suppress(load().libvirtError):  # it went off
-            domain.resume()
-
-
-def _is_paused(domain: Any) -> bool:
     libvirt = load()
-    return bool(domain.state() == [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER])
+    if domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING:  # else its operator has paused it, who resumes it, too
+        _mark(domain, f"<held xmlns='{_HELD}'/>")
+        domain.suspend()
+    try:
+        domain.blockJobAbort(name, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
+    finally:
+        with contextlib.suppress(libvirt.libvirtError):  # it went off; or the next step tries again
+            _let_go(domain)
+
+
+# In libvirt's record of the running guest: it is paused by us. It outlives the service, and goes with the guest.
+_HELD = f"{JOB_NAMESPACE}/held"
+
+
+def _mark(domain: Any, mark: str | None) -> None:
+    libvirt = load()
+    domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, mark, "held", _HELD, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+
+def _let_go(domain: Any) -> None:
+    """Resumed, where we paused it."""
+    if _HELD in domain.XMLDesc():
+        if domain.state()[0] == load().VIR_DOMAIN_PAUSED:
+            domain.resume()
+        _mark(domain, None)
 
 
 def _begin(domain: Any, name: str, source: str | None, volume: Volume, give: Callable[[str], None]) -> None:
