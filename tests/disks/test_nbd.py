@@ -1,6 +1,7 @@
 """NBD exports of real servers: the contract of readers, and what servers and networks do to a copy."""
 
 import datetime as dt
+import gc
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from synvirt.blocks import Extent, coalesced
+from synvirt.buffers import new_buffer
 from synvirt.disks import open_reader
 from synvirt.disks.nbd import reader as nbd
 from synvirt.disks.nbd.reader import NbdReader
@@ -141,6 +143,26 @@ def test_many_dirty_ranges_are_found_by_few_questions(tmp_path: Path, step: int,
 def test_a_dirty_bitmap_that_is_not_there_is_a_reset(tracked: Path) -> None:
     with qemu_nbd(tracked, "qcow2") as uri, pytest.raises(CbtReset, match="qemu:dirty-bitmap:since"):
         NbdReader(uri, bitmap="qemu:dirty-bitmap:since")
+
+
+@pytest.mark.parametrize("buffer", [new_buffer(MIB), memoryview(bytearray(MIB))], ids=["a copy's", "another"])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_no_read_keeps_memory(disk: Path, buffer: memoryview, offset: int) -> None:
+    """libnbd's Python library kept something of each request: 800 MiB for a disk of 1 TiB."""
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, memoryview) for one in gc.get_objects())
+
+    with nbdkit(disk.parent, "file", str(disk)) as uri:
+        reader = NbdReader(uri)
+        reader.read_into(offset, buffer)
+        before = kept()
+        for _ in range(20):
+            reader.read_into(offset, buffer)
+            assert buffer == disk.read_bytes()[offset : offset + MIB]
+        assert kept() == before
+        reader.close()
 
 
 @pytest.mark.parametrize("tls", [False, True])

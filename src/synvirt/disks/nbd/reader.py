@@ -23,6 +23,7 @@ import nbd
 
 from synvirt import outgoing
 from synvirt.blocks import Extent, ExtentCursor, coalesced
+from synvirt.disks.nbd import held
 from synvirt.disks.nbd.silence import Watch
 from synvirt.disks.specs import NbdTlsSpec
 from synvirt.errors import CbtReset, DiskReadFailed, SourceUnreachable
@@ -130,7 +131,7 @@ class NbdReader:
         if offset < 0 or offset + len(buffer) > self.size:
             raise DiskReadFailed(f"{len(buffer)} bytes at offset {offset} are outside the NBD export of {self.size}")
         if len(buffer):
-            self._pool.ask(lambda handle: _read(handle, offset, buffer, self.size, self._pool.watch), f"offset {offset}")
+            self._pool.ask(partial(_read, offset=offset, buffer=buffer, size=self.size, pool=self._pool), f"offset {offset}")
 
     def extents(self) -> Iterator[Extent]:
         return coalesced(self._said())
@@ -161,29 +162,31 @@ class NbdReader:
         self._pool.close()
 
 
-def _read(handle: nbd.NBD, offset: int, buffer: memoryview, size: int, watch: Watch) -> None:
+def _read(handle: nbd.NBD, offset: int, buffer: memoryview, size: int, pool: "_Pool") -> None:
     unit = max(1, handle.get_block_size(nbd.SIZE_MINIMUM))
     most = handle.get_block_size(nbd.SIZE_MAXIMUM) or _REQUEST_BYTES
     step = max(unit, min(_REQUEST_BYTES, most) // unit * unit)
     first, last = offset // unit * unit, min(size, -(-(offset + len(buffer)) // unit) * unit)
-    if (first, last) == (offset, offset + len(buffer)):
-        _read_aligned(handle, offset, buffer, step, watch)
+    aligned = (first, last) == (offset, offset + len(buffer))
+    if aligned and held.lasts(buffer):
+        _read_at_once(handle, offset, buffer, step, pool)
         return
     # Some servers take whole blocks only; the copy loop asks for such anyway.
-    whole = memoryview(bytearray(last - first))
-    _read_aligned(handle, first, whole, step, watch)
-    buffer[:] = whole[offset - first :][: len(buffer)]
+    whole = buffer if aligned else memoryview(bytearray(last - first))
+    for at in range(0, len(whole), step):
+        _read_last(handle, first + at, whole[at : at + step], pool.watch)
+    if not aligned:
+        buffer[:] = whole[offset - first :][: len(buffer)]
 
 
-def _read_aligned(handle: nbd.NBD, offset: int, buffer: memoryview, step: int, watch: Watch) -> None:
+def _read_at_once(handle: nbd.NBD, offset: int, buffer: memoryview, step: int, pool: "_Pool") -> None:
     last = (len(buffer) - 1) // step * step if handle.get_tls_negotiated() else len(buffer)
-    cookies = [
-        handle.aio_pread(nbd.Buffer.from_buffer(buffer[at : min(at + step, last)]), offset + at) for at in range(0, last, step)
-    ]
+    pieces = (buffer[at : min(at + step, last)] for at in range(0, last, step))
+    cookies = [handle.aio_pread(pool.pieces.of(piece), offset + number * step) for number, piece in enumerate(pieces)]
     failure: nbd.Error | _Lost | None = None
     if last < len(buffer):
         try:
-            _read_last(handle, offset + last, buffer[last:], watch)
+            _read_last(handle, offset + last, buffer[last:], pool.watch)
         except (nbd.Error, _Lost) as error:
             failure = error
     _await(handle, cookies)
@@ -292,7 +295,7 @@ class _Pool:
     def __init__(self, dial: Dial, contexts: list[str], connections: int, server: str, connect_timeout_s: float) -> None:
         self._dial, self._contexts = dial, contexts
         self.server, self._connect_timeout_s = server, connect_timeout_s
-        self.watch = Watch(SILENCE_TIMEOUT_S)
+        self.watch, self.pieces = Watch(SILENCE_TIMEOUT_S), held.Pieces()
         self._changed = threading.Condition()
         self._open = 1
         self._closed = False
