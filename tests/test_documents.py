@@ -48,3 +48,19 @@ def test_every_claim_of_what_works_names_its_tests() -> None:
         for one in named:
             files = [ROOT / one] if one.endswith(".py") else [*(ROOT / one).glob("*.py")]
             assert any(re.search(r"^ *def test_", file.read_text(), re.MULTILINE) for file in files), one
+
+
+def test_every_section_about_what_is_proven_names_its_tests() -> None:
+    found = 0
+    for document in sorted((ROOT / "docs").rglob("*.md")):
+        if document.parent.name == "decisions":
+            continue
+        text = document.read_text()
+        for heading in re.finditer(r"^(#+) .*[Pp]roven.*$", text, re.MULTILINE):
+            section = re.split(rf"^#{{1,{len(heading[1])}}} ", text[heading.end() :], maxsplit=1, flags=re.MULTILINE)[0]
+            named = re.findall(r"\]\(([./]*tests/[^)]+\.py)\)", section)
+            assert named, f"{document.name}: {heading[0]}"
+            for one in named:
+                assert re.search(r"^ *def test_", (document.parent / one).read_text(), re.MULTILINE), f"{document.name}: {one}"
+            found += 1
+    assert found > 8
