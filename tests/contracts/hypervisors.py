@@ -113,6 +113,7 @@ class HypervisorContract:
         define(case, migration)
         assert case.running(uuid) is False
         before = case.hypervisor.capacity()
+        assert before.vcpus_max >= before.cpu_count
         case.hypervisor.start(uuid)
         case.hypervisor.start(uuid)
         assert case.running(uuid) is True

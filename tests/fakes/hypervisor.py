@@ -47,7 +47,7 @@ class FakeHypervisor:
     def __init__(self, *, fail: str | Fault | None = None, boots_from: tuple[DiskBus, ...] = BUSES) -> None:
         self.fail = fail
         self.boots_from = boots_from
-        self.has = Capacity(64 * GIB, 16)
+        self.has = Capacity(64 * GIB, 16, vcpus_max=288)
         self.source_away = False
         self.facts: dict[str, str] = {}
         self.screenshots: dict[UUID, bytes] = {}

@@ -34,12 +34,14 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Of this host: its memory and processors, and how much of both the guests that run have been promised."""
+    """Of this host: its memory and processors, and how much of both the guests that run are promised. `vcpus_max`: as many as
+    a guest can have, which may be more than the host has; 0 where that is not known."""
 
     memory_bytes: int
     cpu_count: int
     guests_memory_bytes: int = 0
     guests_cpus: int = 0
+    vcpus_max: int = 0
 
 
 class Hypervisor(Protocol):

@@ -122,13 +122,16 @@ class LibvirtHost:
             connection = self._connection.use()
             _, memory_mib, cpus, *_ = connection.getInfo()
             guests = [domain.info() for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)]
+            said = connection.getDomainCapabilities(None, None, "q35", None, 0)
         except libvirt.libvirtError as error:
             raise DomainDefineFailed(f"the hypervisor does not say what this host has: {error}") from error
+        vcpus = xml_document.parse(said, "what libvirt says a domain can have", wrong=DomainDefineFailed).find("vcpu")
         return Capacity(
             memory_bytes=memory_mib * MIB,
             cpu_count=cpus,
             guests_memory_bytes=sum(most_kib for _, most_kib, *_ in guests) * KIB,
             guests_cpus=sum(vcpus for _, _, _, vcpus, *_ in guests),
+            vcpus_max=int(vcpus.get("max") or 0) if vcpus is not None else 0,
         )
 
     def keep_variables(self, job_id: UUID, content: bytes) -> bool:

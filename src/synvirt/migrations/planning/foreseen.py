@@ -23,6 +23,7 @@ from synvirt.errors import (
     SourceUnreachable,
     SynvirtError,
 )
+from synvirt.hypervisor import Capacity
 from synvirt.hypervisor.domain_xml import safe_name
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity, identity_of
@@ -165,8 +166,11 @@ def _instant(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> 
 def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
     """What this host says of the plan."""
     _networks(rooms, found)
-    with found.at("target.memory_bytes"):
-        _memory(rooms, found)
+    if found.manifest is not None and found.plan.target.start and (has := _capacity(rooms)) is not None:
+        with found.at("target.memory_bytes"):
+            _memory(found.plan.target.memory_bytes or found.manifest.memory_bytes, has)
+        with found.at("target.cpu_count"):
+            _cpus(found.plan.target.cpu_count or found.manifest.cpu_count, has)
     with found.at("target"):
         found.differences = check_host(rooms, found.plan, found.manifest)
 
@@ -331,21 +335,29 @@ def _networks(rooms: Rooms, found: Foreseen) -> None:
                 _known(entry.source, there, f"network of {found.manifest.name}")
 
 
-def _memory(rooms: Rooms, found: Foreseen) -> None:
-    """InvalidPlan, where the machine would have more than this host has in all: it would be moved, and never start."""
-    target = found.plan.target
-    if found.manifest is None or not target.start:
-        return
-    wanted = target.memory_bytes or found.manifest.memory_bytes
+def _capacity(rooms: Rooms) -> Capacity | None:
     try:
-        there = rooms.hypervisor.capacity().memory_bytes
+        return rooms.hypervisor.capacity()
     except SynvirtError as error:
-        log.warning("the hypervisor does not say how much memory there is", cause=error.detail)
-        return
-    if wanted > there:
+        log.warning("the hypervisor does not say what this host has", cause=error.detail)
+        return None
+
+
+def _memory(wanted: int, has: Capacity) -> None:
+    """InvalidPlan, where the machine would have more than this host has in all: it would be moved, and never start."""
+    if wanted > has.memory_bytes:
         raise InvalidPlan(
-            f"it would have {wanted / GIB:.1f} GiB of memory, and this host has {there / GIB:.1f} GiB in all",
+            f"it would have {wanted / GIB:.1f} GiB of memory, and this host has {has.memory_bytes / GIB:.1f} GiB in all",
             hint="set target.memory_bytes lower, or set target.start to false",
+        )
+
+
+def _cpus(wanted: int, has: Capacity) -> None:
+    """InvalidPlan, where the machine would have more than a guest can have. More than the host has is slow, and starts."""
+    if wanted > has.vcpus_max > 0:
+        raise InvalidPlan(
+            f"it would have {wanted} processors, and a guest of this host can have {has.vcpus_max}",
+            hint="set target.cpu_count lower, or set target.start to false",
         )
 
 
