@@ -35,6 +35,8 @@ def assert_problem(response: httpx.Response, status: int, code: str) -> dict[str
 WRONG_PLANS: list[tuple[dict[str, Any], str]] = [
     ({**OFFLINE, "mode": "Tepid"}, "plan.mode: must be 'Warm' or 'Cold'"),
     ({**OFFLINE, "surprise": 1}, "plan.surprise: is not a known field"),
+    ({**OFFLINE, "skip_disk": []}, "plan.skip_disk: is not a known field; did you mean skip_disks?"),
+    ({**OFFLINE, "target": {"memorybytes": 1}}, "plan.target.memorybytes: is not a known field; did you mean memory_bytes?"),
     ({**OFFLINE, "source": {}}, "plan.source: source has exactly one key, Live or Offline"),
     ({**OFFLINE, "source": {"Live": "vim_api", "Offline": "qcow2"}}, "plan.source: source has exactly one key"),
     ({**OFFLINE, "source": {"Offline": "floppy"}}, "plan.source.Offline: must be 'ova_archive'"),

@@ -6,6 +6,8 @@ so that no traceback, secret or path of the host leaves the service.
 
 import json
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
@@ -37,6 +39,7 @@ from synvirt.errors import (
 )
 from synvirt.mistakes import place, worded
 from synvirt.model.problems import ProblemDetails
+from synvirt.model.values import Received
 from synvirt.programs import ProgramFailed
 
 MEDIA_TYPE = "application/problem+json"
@@ -87,7 +90,23 @@ def _mistake(mistake: ErrorDetails | Mapping[str, Any]) -> str:
     if of == "query":  # a parameter that may be repeated is a list to pydantic, and to nobody else
         names = [name for name in names if isinstance(name, str)]
     where = place(names) or f"the {of}"
-    return f"{where}: {worded(mistake)}"
+    return f"{where}: {worded(mistake)}{_meant(names[-1]) if mistake['type'] == 'extra_forbidden' and names else ''}"
+
+
+def _meant(name: str | int) -> str:
+    """The field that is called most like it, of all that any request has."""
+    near = get_close_matches(str(name), _fields(), n=1, cutoff=0.75)
+    return f"; did you mean {near[0]}?" if near and near[0] != name else ""
+
+
+@cache
+def _fields() -> tuple[str, ...]:
+    kinds, names = [Received], set[str]()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        names.update(kind.model_fields)
+    return tuple(sorted(names))
 
 
 def incident(error: BaseException) -> Internal:
