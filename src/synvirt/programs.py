@@ -231,20 +231,36 @@ def start(
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A program that runs, and waits for who reads its output. It ends with this process: nobody reads it then. `said`: its
+    standard error."""
+
+    child: "subprocess.Popen[bytes]"
+    said: IO[bytes]
+
+
+def begin(argv: Sequence[str], *, missing: type[SynvirtError] = Internal) -> Begun:
+    """Start a program whose output is read later, by `output_of`: in a cage perhaps, where no program may be started."""
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - who reads the output closes it
+    child = subprocess.Popen(
+        [refuse_missing(argv[0], missing), *argv[1:]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        bufsize=OUTPUT_BUFFER_BYTES,
+        stderr=said,
+        env=_environment(None),
+        start_new_session=True,
+    )
+    return Begun(child, said)
+
+
 @contextlib.contextmanager
-def output_of(argv: Sequence[str], *, timeout_s: float, missing: type[SynvirtError] = Internal) -> Iterator[IO[bytes]]:
+def output_of(begun: Begun, *, timeout_s: float) -> Iterator[IO[bytes]]:
     """What it writes, as it comes, for so long at most. ProgramFailed at the end of the block, where the program failed; who
-    leaves the block before its output has ended ends it. It ends with this process: nobody reads it then."""
-    with tempfile.TemporaryFile() as said:
-        child = subprocess.Popen(
-            [refuse_missing(argv[0], missing), *argv[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            bufsize=OUTPUT_BUFFER_BYTES,
-            stderr=said,
-            env=_environment(None),
-            start_new_session=True,
-        )
+    leaves the block before its output has ended ends it."""
+    child = begun.child
+    with begun.said as said:
         assert child.stdout is not None
         deadline = threading.Timer(timeout_s, end_group, [child])
         deadline.start()
@@ -259,7 +275,7 @@ def output_of(argv: Sequence[str], *, timeout_s: float, missing: type[SynvirtErr
             child.stdout.close()
             child.wait()
         if ended and child.returncode != 0:
-            raise ProgramFailed(Path(argv[0]).name, child.returncode, _tail(said))
+            raise ProgramFailed(Path(str(child.args[0])).name, child.returncode, _tail(said))  # type: ignore[index]
 
 
 def refuse_forbidden(program: str, missing: type[SynvirtError] = Internal) -> None:
@@ -284,8 +300,9 @@ def _environment(added: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def end_group(child: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
-    """End a child started with start_new_session, and all its children. SIGKILL: readers have nothing to tidy up."""
-    with contextlib.suppress(ProcessLookupError):
+    """End a child started with start_new_session, and all its children. SIGKILL: readers have nothing to tidy up. In a cage
+    that holds signals back (Landlock from Linux 6.12 on) a child of before ends once nobody reads its output."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
 
 

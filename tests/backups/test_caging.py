@@ -2,15 +2,19 @@
 
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from synvirt import programs
 from synvirt.backups.caging import cage_of_look, cage_of_restore, cage_of_serving, cage_of_take
 from synvirt.backups.orders import DiskToTake, ServeOrder, TakeOrder, VerifyPointOrder, ZfsChangesSpec
+from synvirt.backups.sources import zfs_stream
 from synvirt.backups.tasks import TASKS
 from synvirt.cage import Network
 from synvirt.disks.specs import FileWriterSpec, NbdSpec, Qcow2WriterSpec, RawSpec, ReaderSpec
+from synvirt.errors import DeltaFallback
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.repository.specs import FolderSpec, PeerSpec, PointSpec, RepositorySpec
 
@@ -36,16 +40,36 @@ def take(reader: ReaderSpec, repository: RepositorySpec = HERE, **more: Any) -> 
 )
 def test_taking(reader: ReaderSpec, repository: RepositorySpec, reads: set[str], network: Network) -> None:
     cage = cage_of_take(take(reader, repository))
-    assert cage is not None
     own = {"/backups"} if repository is HERE else set()
     assert (set(cage.reads), set(cage.writes) - {"/dev/null"}, cage.network) == (reads, {CACHE} | own, network)
     assert (cage.as_root, cage.programs) == (True, False)
 
 
-def test_zfs_asks_for_root() -> None:
-    changes = ZfsChangesSpec(program="/sbin/zfs", since="a@1", guid="1", until="a@2", size_bytes=512)
+def test_zfs_is_asked_before_the_cage_and_not_within_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is read later: all of it, however long that takes, and no program is started for it then."""
+    zfs = tmp_path / "zfs"
+    zfs.write_text(f"""#!/bin/sh
+echo "$1" >> {tmp_path}/asked
+case "$1" in get) echo 7 ;; send) head -c 300000 /dev/zero ;; esac
+""")
+    zfs.chmod(0o755)
+    changes = ZfsChangesSpec(program=str(zfs), since="a#1", guid="7", until="a@2", size_bytes=512)
     disk = DiskToTake(key="a", reader=RawSpec(path="/dev/zvol/a"), changes=changes)
-    assert cage_of_take(TakeOrder(repository=HERE, disks=(disk,))) is None
+    order = TakeOrder(repository=HERE, disks=(disk,))
+    cage = cage_of_take(order)
+    assert (cage.reads, cage.programs, cage.as_root) == (("/dev/zvol/a",), False, True)
+    begun = zfs_stream.send(changes)
+    monkeypatch.setattr(programs, "forbidden", True)
+    with pytest.raises(DeltaFallback, match="no stream of a zfs volume"):
+        list(zfs_stream.changed(begun))
+    assert (tmp_path / "asked").read_text().split() == ["get", "get", "send"]
+
+
+def test_a_zfs_that_refuses_is_said_when_its_disk_is_read(tmp_path: Path) -> None:
+    changes = ZfsChangesSpec(program=str(tmp_path / "nothing"), since="a#1", guid="7", until="a@2", size_bytes=512)
+    refused = zfs_stream.send(changes)
+    with pytest.raises(DeltaFallback, match=r"what changed since the bookmark a#1 is not known: .*not installed"):
+        list(zfs_stream.changed(refused))
 
 
 def test_looking_for_damage_writes_nothing_but_the_cache() -> None:

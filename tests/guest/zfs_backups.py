@@ -22,7 +22,7 @@ from synvirt.backups.sources.guest import Sources
 from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.backups.sources.zfs import OfZfs
 from synvirt.backups.sources.zfs_moment import Moment
-from synvirt.backups.sources.zfs_stream import changed_since
+from synvirt.backups.sources.zfs_stream import changed, send
 from synvirt.backups.working import Working
 from synvirt.destinations.zfs_links import Links
 from synvirt.disks import open_writer
@@ -89,7 +89,7 @@ def test_every_block_that_changed_is_in_the_list(block_bytes: int) -> None:
         new = moment(name)
         after = content(Links().device(name))
         said, zeros = bytearray(SIZE), bytearray(SIZE)
-        for one in changed_since(new.changed(name, old.name, guid, SIZE)):
+        for one in changed(send(new.changed(name, old.name, guid, SIZE))):
             said[one.start : one.end] = b"\1" * one.length
             # What is said to be zeros is, unless more is said of it.
             zeros[one.start : one.end] = bytes([one.zero]) * one.length
@@ -109,7 +109,7 @@ def test_nothing_has_changed_is_an_empty_list_and_one_snapshot_is_of_one_moment(
     guids = [old.mark(name) for name in names]
     new = moment(*names)
     for name, guid in zip(names, guids, strict=True):
-        assert list(changed_since(new.changed(name, old.name, guid, SIZE))) == []
+        assert list(changed(send(new.changed(name, old.name, guid, SIZE)))) == []
     txgs = {zfs("get", "-Hp", "-o", "value", "createtxg", f"{name}@{new.name}") for name in names}
     assert len(txgs) == 1
     for one in (old, new):

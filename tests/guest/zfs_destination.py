@@ -313,7 +313,7 @@ def test_what_root_prepares_is_all_that_volumes_backups_and_restores_ask_for(tmp
 from uuid import UUID
 from synvirt.backups.sources.made import Made
 from synvirt.backups.sources.zfs_moment import Moment
-from synvirt.backups.sources.zfs_stream import changed_since
+from synvirt.backups.sources.zfs_stream import changed, send
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from tests.contracts.destinations import read, write
@@ -339,7 +339,7 @@ first.end()
 write(destination, name, size, 0, b"next")
 second = moment(2)
 second.take()
-assert [extent.start for extent in changed_since(second.changed(name, first.name, guid, size)) if not extent.zero] == [0]
+assert [extent.start for extent in changed(send(second.changed(name, first.name, guid, size))) if not extent.zero] == [0]
 second.end()
 for one in (first, second):
     one.forget()

@@ -35,12 +35,13 @@ OrderT = TypeVar("OrderT", bound=Order)
 
 @dataclass(frozen=True)
 class Task(Generic[OrderT]):
-    """How orders of one kind are read, and carried out: to the end, or SynvirtError. `cage`: what an order of it needs; None,
-    where only the limits of every worker hold."""
+    """How orders of one kind are read, and carried out: to the end, or SynvirtError. `cage`: what an order of it needs.
+    `begin`: what an order starts before that cage is entered, and may not start within it."""
 
     order: type[OrderT]
     carry_out: Callable[[OrderT, Wire], None]
     cage: Callable[[OrderT], Cage | None] = lambda order: None
+    begin: Callable[[OrderT], None] = lambda order: None
 
 
 # By kind. Each is loaded when an order of that kind comes: a copy need not wait for what backups import.
@@ -135,6 +136,7 @@ def main(tasks: Tasks, *, silence_s: float | None = None) -> int:
         print(f"not an order: {error}", file=sys.stderr)  # noqa: T201 - the service keeps our stderr
         return 2
     permit(order.outgoing)
+    task.begin(order)
     if (cage := task.cage(order)) is not None:
         enter(cage)  # before there are threads, and before a byte of what is copied is read
     pipes.listen(silence_s or SILENCE_S)

@@ -15,14 +15,15 @@ is not understood is an error: it would be a change that is not seen.
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import IO
 
 from synvirt.backups.orders import ZfsChangesSpec
 from synvirt.blocks import Extent
-from synvirt.destinations.zfs_command import Zfs, ZfsRefused
-from synvirt.errors import DeltaFallback
-from synvirt.programs import ProgramFailed, output_of
+from synvirt.destinations.zfs_command import Zfs
+from synvirt.errors import DeltaFallback, SynvirtError
+from synvirt.programs import Begun, ProgramFailed, begin, output_of
 from synvirt.sizes import MIB
 
 # Of a volume of many terabytes, all of it changed.
@@ -55,17 +56,41 @@ _RANGE = struct.Struct("<QQQQ")
 _EMBEDDED = struct.Struct("<QQQQBB6xII")
 
 
-def changed_since(spec: ZfsChangesSpec) -> Iterator[Extent]:
-    """DeltaFallback for any doubt."""
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A `zfs send` that runs. `refused`: it does not, for this."""
+
+    spec: ZfsChangesSpec
+    until_guid: int = 0
+    begun: Begun | None = None
+    refused: DeltaFallback | None = None
+
+
+def send(spec: ZfsChangesSpec) -> Send:
+    """Begun before the cage is entered: zfs goes by who asks, and the stream is read by one who may not ask any more."""
     zfs = Zfs(spec.program)
     try:
         if guid_of(zfs, spec.since) != spec.guid:
-            raise DeltaFallback(f"the bookmark {spec.since} is another than it was")
-        with output_of([spec.program, "send", "-i", spec.since, spec.until], timeout_s=SEND_TIMEOUT_S) as stream:
-            until = int(guid_of(zfs, spec.until))
-            yield from changed_areas(stream, from_guid=int(spec.guid), to_guid=until, size=spec.size_bytes)
-    except (ZfsRefused, ProgramFailed) as error:
-        raise DeltaFallback(f"what changed since the bookmark {spec.since} is not known: {error.detail}") from error
+            return Send(spec, refused=DeltaFallback(f"the bookmark {spec.since} is another than it was"))
+        until = int(guid_of(zfs, spec.until))
+        return Send(spec, until, begin([spec.program, "send", "-i", spec.since, spec.until]))
+    except SynvirtError as error:  # the disk is read whole, and the others go on
+        return Send(spec, refused=_not_known(spec, error))
+
+
+def changed(by: Send) -> Iterator[Extent]:
+    """Read once. DeltaFallback for any doubt."""
+    if by.begun is None:
+        raise by.refused or DeltaFallback("its changes were not asked for")
+    try:
+        with output_of(by.begun, timeout_s=SEND_TIMEOUT_S) as stream:
+            yield from changed_areas(stream, from_guid=int(by.spec.guid), to_guid=by.until_guid, size=by.spec.size_bytes)
+    except ProgramFailed as error:
+        raise _not_known(by.spec, error) from error
+
+
+def _not_known(spec: ZfsChangesSpec, error: SynvirtError) -> DeltaFallback:
+    return DeltaFallback(f"what changed since the bookmark {spec.since} is not known: {error.detail}")
 
 
 def guid_of(zfs: Zfs, name: str) -> str:
