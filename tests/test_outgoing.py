@@ -361,6 +361,7 @@ SHOWN: Final[dict[str, dict[str, str]]] = {
     "jobs/looker.py": {"socket.socket": "one that is open, by its descriptor"},
     "api/server.py": {"socket.socket": "listens"},
     "cli/client.py": {"httpx": "the command line, to the service that whoever runs it names", "socket.socket": _LOCAL},
+    "disks/nbd/held.py": {"nbd": "names memory for the reader beside it"},
     "doctor/sources.py": {"nbd": "asks for its version"},
     "rehearsals/bubble.py": {
         "create_connection": "in a network namespace that has nothing but the rehearsed guest",

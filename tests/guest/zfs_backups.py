@@ -239,7 +239,7 @@ def without_libvirt() -> None:
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     without_libvirt()
-    made = House(tmp_path, Domain(volume(), volume()), started)
+    made = House(tmp_path, Domain(volume(), volume()), in_process)
     yield made
     made.close()
 
@@ -257,7 +257,7 @@ def test_runs_read_what_changed_and_leave_bookmarks_alone(house: House, tmp_path
     assert house.restored(first.restore_point_ids[0]) == wanted
     assert sorted(name.partition("#")[0] for name in house.left()) == sorted(house.domain.volumes)
 
-    house.workers = in_process
+    house.workers = started  # a process in its cage: zfs says before it what has changed
     discard(second_volume, MIB, 512 * KIB)
     wanted = [content(Links().device(name)) for name in house.domain.volumes]
     second = house.run()

@@ -5,7 +5,7 @@ Imported by the worker alone, and by tests.
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -62,23 +62,18 @@ def _result(name: str, content: WireModel, *, waits: bool = False) -> Result:
 # ── disks into a repository ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Take:
-    """The task of a worker, which has one order."""
-
-    def __init__(self) -> None:
-        self._sends: dict[str, zfs_stream.Send] = {}
-
-    def begin(self, order: TakeOrder) -> None:
-        """zfs goes by who asks: it is asked before the cage takes that away."""
-        for disk in order.disks:
-            if isinstance(disk.changes, ZfsChangesSpec):
-                self._sends[disk.key] = zfs_stream.send(disk.changes)
-
-    def carry_out(self, order: TakeOrder, wire: Wire) -> None:
-        take_disks(order, wire, self._sends)
+# Of this worker, by what they say.
+_sends: dict[ZfsChangesSpec, zfs_stream.Send] = {}
 
 
-def take_disks(order: TakeOrder, wire: Wire, sends: Mapping[str, zfs_stream.Send]) -> None:
+def begin_sends(order: TakeOrder) -> None:
+    """zfs goes by who asks: it is asked before the cage takes that away."""
+    for disk in order.disks:
+        if isinstance(disk.changes, ZfsChangesSpec):
+            _sends[disk.changes] = zfs_stream.send(disk.changes)
+
+
+def take_disks(order: TakeOrder, wire: Wire) -> None:
     """Each disk, then Ready; the point exists when the service has sent Commit and this returns."""
     with OpenRepositories() as repositories, ExitStack() as stack:
         repository = repositories.repository(order.repository)
@@ -92,7 +87,7 @@ def take_disks(order: TakeOrder, wire: Wire, sends: Mapping[str, zfs_stream.Send
             figures = _Figures(disk.key, wire, session)
             taken.append(
                 take(
-                    _to_take(disk, number, journal, sends),
+                    _to_take(disk, number, journal),
                     base,
                     repository,
                     session,
@@ -118,21 +113,20 @@ def _signed(wire: Wire, digest: str) -> Signature | None:
     return None if signature is None else Signature.model_validate_json(signature)
 
 
-def _to_take(disk: DiskToTake, number: int, journal: Journal | None, sends: Mapping[str, zfs_stream.Send]) -> ToTake:
+def _to_take(disk: DiskToTake, number: int, journal: Journal | None) -> ToTake:
     return ToTake(
         target=disk.key,
         open=partial(open_reader, disk.reader),
-        changed=None if disk.changes is None else partial(_changed, disk.changes, sends.get(disk.key)),
+        changed=None if disk.changes is None else partial(_changed, disk.changes),
         whole_because=disk.whole_because,
         stored={} if journal is None else journal.stored(number),
         on_named=(lambda chunk, name: None) if journal is None else partial(journal.add, number),
     )
 
 
-def _changed(changes: ChangesSpec, send: zfs_stream.Send | None) -> Iterable[Extent]:
+def _changed(changes: ChangesSpec) -> Iterable[Extent]:
     if isinstance(changes, ZfsChangesSpec):
-        assert send is not None
-        yield from zfs_stream.changed(send)
+        yield from zfs_stream.changed(_sends.pop(changes) if changes in _sends else zfs_stream.send(changes))
         return
     with closing(open_reader(changes)) as reader:
         yield from reader.extents()
@@ -236,9 +230,8 @@ def serve(order: ServeOrder, wire: Wire) -> None:
         raise Cancelled
 
 
-_take = Take()  # of this worker
 TASKS: dict[str, Task[Any]] = {
-    "take": Task(TakeOrder, _take.carry_out, cage_of_take, _take.begin),
+    "take": Task(TakeOrder, take_disks, cage_of_take, begin_sends),
     "verify_point": Task(VerifyPointOrder, verify_one, cage_of_look),
     "verify_repository": Task(VerifyRepositoryOrder, verify_all, cage_of_look),
     "serve": Task(ServeOrder, serve, cage_of_serving),

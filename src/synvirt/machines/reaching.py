@@ -49,17 +49,33 @@ def _virtualbox(machine: Element) -> Iterator[str]:
                 yield clean(attribute(item, "name"))
 
 
-def hyperv(keys: Mapping[str, object], above: str = "") -> list[str]:
+# Keys of a real configuration lie in up to six others.
+_HYPERV_DEPTH_MAX = 32
+
+
+def hyperv(keys: Mapping[str, object]) -> list[str]:
     """`keys`: of a Hyper-V configuration, whatever their names: there is no public list of those. A drive (`pathname`) is
-    reported as a disk that has no file."""
+    reported as a disk that has no file. What lies deeper than any real key is reported, and not looked at."""
     found: list[str] = []
-    for key, value in keys.items():
-        name = clean(f"{above}.{key}".lstrip("."))
-        if isinstance(value, Mapping):
-            found += hyperv(value, name)
-        elif isinstance(value, str) and key != "pathname" and _WINDOWS.match(value.strip()):
-            found.append(name)
+    level: list[tuple[str, Mapping[str, object]]] = [("", keys)]
+    seen: set[int] = set()
+    for depth in range(_HYPERV_DEPTH_MAX + 1):
+        inner: list[tuple[str, Mapping[str, object]]] = []
+        for above, node in level:
+            for key, value in node.items():
+                name = clean(f"{above}.{key}".lstrip("."))
+                if isinstance(value, Mapping) and depth < _HYPERV_DEPTH_MAX:
+                    if id(value) not in seen:
+                        seen.add(id(value))
+                        inner.append((name, value))
+                elif isinstance(value, Mapping) or (isinstance(value, str) and key != "pathname" and _names_device(value)):
+                    found.append(name)
+        level = inner
     return found
+
+
+def _names_device(value: str) -> bool:
+    return _WINDOWS.match(value.strip()) is not None
 
 
 def xen(vm: Mapping[str, object], platform: Mapping[str, object]) -> list[str]:
