@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -50,6 +52,31 @@ def test_a_silent_host_is_given_up_and_its_session_closes(listening: socket.sock
         await adapter.close()
 
     asyncio.run(session())
+
+
+_BESIDE_AN_EMBEDDED_DRIVER = """
+import sys, tempfile
+from synvirt.errors import SourceUnreachable
+from synvirt.kvm.library import load
+from synvirt.live import SourceAccess
+from synvirt.live.libvirt import host
+from synvirt.live.libvirt.adapter import LibvirtRemote
+import asyncio, os
+embedded = load(SourceUnreachable).open("qemu:///embed?root=" + tempfile.mkdtemp())
+host.OPEN_TIMEOUT_S = 0.2
+try:
+    asyncio.run(LibvirtRemote(SourceAccess("qemu:///system?socket=" + sys.argv[1], {}, {})).connect())
+except SourceUnreachable as error:
+    print(error.detail, flush=True)
+os._exit(0)
+"""
+
+
+def test_it_is_asked_by_its_socket_in_a_process_that_has_an_embedded_driver(listening: socket.socket) -> None:
+    """As the service has: libvirt gave qemu:///system to that driver, which refused it."""
+    argv = [sys.executable, "-c", _BESIDE_AN_EMBEDDED_DRIVER, listening.getsockname()]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    assert "does not answer within" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
