@@ -211,7 +211,7 @@ class Host:
             case "qemu+tcp":
                 return self._opened(f"qemu+tcp://{_bracketed(self._check_port())}:{place.port}{place.path or '/system'}")
             case "qemu":
-                # To the daemon, by its socket: where this process has the embedded driver open, that one takes qemu:/// and fails.
+                # The daemon, by its socket: where this process has the embedded driver open, that one takes qemu:/// and fails.
                 return self._opened(f"qemu+unix://{place.path or '/system'}{_socket_query(self._socket())}")
             case _:
                 return self._opened(f"{place.scheme}://{place.path or '/system'}{_socket_query(self._socket())}")
