@@ -37,11 +37,11 @@ def id_of(client: Any, listed: Listed, beginning: str) -> str:
     items = json.loads(client.ask("GET", listed.path))["items"]
     ids = [item["id"] for item in items if listed.name is not None and item[listed.name] == beginning]
     ids = ids or [item["id"] for item in items if item["id"].startswith(beginning.lower())]
+    of_backups = listed.path.startswith("/backup/")
+    missing, unclear = (BackupNotFound, BackupBadRequest) if of_backups else (NotFound, BadRequest)
     if not ids:
-        missing = BackupNotFound if listed.path.startswith("/backup/") else NotFound
         raise missing(f"there is no {listed.noun} {beginning}", hint=f"{listed.command} shows them")
     if len(ids) > 1:
-        unclear = BackupBadRequest if listed.path.startswith("/backup/") else BadRequest
         raise unclear(f"{len(ids)} {listed.noun}s fit {beginning}", hint="give more of the id")
     return str(ids[0])
 

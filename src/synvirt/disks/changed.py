@@ -13,7 +13,7 @@ from synvirt.errors import MalformedArchive
 AREAS_MAX: Final = 1 << 17
 
 
-class _Over:
+class Over:
     """What readers share that tell other extents than the disk beneath them, and read what it has."""
 
     def __init__(self, over: DiskReader) -> None:
@@ -34,7 +34,7 @@ class _Over:
         self._over.close()
 
 
-class ChangedReader(_Over):
+class ChangedReader(Over):
     """`over`, with the extents of `areas` (start, length) only. Areas may touch, overlap and come in any order, as platforms
     list them; beyond the disk's end is an error. `read_into` reads anywhere."""
 
@@ -56,7 +56,7 @@ class ChangedReader(_Over):
                 extent = next(beneath, None)
 
 
-class AllocatedReader(_Over):
+class AllocatedReader(Over):
     """`over`, with zeros wherever `areas` (start, length) do not reach. `read_into` reads what is really there, so that who
     doubts the platform's word can look."""
 
@@ -75,7 +75,7 @@ class AllocatedReader(_Over):
             yield Extent(at, self.size - at, zero=True)
 
 
-class UnchangedReader(_Over):
+class UnchangedReader(Over):
     """`over`, with the extents that it leaves out. Nothing is known of zeros there."""
 
     def extents(self) -> Iterator[Extent]:

@@ -36,9 +36,15 @@ def over(xml: str, user: QemuUser, root: Path) -> None:
 def to_qemu(uri: str, path: Path) -> None:
     """A file or a socket is who QEMU of that driver runs as, where that is another user than we. DiskWriteFailed."""
     own = qemu_user.of(uri)
-    if own is None and embedded_root(uri) is not None:
+    give(uri, path, QEMU_USERS if own is None else (own.name,))
+
+
+def give(uri: str, path: Path, users: tuple[str, ...]) -> None:
+    """To the first of these that there is: guests run as others than we. Not where the embedded driver's run as we do.
+    DiskWriteFailed."""
+    if embedded_root(uri) is not None and qemu_user.of(uri) is None:
         return
-    for user in QEMU_USERS if own is None else (own.name,):
+    for user in users:
         with contextlib.suppress(LookupError):
             try:
                 shutil.chown(path, user)

@@ -1,7 +1,6 @@
 """Where guests are restored: this host's hypervisor and its destinations, as restores and boot tests use them."""
 
 import contextlib
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 from synvirt.destinations import Destination
 from synvirt.errors import DiskWriteFailed, Internal
 from synvirt.hypervisor import Hypervisor
-from synvirt.kvm import qemu_user
+from synvirt.kvm import handing, qemu_user
 from synvirt.kvm.connection import Connection, load
 from synvirt.kvm.qemu_user import embedded_root
 
-# Who QEMU and swtpm run as under the host's own libvirtd: Debian's, then Fedora's (swtpm_user of qemu.conf).
-QEMU_USERS = ("libvirt-qemu", "qemu")
+# Who swtpm runs as under the host's own libvirtd (swtpm_user of qemu.conf).
 SWTPM_USERS = ("tss",)
 
 
@@ -36,21 +34,11 @@ class RestoreHost:
     alone: Callable[[str, Callable[[], bool]], contextlib.AbstractContextManager[None]]
 
     def give(self, path: Path, users: tuple[str, ...]) -> None:
-        """To the first of these that there is: guests run as others than we. Not where the embedded driver's run as we do.
-        DiskWriteFailed."""
-        if embedded_root(self.connection.uri) is not None and qemu_user.of(self.connection.uri) is None:
-            return
-        for user in users:
-            with contextlib.suppress(LookupError):
-                try:
-                    shutil.chown(path, user)
-                except OSError as error:
-                    raise DiskWriteFailed(f"{path.name} cannot be given to {user}: {error.strerror}") from error
-                return
+        """As `handing.give`. DiskWriteFailed."""
+        handing.give(self.connection.uri, path, users)
 
     def give_to_qemu(self, path: Path) -> None:
-        own = qemu_user.of(self.connection.uri)
-        self.give(path, QEMU_USERS if own is None else (own.name,))
+        handing.to_qemu(self.connection.uri, path)
 
     def open_to_qemu(self, folder: Path) -> None:
         """It may be passed, whatever the service's umask took away of its mode."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import Copied, copy
-from synvirt.disks.changed import UnchangedReader
+from synvirt.disks.changed import Over, UnchangedReader
 from synvirt.disks.checking import ledger
 from synvirt.disks.checking.block_hashes import digest_of
 from synvirt.disks.checking.sampling import BLOCK_BYTES, blocks_to_check
@@ -68,23 +68,16 @@ def all_unchanged(
     return Differing(done.bytes_done - reader.added_bytes, compared.blocks, tuple(compared.extents[:EXTENTS_NAMED]))
 
 
-class _Hashing:
+class _Hashing(Over):
     """`over`, with whole blocks of the ledger where their hashes are known; `same` are those that have theirs. What changed in
     such a block was copied of this very moment: it is the same on both sides, too."""
 
     def __init__(self, over: UnchangedReader, known: Callable[[int], bytes | None]) -> None:
-        self._over, self._known = over, known
+        super().__init__(over)
+        self._known = known
         self.same: set[int] = set()
         # Beyond what the source calls unchanged, once the extents were gone through.
         self.added_bytes = 0
-
-    @property
-    def size(self) -> int:
-        return self._over.size
-
-    @property
-    def max_readers(self) -> int:
-        return self._over.max_readers
 
     def extents(self) -> Iterator[Extent]:
         at = added = 0
@@ -100,7 +93,7 @@ class _Hashing:
         self.added_bytes = added
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._over.read_into(offset, buffer)
+        super().read_into(offset, buffer)
         for block in range(-(-offset // ledger.BLOCK_BYTES), -(-(offset + len(buffer)) // ledger.BLOCK_BYTES)):
             at = block * ledger.BLOCK_BYTES - offset
             length = min(ledger.BLOCK_BYTES, self.size - block * ledger.BLOCK_BYTES)
