@@ -71,7 +71,7 @@ def test_folders_of_a_start_that_came_to_nothing_are_removed(tmp_path: Path) -> 
         for name in ("domain-1-killed", "domain-12-runs", "domain-x", "nvram"):
             (place / name).mkdir(parents=True)
     (places[0] / "domain-1-killed/monitor.sock").touch()
-    left = orphans.folders(tmp_path)
+    left = orphans.traces(tmp_path)
     for place in places:
         (place / "domain-2-begun-since").mkdir()
     orphans.remove(left, [12])
@@ -79,3 +79,17 @@ def test_folders_of_a_start_that_came_to_nothing_are_removed(tmp_path: Path) -> 
         assert sorted(path.name for path in place.glob("*")) == sorted(
             ["domain-12-runs", "domain-2-begun-since", "domain-x", "nvram", *(["channel"] if place == places[0] else [])]
         )
+
+
+def test_what_a_killed_swtpm_left_is_removed(tmp_path: Path) -> None:
+    """It removes its socket and the file of its number only where it is asked to end."""
+    place = tmp_path / "run/swtpm"
+    place.mkdir(parents=True)
+    killed = ["1-a-1-guest-swtpm.pid", "1-a-1-guest-swtpm.sock"]
+    stay = ["12-runs-swtpm.pid", "12-runs-swtpm.sock", "driver.pid", "x-1-swtpm.pid"]
+    for name in (*killed, *stay):
+        (place / name).touch()
+    left = orphans.traces(tmp_path)
+    (place / "2-begun-since-swtpm.sock").touch()
+    orphans.remove(left, [12])
+    assert sorted(path.name for path in place.iterdir()) == sorted([*stay, "2-begun-since-swtpm.sock"])

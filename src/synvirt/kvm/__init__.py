@@ -5,5 +5,5 @@ connection.py  the connection, and the embedded driver's folder
 agent.py       the QEMU guest agent of a running domain; agent_facts.py: what it says of the guest, in facts' names
 identity.py    who a domain is, read from its XML
 freezing.py    a guest's file systems frozen for a moment; thaw_guard.py thaws when we die
-orphans.py     processes and folders that a killed service left behind
+orphans.py     processes, folders and sockets that a killed service left behind
 """

@@ -142,11 +142,11 @@ def _embedded(libvirt: Any, root: Path) -> Any:
         if root not in _embedded_open:
             _prepare(root, qemu_user.of(f"qemu:///embed?root={quote(str(root))}"))
             short = _short(root)
-            left, folders = orphans.suspects(short), orphans.folders(root)
+            left, traces = orphans.suspects(short), orphans.traces(root)
             _forget_unborn(root)
             opened = libvirt.open(f"qemu:///embed?root={quote(str(short))}")
             orphans.end(left, short, lambda uuid: _is_active(libvirt, opened, uuid))
-            orphans.remove(folders, opened.listDomainsID())
+            orphans.remove(traces, opened.listDomainsID())
             _embedded_open[root] = opened
         return _embedded_open[root]
 

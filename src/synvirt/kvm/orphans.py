@@ -2,7 +2,8 @@
 
     QEMU with no machine, by which libvirt learns what QEMU can do: it is detached, and waits for questions without end
     swtpm of a guest that was never started: its QEMU would have ended it
-    folders of a guest's start that never became a process: libvirt removes those of the guests that it knows to run
+    what a guest's start made before there was a process, or its swtpm that was killed: libvirt removes that of the guests that
+    it knows to run
 
 The processes are known by the paths in their arguments, which lie in the driver's own folder.
 """
@@ -39,22 +40,27 @@ def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> 
                 os.kill(orphan.pid, signal.SIGKILL)
 
 
-# A guest's folder is domain-NUMBER-NAME; each start has another number (libvirt's virDomainDefGetShortName).
-_OF_A_START = re.compile(r"domain-([0-9]+)-.*", re.DOTALL)
+# A guest's folder is domain-NUMBER-NAME, the socket and the process number of its swtpm are NUMBER-NAME-swtpm.…; each start has
+# another number (libvirt's virDomainDefGetShortName).
+_OF_A_START = re.compile(r"domain-([0-9]+)-.*|([0-9]+)-.*-swtpm\.(?:pid|sock)", re.DOTALL)
 
 
-def folders(root: Path) -> list[Path]:
+def traces(root: Path) -> list[Path]:
     """Of starts of guests. Look before the driver is opened, as for the processes."""
-    places = (root / "lib/qemu", root / "lib/qemu/channel/target")
-    return [path for place in places for path in place.glob("domain-*") if _OF_A_START.fullmatch(path.name)]
+    places = (root / "lib/qemu", root / "lib/qemu/channel/target", root / "run/swtpm")
+    return [path for place in places for path in place.glob("*-*") if _OF_A_START.fullmatch(path.name)]
 
 
 def remove(left: list[Path], active: Collection[int]) -> None:
     """Those that are of no guest that runs. `active`: the numbers of those that do, once the driver is open."""
     for path in left:
-        number = _OF_A_START.fullmatch(path.name)
-        if number is not None and int(number[1]) not in active:
+        found = _OF_A_START.fullmatch(path.name)
+        if found is None or int(found[1] or found[2]) in active:
+            continue
+        if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _suspect(pid: int, root: Path) -> Orphan | None:
