@@ -15,16 +15,16 @@ MADE = "Made by `python -m tests.documents` from `{source}`: change it there."
 # Where to look first, by code. Each job's own `hint` knows more.
 FIRST: dict[str, str] = {
     "E_MIG_BAD_REQUEST": "The detail names the field or the option. `/openapi.json` and [settings.md](settings.md) say what each takes.",
-    "E_MIG_INVALID_PLAN": "`synvirt inspect` shows the VM's concerns. A Critical one is mended at the source, or waived by its id: "
+    "E_MIG_INVALID_PLAN": "`synvirt inspect` shows the VM's concerns. A Critical one is fixed at the source, or waived by its id: "
     "[importing-files.md](importing-files.md).",
     "E_MIG_UNSUPPORTED_FORMAT": "`synvirt inspect PATH` says what the file is. [importing-files.md](importing-files.md) lists what can be imported.",
-    "E_MIG_MALFORMED_ARCHIVE": "Compare its checksum with the original's: most are cut short on their way. Else export it again.",
+    "E_MIG_MALFORMED_ARCHIVE": "Compare its checksum with the original's: most such files were cut off in transfer. Else export it again.",
     "E_MIG_HOST_PATH_REJECTED": "Put the file into the import root, `{data_dir}/imports`, or send it: `synvirt import FILE --upload`.",
     "E_MIG_AUTH_FAILED": "The source's user or password, not yours: `synvirt sources test NAME`, then `synvirt sources change NAME`.",
     "E_MIG_UNAUTHENTICATED": "Your own user, password or token for the service. `--user` and SYNVIRT_PASSWORD; on the service's own host its socket "
     "needs neither. `synvirt accounts list` and `synvirt tokens list` show who may.",
-    "E_BAK_UNAUTHENTICATED": "As E_MIG_UNAUTHENTICATED, asked of a path beneath /backup.",
-    "E_BAK_FORBIDDEN": "As E_MIG_FORBIDDEN, asked of a path beneath /backup.",
+    "E_BAK_UNAUTHENTICATED": "As E_MIG_UNAUTHENTICATED, for a path under /backup.",
+    "E_BAK_FORBIDDEN": "As E_MIG_FORBIDDEN, for a path under /backup.",
     "E_MIG_NOT_FOUND": "`synvirt migrations list`, `synvirt sources list` and the others show what there is.",
     "E_MIG_FORBIDDEN": "The detail names the role that is needed. `synvirt accounts add NAME --role ROLE`; with PAM, the group of the setting. "
     "Or the page of another site asked for it.",
@@ -32,14 +32,14 @@ FIRST: dict[str, str] = {
     "E_MIG_UPLOAD_NOT_FOUND": "It expired (`upload_expires_days`), or was removed: send it again.",
     "E_MIG_CONFLICT": "Another job has the name, UUID or MAC address; or the job has ended; or another service has the data folder. The detail says which.",
     "E_MIG_UPLOAD_REJECTED": "Too large: `upload_cap_bytes`, or put the file into the import root. Wrong SHA-256: it was changed on its way.",
-    "E_MIG_SOURCE_UNREACHABLE": "`synvirt sources test NAME` says how far it comes: name, port, certificate, log-in. A job that copies waits: "
+    "E_MIG_SOURCE_UNREACHABLE": "`synvirt sources test NAME` shows which step fails: name, port, certificate, log-in. A job that copies waits: "
     "for a day while the guest runs on (warm), for half an hour while it is off. It says so by a `last_error` that is not fatal and goes away by itself. "
     "So it waits, too, for another tool's backup of the VM to end, and for a changed password (`synvirt sources change NAME`).",
     "E_MIG_CBT_UNSUPPORTED": "Nothing is wrong: the job runs cold, and the guest is off while it is copied. `cbt_reason` of the manifest says why.",
     "E_MIG_CBT_RESET": "The whole disk is compared once, by itself. If it comes again and again, something else takes snapshots of the VM.",
     "E_MIG_SNAPSHOT_FAILED": "Another tool's backup of the VM, which a warm job waits for (it says so). Room on the source's datastore, and how many snapshots the VM has. `synvirt sources test NAME --deep` tries one.",
     "E_MIG_DISK_READ_FAILED": "A damaged image, or a parent of it that is missing: `synvirt disk info IMAGE`.",
-    "E_MIG_DISK_WRITE_FAILED": "Mostly no room: `synvirt destinations`. Then `synvirt migrations retry ID`.",
+    "E_MIG_DISK_WRITE_FAILED": "Usually there is no room: `synvirt destinations`. Then `synvirt migrations retry ID`.",
     "E_MIG_V2V_FAILED": "[windows.md](windows.md) has the causes; `synvirt migrations retry ID` goes on with the copy.",
     "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's words are in the detail: a network or a machine type that this host lacks. `synvirt doctor`.",
     "E_MIG_GUEST_BOOT_FAILED": "[guests.md](guests.md): what its screen showed, and other buses: `synvirt migrations retry ID --disk-bus sata`.",
@@ -49,10 +49,10 @@ FIRST: dict[str, str] = {
     "E_MIG_DELTA_TOO_LARGE": "Cut over at a quiet hour (`--cutover manual`), allow a larger last delta, or move it cold: "
     "[moving-from-vsphere.md](moving-from-vsphere.md).",
     "E_MIG_CANCELLED": "An operator asked for it. What the job had made is gone, and the source is as it was.",
-    "E_MIG_PERSIST_FAILED": "Room in {data_dir}, or the PostgreSQL server. Running jobs wait until it is back.",
+    "E_MIG_PERSIST_FAILED": "Check the free space in {data_dir}, or the PostgreSQL server. Running jobs wait until it is back.",
     "E_MIG_SERVICE_UNREACHABLE": "The command line's own word, never a job's: no service listens there, or its certificate is not trusted. "
     "`synvirt serve`, or `systemctl status synvirt`; `--data-dir` and `--server` say which service is meant.",
-    "E_MIG_INTERNAL": "Ours to mend: `synvirt support-bundle`, with the incident's number.",
+    "E_MIG_INTERNAL": "A bug of ours: send a `synvirt support-bundle` with the incident's number.",
 }
 
 
