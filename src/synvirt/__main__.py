@@ -7,6 +7,7 @@ from synvirt.cli.interrupts import end_at_once
 
 
 def main() -> None:
+    """The program: `synvirt disk` by its own small parser, every other command by Typer."""
     end_at_once()
     # What only looks at disks needs nothing of the service's, and does not wait for it to load.
     if sys.argv[1:2] == ["disk"]:

@@ -43,6 +43,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
     def reaches(self, needed: "Role") -> bool:
+        """Whether this role may do what `needed` may: viewer, operator, admin in ascending order."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
 
@@ -67,6 +68,7 @@ class Account:
         return cls(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, _scrypt(password, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P), role)
 
     def line(self, name: str) -> str:
+        """The account's line in the users file."""
         salt, hash_ = (base64.b64encode(value).decode() for value in (self.salt, self.hash))
         return f"{name}:scrypt:{self.n}:{self.r}:{self.p}:{salt}:{hash_}:{self.role}\n"
 

@@ -32,6 +32,7 @@ _ACT: ContextVar[Act | None] = ContextVar("synvirt.act", default=None)
 
 @contextmanager
 def acting(act: Act) -> Iterator[Act]:
+    """Within the block, things are done in this account's name."""
     token = _ACT.set(act)
     try:
         yield act

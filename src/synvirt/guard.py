@@ -37,6 +37,7 @@ def _end_children() -> None:
 
 
 def main() -> int:
+    """Runs the program; its exit code is ours."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL) as child:
         ended = os.pidfd_open(child.pid)

@@ -133,6 +133,7 @@ class Keyring:
             yield
 
     def seal(self, secret: bytes, *, belongs_to: bytes) -> bytes:
+        """Seals a secret; it opens only with the same `belongs_to`. The key file is read again where it was changed."""
         with self._changing:
             self._look()
             return seal(self._key, secret, belongs_to=belongs_to)
@@ -203,6 +204,7 @@ def _opens(key: bytes, sealed: bytes, belongs_to: bytes) -> bool:
 
 
 def seal(key: bytes, secret: bytes, *, belongs_to: bytes) -> bytes:
+    """nonce ‖ ciphertext ‖ tag of AES-256-GCM; it opens only with the same key and `belongs_to`."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, secret, belongs_to)
 

@@ -38,6 +38,8 @@ refused: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class Output:
+    """What a program printed."""
+
     stdout: str
     stderr: str
 
@@ -279,6 +281,7 @@ def output_of(begun: Begun, *, timeout_s: float) -> Iterator[IO[bytes]]:
 
 
 def refuse_forbidden(program: str, missing: type[SynvirtError] = Internal) -> None:
+    """Raises `missing` within a test or a process that may start no programs."""
     if forbidden:
         refused.append(program)
         raise missing(f"the program {program} may not be started here")

@@ -20,6 +20,7 @@ class Pauses(Generic[K]):
         return time.monotonic() >= self._over.get(thing, (0.0, 0.0))[0]
 
     def begin(self, thing: K) -> None:
+        """The thing failed: its pause begins, twice as long as the one before."""
         pause_s = self._over.get(thing, (0.0, self._first_s))[1]
         self._over[thing] = time.monotonic() + pause_s, min(2 * pause_s, self._longest_s)
 

@@ -58,6 +58,8 @@ class DirectorySetting(Received):
 
 
 class ZfsSetting(Received):
+    """A destination on zfs: volumes are made under `pool`/`namespace`."""
+
     kind: Literal["zfs"]
     pool: str
     namespace: str = "synvirt"
@@ -126,6 +128,8 @@ def listen_address(value: str) -> tuple[str, int]:
 
 
 class Settings(Received):
+    """All settings, with their defaults: docs/settings.md."""
+
     data_dir: Path = Field(default_factory=default_data_dir)
     listen: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8441"
     base_url: str = ""

@@ -39,6 +39,8 @@ class _Seen:
 
 
 class BackupMetrics(Collector):
+    """The figures of backups for /metrics, as a collector of prometheus_client's registry."""
+
     def __init__(self, backups: Backups, registry: CollectorRegistry) -> None:
         self._backups, self._lock = backups, threading.Lock()
         self._cursor = backups.runs.last_event_id()
@@ -51,6 +53,7 @@ class BackupMetrics(Collector):
             self._ended.labels(kind, "failed")  # from 0 on: the first one is an increase that an alert sees
 
     def collect(self) -> Iterator[Metric]:
+        """The figures of this moment; the counters are brought up to date first."""
         with self._lock:
             self._catch_up()
             seen = self._look()

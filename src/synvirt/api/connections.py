@@ -28,6 +28,7 @@ class Held(H11Protocol):
     _counted: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Counts the connection, and ends it where its address or the service has too many."""
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
         self._counted = address
@@ -39,6 +40,7 @@ class Held(H11Protocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Counts the connection no more."""
         if self._counted is not None:
             Held._addresses[self._counted] -= 1
             if Held._addresses[self._counted] <= 0:
@@ -49,6 +51,7 @@ class Held(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Handles the bytes. A request that is not complete yet has a time limit."""
         super().data_received(data)
         if self._is_answering():
             self._heard()

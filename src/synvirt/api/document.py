@@ -98,6 +98,7 @@ def problem_described(description: str) -> dict[str, Any]:
 
 
 def described(app: FastAPI, *, api_prefix: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of the app, with our errors, bodies, roles and streams."""
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
     )

@@ -258,6 +258,7 @@ class Timed:
 
 
 def metrics_router(metrics: Metrics) -> APIRouter:
+    """The route of /metrics."""
     router = APIRouter(tags=["service"])
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

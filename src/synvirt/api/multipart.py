@@ -65,6 +65,7 @@ class UploadForm(Generic[T]):
         self._parser = _parser(content_type, self)
 
     def feed(self, data: bytes) -> None:
+        """Takes the next bytes of the body. BadRequest for a malformed one, UploadTooLarge over the cap."""
         with self._lock:
             self._body_bytes += len(data)
             if self._body_bytes > self._cap_bytes + FRAMING_BYTES:
@@ -77,6 +78,7 @@ class UploadForm(Generic[T]):
                 raise BadRequest(f"the body is not multipart/form-data: {error}", hint=_HINT) from error
 
     def finish(self) -> T:
+        """What the sink made of the file, once the body has ended. BadRequest where it is incomplete."""
         with self._lock:
             if not self._ended:
                 raise BadRequest("the body ends before its last boundary: the upload was cut off", hint="send the file again")
@@ -89,6 +91,7 @@ class UploadForm(Generic[T]):
             return upload
 
     def discard(self) -> None:
+        """Gives the upload up, and removes what came of it. It may be called twice."""
         with self._lock:
             if self._sink is not None and not self._closed:
                 self._sink.discard()
@@ -97,6 +100,7 @@ class UploadForm(Generic[T]):
     # ── the parser's callbacks ───────────────────────────────────────────────────────────────────────────────────────
 
     def on_part_begin(self) -> None:
+        """The parser's callback: a part begins."""
         self._parts += 1
         if self._parts > PARTS_MAX:
             raise BadRequest(f"the body has over {PARTS_MAX} parts", hint=_HINT)
@@ -109,10 +113,12 @@ class UploadForm(Generic[T]):
         self._value += data[start:end]
 
     def on_header_end(self) -> None:
+        """The parser's callback: a header of the part is complete."""
         self._headers[self._field.decode("latin-1").lower()] = self._value.decode("latin-1")
         self._field, self._value = bytearray(), bytearray()
 
     def on_headers_finished(self) -> None:
+        """The parser's callback: the headers of a part are complete. BadRequest for a part that is not known."""
         disposition, options = parse_options_header(self._headers.get("content-disposition", ""))
         self._name = options.get(b"name", b"").decode(errors="replace")
         encoding = self._headers.get("content-transfer-encoding", "binary").strip().lower()
@@ -130,6 +136,7 @@ class UploadForm(Generic[T]):
                 raise BadRequest(f"the part {self._name[:100]!r} is not known", hint=_HINT)
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        """The parser's callback: bytes `start … end` of `data` belong to the part."""
         if self._name == "file" and self._sink is not None:
             self._filled = self._filled or end > start
             self._sink.write(memoryview(data)[start:end])
@@ -139,6 +146,7 @@ class UploadForm(Generic[T]):
                 raise BadRequest("sha256: is longer than a digest", hint=_HINT)
 
     def on_part_end(self) -> None:
+        """The parser's callback: the part is complete. BadRequest for a digest that is none."""
         if self._name == "sha256":
             self._sha256 = self._announced.decode("latin-1").strip()
             if self._blank_sha256 and not self._sha256:

@@ -88,6 +88,7 @@ class Server:
         self.address = f"{'https' if settings.tls else 'http'}://{host}:{port}"
 
     def run(self, *, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Serves until a signal. `on_ready`: called once both sockets listen."""
         allow_files()
         try:
             with self._signals():
@@ -152,6 +153,7 @@ class Server:
 
 
 def serve(app: FastAPI, settings: Settings, *, on_ready: Callable[[], None] = lambda: None) -> None:
+    """Serves the app until a signal. `on_ready`: called once both sockets listen."""
     Server(app, settings).run(on_ready=on_ready)
 
 

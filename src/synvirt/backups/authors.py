@@ -40,6 +40,7 @@ class Authors:
         self._key, self._signers = key, signers
 
     def sign(self, statement: bytes) -> Signature | None:
+        """This host's signature of a point's statement; None: the host has no key."""
         key = self._key
         return None if key is None else Signature(key=key.public.line, sshsig=key.sshsig(statement, BACKUPS))
 

@@ -15,6 +15,8 @@ CLOCK_WRONG = timedelta(days=1)
 
 
 class Jobs:
+    """The backup jobs of this host, as documents in the store."""
+
     def __init__(self, rows: BackupRows, *, host: str) -> None:
         self._rows, self._host = rows, host
 
@@ -23,6 +25,7 @@ class Jobs:
         return _shown(parsed(BackupJob, self._rows.get("job", job_id, host=self._host)))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupJob], int | None]:
+        """A page of at most `limit` jobs, newest first, and the cursor of the next page; None: it was the last."""
         texts, following = self._rows.page("job", host=self._host, limit=limit, cursor=cursor)
         return [_shown(job) for job in readable(BackupJob, texts)], following
 
@@ -30,11 +33,13 @@ class Jobs:
         return [_shown(job) for job in readable(BackupJob, self._rows.all("job", host=self._host))]
 
     def add(self, asked: BackupJobRequest) -> BackupJob:
+        """A new job with a new id. Its schedule counts from now on."""
         at = now()
         fields = {name: getattr(asked, name) for name in type(asked).model_fields}
         return self.put(BackupJob(id=uuid4(), created_at=at, scheduled_to=at, **fields))
 
     def put(self, job: BackupJob) -> BackupJob:
+        """Writes the job, and answers it as it is shown."""
         self._rows.put_all([self.row(job)], host=self._host)
         return _shown(job)
 

@@ -49,6 +49,8 @@ class PeerRequest(Received):
 
 
 class BackupPeer(Model):
+    """Where a repository of kind peer lies. `fingerprint_sha256`: of the peer's certificate. The password is never shown."""
+
     url: str
     fingerprint_sha256: str
     username: str
@@ -149,6 +151,8 @@ Trigger = Literal["asked", "schedule", "again"]
 
 
 class BackupJob(Model):
+    """A backup job. Its schedule is in UTC; `next_run_at` is null for a job that runs only when asked."""
+
     id: UUID
     name: str
     vm_ids: tuple[str, ...]
@@ -166,6 +170,8 @@ class BackupJob(Model):
 
 
 class Trouble(Model):
+    """A warning or an error of a run: an E_ code, what happened, a hint; `vm_id`: the guest that it is about."""
+
     code: str
     message: str
     hint: str | None = None
@@ -193,6 +199,8 @@ class GuestTaken(Model):
 
 
 class RestoredDomain(Model):
+    """The guest that a restore made."""
+
     name: str
     uuid: UUID
 
@@ -236,6 +244,8 @@ class RunUpdate(Model):
 
 
 class PointDisk(Model):
+    """A disk of a restore point, by its target in the guest (`vda`)."""
+
     target: str
     size_bytes: Bytes
 

@@ -65,6 +65,7 @@ class Offers:
 
 
 def offers_of(settings: Settings) -> Offers:
+    """The offers that the settings name, by name. Nothing is opened yet."""
     return Offers(
         {
             name: Offer(

@@ -75,6 +75,9 @@ class Stored(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskIsTaken(WireModel):
+    """One disk is stored. Sizes in bytes; `resumed_bytes` of it were stored before the worker began. `whole`: all of it was
+    read, not only changes. `checked_to`: the offset at which the next run goes on with its samples."""
+
     key: str
     size_bytes: int
     read_bytes: int
@@ -115,6 +118,8 @@ class Signed(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyPointOrder(Order):
+    """Read every chunk of one restore point, and compare each with its name."""
+
     kind: Literal["verify_point"] = "verify_point"
     repository: RepositorySpec
     point_id: str
@@ -122,6 +127,8 @@ class VerifyPointOrder(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRepositoryOrder(Order):
+    """Read every pack and manifest of a repository, and compare each with its hash."""
+
     kind: Literal["verify_repository"] = "verify_repository"
     repository: RepositorySpec
 

@@ -11,6 +11,8 @@ _SEALED = ("vm_id", "vm_name", "job_id", "run_id", "quiesced", "freeze_ms", "con
 
 
 class Points:
+    """The restore points that this host knows, as documents in the store."""
+
     def __init__(self, rows: BackupRows, *, host: str) -> None:
         self._rows, self._host = rows, host
 
@@ -19,6 +21,7 @@ class Points:
         return parsed(RestorePoint, self._rows.get("point", point_id, host=self._host))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[RestorePoint], int | None]:
+        """A page of at most `limit` points, newest first, and the cursor of the next page; None: it was the last."""
         texts, following = self._rows.page("point", host=self._host, limit=limit, cursor=cursor)
         return readable(RestorePoint, texts), following
 
@@ -26,6 +29,7 @@ class Points:
         return readable(RestorePoint, self._rows.all("point", host=self._host))
 
     def put(self, point: RestorePoint) -> RestorePoint:
+        """Writes the point, new or changed."""
         self._rows.put("point", point.id, point, host=self._host)
         return point
 

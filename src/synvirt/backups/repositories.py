@@ -83,6 +83,7 @@ class Repositories:
         return parsed(_Known, self._rows.get("repository", repository_id, host=self._host))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupRepository], int | None]:
+        """A page of at most `limit` repositories, newest first, and the cursor of the next page; None: it was the last."""
         texts, following = self._rows.page("repository", host=self._host, limit=limit, cursor=cursor)
         return [self.shown(one) for one in readable(_Known, texts)], following
 
@@ -184,6 +185,7 @@ class Repositories:
         return following.exists()
 
     def recovery_key(self, repository_id: UUID) -> str:
+        """The repository's key as a text for people. BackupNotFound."""
         self.get(repository_id)
         return recovery_text(self._key(repository_id))
 

@@ -41,6 +41,8 @@ def fates(points: Iterable[RestorePoint], retention: Retention, *, protected: Co
 
 
 class Retiring:
+    """Applies retention to the restore points of backup jobs."""
+
     def __init__(self, repositories: Repositories, points: Points) -> None:
         self._repositories, self._points = repositories, points
 

@@ -171,6 +171,7 @@ class Runs:
         return readable(BackupRun, self._rows.all("run", host=self._host, states=_OPEN))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupRun], int | None]:
+        """A page of at most `limit` runs, newest first, and the cursor of the next page; None: it was the last."""
         texts, following = self._rows.page("run", host=self._host, limit=limit, cursor=cursor)
         return [self._with_figures(run) for run in readable(BackupRun, texts)], following
 

@@ -202,6 +202,7 @@ class Backups:
     # ── repositories and their jobs ──────────────────────────────────────────────────────────────────────────────────
 
     def add_repository(self, asked: BackupRepositoryRequest) -> BackupRepository:
+        """Registers a repository, and the restore points that it has already."""
         made = self.repositories.add(asked)
         self._adopt(made)
         return made
@@ -293,6 +294,7 @@ class Backups:
         self._forget_job(job_id)
 
     def run_job(self, job_id: UUID) -> BackupRun:
+        """Begins a run of the job at once. BackupConflict where one is under way."""
         with self.runs.lock:
             job = self.job(job_id)
             self._check_idle(job)
@@ -372,6 +374,7 @@ class Backups:
         return self.points.put(self.points.get(point_id).model_copy(update={"protected": asked.protected}))
 
     def verify(self, point_id: UUID) -> BackupRun:
+        """Begins a run that reads every chunk of a restore point."""
         point = self.points.get(point_id)
         run = BackupRun(
             id=uuid4(),
@@ -397,6 +400,7 @@ class Backups:
         )
 
     def verify_repository(self, repository_id: UUID) -> BackupRun:
+        """Begins a run that reads all of a repository."""
         known = self.repositories.get(repository_id)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="verify", created_at=now(), repository_id=known.id)
         spec, working, limits = self.repositories.spec(known.id), self._working, self._limits
@@ -415,6 +419,7 @@ class Backups:
         )
 
     def collect(self, repository_id: UUID, *, dry_run: bool) -> BackupRun:
+        """Begins a run that removes what no restore point needs; with `dry_run` it only counts it."""
         known = self.repositories.get(repository_id)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="collect", created_at=now(), repository_id=known.id)
         return self._upkeep(run, lambda under_way, repository: upkeep.collect(under_way, repository, dry_run=dry_run))
@@ -426,6 +431,7 @@ class Backups:
             return self.runs.begin(run, lambda under_way: work(under_way, self.repositories.opened(repository_id)))
 
     def restore(self, point_id: UUID, asked: RestoreRequest) -> BackupRun:
+        """Begins a restore. What cannot work is refused at once."""
         point = self.points.get(point_id)
         bring(asked)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
@@ -435,6 +441,7 @@ class Backups:
             return self.runs.begin(run, self._restoration(point.repository_id, restore), with_=(request,))
 
     def boot_test(self, point_id: UUID) -> BackupRun:
+        """Begins a boot test of a restore point."""
         point, testing = self.points.get(point_id), self._testing()
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="boot_test", created_at=now(), restore_point_ids=(point_id,))
         with self.runs.lock:
@@ -462,6 +469,7 @@ class Backups:
 
 @contextlib.contextmanager
 def running(backups: Backups) -> Iterator[Backups]:
+    """Starts the runs and the schedule; ends both at the end of the block."""
     backups.start()
     try:
         with looking(backups.look):

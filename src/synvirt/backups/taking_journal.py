@@ -45,6 +45,7 @@ class Journal:
         return self._names.get(disk, {})
 
     def add(self, disk: int, number: int, name: bytes) -> None:
+        """Notes that a chunk of a disk is named. A file that cannot be written is closed: the journal is a hint only."""
         record = _RECORD.pack(disk, number, name)
         with self._lock:
             if self._file is None:
@@ -55,6 +56,7 @@ class Journal:
                 self.close()
 
     def close(self) -> None:
+        """Closes the file; what is added later is not kept. It may be called twice."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -177,6 +177,7 @@ class _Figures:
 
 
 def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
+    """The task of a VerifyPointOrder: says PointVerified at its end."""
     progress, damaged = Progress(ALL, wire), set[str]()
     with OpenRepositories() as repositories:
         try:
@@ -193,6 +194,7 @@ def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
 
 
 def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
+    """The task of a VerifyRepositoryOrder: says RepositoryVerified at its end."""
     progress, speaking = Progress(ALL, wire), threading.Lock()
 
     def read(total: int, done: int) -> None:

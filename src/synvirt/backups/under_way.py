@@ -23,6 +23,8 @@ _log = structlog.get_logger("synvirt.backups")
 
 
 class Saves(Protocol):
+    """Writes a run to the store; `announced`: with an event for those who listen."""
+
     def __call__(self, run: BackupRun, *, announced: bool = True) -> None: ...
 
 
@@ -63,6 +65,7 @@ class UnderWay:
         self._put(announced=True, **changes)
 
     def warn(self, code: str, message: str, vm_id: str | None = None) -> None:
+        """Adds a warning to the run, and announces it."""
         trouble = Trouble(code=code, message=message, vm_id=vm_id)
         _log.warning("backup run warns", code=code, detail=message, guest=vm_id)
         self._put(announced=True, warnings=(*self.run.warnings, trouble))
@@ -100,6 +103,7 @@ class Sum:
         self._each: list[Copied] = []
 
     def next_disk(self) -> Callable[[Copied], None]:
+        """A function that takes the figures of the next disk, and adds them to the run's."""
         number = len(self._each)
         self._each.append(Copied(0, 0, 0, 0))
 

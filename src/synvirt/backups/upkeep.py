@@ -102,6 +102,7 @@ class _Answer:
 
 
 def collect(under_way: UnderWay, repository: Repository, *, dry_run: bool) -> None:
+    """The work of a run that collects garbage. What it removed is noted in the run."""
     under_way.move(Status.TRANSFERRING)
     collected = garbage.collect(repository, now=now().timestamp(), dry_run=dry_run)
     under_way.note(collected=collected)

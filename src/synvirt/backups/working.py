@@ -126,6 +126,7 @@ class Served:
         self.failure: SynvirtError | None = None
 
     def check(self) -> None:
+        """Raises the error that the worker ended with, if it did."""
         if self.failure is not None:
             raise self.failure
 

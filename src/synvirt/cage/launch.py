@@ -40,6 +40,7 @@ def image_tool(argv: Sequence[str], *, reads: Sequence[str] = (), writes: Sequen
 
 
 def main() -> None:
+    """Enters the cage, and becomes the program."""
     said: dict[str, Any] = json.loads(sys.argv[1])
     program = shutil.which(sys.argv[2])
     if program is None:

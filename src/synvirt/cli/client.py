@@ -59,11 +59,14 @@ WAVES = Streamed("/waves/stream", "wave_id")
 
 
 class Client(AbstractContextManager["Client"]):
+    """A client of one service. Its methods raise the SynvirtError that the service answers, and ServiceUnreachable."""
+
     def __init__(self, http: httpx.Client, *, where: str, hint: str, socket_path: Path | None = None) -> None:
         self._http, self._where, self._hint, self._socket_path = http, where, hint, socket_path
 
     @classmethod
     def local(cls, socket_path: Path, *, base_url: str = "") -> Self:
+        """A client of this host's service, by its Unix socket."""
         http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_path)), base_url=f"http://synvirt{_prefix(base_url)}")
         data_dir = socket_path.parent
         hint = f"start it: synvirt serve --data-dir {data_dir}"
@@ -169,6 +172,7 @@ class Client(AbstractContextManager["Client"]):
         return self._job("GET", f"/migrations/{job_id}")
 
     def cancel(self, job_id: UUID | str, *, lose_guest_writes: bool = False) -> Migration:
+        """Asks a job to stop. `lose_guest_writes`: also one whose guest runs already. Conflict where the job has ended."""
         asked = "?guest_writes=lose" if lose_guest_writes else ""
         return self._job("POST", f"/migrations/{job_id}/cancel{asked}")
 

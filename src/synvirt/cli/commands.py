@@ -43,6 +43,7 @@ class Program(TyperGroup):
         return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
+        """Runs the command; an error becomes a line on stderr and an exit code."""
         try:
             with raised():
                 return super().invoke(ctx)

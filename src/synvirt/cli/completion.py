@@ -8,6 +8,8 @@ import typer
 
 
 class Shell(StrEnum):
+    """The shells for which there is completion."""
+
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"

@@ -152,5 +152,6 @@ def _stay(service: RunningService) -> None:
 
 
 def say(text: str) -> None:
+    """Prints a line at once."""
     sys.stdout.write(f"{shown(text)}\n")
     sys.stdout.flush()

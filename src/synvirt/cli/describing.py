@@ -6,6 +6,7 @@ from synvirt.cli.program import shown
 
 
 def describe(kind: str, manifest: Any) -> None:
+    """Prints a manifest as a table: hardware, disks, cards, concerns."""
     from synvirt.cli.program import sized
 
     rows = [

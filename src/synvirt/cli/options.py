@@ -41,6 +41,7 @@ class Options:
 
     @property
     def settings_file(self) -> Path | None:
+        """The settings file to read; None: there is none, or --data-dir stands for it."""
         from synvirt.settings import service_config
 
         return self.config or (None if self.data_dir else service_config())

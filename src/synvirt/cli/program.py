@@ -31,6 +31,7 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
 
 
 def tell(code: str, detail: str, hint: str | None) -> None:
+    """Prints an error and its hint on stderr."""
     print(f"{code}: {shown(detail)}", file=sys.stderr)
     if hint:
         print(f"hint: {shown(hint)}", file=sys.stderr)
@@ -44,6 +45,7 @@ def shown(text: str) -> str:
 
 
 def sized(count: float) -> str:
+    """A size with its unit: `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

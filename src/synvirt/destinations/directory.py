@@ -33,6 +33,8 @@ NAME = re.compile(r"[0-9a-f-]{36}/\w[\w.-]*\.raw", re.ASCII)
 
 
 class DirectoryDestination:
+    """Volumes as sparse raw files in a folder of this host."""
+
     kind: ClassVar[str] = "directory"
     device_type: ClassVar[str] = "file"
 

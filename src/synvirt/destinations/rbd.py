@@ -30,6 +30,8 @@ JOB, DISK, SIZE = "synvirt.job", "synvirt.disk", "synvirt.size"
 
 
 class RbdDestination:
+    """Volumes as images in a Ceph pool."""
+
     kind: ClassVar[str] = "rbd"
     device_type: ClassVar[str] = "rbd"
 
@@ -149,6 +151,7 @@ class RbdDestination:
 
 
 def set_marks(image: Any, marks: dict[str, str]) -> None:
+    """Writes our marks into an image's metadata."""
     for key, value in marks.items():
         image.metadata_set(key, value)
 

@@ -342,5 +342,6 @@ def _in_holes(holes: Holes, runs: list[Run]) -> tuple[list[bool], list[bool]]:
 
 
 def fill_zeros(into: memoryview) -> None:
+    """Overwrites the memory with zeros."""
     for at in range(0, len(into), len(_ZEROS)):
         into[at : at + len(_ZEROS)] = _ZEROS[: len(into) - at]

@@ -76,6 +76,7 @@ class RbdPool:
         self.close()
 
     def close(self) -> None:
+        """Closes the pool and the connection to the cluster."""
         self.ioctx.close()
         self._cluster.shutdown()
 

@@ -99,6 +99,7 @@ def raw_spec(root: Root, path: Path, offset: int = 0, length: int | None = None)
 
 
 def open_spec(spec: RawSpec) -> DiskReader:
+    """The file of a raw spec: of this host, or of a place elsewhere. HostPathRejected, FileGone."""
     if spec.remote is not None:
         from synvirt.remote.reading import RemoteReader
 

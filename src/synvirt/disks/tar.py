@@ -38,6 +38,8 @@ INDEX_MEMBERS_MAX = 100_000
 
 
 class Sort(Enum):
+    """What a member of a tar archive is."""
+
     FILE = "file"
     FOLDER = "folder"
     OTHER = "link or device"

@@ -61,6 +61,7 @@ class Checkup:
         threading.Thread(target=self._run, name="checkup", daemon=True).start()
 
     def latest(self) -> tuple[datetime, list[Finding]] | None:
+        """The last findings, and when; None: none yet. New checks begin in the background."""
         self.begin()
         return self._latest
 

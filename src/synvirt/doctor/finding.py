@@ -25,6 +25,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """What a check found. `needed`: the settings ask for it. `detail`: the version or path, or what is missing."""
+
     name: str
     found: bool
     needed: bool
@@ -38,6 +40,8 @@ LOOK_TIMEOUT_S = 20
 
 
 def program(name: str, *version: str) -> Callable[[Settings], str]:
+    """A check for a program: where it lies, and its version if `version` are arguments that print it."""
+
     def look(_: Settings) -> str:
         path = program_path(name)
         return f"{path}: {first_line([name, *version])}" if version else path
@@ -46,6 +50,7 @@ def program(name: str, *version: str) -> Callable[[Settings], str]:
 
 
 def program_path(name: str) -> str:
+    """Where the program lies. Missing."""
     path = find(name)
     if path is None:
         raise Missing(f"no program {name}")
@@ -57,6 +62,8 @@ def first_line(argv: list[str]) -> str:
 
 
 def python_module(name: str, version: Callable[[], str]) -> Callable[[Settings], str]:
+    """A check for a Python module; `version` imports it."""
+
     def look(_: Settings) -> str:
         try:
             return version()
@@ -67,6 +74,8 @@ def python_module(name: str, version: Callable[[], str]) -> Callable[[Settings],
 
 
 def qemu_module(name: str) -> Callable[[Settings], str]:
+    """A check for a module of QEMU (`block-rbd`)."""
+
     def look(_: Settings) -> str:
         found = next(Path("/usr/lib").glob(f"*/qemu/{name}.so"), None)
         if found is None:

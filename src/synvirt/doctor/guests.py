@@ -16,6 +16,7 @@ _ACTIVE = 2
 
 
 def libvirt_version() -> str:
+    """The version of libvirt's library. Missing, ImportError."""
     from synvirt.kvm.library import module
 
     number = int(module().getVersion())
@@ -42,6 +43,7 @@ def hypervisor(settings: Settings) -> str:
 
 
 def guests_user(settings: Settings) -> str:
+    """The user that guests run as, and why. Missing where it is root for want of access."""
     found = qemu_user.choose(settings)
     if found.lacking:
         raise Missing(found.why)
@@ -49,6 +51,7 @@ def guests_user(settings: Settings) -> str:
 
 
 def kvm(settings: Settings) -> str:
+    """Whether KVM works, shown by a guest. Missing."""
     found = accelerator(settings.data_dir / "libvirt" if settings.data_dir.is_dir() else None)
     if found.kind != "kvm":
         raise Missing(f"{found.reason}; guests are emulated, slowly")
@@ -56,6 +59,8 @@ def kvm(settings: Settings) -> str:
 
 
 def uefi(*, secure: bool) -> Callable[[Settings], str]:
+    """A check for UEFI firmware; `secure`: with Secure Boot and enrolled keys."""
+
     def look(_: Settings) -> str:
         from synvirt.hypervisor.libvirt_host import installed_uefi
 
@@ -85,6 +90,7 @@ def network(settings: Settings) -> str:
 
 
 def tun_device(_: Settings) -> str:
+    """Whether rehearsals may have a network. Missing."""
     try:
         os.close(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -93,12 +99,14 @@ def tun_device(_: Settings) -> str:
 
 
 def virtio_win(settings: Settings) -> str:
+    """Where the driver image lies. Missing."""
     if not os.access(settings.virtio_win_iso, os.R_OK):
         raise Missing(f"no {settings.virtio_win_iso}")
     return str(settings.virtio_win_iso)
 
 
 def rhsrvany(settings: Settings) -> str:
+    """Where the program lies that installs agents in Windows. Missing."""
     from synvirt.guests.virt_v2v import SERVICE_STARTERS
 
     found = [name for name in SERVICE_STARTERS if (settings.virt_tools_dir / name).exists()]

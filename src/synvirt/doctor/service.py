@@ -27,6 +27,7 @@ _VERSIONS = {"sqlite": "SELECT sqlite_version(), count(*) FROM sqlite_master", "
 
 
 def data_dir(settings: Settings) -> str:
+    """The data folder and its free space. Missing where it cannot be written."""
     folder = settings.data_dir
     # Where it is to be made, the folder above it decides.
     present = next(path for path in (folder, *folder.parents) if path.exists())
@@ -43,6 +44,7 @@ def import_root(settings: Settings) -> str:
 
 
 def sealing_key(settings: Settings) -> str:
+    """The sealing key's file and mode. Missing where it is no key, or open to others."""
     path = settings.keyring_dir / "migrator.key"
     found = _ours(path, KEY_MODE)
     if path.exists() and path.stat().st_size != KEY_BYTES:
@@ -133,6 +135,8 @@ def _quarantined(connection: "Database") -> list[str]:
 
 
 def cage_layer(name: str) -> Callable[[Settings], str]:
+    """A check for one layer of the cage."""
+
     def look(_: Settings) -> str:
         if not layers()[name]:
             raise Missing("this host does not give it to the service")

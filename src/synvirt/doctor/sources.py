@@ -9,6 +9,7 @@ from synvirt.settings import Settings
 
 
 def libnbd_version() -> str:
+    """The version of libnbd. ImportError."""
     import nbd
 
     return f"libnbd {nbd.NBD().get_version()}"
@@ -20,6 +21,7 @@ def pyvmomi_version() -> str:
 
 
 def nbdkit_vddk(_: Settings) -> str:
+    """The version of nbdkit's vddk plugin. Missing."""
     program_path("nbdkit")
     try:
         return first_line(["nbdkit", "vddk", "--version"])
@@ -28,12 +30,14 @@ def nbdkit_vddk(_: Settings) -> str:
 
 
 def libnfs(_: Settings) -> str:
+    """The library of NFS, and its version. Missing."""
     from synvirt.disks.nfs import found
 
     return found()
 
 
 def hyperv_tool(settings: Settings) -> str:
+    """The tool for Hyper-V exports and its driver. Missing."""
     command, driver = settings.vmcx_tool, settings.vmcx_tool_driver
     program_path(command)
     if settings.vmcx_way != "tool" and not vmcx_tool(settings).has_driver():

@@ -20,6 +20,7 @@ def zfs_is_set(settings: Settings) -> bool:
 
 
 def zfs_pool(settings: Settings) -> str:
+    """The pools of the settings, with health and free space. Missing."""
     program_path("zfs")
     pools = sorted({one.pool for one in _zfs_settings(settings)})
     if not pools:
@@ -29,6 +30,7 @@ def zfs_pool(settings: Settings) -> str:
 
 
 def zfs_rights(settings: Settings) -> str:
+    """Whether the service's user has all that it needs from `zfs allow`. Missing names each command."""
     from synvirt.destinations import zfs_allow
 
     user, groups = zfs_allow.caller()
@@ -66,6 +68,7 @@ def librbd(_: Settings) -> str:
 
 
 def rbd_pools(settings: Settings) -> str:
+    """The Ceph pools of the settings, with free space. Missing."""
     from synvirt.destinations.rbd import RbdDestination
     from synvirt.disks.specs import RbdPlace
 

@@ -63,6 +63,7 @@ class Seen:
     as_of: int
 
     def job_of(self, member: Member) -> Migration | None:
+        """The member's job, if there is one."""
         found = None if member.job_id is None else self.jobs.get(member.job_id)
         return None if found is None else found[1]
 

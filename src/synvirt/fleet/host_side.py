@@ -53,6 +53,7 @@ class HostSide:
         self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def close(self) -> None:
+        """Begins nothing new; what runs in threads stops soon."""
         self._closing.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

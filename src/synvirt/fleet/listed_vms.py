@@ -30,6 +30,8 @@ ASKED_AT_ONCE = 4
 
 
 class ListedVms:
+    """The VMs that sources list, kept for a while and asked for in the background."""
+
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._lock = threading.Lock()

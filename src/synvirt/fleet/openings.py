@@ -47,6 +47,7 @@ class Openings:
         return self._spans[window][bisect_right(self._starts[window], now) :]
 
     def upcoming(self, window: str, now: datetime) -> Span | None:
+        """The first opening of a window that begins after `now`; None: none within the time that is looked ahead."""
         spans, place = self._spans[window], bisect_right(self._starts[window], now)
         return spans[place] if place < len(spans) else None
 

@@ -16,6 +16,7 @@ class Running:
         self.by_destination: defaultdict[str, set[str]] = defaultdict(set)
 
     def put(self, member: str, facts: Facts, runs: bool) -> None:
+        """Counts a member among those that run at its source host and destination, or no more."""
         for place in (self.all, self.by_host[facts.source_host], self.by_destination[facts.destination]):
             (place.add if runs else place.discard)(member)
 
@@ -31,6 +32,7 @@ class Queues:
         self._by_key: dict[Key, list[tuple[Rank, str]]] = {}
 
     def push(self, key: Key, rank: Rank, member: str) -> None:
+        """Adds a member to the queue of its source host and destination, by its rank."""
         heapq.heappush(self._by_key.setdefault(key, []), (rank, member))
 
     def __bool__(self) -> bool:

@@ -27,12 +27,14 @@ def member_of(row: MemberRow) -> Member:
 
 
 def new_row(request: MemberRequest) -> MemberRow:
+    """The row of a new member, in the state Waiting."""
     fields = {name: getattr(request, name) for name in MemberRequest.model_fields}
     member = Member.model_construct(**fields)  # it was validated when it was received
     return MemberRow(request.id, MemberState.WAITING, member.model_dump_json())
 
 
 def summary_of(row: WaveRow) -> WaveSummary:
+    """A wave as lists show it: with counts by state, without members."""
     wave = wave_of(row)
     fields = {name: getattr(wave, name) for name in WaveSummary.model_fields if name != "counts"}
     counts = {state: row.counts[state] for state in MemberState if state in row.counts}
@@ -45,6 +47,7 @@ def wave_event(wave: Wave) -> str:
 
 
 def member_event(wave_id: UUID, member: BaseModel) -> str:
+    """The event of a change of a member, as JSON."""
     assert isinstance(member, Member)
     return WaveUpdate(
         id=wave_id,

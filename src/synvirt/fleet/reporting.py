@@ -78,6 +78,7 @@ class WaveReport(Model):
 
 
 def report_of(wave: Wave, members: Iterable[Member]) -> WaveReport:
+    """The report of a wave at this moment; durations in seconds."""
     reported = tuple(ReportedMember(**{name: getattr(one, name) for name in COLUMNS}) for one in members)
     counted = Counter(one.state for one in reported)
     causes = Counter(one.cause for one in reported if one.cause is not None)

@@ -106,6 +106,7 @@ class Waves:
     def page(
         self, *, limit: int, cursor: int | None, states: Sequence[WaveState] = (), name: str | None = None
     ) -> tuple[list[WaveSummary], int | None]:
+        """A page of at most `limit` waves, newest first, and the cursor of the next page; None: it was the last."""
         rows, following = self.rows.page(limit=limit, cursor=cursor, states=[str(one) for one in states], name=name)
         return [summary_of(row) for row in rows], following
 
@@ -119,6 +120,7 @@ class Waves:
         return row, self.rows.members(wave_id)[0]
 
     def whole(self, wave_id: UUID) -> Wave:
+        """The wave with all of its members. NotFound."""
         row, members = self.load(wave_id)
         return wave_of(row, (member_of(one) for one in members))
 

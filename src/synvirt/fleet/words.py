@@ -12,6 +12,7 @@ def shown_time(at: datetime) -> str:
 
 
 def shown_s(seconds: float) -> str:
+    """A duration in seconds, minutes, hours or days: `45 s`, `3.5 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 2 * 3600:
@@ -20,6 +21,7 @@ def shown_s(seconds: float) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: `a, b and c`; of many the first NAMED_MAX and how many more."""
     more = len(names) - NAMED_MAX
     if more > 0:
         return f"{', '.join(names[:NAMED_MAX])} and {more} more"

@@ -13,6 +13,8 @@ _LINK = 0o120000
 
 
 class Files(Protocol):
+    """The file system of a guest, read-only. `is_ntfs`: names are compared without case."""
+
     is_ntfs: bool
 
     def read(self, path: str) -> str | None:
@@ -103,6 +105,7 @@ class NtfsFiles:
         return None
 
     def entry(self, path: str) -> Any:
+        """The entry at a path, whatever its case; None: there is none."""
         entry = self._volume.get_root_directory()
         for word in (word for word in path.split("/") if word):
             entry = next((one for one in _children(entry) if (one.name or "").casefold() == word.casefold()), None)

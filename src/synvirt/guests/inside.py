@@ -172,6 +172,7 @@ def facts(descriptors: Sequence[int]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str]) -> int:
+    """The process: descriptors as arguments, the facts as JSON on stdout."""
     descriptors = [int(one) for one in argv[1:]]
     enter(Cage(memory_bytes=MEMORY_BYTES, cpu_s=CPU_S, files=64 + len(descriptors), written_bytes=MIB))
     sys.stdout.write(json.dumps(facts(descriptors)))

@@ -49,6 +49,7 @@ def take_over(folder: Path, devices: list[str]) -> None:
 
 
 def remove(folder: Path) -> None:
+    """Removes the overlays, and ends what has one of them open."""
     end_users(folder)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -118,6 +118,7 @@ def bus_of(number: int, bus: DiskBus) -> DiskBus:
 
 
 def why_bus(machine: Machine) -> str:
+    """Why the guest gets the disk bus that it gets now, in words."""
     bus = bus_now(machine)
     failed = [attempt for attempt in machine.attempts if attempt.trouble is not None]
     if failed:

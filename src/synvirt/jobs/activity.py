@@ -35,6 +35,7 @@ class Activity:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
+        """Marks that the guest reads, for the length of the block."""
         self._note(1)
         try:
             yield
@@ -79,6 +80,7 @@ class Yielding:
         self._stop = stop
 
     def take(self, _amount: int) -> None:
+        """Waits while the guest reads, WAIT_MOST_S at the most. Cancelled."""
         until = time.monotonic() + WAIT_MOST_S
         while self._guest_reads() and time.monotonic() < until:
             if self._stop():

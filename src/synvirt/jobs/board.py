@@ -33,10 +33,12 @@ class Figures(Generic[S]):
         self._commits += 1
 
     def pin(self, job_id: UUID, state: S, progress: Progress) -> None:
+        """Shows the newest state and progress of a job."""
         with self._lock:
             self._latest[job_id] = (state, progress)
 
     def unpin(self, job_id: UUID) -> None:
+        """Forgets a job that has ended."""
         with self._lock:
             self._latest.pop(job_id, None)
 
@@ -67,6 +69,7 @@ class Board(Figures[State]):
             self._courses[job_id] = self._courses.get(job_id, Course()).with_sample(time.time(), progress.bytes_done)
 
     def unpin(self, job_id: UUID) -> None:
+        """Forgets the figures of a job that has ended."""
         with self._lock:
             super().unpin(job_id)
             self._disks.pop(job_id, None)
@@ -91,5 +94,6 @@ class Board(Figures[State]):
             self._courses.setdefault(job_id, course)
 
     def courses(self) -> dict[UUID, Course]:
+        """The rates over time of the jobs that run, by job."""
         with self._lock:
             return dict(self._courses)

@@ -128,6 +128,7 @@ class Progress:
         self._key, self._wire, self._said_at = key, wire, 0.0
 
     def moved(self, copied: Copied) -> None:
+        """Sends the figures of the copy, at most once in PROGRESS_EVERY_S."""
         if time.monotonic() - self._said_at >= PROGRESS_EVERY_S:
             self._said_at = time.monotonic()
             self._wire.say(
@@ -140,6 +141,7 @@ class Progress:
             )
 
     def flushed(self, copied: Copied, *, finished: bool = False, bytes_checked: int = 0) -> None:
+        """Sends a watermark: all bytes before `copied.watermark` are durable. `bytes_checked`: compared in verification."""
         self._wire.say(
             Flushed(
                 key=self._key,

@@ -67,6 +67,7 @@ class Look:
 
     @classmethod
     def read(cls, line: bytes) -> "Look":
+        """The look that `line` asks for, as its writer encoded it (JSON)."""
         fields = json.loads(line)
         root = fields.pop("root")
         return cls(**fields, root=_remote(root["remote"]) if "remote" in root else Path(root["path"]))
@@ -265,6 +266,7 @@ def preload() -> None:
 
 
 def main() -> None:
+    """The looker as a process: its first argument is the descriptor of the control socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to hear
     preload()
     control = socket.socket(fileno=int(sys.argv[1]))

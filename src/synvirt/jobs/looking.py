@@ -94,6 +94,7 @@ class CagedLooking:
         threading.Thread(target=self._warm, name="looker", daemon=True).start()
 
     def close(self) -> None:
+        """Ends the looker; an inspection after that fails."""
         with self._lock:
             self._closed = True
             if self._started is not None:
@@ -111,6 +112,7 @@ class CagedLooking:
         return with_free_bytes(found, free_bytes)
 
     def detect(self, path: Path | str, root: Root) -> OfflineImporter:
+        """Which importer `path` is for, asked of a caged child. HostPathRejected, NotFound, UnsupportedFormat."""
         found = self.ask(Look("detect", root, str(path), _within_s(root)))
         try:
             return self.importers[OfflineKind(found)]

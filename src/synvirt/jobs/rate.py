@@ -18,6 +18,7 @@ class Rate:
         self._seen: deque[tuple[float, int]] = deque()
 
     def at(self, done: int) -> float:
+        """The rate in bytes per second over the last RATE_WINDOW_S, once `done` bytes are copied."""
         moment = self._clock()
         self._seen.append((moment, done))
         while len(self._seen) > 2 and moment - self._seen[0][0] > RATE_WINDOW_S:

@@ -76,6 +76,7 @@ class Runner:
         self._look_now = asyncio.Event()
 
     def start(self) -> None:
+        """Starts the thread and its event loop, and looks for jobs at once."""
         self._loop = asyncio.new_event_loop()
         self._thread.start()
         self._soon(self._on_begin)
@@ -94,6 +95,7 @@ class Runner:
         self._end_all()
 
     def resume(self) -> None:
+        """Runs jobs again after `pause`: the host holds its lease."""
         self._paused = False
         self._soon(self._on_begin)
         self._soon(self._look_now.set)

@@ -115,10 +115,12 @@ class Slots:
             await asyncio.to_thread(self._rows.leave, job_id)
 
     async def take(self, job_id: UUID, wanted: dict[str, int], or_stop: OrStop, *, urgent: bool) -> None:
+        """Waits in line until all wanted slots are free, and takes them at once. `urgent`: without waiting."""
         while not await asyncio.to_thread(self._rows.take, job_id, wanted, host=self._host, urgent=urgent):
             await or_stop(self._until_next(job_id, wanted))
 
     async def leave(self, job_id: UUID, wanted: dict[str, int]) -> None:
+        """Gives the slots back, and wakes those that wait here."""
         await asyncio.to_thread(self._rows.leave, job_id, wanted)
         with self._lock:
             for called in self._waiting:
@@ -148,6 +150,7 @@ class Held:
         await self._slots.take(self._job_id, self._wanted, self._or_stop, urgent=self._urgent)
 
     async def leave(self) -> None:
+        """Gives the slots back before the end of the block."""
         await self._slots.leave(self._job_id, self._wanted)
 
 
@@ -173,6 +176,7 @@ class Turns:
                 self._call()
 
     def left(self, job_id: UUID) -> None:
+        """The job has ended or holds: its turn is free."""
         with self._lock:
             self._working.discard(job_id)
             self._call()

@@ -28,6 +28,7 @@ class Stop:
         self.left_running = False
 
     def set(self) -> None:
+        """The operator has asked to cancel: all that waits ends."""
         self._asked = True
         self.expire()
 
@@ -50,6 +51,7 @@ class Stop:
         return self._flag.is_set()
 
     def check(self) -> None:
+        """Cancelled where the operator has asked for it."""
         if self._flag.is_set():
             raise Cancelled
 

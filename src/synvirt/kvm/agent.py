@@ -26,6 +26,7 @@ OUTPUT_LIMIT_BYTES = 4 << 20
 
 
 def answers(domain: Any) -> bool:
+    """Whether the agent answers a ping."""
     try:
         ask(domain, "guest-ping")
     except (load().libvirtError, SynvirtError):

@@ -196,6 +196,7 @@ ConvertTo-Json -Compress -Depth 3 -InputObject @{
 
 
 def windows(printed: str) -> dict[str, str]:
+    """The facts in what the PowerShell script printed (JSON)."""
     try:
         said = json.loads(printed)
     except (ValueError, RecursionError):

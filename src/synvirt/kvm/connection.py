@@ -85,6 +85,7 @@ class Connection:
             raise DomainDefineFailed(f"the hypervisor {self.uri} cannot be opened: {error}", hint=_hint(str(error))) from error
 
     def close(self) -> None:
+        """Closes the connection; that of the embedded driver is only let go of. It may be called twice."""
         with self._lock:
             if self._open is not None and embedded_root(self.uri) is None:
                 with contextlib.suppress(load().libvirtError):

@@ -23,6 +23,7 @@ class Identity:
 
 
 def identity_of(xml: str) -> Identity:
+    """Who the domain of that XML is. Internal where the XML cannot be parsed."""
     root = xml_document.parse(xml, "the hypervisor's description of a domain", wrong=Internal)
     job = root.find(f"metadata/{{{JOB_NAMESPACE}}}job")
     unplugged = job is not None and job.get("unplugged") == "yes"

@@ -36,6 +36,7 @@ Thaw = Callable[[bool], bool]
 
 
 def by_libvirt(uri: str, uuid: str) -> Thaw:
+    """How to thaw a guest through libvirt's own daemon."""
     import libvirt
     import libvirt_qemu
 
@@ -53,6 +54,7 @@ def by_libvirt(uri: str, uuid: str) -> Thaw:
 
 
 def by_descriptor(descriptor: int) -> Thaw:
+    """How to thaw a guest by a connection to its agent's socket."""
     connection = socket.socket(fileno=descriptor)
 
     def thaw(alone: bool) -> bool:
@@ -71,6 +73,7 @@ def by_descriptor(descriptor: int) -> Thaw:
 
 
 def main() -> int:
+    """The guard as a process. Exit 0: the guest is thawed, or was never frozen."""
     # A stop of the service stops its processes too: this one ends itself.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -45,6 +45,7 @@ class Place:
 
     @property
     def reach(self) -> Reach | None:
+        """The address that a test connects to first; None where the endpoint has none."""
         if self.host is None or self.port is None:
             return None
         by_libvirt = self.scheme == "qemu+tls"
@@ -86,6 +87,7 @@ class Form(Generic[C, O]):
         return pairs(value.split(";")) if origin is dict else value
 
     def place(self, endpoint: str) -> Place:
+        """The endpoint, taken apart. BadRequest where its scheme, host or port does not fit the kind."""
         hint = f"{self.kind} takes " + " or ".join(
             f"{scheme}:///…" if port is None else f"{scheme}://host" for scheme, port in self.schemes.items()
         )

@@ -118,6 +118,7 @@ def while_wanted() -> None:
 
 
 def say(what: str) -> None:
+    """Writes one line to the service: `frozen`, or why not."""
     with contextlib.suppress(BrokenPipeError):
         print(" ".join(what.split())[:400], flush=True)  # noqa: T201 - the service listens
 

@@ -67,6 +67,7 @@ class Recording:
         self._lock = threading.Lock()
 
     def answered(self, method: str, path: str, query: Mapping[str, str], sent: bytes | None, answer: Answer) -> None:
+        """Keeps a request and its answer, up to EXCHANGES_MAX and BYTES_MAX; what is over is counted in `left_out`."""
         with self._lock:
             self._bytes += len(answer.body)
             if len(self.exchanges) >= EXCHANGES_MAX or self._bytes > BYTES_MAX:
@@ -121,6 +122,7 @@ class Scrubbed:
     # ── learned ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def learn_names(self, names: Iterable[str]) -> None:
+        """Replaces these names in all that follows. Numbers and single letters are kept."""
         for name in names:
             # A number is an id, and one letter would be found everywhere.
             if len(name) > 1 and not name.isdecimal() and name not in _KEPT and name not in self._names:
@@ -147,6 +149,7 @@ class Scrubbed:
     # ── replaced ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def value(self, given: Any, field: str = "") -> Any:
+        """A JSON value without secrets and names. `field`: the name that it stands under, which may make it a secret."""
         if isinstance(given, dict):
             return {self.text(str(name)): self.value(held, str(name)) for name, held in given.items()}
         if isinstance(given, list):
@@ -163,6 +166,7 @@ class Scrubbed:
         return "/".join(quote(self.text(unquote(part)), safe=":!@=,") for part in path.split("/"))
 
     def text(self, given: str) -> str:
+        """A text without secrets, names and addresses."""
         found = _CERTIFICATE.sub(GONE, redacted_text(given, known=self._secrets))
         found = _UUID.sub(lambda one: self.stand_in("uuid", one.group().lower()), found)
         found = _MAC.sub(lambda one: self.stand_in("mac", one.group().lower().replace("-", ":")), found)
@@ -184,6 +188,7 @@ class Scrubbed:
         return self.stand_in(f"ipv{address.version}", str(address))
 
     def stand_in(self, kind: str, given: str) -> str:
+        """What stands for this value in the whole file: the same value has the same stand-in."""
         if (kind, given) not in self._stand_ins:
             number = sum(1 for known, _ in self._stand_ins if known == kind) + 1
             self._stand_ins[kind, given] = {

@@ -113,6 +113,7 @@ def read(message: bytes) -> Element | None:
 
 
 def written(element: Element) -> str:
+    """The element as XML text."""
     attributes = "".join(f" {name}={quoteattr(value)}" for name, value in element.attributes.items())
     inside = "".join(map(written, element.children)) if element.children else escape(element.text)
     return f"<{element.name}{attributes}>{inside}</{element.name}>"

@@ -68,6 +68,7 @@ class Door:
     verify: bool = True
 
     def argv(self) -> list[str]:
+        """The ssh command up to the host, with every option fixed. No secret is in it."""
         options = {
             "BatchMode": "no" if self.secret is not None else "yes",
             "StrictHostKeyChecking": "yes" if self.verify else "no",

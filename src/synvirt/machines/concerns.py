@@ -270,6 +270,7 @@ REACHING = frozenset(
 
 
 def left_out(items: Sequence[str]) -> Concern:
+    """What of the machine's settings reaches into its host; the first LEFT_OUT_SHOWN are named."""
     more = f"; and {len(items) - LEFT_OUT_SHOWN} more" if len(items) > LEFT_OUT_SHOWN else ""
     return Concern(
         id=LEFT_OUT,

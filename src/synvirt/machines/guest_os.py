@@ -36,6 +36,7 @@ def guest_os(*, cim_id: str = "", vendor_id: str = "", description: str = "") ->
 
 
 def family(cim_id: str, *names: str) -> Family:
+    """Windows, Linux or other: by names first, in their order, then by the CIM number of the system."""
     for name in filter(None, names):
         found = _family_of_name(name)
         if found is not None:

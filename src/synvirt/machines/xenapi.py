@@ -197,10 +197,12 @@ def text(record: Record, key: str) -> str:
 
 
 def table(record: Record, key: str) -> Record:
+    """The field as a mapping; empty where it is none."""
     value = record.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
 def listed(record: Record, key: str) -> list[str]:
+    """The texts in the field; none where it is no list."""
     value = record.get(key)
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms") -> "Backups":
+    """The backups of this host, with runs and schedule started; `stack` ends them."""
     from synvirt.backups.authors import Authors
     from synvirt.backups.limits import Limits
     from synvirt.backups.offers import offers_of

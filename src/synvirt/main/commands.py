@@ -96,5 +96,6 @@ def _leave(code: int) -> NoReturn:
 
 
 def main() -> None:
+    """The program `synvirt`."""
     # A shell that completes a line does not give it as arguments.
     (app if VARIABLE in os.environ else named(app, sys.argv[1:]))()

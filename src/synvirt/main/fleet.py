@@ -25,6 +25,7 @@ def make_fleet(
     sources: "Sources",
     keyring: "Keyring",
 ) -> "tuple[Fleet, Carrying]":
+    """The waves of this host: what the API asks, and what carries them out; `stack` ends the latter."""
     from synvirt.api.routes.waves import Fleet
     from synvirt.fleet.carrying import Carrying, failed
     from synvirt.fleet.forecasting import Forecaster

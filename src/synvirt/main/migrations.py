@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def make_sources(settings: "Settings", store: "Store", keyring: "Keyring") -> "Sources":
+    """The registered sources. Their hosts are held to the setting source_allowed_hosts from here on."""
     from synvirt import outgoing
     from synvirt.live.registry import BY_KIND as PLATFORMS
     from synvirt.migrations.sources.registered import Sources
@@ -65,6 +66,7 @@ def make_engine(
 
 
 def make_rehearsals(settings: "Settings", rooms: "Rooms", engine: "Engine") -> "tuple[Rehearsing, Rehearsals]":
+    """What the API asks of rehearsals, and the engine that runs them. It is not started yet."""
     from synvirt.rehearsals.asking import Rehearsing
     from synvirt.rehearsals.engine import Rehearsals
 
@@ -76,6 +78,7 @@ def make_rehearsals(settings: "Settings", rooms: "Rooms", engine: "Engine") -> "
 
 
 def make_removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":
+    """What removes ended jobs, also by the setting keep_ended_days, until `stack` ends."""
     from synvirt.api.routes.audit import expiring
     from synvirt.migrations.removing import Removal, retained, volumes_of
 
@@ -104,6 +107,7 @@ def make_rooms(
     secrets: "JobSecrets",
     looking: "CagedLooking",
 ) -> "Rooms":
+    """What the steps of migrations work with, by the settings."""
     from synvirt.disks.beneath import resolve_beneath
     from synvirt.fleet.sharing import rate_of
     from synvirt.guests.virt_v2v import VirtV2vInPlace

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Service:
+    """The service, ready to run."""
+
     server: "Server"
     rooms: "Rooms"
 

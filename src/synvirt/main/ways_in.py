@@ -30,6 +30,7 @@ def make_routers(
     looking: "Looking",
     rehearsing: "Rehearsing",
 ) -> "tuple[APIRouter, ...]":
+    """The routers of the API, under /api/v1/migrator."""
     from synvirt.api.routes.destinations import destinations_router
     from synvirt.api.routes.host_files import host_files_router
     from synvirt.api.routes.hosts import hosts_router
@@ -69,6 +70,7 @@ def make_pages(
     fleet: "Fleet",
     rehearsing: "Rehearsing",
 ) -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
+    """The routers of the web page."""
     from synvirt.web import web_routers
     from synvirt.web.finding import Finder
 

@@ -50,6 +50,7 @@ class Engine:
         )
 
     def start(self) -> None:
+        """Runs this host's jobs from here on, and tidies up after ended ones."""
         self._runner.start()
         threading.Thread(target=self._look_for_wishes, name="wishes", daemon=True).start()
         self._tidying.enter_context(tidied(self.rooms, host=self._host))

@@ -84,6 +84,7 @@ class AboutHost:
         self._found = [HostDestination(name=name, kind=one.kind, free_bytes=None) for name, one in destinations.items()]
 
     def document(self) -> str:
+        """What this host says of itself to the others, as JSON: destinations, room for guests, sources out of reach."""
         with self._lock:
             destinations = [one.model_dump() for one in self._found]
             room = self._room
@@ -154,6 +155,7 @@ class Hosts:
         self._store, self._here = store, here
 
     def all(self) -> list[Host]:
+        """All hosts of the store, each with the number of its jobs that have not ended."""
         jobs = self._store.count_unended()
         return [host_of(row, jobs.get(row.id, 0)) for row in self._store.hosts.all()]
 
@@ -167,6 +169,7 @@ class Hosts:
 
 
 def host_of(row: HostRow, jobs: int) -> Host:
+    """A host as the API answers it. `jobs`: its migrations that have not ended."""
     said = json.loads(row.document)
     return Host(
         id=row.id,

@@ -44,6 +44,7 @@ class Job:
 
     @property
     def manifest(self) -> VmManifest:
+        """The VM as it was inspected in Queued."""
         if self.migration.manifest is None:
             raise RuntimeError("no step before Queued's end has a manifest")
         return self.migration.manifest
@@ -58,12 +59,14 @@ class Job:
         return await asyncio.to_thread(partial(call, *args, **kwargs))
 
     async def change(self, **fields: object) -> None:
+        """Writes these fields of the job; the state stays. Conflict where the state has changed meanwhile."""
         async with self._changing:
             self.migration = await self.in_thread(
                 self.rooms.store.change, self.id, self.migration.state, lambda now_: now_.model_copy(update=fields)
             )
 
     def problem(self, error: SynvirtError, *, fatal: bool) -> Problem:
+        """The error as `last_error` holds it."""
         return Problem(
             code=error.code, message=error.detail, hint=error.hint, fatal=fatal, at=now(), state=self.migration.state
         )
@@ -76,6 +79,7 @@ class Job:
         return job.plan.source.Live is not None and not runs_on
 
     async def take_turn(self) -> None:
+        """Waits for one of the `jobs_at_once`; not where the guest is off. Cancelled."""
         await self.rooms.turns.taken(self.id, self.stop.or_stop, urgent=self.guest_is_off)
 
     def leave_turn(self) -> None:
@@ -142,6 +146,7 @@ class Job:
         await self.in_thread(self.rooms.store.record, self.id, kind, name)
 
     async def strike(self, kind: str, name: str) -> None:
+        """Removes an entry of the job's ledger: the thing is gone."""
         await self.in_thread(self.rooms.store.strike, self.id, kind, name)
 
     async def with_adapter(self, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
@@ -177,5 +182,6 @@ def volume_label(disk: Disk, manifest: VmManifest) -> str:
 
 
 def converts(job: Job, manifest: VmManifest) -> bool:
+    """Whether drivers are put into the guest, by its plan and its manifest."""
     choice = job.migration.plan.conversion
     return choice == "always" or (choice == "auto" and job.rooms.preparer.wants(manifest))

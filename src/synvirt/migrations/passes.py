@@ -83,6 +83,7 @@ class Tally:
         return sum(disk.bytes_checked for disk in self.disks.values() if isinstance(disk, Flushed))
 
     def progress(self) -> Progress:
+        """The figures of all disks together, with the rate and the time to go."""
         return self._rate.progress(
             total=sum(disk.bytes_total for disk in self.disks.values()),
             done=self.moved_bytes(),

@@ -18,6 +18,8 @@ def belongs_to(owner: str, id_: UUID) -> bytes:
 
 
 class JobSecrets:
+    """The sealed secrets of jobs, in the store."""
+
     def __init__(self, store: Store, keyring: Keyring) -> None:
         self._store, self._keyring = store, keyring
 

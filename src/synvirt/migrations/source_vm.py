@@ -29,6 +29,7 @@ SHUTTING_DOWN_S = 900.0
 
 
 def vm_id(job: Job) -> str:
+    """The platform's id of a Live job's VM."""
     if job.migration.plan.source_ref.kind != "live_vm":
         raise RuntimeError("an Offline plan has no source VM")
     return job.migration.plan.source_ref.vm_id
@@ -166,5 +167,6 @@ async def _settled(job: Job, adapter: LiveAdapter, entry: LedgerEntry) -> None:
 
 
 async def track_no_more(adapter: LiveAdapter, vm: str) -> None:
+    """Switches change tracking off, where the platform has a switch for it."""
     if isinstance(adapter, SwitchesTracking):
         await adapter.disable_cbt(vm)

@@ -47,6 +47,8 @@ def converged(facts: Facts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One row of the table: in `state`, where `condition` holds, `next` is where the job goes."""
+
     state: State
     condition: Condition
     next: State
@@ -79,6 +81,7 @@ def next_state(state: State, facts: Facts) -> State:
 
 
 def may_move(state: State, to: State) -> bool:
+    """Whether a job in `state` may go to `to`. From an end there is no way on."""
     if state in ENDS:
         return False
     return to in (State.FAILED, State.CANCELLED) or any(row.state == state and row.next == to for row in ROWS)

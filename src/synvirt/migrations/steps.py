@@ -48,6 +48,7 @@ Step = Callable[[Job], Awaitable[Facts]]
 
 
 async def queued(job: Job) -> Facts:
+    """Inspects the VM, refuses what cannot work, and chooses disks and destination. Nothing is copied."""
     await _until_start(job)
     if taken_up := job.migration.retry_of is not None:
         await _take_volumes(job)
@@ -182,6 +183,7 @@ async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:
 
 
 async def copying_full(job: Job) -> Facts:
+    """Makes the volumes, and copies every disk once."""
     if job.migration.retry_of is None:
         await _make_volumes(job)
     elif job.migration.plan.source.Live is None:
@@ -210,6 +212,7 @@ async def delta_syncing(job: Job) -> Facts:
 
 
 async def cutting_over(job: Job) -> Facts:
+    """Shuts the source down, and copies its last changes."""
     await cut_over(job)
     return _facts(job)
 
@@ -307,6 +310,7 @@ async def _change_conversion(job: Job, **fields: object) -> None:
 
 
 async def starting(job: Job) -> Facts:
+    """Defines the domain on the volumes, starts it, and sees it boot."""
     volumes = await job.in_thread(_volumes, job)
     if instant.applies(job.migration):
         await instant.onto_volumes(job, await _readers_while_there(job), volumes)

@@ -28,6 +28,7 @@ def bounded(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def file_system(kind: object, used: object, total: object) -> str:
+    """A file system as a fact: its kind, and the used and total bytes where both are known."""
     room = f", {used} of {total} bytes" if isinstance(used, int) and isinstance(total, int) else ""
     return f"{short(kind)}{room}"
 

@@ -22,6 +22,9 @@ class Progress(Model):
 
 
 class DiskProgress(Model):
+    """How far the copy of one disk is, in bytes. `bytes_zero`: of those done, not copied since they are zeros. `volume`: its
+    name at the destination."""
+
     key: str
     label: str
     state: Literal["waiting", "copying", "copied", "skipped"] = "waiting"
@@ -104,6 +107,8 @@ class Difference(Model):
 
 
 class Domain(Model):
+    """The guest's domain on this host: its libvirt XML, and how it differs from the source."""
+
     name: str
     uuid: str
     xml: str
@@ -146,6 +151,8 @@ MessageKind = Literal["message", "info", "warning", "error"]
 
 
 class ConversionMessage(Model):
+    """A line that the conversion tool printed."""
+
     at: Time
     kind: MessageKind
     text: str

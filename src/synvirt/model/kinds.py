@@ -4,6 +4,8 @@ from enum import StrEnum
 
 
 class LiveKind(StrEnum):
+    """Kinds of platforms that VMs are read from while they exist there (specification part 2)."""
+
     VIM_API = "vim_api"
     WMI_API = "wmi_api"
     PVE_API = "pve_api"
@@ -13,6 +15,8 @@ class LiveKind(StrEnum):
 
 
 class OfflineKind(StrEnum):
+    """Kinds of files that VMs are imported from (specification part 2)."""
+
     OVA_ARCHIVE = "ova_archive"
     OVF_FOLDER = "ovf_folder"
     VMX_FOLDER = "vmx_folder"
@@ -25,11 +29,15 @@ class OfflineKind(StrEnum):
 
 
 class Mode(StrEnum):
+    """Warm: the guest runs while it is copied. Cold: it is shut down first."""
+
     WARM = "Warm"
     COLD = "Cold"
 
 
 class State(StrEnum):
+    """States of a migration; Completed, Failed and Cancelled are its ends (specification part 3)."""
+
     QUEUED = "Queued"
     COPYING_FULL = "CopyingFull"
     DELTA_SYNCING = "DeltaSyncing"

@@ -20,6 +20,8 @@ def letters(number: int) -> str:
 
 
 class GuestOs(Model):
+    """The guest's system: its family, and the id and name that the source gives it."""
+
     family: Literal["windows", "linux", "other"] = "other"
     id: str = ""
     name: str = ""
@@ -46,6 +48,8 @@ class Disk(Model):
 
 
 class Nic(Model):
+    """A network card. `key` is unique within its VM; `network`: the source's name for it."""
+
     key: str
     mac: str | None = None
     model: str = ""
@@ -55,6 +59,8 @@ class Nic(Model):
 
 
 class Snapshot(Model):
+    """A snapshot of the VM at its source."""
+
     id: str
     name: str = ""
     created_at: Time | None = None
@@ -71,6 +77,8 @@ class Concern(Model):
 
 
 class VmManifest(Model):
+    """A VM as its source describes it. Sizes are in bytes."""
+
     vm_id: str
     name: str
     uuid: str | None = None

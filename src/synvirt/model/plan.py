@@ -38,24 +38,32 @@ class PlanSource(Received):
 
 
 class LiveVmRef(Received):
+    """A VM of a registered source, by the id that the source's list gives it."""
+
     kind: Literal["live_vm"]
     source_id: UUID
     vm_id: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
 class HostPathRef(Received):
+    """A file or folder in the import root. `vm`: which one, where it holds several."""
+
     kind: Literal["offline_host_path"]
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     vm: ChosenVm = None
 
 
 class UploadRef(Received):
+    """An upload. `vm`: which one, where it holds several."""
+
     kind: Literal["upload"]
     upload_id: UUID
     vm: ChosenVm = None
 
 
 class RemoteUrlRef(RemoteFileRequest):
+    """A file at a URL, with the credentials for it."""
+
     kind: Literal["remote_url"]
 
 
@@ -63,6 +71,8 @@ SourceRef = Annotated[LiveVmRef | HostPathRef | UploadRef | RemoteUrlRef, Field(
 
 
 class NetworkMap(Received):
+    """A network of the source, and the network of this host that its cards get."""
+
     source: str
     target: str
 
@@ -109,6 +119,8 @@ class Warm(Received):
 
 
 class Limits(Received):
+    """`bandwidth_bps`: the most bytes per second that the copy may read; null: no limit."""
+
     bandwidth_bps: Annotated[int, Field(ge=64 * KIB, le=TIB), WHOLE] | None = None
 
 
@@ -132,6 +144,8 @@ OnHostLost = Literal["wait", "restart_elsewhere"]
 
 
 class MigrationPlan(Received):
+    """What a migration is to do. `source` and `source_ref` say which VM; all that is left out has a default."""
+
     model_config = ConfigDict(json_schema_extra=_matching_source)
 
     source: PlanSource

@@ -17,6 +17,8 @@ MEMBERS_MAX = 32
 
 
 class RehearsalState(StrEnum):
+    """States of a rehearsal; Passed, Failed and Cancelled are its ends."""
+
     WAITING = "Waiting"
     PREPARING = "Preparing"
     BOOTING = "Booting"

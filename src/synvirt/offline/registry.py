@@ -44,6 +44,7 @@ class UnknownKind(UnsupportedFormat):
 
 
 def importer_for(kind: OfflineKind) -> OfflineImporter:
+    """The importer of a kind. UnsupportedFormat where it is not served."""
     importer = BY_KIND.get(kind)
     if importer is None:
         raise UnsupportedFormat(f"offline kind {kind} is not served", hint=f"Served are {', '.join(BY_KIND)}.")

@@ -16,6 +16,8 @@ _HINT = "systemctl status synvirt-helper.socket, journalctl -u 'synvirt-helper@*
 
 @dataclass(frozen=True, slots=True)
 class ByHelper:
+    """Asks root's helper, over its Unix socket at `path`. `within_s`: for how long an answer is waited for."""
+
     path: Path
     within_s: float = ANSWERS_WITHIN_S
 

@@ -89,6 +89,7 @@ def rules_of(path: Path) -> Rules:
 
 
 def authenticate(rules: Rules, user: str, password: str) -> dict[str, Any]:
+    """The call `authenticate`: whether the password is right. A wrong one is answered WRONG_PAUSE_S later."""
     _check_text(user, USER_BYTES_MAX)
     _check_text(password, PASSWORD_BYTES_MAX)
     right = _is_member(user, rules.groups) and Here(rules.pam_service).authenticate(user, password)
@@ -157,6 +158,7 @@ def _answer(connection: socket.socket, allowed: frozenset[int], rules: Callable[
 
 
 def called(message: bytes, rules: Callable[[], Rules]) -> dict[str, Any]:
+    """The answer to one message. Refused where it is no call that the helper has."""
     try:
         request = json.loads(message, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -180,6 +182,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
+    """The helper as a process, started by systemd with one connection."""
     parser = argparse.ArgumentParser(prog="synvirt-helper")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--user", default="synvirt", help="who may ask, beside root")

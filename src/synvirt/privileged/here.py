@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Here:
+    """Asks PAM in this process, by the service `pam_service`."""
+
     pam_service: str = "login"
 
     def authenticate(self, user: str, password: str) -> bool:

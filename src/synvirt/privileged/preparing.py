@@ -46,6 +46,7 @@ def _is_there(dataset: str) -> bool:
 
 
 def main() -> int:
+    """The preparation as a process, started by root before the service."""
     parser = argparse.ArgumentParser(prog="synvirt-prepare")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--user", required=True)

@@ -100,6 +100,7 @@ class Receipts:
             self.hashes_folder(before).rename(self.hashes_folder(job_id))
 
     def forget_hashes(self, job_id: UUID) -> None:
+        """Removes the hashes of a job that has no receipt to come."""
         shutil.rmtree(self.hashes_folder(job_id), ignore_errors=True)
 
     def forget_hashes_but(self, is_kept: Callable[[UUID], bool]) -> None:
@@ -181,6 +182,7 @@ class Receipts:
             raise MalformedArchive(f"the receipt of job {job_id} cannot be read") from error
 
     def published(self) -> ReceiptKey:
+        """The host's public key, and the newest receipt of its chain."""
         head = self._head()
         return ReceiptKey(
             host=self.key.host,

@@ -50,12 +50,14 @@ class HostKey:
         return f'{self.identity} namespaces="{NAMESPACE},{BACKUPS}" {self.public.line}\n'
 
     def sshsig(self, message: bytes, namespace: str = NAMESPACE) -> str:
+        """The signature of a message as an armoured SSHSIG."""
         signature = _string(_KEY_TYPE) + _string(self._key.sign(_to_sign(message, namespace)))
         parts = (self.public.blob, namespace.encode(), b"", _HASH, signature)
         text = base64.b64encode(_MAGIC + struct.pack(">I", 1) + b"".join(map(_string, parts))).decode()
         return "\n".join([_BEGIN, *(text[at : at + 70] for at in range(0, len(text), 70)), _END, ""])
 
     def dsse(self, message: bytes) -> str:
+        """The message and its signature as a DSSE envelope (JSON)."""
         signature = base64.b64encode(self._key.sign(_pae(message))).decode()
         envelope = {
             "payload": base64.b64encode(message).decode(),
@@ -66,6 +68,8 @@ class HostKey:
 
 
 class PublicKey:
+    """An Ed25519 public key, as OpenSSH writes it."""
+
     def __init__(self, key: Ed25519PublicKey) -> None:
         self._key = key
         self.blob = _string(_KEY_TYPE) + _string(key.public_bytes(Encoding.Raw, PublicFormat.Raw))

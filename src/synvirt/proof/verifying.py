@@ -108,6 +108,7 @@ def checked(folder: Path, key: PublicKey | None = None) -> Checked:
 
 
 def volumes(statement: dict[str, Any]) -> list[dict[str, Any]]:
+    """The volumes that a statement names. What is malformed is left out."""
     found = statement["predicate"].get("volumes")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 

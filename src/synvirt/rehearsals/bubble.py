@@ -113,10 +113,12 @@ class Tap:
             fcntl.ioctl(self._asking, SIOCADDRT, route)
 
     def write(self, frame: bytes) -> None:
+        """Sends a frame; one that the device does not take is dropped."""
         with contextlib.suppress(OSError):  # it is full, or the frame is none
             os.write(self.descriptor, frame)
 
     def read(self) -> bytes | None:
+        """The next frame; None: there is none now."""
         try:
             return os.read(self.descriptor, FRAME_BYTES_MAX)
         except BlockingIOError:
@@ -394,6 +396,7 @@ def _keep(seen: dict[K, int], what: K, number: int) -> None:
 
 
 def main(argv: list[str]) -> int:
+    """The network's process. Exit NOT_POSSIBLE: the host gives no network namespace."""
     control, uids, had, *listening = argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -41,6 +41,7 @@ class Rehearsals:
         self._runner = Runner(self._run, lambda: rows.unended_ids(host=rooms.host), name="rehearsals")
 
     def start(self) -> None:
+        """Runs this host's rehearsals from here on."""
         self._forget_screens()
         self._runner.start()
 

@@ -85,6 +85,7 @@ class UnderWay:
         return Job(self.rooms.store.get(self.rehearsal.migration_id), self.rooms, Stop())
 
     def move(self, **changes: object) -> None:
+        """Writes these fields of the rehearsal. Conflict where its state has changed meanwhile."""
         rows, before = self.rooms.store.rehearsals, self.rehearsal
         self.rehearsal = rows.change(before.id, before.state, lambda found: found.model_copy(update=changes))
 
@@ -107,6 +108,7 @@ class UnderWay:
             raise Cancelled
 
     def pause(self, seconds: float) -> None:
+        """Waits for so many seconds. LetGo where the service ends meanwhile."""
         if self.let_go.wait(seconds):
             raise LetGo
 
@@ -152,6 +154,7 @@ class UnderWay:
         return Checker(GuestInBubble(self.rooms.hypervisor, self.network), InBubble(bubble=self.network), self.ca_file)
 
     def close(self) -> None:
+        """Leaves the network, which ends with the last guest in it."""
         if self.network is not None:
             self.network.close()
         self.network = None

@@ -47,6 +47,7 @@ class Remote:
 
     @property
     def guard(self) -> "Guard":
+        """The guard that its connections go by."""
         from synvirt.outgoing import Guard, sources
 
         return sources() if self.of_source else Guard(self.allowed_hosts)

@@ -150,6 +150,7 @@ class HttpPlace:
         return secured
 
     def give_back(self, url: Url, connection: http.client.HTTPConnection) -> None:
+        """Keeps a connection whose answer was read to its end."""
         with self._lock:
             if not self._closed.is_set():
                 self._idle.setdefault(url.origin, []).append(connection)
@@ -157,6 +158,7 @@ class HttpPlace:
         self.drop(connection)
 
     def drop(self, connection: http.client.HTTPConnection) -> None:
+        """Closes a connection."""
         with self._lock:
             self._all.pop(connection, None)
         connection.close()
@@ -197,6 +199,7 @@ class Answer:
         return content
 
     def drop_unread(self) -> None:
+        """Closes the connection without reading the rest of the answer."""
         # A connection that ends with its answer has forgotten the answer, which holds the socket open.
         self._response.close()
         self._place.drop(self._connection)
@@ -413,6 +416,7 @@ def _tls(remote: Remote) -> ssl.SSLContext:
 
 
 def check_fingerprint(certificate: bytes | None, wanted: str | None, origin: str) -> None:
+    """AuthFailed where the certificate (DER) does not have the SHA-256 fingerprint; None: any."""
     if wanted is None:
         return
     found = hashlib.sha256(certificate or b"").hexdigest()

@@ -124,11 +124,13 @@ class Kept:
             return gone
 
     def used(self, piece: _Piece) -> None:
+        """Counts a piece as used now."""
         with self._lock:
             if id(piece) in self._pieces:
                 self._pieces.move_to_end(id(piece))
 
     def drop(self, piece: _Piece) -> None:
+        """Lets go of a piece."""
         with self._lock:
             if self._pieces.pop(id(piece), None) is not None:
                 self._bytes -= piece.length

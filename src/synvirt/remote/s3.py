@@ -40,6 +40,8 @@ _HINTS: Final = {
 
 
 class S3Place(HttpPlace):
+    """A bucket of S3, and the folder in it."""
+
     def __init__(self, remote: Remote) -> None:
         super().__init__(remote, sign=self._signature)
         base = urls.parse(remote.url)
@@ -60,6 +62,7 @@ class S3Place(HttpPlace):
         return Url("https", f"{self._bucket}.{host}", 443, "")
 
     def url(self, name: str) -> Url:
+        """The URL of an object."""
         key = self._prefix + name
         return replace(self._endpoint, path=self._endpoint.path + quote(key, safe="/-_.~", errors="surrogateescape"))
 
@@ -89,6 +92,7 @@ class S3Place(HttpPlace):
         return found, root.findtext(f"{ours}NextContinuationToken") or ""
 
     def reason(self, body: bytes) -> str:
+        """The cause in an error's XML body, with what it means; empty: it says none."""
         code = _CODE.search(body)
         if code is None:
             return ""

@@ -84,6 +84,8 @@ smbprotocol.connection.Tcp = _BoundedTcp
 
 
 class SmbPlace:
+    """A folder of an SMB share."""
+
     # The library is Python's own: more requests at once do not make it faster, but hide the network's delay.
     fetches_at_once = 4
 
@@ -173,6 +175,7 @@ class SmbPlace:
 
     @property
     def connected(self) -> TreeConnect | None:
+        """The connection to the share; None: there is none now."""
         with self._lock:
             return self._tree
 

@@ -37,6 +37,8 @@ _LOGIN = ctypes.CFUNCTYPE(
 
 
 class Share:
+    """One share, by libsmbclient."""
+
     def __init__(self, library: Any, place: list[bytes]) -> None:
         host, port, share, *texts, deny_write = place
         self._root = b"smb://%b/%b/" % (host, _quoted(share))
@@ -114,6 +116,7 @@ def _function(library: Any, context: int, name: str, answer: Any, *arguments: An
 
 
 def main() -> int:
+    """The helper as a process. Exit NO_LIBRARY: libsmbclient is not installed."""
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     try:
         library = ctypes.CDLL("libsmbclient.so.0", use_errno=True)

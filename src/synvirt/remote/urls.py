@@ -39,6 +39,7 @@ class Url:
 
     @property
     def authority(self) -> str:
+        """HOST[:PORT], without the port where it is the scheme's own."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 

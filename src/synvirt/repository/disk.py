@@ -163,6 +163,7 @@ class Before:
         self._last: tuple[int, bytes] = (-1, b"")
 
     def page(self, which: int) -> bytes:
+        """The page of number `which` (1,024 chunk names, 32 KiB) of the disk as the earlier point has it. RepositoryDamaged."""
         known, page = self._last
         if known != which:
             page = self._repository.read_page(bytes.fromhex(self.disk.pages[which]))
@@ -170,6 +171,7 @@ class Before:
         return page
 
     def name(self, number: int) -> bytes:
+        """The name of a chunk (32 bytes) of the disk as the earlier point has it."""
         which, within = divmod(number, PAGE_CHUNKS)
         return self.page(which)[within * NAME_BYTES : (within + 1) * NAME_BYTES]
 
@@ -212,6 +214,7 @@ class Chunks:
         return self.pages.setdefault(which, bytearray(min(PAGE_CHUNKS, chunks_of(self._size) - which * PAGE_CHUNKS)))
 
     def discard(self, number: int) -> None:
+        """The chunk is not known any more."""
         which, within = divmod(number, PAGE_CHUNKS)
         if which in self.pages:
             self.pages[which][within] = 0

@@ -112,6 +112,7 @@ class HostFolder:
         return found.f_frsize * found.f_blocks, found.f_frsize * (found.f_blocks - found.f_bavail)
 
     def make_folders(self, names: Iterable[str]) -> None:
+        """Makes folders of mode 0700 where they are missing, durably."""
         for name in names:
             with _as_ours(name):
                 (self._path / name).mkdir(mode=0o700, exist_ok=True)

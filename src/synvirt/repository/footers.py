@@ -74,10 +74,12 @@ class Footers:
         self._write("INSERT OR REPLACE INTO footers (pack, size, tail) VALUES (?, ?, ?)", pack, size_bytes, tail)
 
     def forget(self, pack: str) -> None:
+        """Removes the copy of a pack's footer: the pack is gone."""
         self._held_bytes -= len(self._held.pop(pack, b""))
         self._write("DELETE FROM footers WHERE pack = ?", pack)
 
     def close(self) -> None:
+        """Closes the file. It may be called twice."""
         if self._db is not None:
             self._db.close()
             self._db = None

@@ -164,5 +164,6 @@ class Index:
             return {self._place(int(self._places[at])).entry.name for at in (*same.tolist(), *(same + 1).tolist())}
 
     def close(self) -> None:
+        """Closes the copies of the footers."""
         with self._lock:
             self._footers.close()

@@ -26,6 +26,8 @@ CHANGE_BYTES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Change:
+    """A change of the key. `before`: the old key sealed by the new; `by`: the new key's check sealed by the old."""
+
     check: str
     before: bytes
     by: bytes

@@ -39,6 +39,8 @@ _CHECK = b"synvirt backup 1"
 
 
 class Keys:
+    """The keys that are derived from a master key of 32 bytes. Safe from many threads."""
+
     def __init__(self, master: bytes) -> None:
         self._chunk_key = _derived(master, "synvirt backup 1 chunk names")
         self._page_key = _derived(master, "synvirt backup 1 page names")
@@ -54,6 +56,7 @@ class Keys:
         return blake3(content, key=self._page_key).digest()
 
     def frame(self, name: bytes, content: bytes | bytearray | memoryview) -> bytes:
+        """A chunk as it is stored: compressed where that is shorter, then sealed under its name."""
         if not hasattr(self._local, "compressor"):
             self._local.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False)
         packed = self._local.compressor.compress(content)
@@ -91,10 +94,13 @@ class Keys:
         return held[:length]
 
     def seal(self, plain: bytes, *, belongs_to: bytes) -> bytes:
+        """nonce ‖ ciphertext ‖ tag of AES-256-GCM; it opens only with the same `belongs_to`."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         return nonce + self._gcm.encrypt(nonce, plain, belongs_to)
 
     def unseal(self, sealed: bytes, *, belongs_to: bytes, what: str) -> bytes:
+        """The plain bytes. `what` is how the error names it. RepositoryDamaged where they were changed, or are sealed by
+        another key."""
         try:
             return self._gcm.decrypt(sealed[:NONCE_BYTES], memoryview(sealed)[NONCE_BYTES:], belongs_to)
         except (InvalidTag, ValueError) as error:

@@ -39,6 +39,8 @@ Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class DiskMap(Model):
+    """A disk of a point: its size in bytes, and the names of its pages in hexadecimal digits."""
+
     size_bytes: Bytes
     pages: tuple[Hex, ...]
 
@@ -103,6 +105,8 @@ class Sealed(Model):
 
 
 class Manifest(Model):
+    """A restore point: what anyone can read of it, and what the key opens."""
+
     shown: Shown
     sealed: Sealed
 

@@ -36,6 +36,8 @@ ENTRIES_MAX = PACK_BYTES // 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """Where a frame lies in its pack: offset and length in bytes; `content_length`: before it was packed and sealed."""
+
     name: bytes
     kind: int
     offset: int
@@ -53,11 +55,13 @@ class Pack:
         self.names: list[bytes] = []
 
     def fits(self, length: int) -> bool:
+        """Whether a frame of `length` bytes still fits into the pack."""
         return len(self._bytes) + length + len(self._footer) + ENTRY_BYTES + _END.size <= PACK_BYTES and (
             len(self.names) < ENTRIES_MAX
         )
 
     def add(self, name: bytes, kind: int, frame: bytes, content_length: int) -> None:
+        """Appends a frame. `content_length`: of its chunk or page in bytes, before it was packed."""
         self._footer += _ENTRY.pack(name, kind, len(self._bytes), len(frame), content_length, blake3(frame).digest())
         self.names.append(name)
         self._bytes += frame

@@ -88,6 +88,8 @@ class PeerEntry(Model):
 
 
 class PeerEntries(Model):
+    """The answer of a peer that lists a folder."""
+
     entries: tuple[PeerEntry, ...]
 
 

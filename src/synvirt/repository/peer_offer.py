@@ -116,6 +116,7 @@ class Offer:
         return min(self.quota_bytes, ours + max(capacity - used, 0)), ours
 
     def held(self) -> Held:
+        """How many bytes the folder holds, and the ids of its points and of those that are protected."""
         folder = self._folder()
         names = [entry.name for entry in folder.entries(manifests.FOLDER)] if (self._path / manifests.FOLDER).is_dir() else []
         points, kept = (
@@ -126,6 +127,7 @@ class Offer:
             return Held(self._count(folder), points, kept)
 
     def make_folders(self) -> None:
+        """Makes the folders of a repository where they are missing."""
         with self._lock:
             self._folder().make_folders(repository.FOLDERS)
 
@@ -276,6 +278,7 @@ class Receiving:
         folder.write(self._unfinished, [])
 
     def feed(self, piece: bytes) -> None:
+        """Takes the next bytes of the file. BackupBadRequest where they are more than was announced."""
         self._left -= len(piece)
         if self._left < 0:
             raise BackupBadRequest(f"more came of {self._name} than the {self._length} bytes that were announced")
@@ -283,6 +286,8 @@ class Receiving:
         self._folder.append(self._unfinished, piece)
 
     def finish(self) -> None:
+        """Makes the file durable under its name. BackupBadRequest where bytes are missing, or their hash is not that of the
+        name."""
         if self._left:
             raise BackupBadRequest(f"{self._left} of the {self._length} bytes of {self._name} did not come")
         self._folder.sync(self._unfinished)

@@ -215,6 +215,7 @@ class Repository:
         return pages[: manifests.chunks_of(disk.size_bytes) * len(NONE)]
 
     def read_page(self, name: bytes) -> bytes:
+        """A page (1,024 chunk names, 32 KiB) by its name, from any pack that holds it whole. RepositoryDamaged."""
         if name == NONE:
             return bytes(PAGE_BYTES)
         return self._first_sound(name, packs.PAGE, lambda place: self._page(name, place))
@@ -239,6 +240,7 @@ class Repository:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def session(self) -> "Session":
+        """A session that writes, with the newest index of the packs."""
         self.refresh()
         condemned_packs(self.folder)
         return Session(self)
@@ -333,6 +335,7 @@ class Session:
         return name
 
     def add_page(self, page: bytes) -> bytes:
+        """Stores a page unless the repository has it, and answers its name (32 bytes)."""
         if page == bytes(PAGE_BYTES):
             return NONE
         name = self._keys.page_name(page)

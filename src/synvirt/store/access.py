@@ -58,6 +58,7 @@ class AuditEntry(Model):
     digest: str = Field(default="")
 
     def computed(self) -> str:
+        """The SHA-256 (hex) of the entry's content with the digest of the one before: what `digest` must be."""
         content = json.loads(self.model_dump_json(exclude={"digest"}))
         for name in ("plan_digest", "kept_from"):  # entries of earlier versions have neither
             if content[name] is None:
@@ -66,10 +67,13 @@ class AuditEntry(Model):
 
 
 class TokenRows:
+    """The API tokens, by the hash of their secret."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 
     def add(self, token: Token, secret_sha256: str) -> None:
+        """Stores a token with the hash of its secret; the secret itself is never stored."""
         with self._writing() as db:
             db.execute(
                 insert(tokens).values(
@@ -94,6 +98,7 @@ class TokenRows:
         return found
 
     def all(self) -> list[Token]:
+        """All tokens, oldest first, expired ones too."""
         with self._reading() as db:
             rows = db.execute(select(tokens.c.document).where(is_known(tokens.c.version)).order_by(tokens.c.number)).all()
         return readable(Token, [row.document for row in rows])
@@ -106,6 +111,8 @@ class TokenRows:
 
 
 class AuditRows:
+    """The audit trail: a chain of entries, each with the digest of the one before."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 

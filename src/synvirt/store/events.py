@@ -70,6 +70,7 @@ class EventLog:
         return self.table.c[self.owner] == str(job_id)
 
     def forget(self, db: Connection, *chosen: ColumnElement[bool]) -> None:
+        """Deletes the chosen events, in the caller's transaction."""
         db.execute(delete(self.table).where(*chosen))
 
 

@@ -24,6 +24,7 @@ class Only:
     wave_id: UUID | None = None
 
     def conditions(self) -> Iterator[ColumnElement[bool]]:
+        """The filter as SQL conditions, which all must hold."""
         if self.states:
             yield migrations.c.state.in_([str(state) for state in self.states])
         if self.name is not None:

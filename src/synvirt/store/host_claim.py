@@ -41,6 +41,7 @@ class HostClaim:
             )
 
     def let_go(self) -> None:
+        """Releases the lock, so that another process may use the host id."""
         session, self._session = self._session, None
         if session is not None:
             with suppress(SQLAlchemyError):

@@ -65,6 +65,8 @@ class HostRow:
 
 
 class HostRows:
+    """The hosts, their leases and epochs."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 

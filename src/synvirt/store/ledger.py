@@ -22,6 +22,8 @@ OwnerKind = Literal["migration", "run", "backup_job", "source"]
 
 
 class Owner(NamedTuple):
+    """Who a ledger entry belongs to: a job, a run, a guest's backup or a source's test."""
+
     kind: OwnerKind
     id: UUID
 
@@ -103,6 +105,7 @@ def record(db: Connection, owner: Owner, entry: LedgerEntry, *, host: str | None
 
 
 def strike(db: Connection, owner: Owner, kind: str, name: str) -> None:
+    """Deletes a ledger entry, in the caller's transaction."""
     db.execute(delete(ledger).where(owned_by(owner), ledger.c.kind == kind, ledger.c.name == name))
 
 
@@ -112,5 +115,6 @@ def forget(db: Connection, owner: Owner) -> None:
 
 
 def entries_of(db: Connection, owner: Owner) -> list[LedgerEntry]:
+    """The ledger entries of an owner, oldest first, in the caller's transaction."""
     rows = db.execute(select(ledger).where(owned_by(owner)).order_by(ledger.c.id))
     return [LedgerEntry(row.kind, row.name, row.state, row.document) for row in rows]

@@ -22,6 +22,8 @@ R = TypeVar("R", bound=Remembered)
 
 
 class MemoryRows:
+    """The memory of jobs, by job and name."""
+
     def __init__(
         self,
         *,

@@ -18,6 +18,8 @@ _ENDED = tuple(str(state) for state in REHEARSED)
 
 
 class RehearsalRows:
+    """The rehearsals of jobs."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 
@@ -61,6 +63,7 @@ class RehearsalRows:
         )
 
     def has_unended(self, job_id: UUID) -> bool:
+        """Whether a rehearsal of the job is under way."""
         chosen = (rehearsals.c.migration_id == str(job_id), rehearsals.c.state.not_in(_ENDED))
         with self._reading() as db:
             return db.execute(select(rehearsals.c.id).where(*chosen)).first() is not None
@@ -73,6 +76,7 @@ class RehearsalRows:
             return [UUID(row.id) for row in db.execute(query.where(*chosen).order_by(rehearsals.c.number))]
 
     def ids(self) -> set[UUID]:
+        """The ids of all rehearsals."""
         with self._reading() as db:
             return {UUID(row.id) for row in db.execute(select(rehearsals.c.id))}
 

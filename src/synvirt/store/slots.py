@@ -24,6 +24,8 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
 class SlotRows:
+    """The slots that jobs hold or wait for, of all hosts."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 
@@ -58,6 +60,7 @@ class SlotRows:
             db.execute(delete(slots).where(chosen))
 
     def has_any(self, job_id: UUID) -> bool:
+        """Whether the job holds a slot or waits for one."""
         with self._reading() as db:
             return db.execute(select(slots.c.number).where(slots.c.job_id == str(job_id))).first() is not None
 

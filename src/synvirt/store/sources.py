@@ -48,6 +48,8 @@ class Sealed:
 
 
 class SourceRows:
+    """The registered sources, with their sealed credentials."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 

@@ -71,6 +71,8 @@ class Wish:
 
 
 class Store:
+    """The store of this service; its parts are fields. Every method raises PersistFailed where the database fails."""
+
     def __init__(self, url: str, *, on_commit: Callable[[], None] = lambda: None) -> None:
         self._engine = opened(url)
         self.on_commit = on_commit
@@ -117,6 +119,7 @@ class Store:
             _add(db, job, host, sealed)
 
     def get(self, job_id: UUID) -> Migration:
+        """The job. NotFound."""
         with self._reading() as db:
             return _parse(_row(db, job_id))
 
@@ -126,6 +129,7 @@ class Store:
             return db.execute(select(secrets.c.sealed).where(secrets.c.migration_id == str(job_id))).scalar()
 
     def host_of(self, job_id: UUID) -> str:
+        """The id of the host that has the job. NotFound."""
         with self._reading() as db:
             return str(_row(db, job_id).host)
 
@@ -147,6 +151,7 @@ class Store:
         return [row.document for row in rows[:limit]], rows[limit - 1].number if more else None
 
     def unended(self, *, host: str | None = None) -> list[Migration]:
+        """The jobs that have not ended, oldest first; of one host, or of all."""
         chosen = (migrations.c.state.not_in(_ENDED), is_known(migrations.c.version))
         query = select(migrations.c.document).where(*chosen)
         if host is not None:
@@ -254,6 +259,7 @@ class Store:
             return {row.host: row.jobs for row in db.execute(query)}
 
     def count_by_state(self, *, host: str) -> dict[State, int]:
+        """How many jobs of a host are in each state. States with none are left out."""
         query = select(migrations.c.state, func.count()).where(migrations.c.host == host).group_by(migrations.c.state)
         with self._reading() as db:
             # A later version's state is none of ours; its job is quarantined.
@@ -306,6 +312,7 @@ class Store:
         return self._is_requested(job_id, migrations.c.cancel_requested)
 
     def cutover_requested(self, job_id: UUID) -> bool:
+        """Whether an operator has asked for the cut-over, and the request has not expired."""
         in_time = migrations.c.cutover_until.is_(None) | (migrations.c.cutover_until > time.time())
         return self._is_requested(job_id, migrations.c.cutover_requested & in_time)
 
@@ -322,6 +329,7 @@ class Store:
     def events_after(
         self, event_id: int, *, job_id: UUID | None = None, host: str | None = None, limit: int = 100
     ) -> list[Event]:
+        """At most `limit` events after `event_id`, in order; of one job, of one host's jobs, or of all."""
         of_host = (
             [events.c.migration_id.in_(select(migrations.c.id).where(migrations.c.host == host))] if host is not None else []
         )

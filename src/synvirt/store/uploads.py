@@ -16,10 +16,13 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
 class UploadRows:
+    """The uploads that are complete."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 
     def add(self, upload: Upload, *, host: str) -> None:
+        """Registers an upload whose bytes are complete on `host`."""
         with self._writing() as db:
             db.execute(insert(uploads).values(id=str(upload.id), host=host, document=upload.model_dump_json(), version=VERSION))
 
@@ -44,6 +47,7 @@ class UploadRows:
         return found, rows[limit - 1].number if len(rows) > limit else None
 
     def all(self, *, host: str) -> list[Upload]:
+        """The uploads of a host."""
         with self._reading() as db:
             chosen = (uploads.c.host == host, is_known(uploads.c.version))
             rows = db.execute(select(uploads.c.document).where(*chosen)).all()

@@ -26,6 +26,7 @@ class Watermark:
 
 
 def put(db: Connection, job_id: UUID, mark: Watermark) -> None:
+    """Writes or replaces the watermark of a disk in a pass, in the caller's transaction. Offsets and counts are bytes."""
     values = {
         "offset_bytes": mark.offset_bytes,
         "bytes_total": mark.bytes_total,

@@ -56,6 +56,8 @@ class DeliveryRow:
 
 
 class HookRows:
+    """The webhooks of waves, and their deliveries."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 
@@ -139,16 +141,19 @@ class HookRows:
 
 
 def add_hooks(db: Connection, wave_id: UUID, hooks: Sequence[SealedHook]) -> None:
+    """Adds webhooks to a wave, in the caller's transaction."""
     for one in hooks:
         db.execute(insert(wave_hooks).values(id=str(one.id), wave_id=str(wave_id), host=one.host, sealed=one.sealed))
 
 
 def replace_hooks(db: Connection, wave_id: UUID, hooks: Sequence[SealedHook]) -> None:
+    """Replaces all webhooks of a wave, in the caller's transaction."""
     db.execute(delete(wave_hooks).where(wave_hooks.c.wave_id == str(wave_id)))
     add_hooks(db, wave_id, hooks)
 
 
 def add_deliveries(db: Connection, wave_id: UUID, deliveries: Sequence[NewDelivery]) -> None:
+    """Adds deliveries that are due at once, in the caller's transaction."""
     at = time.time()
     rows = [
         {

@@ -102,6 +102,7 @@ class WaveChange:
     deliveries: Callable[[Any, Any], Sequence[NewDelivery]] = _no_deliveries
 
     def made(self, db: Connection, row: Row[Any]) -> Any:
+        """The document after the change, written with its event and deliveries in the caller's transaction."""
         before = parsed(self.model, row.document, row.version)
         after = self.change(before)
         if after != before:
@@ -112,6 +113,8 @@ class WaveChange:
 
 
 class WaveRows:
+    """The waves and their members."""
+
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
         # The transaction that holds the lead; the one thread that ticks uses it.
@@ -385,6 +388,7 @@ class WaveRows:
             raise PersistFailed("this host does not lead the waves any more: it stood still for too long") from error
 
     def last_event_id(self) -> int:
+        """The id of the newest event; 0: there is none."""
         with self._reading() as db:
             return OF_WAVES.last_id(db)
 

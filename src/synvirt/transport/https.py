@@ -17,6 +17,7 @@ class Connection(http.client.HTTPSConnection):
         self._trust, self._timeout_s = context, timeout
 
     def connect(self) -> None:
+        """Connects by the guard, and checks the certificate. SourceUnreachable."""
         plain = outgoing.sources().dial(self.host, self.port, timeout_s=self._timeout_s)
         try:
             self.sock = self._trust.wrap_socket(plain, server_hostname=self.host)

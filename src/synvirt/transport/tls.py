@@ -80,6 +80,7 @@ def _pinned_to(pinned: str, where: str, digest: str) -> type[ssl.SSLSocket]:
 
 
 def certificate_changed(where: str, shown: str, pinned: str, digest: str = "SHA-256") -> SourceUnreachable:
+    """The error of a certificate that is not the pinned one."""
     return SourceUnreachable(
         f"the certificate of {where} is not the pinned one: it has {digest} {shown}, pinned is {pinned}",
         hint="an attacker may be in between; if the platform was given a new certificate, pin that one",
@@ -87,6 +88,7 @@ def certificate_changed(where: str, shown: str, pinned: str, digest: str = "SHA-
 
 
 def not_trusted(where: str, reason: str) -> SourceUnreachable:
+    """The error of a certificate that no authority of this host signed."""
     return SourceUnreachable(
         f"the certificate of {where} is not trusted: {reason}",
         hint="test the source: it shows the fingerprint, which you may pin as options.fingerprint_sha256",

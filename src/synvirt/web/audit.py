@@ -13,6 +13,7 @@ SHOWN = 100
 
 
 def audit_router(pages: Pages, rows: AuditRows) -> APIRouter:
+    """The page of the audit trail."""
     router = pages.router()
 
     @router.get("/audit")

@@ -8,6 +8,7 @@ from synvirt.web.pages import Pages
 
 
 def doctor_router(pages: Pages, checkup: Checkup) -> APIRouter:
+    """The page of the doctor."""
     router = pages.router()
 
     @router.get("/doctor")

@@ -42,6 +42,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Finder:
+    """Finds machines for plans, by their references."""
+
     sources: Sources
     uploads: Uploads
     destinations: Mapping[str, Destination]

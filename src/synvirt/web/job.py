@@ -143,6 +143,7 @@ class JobView:
         return self.intake.board.current(self.intake.store.get(job_id))
 
     def values(self, job_id: UUID) -> dict[str, Any]:
+        """What the templates of a job's page need. NotFound."""
         job, store = self.current(job_id), self.intake.store
         cancelling = not job.ended and store.cancel_requested(job.id)
         cutting = not job.ended and store.cutover_requested(job.id)
@@ -175,6 +176,7 @@ class JobView:
             return None
 
     def rendered(self, job_id: UUID) -> dict[str, str]:
+        """The parts of the page that change, as HTML by their names."""
         values = self.values(job_id)
         return {name: self.pages.part(f"job/{name}.html", oob=True, **values) for name in PARTS}
 
@@ -236,6 +238,7 @@ class JobView:
 
 
 def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
+    """The pages of one job, and the stream that keeps them up to date."""
     pages = view.pages
     router = pages.router()
 

@@ -25,6 +25,7 @@ STREAM_HEADERS = HEADERS | {"X-Accel-Buffering": "no"}
 
 
 def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
+    """The list of migrations, and the stream that keeps it up to date."""
     router = pages.router()
     store, board = intake.store, intake.board
 

@@ -17,6 +17,7 @@ _HERE = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]{0,2000}", re.ASCII)
 
 
 def login_router(pages: Pages) -> APIRouter:
+    """The pages to log in and out."""
     router = pages.router()
 
     def asked(door: Gate, *, following: str = "", error: SynvirtError | None = None, leave: str = "") -> Response:

@@ -58,6 +58,7 @@ class Setup:
         mistakes: Mapping[str, str] | None = None,
         failure: SynvirtError | None = None,
     ) -> Response:
+        """The form of a machine that was found. `mistakes`: a sentence by the name of its field."""
         return await run_in_threadpool(self._shown, found, form, mistakes or {}, failure)
 
     def _shown(self, found: Found, form: Form, mistakes: Mapping[str, str], failure: SynvirtError | None) -> Response:
@@ -78,6 +79,7 @@ class Setup:
         )
 
     async def review(self, form: Form) -> Response:
+        """The plan of the form, in words; the form again where it has mistakes."""
         found = await self._found_again(form)
         made = filled(form, ref=found.ref, source=found.source, manifest=found.manifest)
         if made.plan is None:
@@ -106,6 +108,7 @@ class Setup:
         )
 
     async def change(self, form: Form) -> Response:
+        """The form of a plan that was reviewed."""
         plan = planned(form)
         found = await self.finder.find(plan.source_ref, form.text("sealed"), destination=plan.target.destination or "")
         return await self.shown(found, written(plan, found.manifest))
@@ -117,6 +120,7 @@ class Setup:
         return await self.shown(found, written(plan, found.manifest))
 
     async def submit(self, form: Form) -> Response:
+        """Begins the job, and leads to its page; what the service refuses comes back with the form."""
         plan, sealed = planned(form), form.text("sealed")
         try:
             job = await run_in_threadpool(self.intake.submit, self._whole(plan, sealed))
@@ -165,6 +169,7 @@ _WEIGHT = {"Critical": 0, "Warning": 1, "Information": 2}
 
 
 def machine_router(setup: Setup, beginning: Beginning) -> APIRouter:
+    """The pages that set a machine up and begin its job."""
     router = setup.pages.router()
 
     @router.get("/new/machine")

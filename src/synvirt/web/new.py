@@ -50,6 +50,7 @@ class Beginning:
 
 
 def new_router(pages: Pages, beginning: Beginning, sources: Sources, uploads: Uploads) -> APIRouter:
+    """The pages on which a machine is chosen."""
     router = pages.router()
 
     @router.get("/new")

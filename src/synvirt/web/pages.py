@@ -188,6 +188,7 @@ def _failing_with(failure: Callable[[SynvirtError], Response]) -> type[APIRoute]
 
 
 def static_router(pages: Pages) -> APIRouter:
+    """The files of the page: style, scripts, icons."""
     router = pages.router()
 
     @router.get("/static/{name}")

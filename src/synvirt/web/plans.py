@@ -62,6 +62,7 @@ class Filled:
 
 
 def filled(form: Form, *, ref: SourceRef, source: PlanSource, manifest: VmManifest) -> Filled:
+    """The plan that the form asks for, or a mistake for each field that is wrong."""
     document: dict[str, Any] = {
         "source": source.model_dump(),
         "source_ref": ref.model_dump(),

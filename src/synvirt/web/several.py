@@ -45,18 +45,23 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Several:
+    """The pages of several machines of one source."""
+
     setup: Setup
 
     async def begin(self, source_id: UUID, vm_ids: tuple[str, ...]) -> Response:
+        """The form for these VMs of a source."""
         source, candidates = await self._candidates(source_id, vm_ids, "")
         form = Form({"start": ("on",), "mode": ("Cold",), "take": tuple(one.vm_id for one in candidates if one.found)})
         return await self._shown(source, candidates, form, {})
 
     async def again(self, form: Form) -> Response:
+        """The form, as it was filled in."""
         source, candidates = await self._of(form)
         return await self._shown(source, candidates, form, {})
 
     async def review(self, form: Form) -> Response:
+        """The plans of all that are ticked, in words; the form again where one has mistakes."""
         source, candidates = await self._of(form)
         plans: list[tuple[Found, MigrationPlan]] = []
         judged: list[Candidate] = []
@@ -159,6 +164,7 @@ def _own(form: Form, vm_id: str, found: Found) -> Form:
 
 
 def several_router(several: Several) -> APIRouter:
+    """The pages for several machines at once."""
     router = several.setup.pages.router()
 
     @router.get("/new/several")

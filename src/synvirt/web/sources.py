@@ -61,10 +61,13 @@ class _Filled:
 
 
 class SourcePages:
+    """The pages of sources; `sources_router` has their paths."""
+
     def __init__(self, pages: Pages, sources: Sources) -> None:
         self._pages, self._sources = pages, sources
 
     def listed(self, cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
+        """The sources, newest first."""
         items, following = self._sources.page(limit=ON_A_PAGE, cursor=int(cursor) if cursor else None)
         return self._pages.page("sources/list.html", sources=items, following=following, cursor=cursor)
 
@@ -97,6 +100,7 @@ class SourcePages:
         )
 
     def add(self, kind: LiveKind, form: Sent) -> Response:
+        """Registers a source; a form with mistakes comes back with them."""
         takes = self._sources.form(kind)
         filled = _Filled.of(takes, None)
         wanted = filled.values(form)
@@ -110,10 +114,12 @@ class SourcePages:
         return self._pages.see(f"/sources/{source.id}")
 
     def change_form(self, source_id: UUID) -> Response:
+        """The form that changes a source. Secrets are not shown."""
         source = self._sources.get(source_id)
         return self._form(source.kind, source)
 
     def change(self, source_id: UUID, form: Sent) -> Response:
+        """Changes a source; a form with mistakes comes back with them."""
         source = self._sources.get(source_id)
         takes = self._sources.form(source.kind)
         filled = _Filled.of(takes, source)
@@ -134,6 +140,7 @@ class SourcePages:
         return self._pages.see(f"/sources/{source_id}")
 
     def source(self, source_id: UUID) -> Response:
+        """One source, and what its last test found."""
         source = self._sources.get(source_id)
         options = [(label(key), _said(value)) for key, value in source.options.items() if value is not None and value != ""]
         return self._pages.page(
@@ -149,6 +156,7 @@ class SourcePages:
         return self._pages.page("sources/test.html", source=source, **self._tested(source, result, begin=False))
 
     async def deep(self, source_id: UUID) -> Response:
+        """Tests a source with a snapshot, and leads back to it."""
         await self._sources.test(source_id, deep=True)
         return self._pages.see(f"/sources/{source_id}")
 
@@ -186,18 +194,21 @@ class SourcePages:
         return self._pages.see(f"/sources/{source_id}")
 
     def remove_asked(self, source_id: UUID) -> Response:
+        """Asks whether to remove a source."""
         meaning = "Its credentials are forgotten. What was migrated from it stays, and it stays as it is."
         return self._ask(
             self._sources.get(source_id), "Remove this source?", meaning, asked="remove", yes="remove it", danger=True
         )
 
     def deep_asked(self, source_id: UUID) -> Response:
+        """Asks whether to test a source with a snapshot."""
         meaning = (
             "A snapshot is taken of a machine that runs, the first MiB of its first disk is read, and the snapshot is removed."
         )
         return self._ask(self._sources.get(source_id), "Test with a snapshot?", meaning, asked="deep", yes="test it")
 
     def remove(self, source_id: UUID) -> Response:
+        """Removes a source."""
         self._sources.remove(source_id)
         return self._pages.see("/sources")
 
@@ -225,6 +236,7 @@ class SourcePages:
 
 
 def sources_router(pages: Pages, sources: Sources) -> APIRouter:
+    """The pages of sources."""
     made = SourcePages(pages, sources)
     return pages.router(
         {

@@ -19,6 +19,7 @@ ON_A_PAGE = 100
 
 
 def uploads_router(pages: Pages, uploads: Uploads, *, idle_s: float = IDLE_S) -> APIRouter:
+    """The pages of uploads. `idle_s`: how long a request that sends nothing may last."""
     router = pages.router()
 
     @router.get("/uploads")

@@ -84,6 +84,7 @@ def problem_tone(problem: Problem) -> str:
 
 
 def size(count: float | None) -> str:
+    """A size with its unit: `1.5 GiB`; a dash where it is not known."""
     if count is None:
         return "–"
     amount, unit = float(count), "B"

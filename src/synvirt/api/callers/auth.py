@@ -41,6 +41,8 @@ Check = Callable[[str, str, str], None]
 
 
 def pam_accounts(privileged: Privileged) -> Check:
+    """A check by the host's accounts, asked of PAM. It raises Unauthorized."""
+
     def authenticate(user: str, password: str, address: str) -> None:
         if not privileged.authenticate(user, password):
             raise Unauthorized(WRONG)
@@ -107,11 +109,13 @@ class Remembering:
         self._right: OrderedDict[bytes, tuple[float, object]] = OrderedDict()
 
     def knows(self, user: str, password: str) -> bool:
+        """Whether this password was right within the last REMEMBERED_FOR_S. Nothing is asked."""
         with self._lock:
             until, version = self._right.get(self._digest(user, password), (0.0, None))
         return self._clock() < until and version == self.version()
 
     def check(self, user: str, password: str, address: str) -> None:
+        """Asks for the password, and remembers a right one. Unauthorized."""
         version = self.version()
         self._inner(user, password, address)
         with self._lock:

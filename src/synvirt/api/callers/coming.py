@@ -92,6 +92,7 @@ class Coming:
         self._write(entry_of(caller, method, resource, error.status, error.detail))
 
     def refuse(self, account: str, address: str, way: str, error: SynvirtError) -> None:
+        """Counts a refused log-in. The first of an account and network is an audit entry at once; the others are counted."""
         _log.warning("login refused", account=account[:64], address=address, way=way, why=error.detail)
         entry = entry_of(Caller(account, Role.VIEWER, address), LOG_IN, way, error.status, error.detail)
         entry = entry.model_copy(update={"role": ""})
@@ -122,6 +123,7 @@ class Coming:
 
 @contextmanager
 def counts_written(coming: Coming) -> Iterator[None]:
+    """Writes the counted log-ins into the audit trail, now and again, and at the end of the block."""
     try:
         with repeated(coming.tell, name="log-ins", every_s=LOOK_EVERY_S, ends_within_s=1.0):
             yield

@@ -59,6 +59,8 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """Who has logged in by a provider, with which role, and the page to go on to."""
+
     account: str
     role: Role
     following: str
@@ -220,10 +222,12 @@ def browser_in(cookie_header: str) -> str:
 
 
 def give_browser(response: Response, secret: str) -> None:
+    """Sets the cookie that ties a log-in to the browser that began it."""
     response.set_cookie(COOKIE, secret, max_age=int(BEGUN_FOR_S), path="/", secure=True, httponly=True, samesite="lax")
 
 
 def take_browser(response: Response) -> None:
+    """Removes that cookie."""
     response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="lax")
 
 

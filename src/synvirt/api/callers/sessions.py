@@ -141,6 +141,7 @@ def give(response: Response, secret: str) -> None:
 
 
 def take(response: Response) -> None:
+    """Removes the session's cookie."""
     response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
 
 

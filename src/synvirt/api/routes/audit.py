@@ -67,6 +67,7 @@ class Audited:
 
 
 def write(rows: AuditRows, entry: AuditEntry) -> None:
+    """Adds an entry to the trail. A store that fails is logged, with the entry: what was done is done."""
     try:
         rows.add(entry)
     except SynvirtError as error:
@@ -106,6 +107,7 @@ class AuditVerified(Model):
 
 
 def audit_router(rows: AuditRows) -> APIRouter:
+    """The routes under /audit."""
     router = APIRouter(prefix="/audit", tags=["audit"])
 
     @router.get("", response_model=AuditPage)
@@ -134,6 +136,7 @@ def audit_router(rows: AuditRows) -> APIRouter:
 
 
 def verified(rows: AuditRows) -> AuditVerified:
+    """Reads the whole trail, and says where its chain of hashes is broken, if it is."""
     count = 0
 
     def counted() -> Iterator[AuditEntry]:

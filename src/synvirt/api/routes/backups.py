@@ -69,6 +69,8 @@ class RestorePointPage(Page[RestorePoint]):
 
 
 class BackupOffers(Model):
+    """The offers of this host, by name. All are on one page."""
+
     items: tuple[BackupOffer, ...]
     next_cursor: str | None = None
 
@@ -117,6 +119,7 @@ def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | No
 
 
 def backups_router(backups: Backups, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
+    """The routes under /backup."""
     router = APIRouter(prefix="/backup", tags=["backup"], responses=_PROBLEMS, dependencies=[Depends(known_parameters)])
     _repositories(router, backups)
     _offers(router, backups)

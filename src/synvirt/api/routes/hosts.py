@@ -16,6 +16,7 @@ class HostPage(Model):
 
 
 def hosts_router(hosts: Hosts) -> APIRouter:
+    """The routes under /hosts."""
     router = APIRouter(prefix="/hosts", tags=["hosts"])
 
     @router.get("", response_model=HostPage)

@@ -106,6 +106,7 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
 
 
 def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
+    """The routes under /migrations, and their stream. `stopping`: whether the service ends; streams end then."""
     router = APIRouter(prefix="/migrations", tags=["migrations"])
     store, board = intake.store, intake.board
 

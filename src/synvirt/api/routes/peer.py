@@ -82,6 +82,7 @@ def _busy(error: BackupBusy) -> Response:
 
 
 def peer_router(offers: Mapping[str, Offer], *, idle_s: float = IDLE_S) -> APIRouter:
+    """The routes under /backup/peer/{offer}. `idle_s`: how long a request that sends nothing may last."""
     streams = {name: Streams() for name in offers}
     router = APIRouter(prefix="/backup/peer/{offer}", tags=["backup peer"], responses=_PROBLEMS)
 

@@ -14,6 +14,7 @@ from synvirt.rehearsals.asking import Rehearsing
 
 
 def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
+    """The routes of rehearsals, of one job and of several together."""
     router = APIRouter(tags=["rehearsals"])
 
     @router.post(

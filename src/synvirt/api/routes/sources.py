@@ -30,6 +30,8 @@ VmId = Annotated[str, Path(min_length=1, max_length=1024)]
 
 
 class JsonLines(PlainTextResponse):
+    """An answer of JSON lines."""
+
     media_type = "application/jsonl"
 
 
@@ -59,6 +61,7 @@ _SPOKEN_TO: dict[int | str, dict[str, Any]] = {
 
 
 def sources_router(sources: Sources) -> APIRouter:
+    """The routes under /sources."""
     router = APIRouter(tags=["sources"])
 
     @router.post("/sources", status_code=201, response_model=Source, openapi_extra=documented(SourceRequest))

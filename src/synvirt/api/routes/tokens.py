@@ -33,11 +33,15 @@ class TokenMade(Token):
 
 
 class TokenPage(Model):
+    """API tokens, without their secrets."""
+
     items: tuple[Token, ...]
     next_cursor: str | None = None
 
 
 def find_token(rows: TokenRows) -> FindToken:
+    """A function from a secret to the token's name and role; None: no such token."""
+
     def find(secret: str) -> tuple[str, Role] | None:
         found = rows.by_secret(_hashed(secret))
         return None if found is None else (found.name, found.role)
@@ -46,6 +50,7 @@ def find_token(rows: TokenRows) -> FindToken:
 
 
 def tokens_router(rows: TokenRows) -> APIRouter:
+    """The routes under /tokens."""
     router = APIRouter(prefix="/tokens", tags=["tokens"])
 
     @router.post("", status_code=201, response_model=TokenMade, openapi_extra=documented(TokenRequest))

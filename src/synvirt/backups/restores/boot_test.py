@@ -39,6 +39,8 @@ OVERLAY_TIMEOUT_S = 60
 
 
 class BootTesting:
+    """Starts the guests of restore points from their repositories, and records whether they boot."""
+
     def __init__(
         self,
         restore_host: RestoreHost,
@@ -171,6 +173,8 @@ class BootTesting:
 
 
 def undo(restore_host: RestoreHost) -> dict[str, Undo]:
+    """How ledger entries of boot tests are undone, by the kind of entry."""
+
     def scratch(run_id: UUID, name: str) -> None:
         if Path(name).name == str(run_id):
             shutil.rmtree(name, ignore_errors=True)

@@ -56,6 +56,7 @@ class Rewritten:
 
     @property
     def devices(self) -> ET.Element:
+        """The element `devices`, made where it is missing."""
         found = self.root.find("devices")
         return ET.SubElement(self.root, "devices") if found is None else found
 
@@ -108,6 +109,7 @@ def renewed(domain: Rewritten, *, name: str, run_id: uuid.UUID, mac: Callable[[i
 
 
 def renamed(domain: Rewritten, name: str) -> None:
+    """Gives the domain another name, in place."""
     _text(domain.root, "name", name)
 
 
@@ -271,6 +273,7 @@ def has_uefi(domain: Rewritten) -> bool:
 
 
 def wants_secure_boot(domain: Rewritten) -> bool:
+    """Whether the domain's loader is one for Secure Boot."""
     found = domain.root.find("os/loader")
     return found is not None and found.get("secure") == "yes"
 
@@ -322,6 +325,7 @@ def _holds_data(disk: ET.Element) -> bool:
 
 
 def target_of(disk: ET.Element) -> str:
+    """The target of a disk in the guest (`vda`); empty: it names none."""
     target = disk.find("target")
     return "" if target is None else target.get("dev", "")
 

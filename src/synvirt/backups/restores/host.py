@@ -38,6 +38,7 @@ class RestoreHost:
         handing.give(self.connection.uri, path, users)
 
     def give_to_qemu(self, path: Path) -> None:
+        """Gives a file to the user that QEMU runs as, where that is another than the service's. DiskWriteFailed."""
         handing.to_qemu(self.connection.uri, path)
 
     def open_to_qemu(self, folder: Path) -> None:

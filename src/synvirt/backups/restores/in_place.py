@@ -87,6 +87,7 @@ class InPlace:
         self._restore_host, self._ledger, self._repository, self._resumed = restore_host, ledger, repository, resumed
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
+        """BackupConflict where the guest runs, has snapshots, or its disks do not fit the point's."""
         domain = self._domain(point)
         _refuse_running(domain)
         with translated(Internal, f"the hypervisor does not say how {point.vm_name} is"):
@@ -99,6 +100,7 @@ class InPlace:
         self._places(_definition(domain), sizes)
 
     def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        """Restores the disks and the definition while nothing else reads or restores the guest."""
         with self._restore_host.alone(point.vm_id, copying.under_way.stop):
             self._restore(copying, repository, point, asked)
 
@@ -424,6 +426,8 @@ def _is_overtaken(restore_host: RestoreHost, swap: str) -> bool:
 
 
 def undo(restore_host: RestoreHost) -> dict[str, Undo]:
+    """How ledger entries of in-place restores are undone, by the kind of entry."""
+
     def swap(run_id: UUID, name: str) -> None:
         """What the guest wrote is kept, and the restore failed."""
         new, path, _, vm_id = json.loads(name)

@@ -22,6 +22,8 @@ from synvirt.repository.repository import Repository
 
 @dataclass(frozen=True)
 class MountedDisk:
+    """A disk of a restore point that is served. `uris`: of its NBD export, the same disk each."""
+
     target: str
     size_bytes: int
     uris: tuple[str, ...]

@@ -39,6 +39,7 @@ class NewDomain:
         self._restore_host, self._ledger, self._repository, self._resumed = restore_host, ledger, repository, resumed
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
+        """BackupConflict where a domain of this host has the name already."""
         name = asked.name or point.vm_name
         if self._restore_host.domain("lookupByName", name) is not None:
             raise BackupConflict(
@@ -46,6 +47,8 @@ class NewDomain:
             )
 
     def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        """Makes the volumes, copies the disks and defines the domain, and starts it if asked. A resumed run goes on from its
+        watermarks."""
         restore_host, under_way, run_id = self._restore_host, copying.under_way, copying.under_way.run.id
         manifest = repository.manifest(point.id)
         disks = chosen_disks(manifest, asked.disks)
@@ -227,6 +230,8 @@ def tpm_files(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, bytes]]:
 
 
 def undo(restore_host: RestoreHost) -> dict[str, Undo]:
+    """How ledger entries of restores to new domains are undone, by the kind of entry."""
+
     def volume(run_id: UUID, name: str) -> None:
         destination, _, its_name = name.partition(" ")
         restore_host.destination(destination).destroy(its_name)

@@ -139,6 +139,7 @@ class ByJob:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def end(self, made: Made) -> None:
+        """Ends the backup job, and removes its scratch files. The checkpoint stays."""
         domain = self._domain(made)
         if domain is not None:
             self._end(domain, made)
@@ -149,6 +150,7 @@ class ByJob:
                 path.unlink(missing_ok=True)
 
     def sweep(self, made: Made) -> None:
+        """Ends the backup job, and deletes the checkpoint too."""
         self.end(made)
         domain = self._domain(made)
         if domain is None:

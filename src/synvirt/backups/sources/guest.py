@@ -114,6 +114,7 @@ class Sources:
             self._sweepers[-1].start()
 
     def close(self) -> None:
+        """Waits until the sweeping in the background has ended."""
         for sweeper in self._sweepers:
             sweeper.join()
 
@@ -180,6 +181,7 @@ class Sources:
 
 @contextlib.contextmanager
 def running(sources: Sources) -> Iterator[Sources]:
+    """Begins to remove what a killed service left, and waits for that at the end of the block."""
     sources.start()
     try:
         yield sources

@@ -20,6 +20,8 @@ from synvirt.live.libvirt.manifest import parse
 
 
 class Offline:
+    """The way to read a guest that is shut off."""
+
     name = "offline"
 
     def __init__(self, connection: Connection, tpm_folder: Callable[[], Path]) -> None:

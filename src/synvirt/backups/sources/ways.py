@@ -29,11 +29,13 @@ def job_folder(connection: Connection) -> Path:
 
 
 def tpm_folder(connection: Connection) -> Path:
+    """The folder in which libvirt keeps the TPMs of this host's guests."""
     root = short_root(connection.uri)
     return SYSTEM_TPM_FOLDER if root is None else root / "lib/swtpm"
 
 
 def sources_of(connection: Connection, rows: BackupRows, *, host: str) -> Sources:
+    """The guests of this host, with the ways to read them in the order in which they are tried."""
     ledger = MadeRows(rows.ledger, host=host)
     scratch, tpm = partial(job_folder, connection), partial(tpm_folder, connection)
     ways = (

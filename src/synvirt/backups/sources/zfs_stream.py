@@ -40,6 +40,8 @@ PAYLOAD_BYTES_MAX = 16 * MIB
 
 
 class Kind(IntEnum):
+    """The types of records in a stream, by their numbers (dmu_replay_record_t)."""
+
     BEGIN, OBJECT, FREEOBJECTS, WRITE, FREE, END, WRITE_BYREF, SPILL, WRITE_EMBEDDED, OBJECT_RANGE, REDACT = range(11)
 
 

@@ -23,6 +23,7 @@ Cursor = Annotated[str | None, typer.Option(help="The page behind this `next_cur
 
 
 def list_things(options: Options, listed: Listed, table: Any, limit: int, cursor: str | None) -> None:
+    """Prints a page of things as a table, or as JSON."""
     params = {"limit": limit} | ({"cursor": cursor} if cursor else {})
     with options.connect() as client:
         answer = client.ask("GET", listed.path, params=params)

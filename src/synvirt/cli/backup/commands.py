@@ -35,17 +35,23 @@ app = typer.Typer(no_args_is_help=True, help="Backups of this host's guests: doc
 
 
 class Target(StrEnum):
+    """What a restore makes."""
+
     EXPORT = "export"
     NEW_DOMAIN = "new-domain"
     IN_PLACE = "in-place"
 
 
 class BoundTo(StrEnum):
+    """What a copy of a key is bound to."""
+
     HOST = "host"
     TPM2 = "tpm2"
 
 
 class Format(StrEnum):
+    """The format of exported disks."""
+
     RAW = "raw"
     QCOW2 = "qcow2"
 

@@ -13,6 +13,8 @@ from synvirt.cli.program import shown
 
 
 class Quiesce(StrEnum):
+    """Whether a job freezes the guest's file systems."""
+
     OFF = "off"
     TRY = "try"
     REQUIRE = "require"

@@ -18,6 +18,7 @@ _NUMBER_WIDTH: Final = 16
 
 @contextmanager
 def opened(found: Found) -> Iterator[DiskReader]:
+    """The disk, open for the block."""
     reader = open_reader(found.reader)
     try:
         yield reader
@@ -65,6 +66,7 @@ class Compared:
         return _sectors(self.first_bytes) != _sectors(self.second_bytes)
 
     def lines(self) -> list[str]:
+        """The verdict in the words of `qemu-img compare`."""
         if self.strict and self._sizes_differ:
             return ["Strict mode: Image size mismatch!"]
         verdict = "Images are identical." if self.offset is None else f"Content mismatch at offset {self.offset}!"
@@ -73,6 +75,7 @@ class Compared:
         return ["Warning: Image size mismatch!", verdict] if self._sizes_differ and not in_both else [verdict]
 
     def as_json(self) -> dict[str, Any]:
+        """The verdict for --json. `mismatch_offset`: in bytes, null where they are the same."""
         return {
             "identical": self.exit_code == IDENTICAL,
             "first_size_bytes": self.first_bytes,
@@ -86,6 +89,7 @@ def _sectors(size: int) -> int:
 
 
 def compared(first: DiskReader, second: DiskReader, *, strict: bool, threads: int | None) -> Compared:
+    """Compares two disks. `strict`: other sizes are a difference. DiskReadFailed."""
     # What is strictly different need not be read.
     read = not strict or _sectors(first.size) == _sectors(second.size)
     offset = first_difference(first, second, threads=threads) if read else None

@@ -38,6 +38,7 @@ def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = Tr
 
 
 def chosen(disks: list[Found], wanted: str | None, image: Path) -> Found:
+    """The disk of that name, or the only one. BadRequest."""
     names = ", ".join(disk.name for disk in disks) or "none"
     if wanted is None and len(disks) == 1:
         return disks[0]

@@ -46,6 +46,7 @@ def described(found: Found) -> dict[str, Any]:
 
 
 def lines_of(disk: dict[str, Any]) -> Iterator[str]:
+    """The description of a disk as lines for people."""
     for name, value in disk.items():
         yield f"{name:21} {shown(_said(name, value))}"
 

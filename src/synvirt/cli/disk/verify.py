@@ -32,10 +32,12 @@ class Verified:
 
     @property
     def exit_code(self) -> int:
+        """0, where nothing differs any more; else FAILED."""
         left = self.differing if self.repaired is None else self.repaired.left
         return FAILED if left else 0
 
     def as_json(self) -> dict[str, Any]:
+        """The result for --json; extents as offset and length in bytes."""
         repaired = self.repaired
         return {
             "volume": self.volume,
@@ -48,6 +50,7 @@ class Verified:
         }
 
     def lines(self) -> Iterator[str]:
+        """The result for people, a line for each extent."""
         if not self.differing:
             yield shown(f"{self.volume} holds what the ledger of {self.ledger.disk} says")
         yield from _named(self.differing, "differs from the ledger")

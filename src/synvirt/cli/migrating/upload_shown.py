@@ -66,6 +66,8 @@ def _bar(name: str) -> Iterator[Sent]:
 
 
 class Lines:
+    """The progress of an upload as lines, for output that is no terminal."""
+
     def __init__(
         self, name: str, *, out: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -75,6 +77,7 @@ class Lines:
         self._shown_part = 0
 
     def sent(self, sent: int, total: int) -> None:
+        """Prints a line now and again, by bytes and by time."""
         from synvirt.cli.migrating.watching import described
         from synvirt.model.job import Progress
 

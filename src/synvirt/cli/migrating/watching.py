@@ -28,6 +28,8 @@ def stage(job: Migration) -> str:
 
 
 class Display(Protocol):
+    """How a job is shown while it is watched."""
+
     def moved(self, job: Migration) -> None: ...
     def stands(self, state: str, name: str, progress: Progress) -> None: ...
     def progressed(self, progress: Progress) -> None: ...
@@ -59,6 +61,7 @@ def watch(
 
 
 def display(*, quiet: bool) -> AbstractContextManager[Display]:
+    """Bars on a terminal, lines elsewhere, nothing where `quiet`."""
     if quiet:
         return nullcontext(_Quiet())
     if sys.stdout.isatty():
@@ -193,6 +196,7 @@ class Bars(AbstractContextManager["Bars"]):
 
 
 def outcome(attempt: BootAttempt) -> str:
+    """What came of an attempt to boot, in words."""
     if attempt.sign is not None:
         return f"booted, seen by: {attempt.sign}"
     return attempt.trouble or "is being tried"

@@ -91,6 +91,7 @@ class BlockHashes:
         return _Writing(self, writer)
 
     def about_to_write(self, offset: int, length: int) -> None:
+        """Forgets the hashes of all blocks that these bytes touch, before they are written."""
         first, end = offset // BLOCK_BYTES, blocks_of(offset + length)
         for block in range(first, end):
             self._pending.pop(block, None)

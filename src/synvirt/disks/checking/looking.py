@@ -31,6 +31,7 @@ class Tally:
         self._lock = threading.Lock()
 
     def add(self, amount: int) -> None:
+        """Adds to the count, from any thread."""
         with self._lock:
             self.total += amount
 

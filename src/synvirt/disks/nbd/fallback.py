@@ -46,6 +46,7 @@ def driver_of(reader: DiskReader) -> QemuDriver | None:
 
 
 def is_encrypted_qcow2(reader: DiskReader) -> bool:
+    """Whether the image is a qcow2 image with an encryption method, by its header."""
     content = _bytes_at(reader, 0, _QCOW2.size)
     if len(content) < _QCOW2.size:
         return False
@@ -80,6 +81,7 @@ def readable(spec: ReaderSpec, *, key_file: str | None = None) -> ReaderSpec:
 
 
 def qemu_spec(raw: RawSpec, driver: QemuDriver, name: str, *, key_file: str | None = None) -> QemuSpec:
+    """The spec of a disk that qemu-nbd reads as `driver`. `key_file`: the path of a file with the passphrase."""
     return QemuSpec(
         driver=driver,
         path=raw.path,

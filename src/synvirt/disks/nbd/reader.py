@@ -59,6 +59,7 @@ Dial = Callable[[nbd.NBD], None]
 
 
 def by_uri(uri: str) -> Dial:
+    """How to connect to an NBD URI: by the outgoing guard where it names a host."""
     parts = urlsplit(uri)
     host, port = parts.hostname, parts.port or _NBD_PORT
 

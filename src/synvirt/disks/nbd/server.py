@@ -147,6 +147,7 @@ class NbdServer:
             connected.close()
 
     def failed(self, error: SynvirtError) -> None:
+        """Keeps the first error of a read: NBD itself carries only an error number."""
         with self._lock:
             self.failure = self.failure or error
 

@@ -64,6 +64,7 @@ class Watch:
                     self._waits.discard(wait)
 
     def close(self) -> None:
+        """Ends the watching, and its thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -58,6 +58,7 @@ class ZstdDecoder:
         return self._flushed and self._from.position == len(self._source)
 
     def decode(self, source: bytes, length: int) -> bytes:
+        """At most `length` bytes of what `source` holds, or, where it is empty, of what was handed in before."""
         if source:
             self._source = source
             self._from = _Buffer(ctypes.cast(ctypes.c_char_p(source), ctypes.c_void_p), len(source), 0)

@@ -132,6 +132,7 @@ def _set_bits(bits: bytes, start: int, end: int, granularity: int) -> Iterator[E
 
 
 def named(found: tuple[Bitmap, ...], bitmap: str, name: str) -> Bitmap:
+    """The bitmap of that name. NotFound."""
     for candidate in found:
         if candidate.name == bitmap:
             return candidate

@@ -70,6 +70,7 @@ class CompressedClusters:
         return Wanted(offset, min(length, self._over.size - offset), guest, skip, into)
 
     def read(self, clusters: Sequence[Wanted]) -> None:
+        """Reads and inflates these clusters into their places. DiskReadFailed."""
         for batch in _batches(sorted(clusters, key=_host)):
             first, last = batch[0].host, max(cluster.host + cluster.length for cluster in batch)
             view = self._buffer("batch", max(last - first, _BATCH_BYTES))[: last - first]

@@ -10,6 +10,7 @@ def unreadable(name: str, guest: int, cause: str, hint: str | None = None) -> Di
 
 
 def outside_the_file(name: str, guest: int, host: int, file_size: int) -> DiskReadFailed:
+    """The error of a cluster that lies behind the end of the file. Offsets in bytes."""
     return unreadable(
         name,
         guest,

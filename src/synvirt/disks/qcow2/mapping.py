@@ -73,6 +73,7 @@ class WindowCache:
         self._lock = threading.Lock()
 
     def get(self, key: tuple[int, int]) -> Window | None:
+        """The window of that key, which counts as used now; None: it is not kept."""
         with self._lock:
             window = self._windows.get(key)
             if window is not None:
@@ -80,6 +81,7 @@ class WindowCache:
             return window
 
     def put(self, key: tuple[int, int], window: Window) -> None:
+        """Keeps a window, and lets go of those that were not used for longest."""
         with self._lock:
             if key in self._windows:
                 return

@@ -10,6 +10,8 @@ _ZEROS: Final = bytes(1 << 20)
 
 
 class BlankReader:
+    """A disk of `size` bytes that are all zeros."""
+
     max_readers = 64
 
     def __init__(self, size: int) -> None:

@@ -57,6 +57,7 @@ class WindowCache:
         self._lock = threading.Lock()
 
     def get(self, owner: object, index: int, load: Callable[[int], Places]) -> Places:
+        """The window of an extent, loaded by `load` where it is not kept."""
         key = (owner, index)
         with self._lock:
             held = self._windows.get(key)
@@ -95,6 +96,7 @@ class GrainMap:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def runs(self, start: int, end: int) -> Iterator[Run]:
+        """The runs between two offsets of the disk, in bytes, ascending and without a gap."""
         while start < end:
             index = start // self.grain_bytes // WINDOW_GRAINS
             first = index * WINDOW_GRAINS
@@ -182,6 +184,7 @@ class Tables:
         return self._directory[first // each : -(-(first + count) // each)]
 
     def places(self, first: int, count: int) -> Places:
+        """The places of `count` grains from grain `first` on."""
         each = self._sparse.table_entries
         table = first // each
         entries = np.zeros((-(-(first + count) // each) - table) * each, self._sparse.entry)
@@ -280,6 +283,7 @@ class Walked:
         return bool(start == end)
 
     def places(self, first: int, count: int) -> Places:
+        """The places of `count` grains from grain `first` on."""
         start, end = np.searchsorted(self._grains, np.array((first, first + count), np.uint32))
         places = np.full(count, PARENT, np.int64)
         places[self._grains[start:end].astype(np.int64) - first] = self._sectors[start:end].astype(np.int64) * SECTOR

@@ -120,6 +120,7 @@ def read_at(over: DiskReader, offset: int, length: int, name: str, what: str) ->
 
 
 def cut_off(name: str, what: str, start: int, end: int, file_bytes: int) -> MalformedArchive:
+    """The error of an extent whose file ends before `what` does. Offsets in bytes."""
     return MalformedArchive(
         f"{name}: its {what} lies at {start} to {end}, the file ends at {file_bytes}",
         hint="The file seems to be cut off: compare its size with the original's.",

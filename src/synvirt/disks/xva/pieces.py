@@ -104,6 +104,7 @@ def read_piece(archive: DiskReader, piece: Piece, buffer: memoryview, name: str)
 
 
 def zero(buffer: memoryview) -> None:
+    """Overwrites the memory with zeros."""
     for at in range(0, len(buffer), PIECE_BYTES):
         part = buffer[at : at + PIECE_BYTES]
         part[:] = _ZEROS[: len(part)]

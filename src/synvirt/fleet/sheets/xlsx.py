@@ -85,6 +85,7 @@ class _Unreadable(Exception):
 
 
 def main() -> None:
+    """The caged child: the file on stdin, the columns to read as arguments, the cells as JSON on stdout."""
     import encodings.cp437  # noqa: F401 - names within a zip; nothing is loaded once the cage is entered
 
     from defusedxml.ElementTree import iterparse  # noqa: F401

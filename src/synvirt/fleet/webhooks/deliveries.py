@@ -30,6 +30,7 @@ class Deliveries:
 
 
 def shown(row: DeliveryRow) -> Delivery:
+    """A delivery as the API answers it."""
     member = json.loads(row.body).get("member")
     return Delivery.model_validate(
         {

@@ -33,6 +33,7 @@ def _information(id_: str, label: str, assessment: str, remedy: str) -> Concern:
 
 
 def of_machine(found: Mapping[str, Any], guest: GuestOs) -> Iterator[Concern]:
+    """The concerns of a VM as a whole. `found`: the answer of inspect.ps1."""
     yield from shared.of_machine(
         uefi=int(found["generation"]) == 2,
         secure_boot=bool(found["firmware"]["secure_boot"]),
@@ -109,6 +110,7 @@ def _of_nics(found: Mapping[str, Any]) -> Iterator[Concern]:
 
 
 def of_disk(key: str, drive: Mapping[str, Any]) -> Iterator[Concern]:
+    """The concerns of one disk. `drive`: its part of the answer of inspect.ps1."""
     if drive["physical"]:
         yield _critical(
             f"disk-physical:{key}", "Pass-through disk",

@@ -42,11 +42,14 @@ class Host:
         return self.session.run(name, **parameters)
 
     def remove_export(self, path: str) -> None:
+        """Removes the folder that a snapshot's disks were exported to, on whatever share it was written."""
         # The options may name another folder by now, or none: it goes from where it was written to.
         exporting.remove(self.exports or Exports(self.shares, "", always=False), path)
 
 
 class Hosts:
+    """The Hyper-V host of a source, or all nodes of its cluster."""
+
     def __init__(self, place: Place, login: Login, options: Options, recorder: Recorder | None = None) -> None:
         if place.host is None or place.port is None:
             raise BadRequest("endpoint: names no host")
@@ -64,12 +67,14 @@ class Hosts:
     # ── opened ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self) -> None:
+        """Logs in at the first host. AuthFailed, SourceUnreachable."""
         if self._login.certificate is not None and self._certificate is None:
             self._certificate = self._keep_certificate()
             self.first = self._host(self.first.session.address.host, self.first.session.address.port)
         self.first.session.open()
 
     def close(self) -> None:
+        """Logs out of every host."""
         with self._lock:
             hosts, self._nodes, self._at = [self.first, *self._nodes.values()], {}, {}
         for host in hosts:

@@ -27,6 +27,7 @@ _KVP_CHARS_MAX: Final = 65536
 
 
 def power_of(state: object) -> Power:
+    """The power state by the number of Hyper-V's VMState."""
     number = int(str(state)) if str(state).isdigit() else -1
     if number in _OFF:
         return "off"
@@ -36,6 +37,7 @@ def power_of(state: object) -> Power:
 
 
 def row(found: Mapping[str, Any], node: str) -> VmRow:
+    """A VM as a list of a source shows it. `node`: the host that has it."""
     return VmRow(
         vm_id=str(found["id"]).lower(),
         name=clean(str(found["name"])),
@@ -103,6 +105,7 @@ def untracked(found: Mapping[str, Any]) -> str | None:
 
 
 def untracked_disk(drive: Mapping[str, Any]) -> str | None:
+    """Why RCT cannot track this disk; None: it can."""
     if drive["physical"]:
         return "is a disk of the host itself"
     if drive["shared"]:

@@ -28,6 +28,7 @@ def shut_down(host: Runs, vm_id: str, timeout_s: float, manner: Shutdown = "poli
 
 
 def power_on(host: Runs, vm_id: str) -> None:
+    """Starts the VM, and waits until it runs. SourceUnreachable where it does not."""
     if _power(host, vm_id) == "on":
         return
     _wish(host, vm_id, "start")
@@ -41,6 +42,7 @@ def last_start(host: Runs, vm_id: str) -> str:
 
 
 def mark(host: Runs, vm_id: str, note: str) -> None:
+    """Adds a line to the VM's notes, once."""
     notes = str(state_of(host, vm_id)["notes"])
     if (new := journal.noted(notes, note)) != notes:
         host.run("notes", VmId=vm_id, Notes=new)

@@ -113,10 +113,12 @@ class Session:
         self._wsman: Any = None
 
     def open(self) -> None:
+        """Logs in. AuthFailed, SourceUnreachable."""
         with self._lock:
             self._opened()
 
     def close(self) -> None:
+        """Ends the PowerShell session. It may be called twice."""
         with self._lock:
             pool, self._pool = self._pool, None
             wsman, self._wsman = self._wsman, None

@@ -46,6 +46,8 @@ State = Mapping[str, Any]
 
 
 class Runs(Protocol):
+    """What runs the scripts of this package on the host that has a VM."""
+
     def run(self, name: str, **parameters: object) -> Any: ...
 
     def remove_export(self, path: str) -> None:
@@ -53,6 +55,7 @@ class Runs(Protocol):
 
 
 def state_of(host: Runs, vm_id: str) -> State:
+    """The state of a VM, as state.ps1 answers it. VmNotFound."""
     found: State = host.run("state", VmId=vm_id)
     return found
 
@@ -327,6 +330,7 @@ def _passing(error: HyperVRefused) -> SynvirtError | None:
 
 
 def passing(code: int, detail: str) -> SynvirtError | None:
+    """The error for a job's code that passes by itself; None: it does not pass."""
     if code in _PASSING:
         return SourceUnreachable(f"{detail}: the VM is busy", hint="it is tried again; another backup may be at work")
     return None

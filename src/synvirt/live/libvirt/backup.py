@@ -40,6 +40,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Export:
+    """An NBD export of a disk: its name, and the dirty bitmap to ask it for; None: the whole disk."""
+
     name: str
     bitmap: str | None
 

@@ -105,6 +105,7 @@ def _has_run(domain: Any) -> bool:
 
 
 def power_state(domain: Any) -> PowerState:
+    """The power state; a domain that is only started to be read counts as off."""
     libvirt = library()
     state = domain.state()[0]
     if state in (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED):
@@ -145,6 +146,7 @@ def start_to_read(domain: Any, name: str) -> None:
 
 
 def stop_reading(domain: Any) -> None:
+    """Ends a domain that was only started to be read. One that runs is left alone."""
     if being_read(domain):
         _off(domain)
     with contextlib.suppress(library().libvirtError):  # gone with its domain, where that was transient
@@ -212,6 +214,7 @@ def _off(domain: Any) -> None:
 
 
 def power_on(domain: Any) -> None:
+    """Starts the domain; one that is only started to be read is ended first."""
     if being_read(domain):
         stop_reading(domain)
     if not domain.isActive():
@@ -272,6 +275,8 @@ def described(domain: Any) -> Element:
 
 
 def seen(domain: Any, root: Element, *, too_old: str | None, unreadable: str | None) -> Seen:
+    """What libvirt and the agent say of a domain beyond its XML. `too_old`, `unreadable`: what its host cannot do, as a
+    reason."""
     agent = power_state(domain) == "on" and agent_connected(root)
     guest = _os_of_guest(domain) if agent else {}
     return Seen(

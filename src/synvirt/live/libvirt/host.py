@@ -175,6 +175,7 @@ class Host:
             raise self.translated(error, doing, otherwise, hint) from error
 
     def translated(self, error: Any, doing: str, otherwise: type[SynvirtError], hint: str | None = None) -> SynvirtError:
+        """A libvirt error as ours: VmNotFound, SourceUnreachable or AuthFailed where it is one of these, else `otherwise`."""
         libvirt = library()
         said = f"{self.name}: {doing}: {error.get_error_message() or error}"
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
@@ -290,6 +291,7 @@ class Host:
 
     @property
     def folder(self) -> Path:
+        """The session's folder of secrets and sockets. SourceUnreachable before the session is open."""
         if self._folder is None:
             raise SourceUnreachable(f"the session with {self.name} is not open")
         return self._folder

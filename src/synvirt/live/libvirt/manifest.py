@@ -27,6 +27,8 @@ PowerState = Literal["on", "off", "suspended", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class DiskSize:
+    """How large a disk is, and how much of it is allocated, in bytes."""
+
     capacity_bytes: int
     used_bytes: int
 
@@ -82,11 +84,13 @@ def untracked(domain: Element) -> dict[str, str]:
 
 
 def disk_format(disk: Element) -> str:
+    """The format of a disk, as its domain says; `raw` where it says none."""
     driver = disk.find("driver")
     return (driver.get("type") if driver is not None else None) or "raw"
 
 
 def agent_connected(domain: Element) -> bool:
+    """Whether the guest agent of a running domain is connected, by the domain's XML."""
     return any(
         target.get("name") == AGENT_CHANNEL and target.get("state") == "connected"
         for target in domain.iterfind("devices/channel/target")
@@ -94,6 +98,7 @@ def agent_connected(domain: Element) -> bool:
 
 
 def manifest(domain: Element, seen: Seen) -> VmManifest:
+    """The domain as a VmManifest, with the reasons why it cannot be copied warm."""
     of_all = [seen.too_old] if seen.too_old else []
     if not seen.persistent:
         of_all.append("the domain is transient: its checkpoints would be lost when it stops")

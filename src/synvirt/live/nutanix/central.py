@@ -68,6 +68,7 @@ class DiskPoint:
 
     @property
     def reference(self) -> dict[str, Any]:
+        """The recovery point of one disk, as requests of the v4 API name it."""
         return {
             "$objectType": "dataprotection.v4.content.VmDiskRecoveryPointReference",
             "recoveryPointExtId": self.recovery_point,
@@ -191,6 +192,7 @@ class Central:
         return self.all("vmm", "ahv/config/vms", "list its VMs")
 
     def vm(self, vm_id: str) -> tuple[dict[str, Any], str]:
+        """A VM, and the ETag that a change of it must name. VmNotFound."""
         try:
             return self.get("vmm", f"ahv/config/vms/{quoted(vm_id)}", f"look at {vm_id}")
         except Refused as error:
@@ -211,6 +213,7 @@ class Central:
             return
 
     def describe(self, vm_id: str, note: str) -> None:
+        """Adds a line to the VM's description, once; tried again where somebody else changes the VM meanwhile."""
         for attempt in range(OUTDATED_TRIES):
             vm, etag = self.vm(vm_id)
             if note in text(vm, "description"):
@@ -239,10 +242,12 @@ class Central:
     # ── recovery points ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def points(self, name: str) -> list[dict[str, Any]]:
+        """The recovery points of exactly that name."""
         found = self.all("dataprotection", "config/recovery-points", "list recovery points", filter=f"name eq '{name}'")
         return [one for one in found if one.get("name") == name]
 
     def take(self, vm_id: str, name: str, expires: str, *, quiesce: bool) -> None:
+        """Makes a recovery point. `expires`: an RFC 3339 time at which Prism removes it by itself. SnapshotFailed."""
         wanted = {
             "$objectType": "dataprotection.v4.config.RecoveryPoint",
             "name": name,
@@ -265,6 +270,7 @@ class Central:
             raise SnapshotFailed(f"recovery point {point_id} is no more on {self.host}") from error
 
     def remove(self, namespace: str, rest: str, what: str) -> None:
+        """Removes a thing; one that is gone is no error."""
         for attempt in range(OUTDATED_TRIES):
             try:
                 _, etag = self.get(namespace, rest, what)
@@ -349,6 +355,7 @@ class Central:
     # ── images ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def images(self, name: str) -> list[tuple[str, str, int]]:
+        """The images whose names begin with `name`: id, name, size in bytes."""
         found = self.all("vmm", "content/images", "list images", filter=f"startswith(name, '{name}')")
         return [
             (text(one, "extId"), text(one, "name"), number(one.get("sizeBytes")))
@@ -357,6 +364,7 @@ class Central:
         ]
 
     def make_image(self, name: str, vm_id: str, disk_id: str) -> None:
+        """Makes an image of a disk. SnapshotFailed."""
         wanted = {
             "$objectType": "vmm.v4.content.Image",
             "name": name,

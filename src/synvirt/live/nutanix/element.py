@@ -31,6 +31,8 @@ def pauses(timeout_s: float) -> Iterator[float]:
 
 
 class Element:
+    """Prism Element's API, v3 and v2."""
+
     def __init__(self, prism: Prism) -> None:
         self.prism = prism
 
@@ -47,12 +49,14 @@ class Element:
         return True
 
     def version(self) -> str:
+        """The version of the cluster's AOS."""
         found = self.prism.ask("GET", f"{V2}/cluster", what="say its version").json()
         return text(found, "version") or "unknown"
 
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def vms(self) -> list[dict[str, Any]]:
+        """All VMs as v3 describes them, fetched by four requests at a time."""
         first = self._page("vms", "vm", 0)
         total = number(dig(first, "metadata", "total_matches"))
         with ThreadPoolExecutor(4) as pool:
@@ -65,6 +69,7 @@ class Element:
         return found if isinstance(found, dict) else {}
 
     def vm(self, vm_id: str) -> dict[str, Any]:
+        """A VM as v3 describes it. VmNotFound."""
         try:
             found = self.prism.ask("GET", f"{V3}/vms/{quoted(vm_id)}", what=f"look at {vm_id}").json()
         except Refused as error:
@@ -92,6 +97,7 @@ class Element:
         )
 
     def describe(self, vm_id: str, note: str) -> None:
+        """Adds a line to the VM's description, once; tried again where somebody else changes the VM meanwhile."""
         for _ in range(5):
             found = self.vm(vm_id)
             found.pop("status", None)
@@ -108,6 +114,7 @@ class Element:
     # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def snapshots(self) -> list[dict[str, Any]]:
+        """All vm_snapshots of the cluster, as v3 describes them."""
         found: list[dict[str, Any]] = []
         for _ in range(QUESTIONS_MAX):
             wanted = {"kind": "vm_snapshot", "offset": len(found), "length": PAGE}
@@ -152,6 +159,7 @@ class Element:
         raise SnapshotFailed(f"{self.host} did not make snapshot {snapshot_id} within {SNAPSHOT_TIMEOUT_S:.0f} s")
 
     def remove(self, snapshot_id: str) -> None:
+        """Removes a vm_snapshot; one that is gone is no error."""
         try:
             self.prism.ask("DELETE", f"{V3}/vm_snapshots/{quoted(snapshot_id)}", what="remove a snapshot")
         except Absent:
@@ -191,6 +199,7 @@ class Element:
         self.prism.ask("PUT", f"{V2}/storage_containers", what="change a container's allow-list", json=container)
 
     def common_allow_list(self) -> list[str]:
+        """The addresses and networks that may mount the cluster's containers, unless a container has a list of its own."""
         found = self.prism.ask("GET", f"{V2}/cluster", what="look at the cluster").json()
         kept = dig(found, "nfs_subnet_whitelist")
         return [str(one) for one in kept] if isinstance(kept, list) else []
@@ -198,6 +207,7 @@ class Element:
     # ── images ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def images(self, name: str) -> list[tuple[str, str, int]]:
+        """The images whose names begin with `name`: id, name, size in bytes."""
         found: list[tuple[str, str, int]] = []
         for page in range(QUESTIONS_MAX):
             entities = listed(self._page("images", "image", page * PAGE).get("entities"))
@@ -215,6 +225,7 @@ class Element:
         return found
 
     def make_image(self, name: str, vm_id: str, disk_id: str) -> None:
+        """Makes an image of a disk. SnapshotFailed."""
         wanted = {
             "metadata": {"kind": "image"},
             "spec": {
@@ -237,6 +248,7 @@ class Element:
         raise SnapshotFailed(f"{self.host} did not make image {name} within {IMAGE_TIMEOUT_S:.0f} s")
 
     def remove_image(self, image_id: str) -> None:
+        """Removes an image; one that is gone is no error."""
         try:
             self.prism.ask("DELETE", f"{V3}/images/{quoted(image_id)}", what="remove an image")
         except Absent:

@@ -28,10 +28,13 @@ class MakesImages(Protocol):
 
 
 class Images:
+    """The way `image`: snapshots that are images of disks."""
+
     def __init__(self, maker: MakesImages) -> None:
         self._maker = maker
 
     def take(self, vm: FoundVm, name: str, disks: Collection[str] | None) -> SnapshotRef:
+        """Makes an image of each of these disks (None: all). SnapshotFailed where the VM is not off."""
         if vm.power != "off":
             raise SnapshotFailed(
                 f"{vm.name} is {vm.power}, and an image of a disk holds it still at no moment",
@@ -53,6 +56,7 @@ class Images:
         return [one for one in self._maker.images(f"{name} ") if one[1] == f"{name} {key}"]
 
     def open(self, vm: FoundVm, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        """The image of a disk as a spec. CbtUnsupported for a delta, SnapshotFailed where the image is gone."""
         if since is not None:
             raise CbtUnsupported(f"disk {disk.key} of {vm.name} is read by an image download, which knows no changes")
         found = self._of(snapshot.id.removeprefix(PREFIX), disk.key)
@@ -71,5 +75,6 @@ class Images:
         )
 
     def cleanup(self, name: str) -> None:
+        """Removes the images of that snapshot."""
         for image_id, _, _ in self._maker.images(f"{name} "):
             self._maker.remove_image(image_id)

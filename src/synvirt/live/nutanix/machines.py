@@ -37,6 +37,8 @@ class FoundDisk:
 
 @dataclass(frozen=True, slots=True)
 class FoundVm:
+    """A VM as either Prism describes it, with its disks and cards."""
+
     id: str
     name: str
     power: Power
@@ -64,6 +66,7 @@ class FoundVm:
 
 
 def of_central(vm: Mapping[str, Any], containers: Mapping[str, str], subnets: Mapping[str, str]) -> FoundVm:
+    """A VM of Prism Central (v4). `containers`, `subnets`: their names by id."""
     boot, tools = dig(vm, "bootConfig"), dig(vm, "guestTools")
     disks = listed(vm.get("disks"))
     held = [one for one in disks if text(one, "backingInfo", "volumeGroupExtId")]
@@ -128,6 +131,7 @@ def _central_nic(nic: Mapping[str, Any], subnets: Mapping[str, str]) -> Nic:
 
 
 def of_element(entity: Mapping[str, Any]) -> FoundVm:
+    """A VM of Prism Element (v3)."""
     status, resources = dig(entity, "status"), dig(entity, "status", "resources") or {}
     tools, boot = dig(resources, "guest_tools", "nutanix_guest_tools"), dig(resources, "boot_config")
     of_disks = [one for one in listed(resources.get("disk_list")) if _device_type(one) == "DISK"]
@@ -198,6 +202,7 @@ def _named(name: Any, id_: Any) -> str:
 
 
 def row(vm: FoundVm) -> VmRow:
+    """A VM as a list of a source shows it."""
     return VmRow(
         vm_id=vm.id,
         name=vm.name,
@@ -211,6 +216,7 @@ def row(vm: FoundVm) -> VmRow:
 
 
 def manifest(vm: FoundVm, way: Way) -> VmManifest:
+    """The VM as a VmManifest. `way`: how its disks are read, which decides whether it can be copied warm."""
     disks = tuple(
         Disk(
             key=disk.key,

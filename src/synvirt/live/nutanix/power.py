@@ -32,6 +32,8 @@ class Control(Protocol):
 
 
 class ByCentral:
+    """VMs by Prism Central."""
+
     def __init__(self, central: Central) -> None:
         self._central = central
         self._names: tuple[dict[str, str], dict[str, str]] | None = None
@@ -63,6 +65,8 @@ class ByCentral:
 
 
 class ByElement:
+    """VMs by Prism Element."""
+
     def __init__(self, element: Element) -> None:
         self._element = element
 
@@ -82,6 +86,7 @@ class ByElement:
         self._element.set_power(vm_id, "ON")
 
     def describe(self, vm_id: str, note: str) -> None:
+        """Adds a line to the VM's description. A cluster that forbids it is only logged."""
         try:
             self._element.describe(vm_id, note)
         except Refused as error:
@@ -120,6 +125,7 @@ def _asked(control: Control, vm: FoundVm) -> bool:
 
 
 def power_on(control: Control, vm_id: str) -> None:
+    """Starts the VM, and waits until it runs. SourceUnreachable where it does not."""
     if control.vm(vm_id).power == "on":
         return
     control.on(vm_id)

@@ -54,6 +54,8 @@ class Where:
 
 
 class Prism:
+    """One Prism and its pool of connections."""
+
     def __init__(self, where: Where, *, recorder: Recorder | None = None, connections: int = 8) -> None:
         self.where = where
         self._client = HttpClient(
@@ -147,6 +149,7 @@ def text(thing: Any, *names: str) -> str:
 
 
 def dig(thing: Any, *names: str) -> Any:
+    """The value at a path of keys in nested dicts; None where a key is missing."""
     for name in names:
         if not isinstance(thing, dict):
             return None
@@ -160,6 +163,7 @@ def listed(thing: Any) -> list[dict[str, Any]]:
 
 
 def number(thing: Any) -> int:
+    """The value as an integer; 0 where it is none."""
     try:
         return int(thing)
     except (TypeError, ValueError):

@@ -11,6 +11,8 @@ QUESTIONS_MAX: Final = 1 << 20
 
 
 class Region(NamedTuple):
+    """A range of a disk in bytes; `zero`: it reads as zeros."""
+
     start: int
     length: int
     zero: bool

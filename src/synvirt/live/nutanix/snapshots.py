@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 
 
 class Snapshots:
+    """The way `nfs`: snapshots of Prism Element, read by NFS."""
+
     def __init__(self, element: Element, options: Options, allow_list: AllowList) -> None:
         self._element, self._options, self._allow_list = element, options, allow_list
 
@@ -49,6 +51,7 @@ class Snapshots:
         return any(text(one, "status", "name").rpartition("-")[0] == stem for one in self._named(vm_id))
 
     def take(self, vm: FoundVm, name: str, disks: Collection[str] | None) -> SnapshotRef:
+        """Makes the snapshot, or finds the one of that name; with the change ids of these disks (None: all)."""
         found = [one for one in self._named(vm.id) if text(one, "status", "name") == name]
         snapshot_id = text(found[0], "metadata", "uuid") if found else self._made(vm, name)
         files = self._files(self._element.snapshot(snapshot_id), vm.id)
@@ -86,6 +89,7 @@ class Snapshots:
         return found
 
     def open(self, vm: FoundVm, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        """A disk of the snapshot as a spec: whole, or what changed since a change id. SnapshotFailed, CbtReset."""
         snapshot_id = snapshot.id.removeprefix(PREFIX)
         path = snapshot.change_ids.get(disk.key, "").partition(" ")[2]
         if not path:
@@ -141,6 +145,7 @@ class Snapshots:
             knock(spec)
 
     def cleanup(self, vm_id: str, name: str) -> None:
+        """Removes the VM's snapshot of that name; after the last of ours, the allow-lists are put back."""
         of_vms = self._element.snapshots()
         for one in of_vms:
             if text(one, "status", "name") == name and text(one, "status", "resources", "entity_uuid") == vm_id:

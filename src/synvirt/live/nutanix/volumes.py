@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 
 class Volumes:
+    """The way `iscsi`: recovery points of Prism Central, read by iSCSI."""
+
     def __init__(self, central: Central, options: Options) -> None:
         self._central, self._options = central, options
 
@@ -44,6 +46,7 @@ class Volumes:
         return None
 
     def portal(self, cluster_id: str) -> str:
+        """HOST:PORT of the cluster's iSCSI data services. SourceUnreachable where it has none."""
         address = self._options.data_services
         if address is None:
             found = dig(self._central.cluster(cluster_id), "network", "externalDataServiceIp")
@@ -58,6 +61,7 @@ class Volumes:
         return f"[{address}]:{ISCSI_PORT}" if ":" in address else f"{address}:{ISCSI_PORT}"
 
     def take(self, vm: FoundVm, name: str, disks: Collection[str] | None) -> SnapshotRef:
+        """Makes the recovery point, or finds the one of that name; with the change ids of these disks (None: all)."""
         points = self._central.points(name) or self._made(vm, name)
         point = self._central.point(text(points[0], "extId"))
         known = self._disks_of(point, vm)
@@ -105,6 +109,7 @@ class Volumes:
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, vm: FoundVm, name: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
+        """A disk of the recovery point as a spec: whole, or what changed since a change id. SnapshotFailed, CbtReset."""
         self._central.point(snapshot.id.removeprefix(PREFIX))  # SnapshotFailed, where it is gone
         point = DiskPoint.of(snapshot.change_ids.get(disk.key, ""))
         if point is None:
@@ -194,6 +199,7 @@ class Volumes:
     # ── gone again ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def release(self, name: str) -> None:
+        """Detaches and removes the volume groups of that name. The recovery point stays."""
         for group_id in self._groups(name):
             rest = f"config/volume-groups/{quoted(group_id)}"
             for client in self._clients(group_id):
@@ -210,6 +216,7 @@ class Volumes:
             self._central.remove("volumes", rest, "remove a volume group")
 
     def cleanup(self, name: str) -> None:
+        """Removes the volume groups and recovery points of that name."""
         self.release(name)
         self._remove_points(name)
 

@@ -30,6 +30,7 @@ class Way:
 
     @property
     def no_deltas(self) -> str | None:
+        """Why this way cannot copy warm; None: it can."""
         if not self.open:
             return f"its disks cannot be read: {self.why}"
         if self.name != "image":
@@ -38,6 +39,7 @@ class Way:
 
     @property
     def description(self) -> str:
+        """The way in words, as the manifest shows it."""
         if not self.open:
             return f"no way: {self.why}"
         return f"{DESCRIPTIONS[self.name]}{f' ({self.why})' if self.why else ''}"

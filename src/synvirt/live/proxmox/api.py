@@ -64,6 +64,7 @@ class Api:
             raise
 
     def close(self) -> None:
+        """Closes the connections. A ticket expires by itself."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -87,6 +88,7 @@ class Api:
         refuse_failed(upid, status)
 
     def task(self, upid: object) -> dict[str, Any]:
+        """The status of a task, by its UPID."""
         node = str(upid).split(":")[1] if str(upid).count(":") > 1 else ""
         if not node:
             raise Internal(f"{self.host} names no task: {str(upid)[:100]!r}")
@@ -177,6 +179,7 @@ def mapping(value: Any, what: str) -> dict[str, Any]:
 
 
 def rows(value: Any, what: str) -> list[dict[str, Any]]:
+    """`value` as a list of objects. Internal where it is something else; `what` is how the error calls it."""
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise Internal(f"Proxmox VE answered with something else than {what}")
     return value

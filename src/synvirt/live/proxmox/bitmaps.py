@@ -176,6 +176,7 @@ def _serve(qmp: Qmp, name: str, accesses: Mapping[str, str], socket: str) -> Non
 
 
 def serve(qmp: Qmp, export: str, node: str, bitmap_node: str, bitmaps: list[str]) -> None:
+    """Makes a read-only NBD export of a node, with its dirty bitmaps."""
     qmp.ask(
         "block-export-add",
         {
@@ -257,6 +258,7 @@ def _marks(nodes: Nodes) -> Iterator[tuple[str, str]]:
 
 
 def is_held(qmp: Qmp, name: str, key: str) -> bool:
+    """Whether the snapshot of this disk is still there, and served."""
     if export_name(name, key) not in exports(qmp):
         return False
     return Nodes(qmp).has(_node(name, key, "access")) or backup_access.held(qmp).get(backup_access.fleecing(key)) == name

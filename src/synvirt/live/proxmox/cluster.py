@@ -31,6 +31,8 @@ DESCRIPTION_CHARS_MAX: Final = 8192
 
 
 class Cluster:
+    """A Proxmox VE cluster by its API."""
+
     def __init__(self, api: Api) -> None:
         self.api = api
 
@@ -93,6 +95,7 @@ class Cluster:
         return mapping(self.api.get(f"{self.path(row)}/config", current=1), "a VM's configuration")
 
     def seen(self, vm_id: str, no_reading: str | None) -> Seen:
+        """All that is known of a VM. `no_reading`: why its disks cannot be read, or None. VmNotFound."""
         row = self.row(vm_id)
         config, status = self.config(row), self.status(row)
         asks = power_state(status) == "on" and settings.is_on(settings.options(config.get("agent", "0"), "enabled")["enabled"])
@@ -169,6 +172,7 @@ class Cluster:
         return found
 
     def storage_types(self, row: dict[str, Any]) -> dict[str, str]:
+        """The types of the storages on the VM's node, by name (`zfspool`, `lvmthin`)."""
         node = quote(str(row.get("node", "")), safe="")
         listed = rows(self.api.get(f"/nodes/{node}/storage"), "its storages")
         return {str(one.get("storage", "")): str(one.get("type", "")) for one in listed}
@@ -184,6 +188,7 @@ class Cluster:
         return f"{row.get('node', '')} {newest}"
 
     def refuse_locked(self, row: dict[str, Any], config: dict[str, Any]) -> None:
+        """SourceUnreachable while Proxmox VE has the VM locked: it is tried again later."""
         if lock := config.get("lock"):
             raise SourceUnreachable(
                 f"VM {row.get('vmid')} is locked by Proxmox VE ({lock}): a backup, snapshot or migration is under way",
@@ -198,10 +203,12 @@ class Cluster:
         return str(self.api.post(f"{self.path(row)}/status/shutdown", timeout=max(int(timeout_s), 1), forceStop=False))
 
     def off_by_force(self, row: dict[str, Any]) -> None:
+        """Powers the VM off, and waits for the task."""
         upid = self.api.post(f"{self.path(row)}/status/stop", timeout=30)
         self.api.wait(upid, TASK_TIMEOUT_S)
 
     def await_state(self, row: dict[str, Any], state: str, limit_s: float) -> bool:
+        """Whether the VM is in that state within `limit_s` seconds."""
         deadline = time.monotonic() + limit_s
         while self.status(row).get("status") != state:
             if time.monotonic() > deadline:
@@ -220,6 +227,7 @@ class Cluster:
         return None
 
     def start(self, vm_id: str) -> None:
+        """Starts the VM, and waits until it runs. Internal where it does not."""
         row = self.row(vm_id)
         if self.status(row).get("status") == "running":
             return

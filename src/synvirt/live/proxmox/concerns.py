@@ -245,6 +245,7 @@ TABLE: Final = (
 
 
 def concerns(seen: Seen, drives: Sequence[Drive]) -> Iterator[Concern]:
+    """All concerns of a VM and its disks."""
     for line in TABLE:
         if found := line.applies(seen):
             yield _made(line.id, line.category, line.label, line.assessment.format(_short(found)), line.remedy)

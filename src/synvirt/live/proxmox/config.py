@@ -51,11 +51,13 @@ class Drive:
 
     @property
     def bus(self) -> DiskBus:
+        """The bus by the drive's key: `scsi0` is on scsi."""
         found = DRIVE.fullmatch(self.key)
         return BUSES[found.group(1)] if found else "scsi"
 
     @property
     def unit(self) -> int:
+        """The number in the drive's key: `scsi0` is 0."""
         found = DRIVE.fullmatch(self.key)
         return int(found.group(2)) if found else 0
 
@@ -147,5 +149,6 @@ def numbered(config: Mapping[str, Any], name: str) -> list[str]:
 
 
 def number(value: object, otherwise: int) -> int:
+    """The value as a number; `otherwise` where it is none."""
     text = str(value).strip()
     return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else otherwise

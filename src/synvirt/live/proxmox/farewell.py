@@ -140,6 +140,7 @@ class Notes:
             return None
 
     def let_go(self, snapshot: str) -> None:
+        """Removes the note of the node that the snapshot is on."""
         (self._folder / f"{snapshot}.node").unlink(missing_ok=True)
 
     def _path(self, vm_id: str) -> Path:

@@ -46,6 +46,7 @@ class Login(Received):
 
     @property
     def ssh_secret(self) -> SecretStr | None:
+        """The password for SSH; None: by key."""
         if self.ssh_password is not None or self.ssh_private_key is not None:
             return self.ssh_password
         return self.password if self._is_of_the_system and self.ssh_user in (None, self.ssh_name) else None

@@ -39,6 +39,7 @@ _OS_NAMES: Final = {
 
 
 def manifest(seen: Seen) -> VmManifest:
+    """The VM as a VmManifest, with the reasons why it cannot be copied warm."""
     config = seen.config
     of_all = untracked_vm(seen)
     drives = list(settings.drives(config))

@@ -141,6 +141,7 @@ class Node:
         return self._shell
 
     def close(self) -> None:
+        """Ends the tunnels and the shell."""
         for one in (*self._tunnels.values(), self._shell):
             if one is not None:
                 one.close()
@@ -184,6 +185,7 @@ class Node:
             self.run("remove", files=[self.file(name) for name in found])
 
     def end(self, pid_file: str) -> None:
+        """Ends the process of a pid file on the node; one that has ended is no error. SourceUnreachable."""
         try:
             self.run("end", file=self.file(pid_file))
         except SourceUnreachable:

@@ -85,6 +85,7 @@ class Reading:
     # ── held still ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self, name: str, disks: Collection[str] | None) -> SnapshotRef:
+        """Holds these disks (None: all) at one moment, or finds that it is done already. SnapshotFailed, SourceUnreachable."""
         _check_name(name)
         seen = self._seen()
         self._cluster.refuse_locked(self._row, dict(seen.config))
@@ -182,6 +183,7 @@ class Reading:
         self._let_go(name, forget=False)
 
     def cleanup(self, name: str) -> None:
+        """Removes all that the snapshot left on nodes and in this host's notes."""
         self._let_go(name, forget=True)
         made_on = self._notes.held_on(name, None)
         if made_on is not None and made_on != self._node.name:
@@ -207,6 +209,7 @@ class Reading:
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, name: str, key: str, since: str | None) -> ReaderSpec:
+        """A disk of the snapshot `name` as a spec: whole, or what changed since a change id. SnapshotFailed, CbtReset."""
         _check_name(name)
         config = self._cluster.config(self._row)
         drive = next((one for one in drives(config) if one.key == key), None)

@@ -61,6 +61,7 @@ class Seen:
 
 
 def power_state(status: Mapping[str, Any]) -> PowerState:
+    """The power state by the VM's status; a hibernated VM counts as suspended."""
     if status.get("status") == "running":
         return _STATES.get(str(status.get("qmpstatus", "running")), "on")
     if status.get("status") == "stopped":

@@ -134,6 +134,8 @@ class _Wanted(NamedTuple):
 
 
 class VimApi:
+    """The LiveAdapter of vSphere."""
+
     kind = LiveKind.VIM_API
 
     def __init__(self, access: SourceAccess) -> None:

@@ -79,6 +79,7 @@ class LeaseGuard:
 
 
 def main() -> None:
+    """The guard as a process: the order and the leases come on stdin."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who stops the service stops all its processes, and this one has yet to act
     order = json.loads(sys.stdin.readline())
     outgoing.permit(order["permitted"])

@@ -108,6 +108,7 @@ def shown(name: object) -> str:
 
 
 def row(vm_id: str, found: Mapping[str, Any], folder: str, host: str) -> VmRow:
+    """A VM as a list of a source shows it. `found`: its properties by name."""
     memory_mib = found.get("summary.config.memorySizeMB")
     stored = [found.get(f"summary.storage.{which}") for which in ("committed", "uncommitted")]
     return VmRow(

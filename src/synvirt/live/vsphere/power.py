@@ -68,6 +68,7 @@ def last_start(session: VimSession, vm_id: str) -> str:
 
 
 def mark(session: VimSession, vm_id: str, note: str) -> None:
+    """Adds a line to the VM's annotation, once."""
     present = str(_found(session, vm_id, "config.annotation") or "")
     if note in present:
         return

@@ -146,6 +146,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Login:
+    """A user of vSphere, and the password."""
+
     user: str
     password: str = field(repr=False)
 

@@ -49,6 +49,8 @@ FORM = Form(LiveKind.XEN_API, {"https": 443}, XenCredentials, XenOptions)
 
 
 class XenApi:
+    """The LiveAdapter of XenServer and XCP-ng."""
+
     kind = LiveKind.XEN_API
 
     def __init__(self, access: SourceAccess) -> None:

@@ -53,6 +53,7 @@ def vm_record(session: XenSession, vm_id: str) -> Record:
 
 
 def guest_facts(session: XenSession, vm_id: str) -> dict[str, str]:
+    """The facts that the VM's Xen tools report."""
     vm = machine(session, vm_id)
     macs = {text(vif, "device"): text(vif, "MAC") for one in listed(vm.record, "VIFs") if (vif := vm.records.at("VIF", one))}
     return xen_guest.guest_facts(vm.records.at("VM_guest_metrics", text(vm.record, "guest_metrics")), macs)
@@ -163,6 +164,7 @@ def manifest(vm_id: str, vm: Machine, chosen: Mapping[str, Way], chains: Mapping
 
 
 def variables_come(vm: Record) -> bool:
+    """Whether the VM's UEFI variables can be turned into OVMF's form."""
     try:
         return nvram.as_store(vm) is not None
     except Internal:  # no form that we know: the machine's variables stay behind, and a concern says so

@@ -50,6 +50,7 @@ def _asked(session: XenSession, vm_id: str, reference: str, timeout_s: float) ->
 
 
 def power_on(session: XenSession, vm_id: str) -> None:
+    """Starts the VM, and waits until it runs."""
     reference = vm_ref(session, vm_id)
     if _state(session, reference) != "Running":
         _power(session, reference, f"start {vm_id}", "VM.start", False, False, wanted="Running")

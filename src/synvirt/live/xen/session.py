@@ -72,6 +72,8 @@ class XapiFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Login:
+    """A user of the pool, and the password."""
+
     user: str
     password: str = field(repr=False)
 
@@ -334,6 +336,7 @@ def origin(address: str, port: int) -> str:
 
 
 def pauses() -> Iterator[float]:
+    """Seconds to wait before each next look at a task, without end."""
     yield from TASK_PAUSES_S
     while True:
         yield TASK_PAUSES_S[-1]

@@ -48,6 +48,7 @@ class Way(NamedTuple):
 
     @property
     def description(self) -> str:
+        """The way in words, as the manifest shows it."""
         deltas = f"; deltas by {DELTAS_BY[self.deltas]}" if self.deltas else "; no deltas"
         return READ_BY[self.bytes] + deltas + (f" ({self.why})" if self.why else "")
 

@@ -96,6 +96,7 @@ class Sources:
     # ── kept (these block) ───────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, request: SourceRequest) -> Source:
+        """Registers a source with a new id; its credentials are sealed, and nothing is reached. BadRequest."""
         source = Source(
             id=uuid4(),
             name=request.name,

@@ -48,6 +48,8 @@ _SAVED_SUFFIXES = (".bin", ".vsv")
 
 
 class VmcxExport:
+    """Exports of Hyper-V."""
+
     kind: ClassVar[OfflineKind] = OfflineKind.VMCX_EXPORT
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:

@@ -58,6 +58,7 @@ class VmcxTool:
             raise BadRequest(f"setting vmcx_tool_arguments: it lacks {' and '.join(missing)}")
 
     def has_driver(self) -> bool:
+        """Whether the tool is installed and lists the input driver."""
         if find(self.command) is None:
             return False
         try:

@@ -30,6 +30,8 @@ _SUM = re.compile(r"([0-9a-fA-F]+) [ *](.+)")
 
 @dataclass(frozen=True, slots=True)
 class Digest:
+    """A digest of the manifest: the algorithm, and the value in hexadecimal digits."""
+
     algorithm: Algorithm
     hex: str
 

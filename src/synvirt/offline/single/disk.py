@@ -20,6 +20,7 @@ _DEFAULT_MEMORY_BYTES = 2 * GIB
 
 
 def inspect(path: Path, root: Root, image_format: str) -> VmManifest:
+    """The manifest of a VM of which only a disk image is known: hardware by default, the rest by its partition table."""
     disk = Disk(
         key=DISK_KEY,
         label=path.name,
@@ -52,6 +53,7 @@ def inspect(path: Path, root: Root, image_format: str) -> VmManifest:
 
 
 def open_disk(path: Path, root: Root, disk_key: str, image_format: str) -> OpenedDisk:
+    """How the only disk is read. NotFound for another key."""
     if disk_key != DISK_KEY:
         raise NotFound(f"{path.name} has no disk {disk_key!r}: its only one is {DISK_KEY!r}")
     return OpenedDisk(_spec(path, root, image_format))

@@ -11,6 +11,8 @@ from synvirt.offline.single import disk as single_disk
 
 
 class Qcow2:
+    """Single qcow2 images."""
+
     kind: ClassVar[OfflineKind] = OfflineKind.QCOW2
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:

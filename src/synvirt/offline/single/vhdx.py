@@ -11,6 +11,8 @@ from synvirt.offline.single import disk as single_disk
 
 
 class Vhdx:
+    """Single VHDX images."""
+
     kind: ClassVar[OfflineKind] = OfflineKind.VHDX
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:

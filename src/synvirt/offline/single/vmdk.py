@@ -11,6 +11,8 @@ from synvirt.offline.single import disk as single_disk
 
 
 class Vmdk:
+    """Single VMDK images."""
+
     kind: ClassVar[OfflineKind] = OfflineKind.VMDK
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:

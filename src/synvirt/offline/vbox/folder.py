@@ -26,6 +26,8 @@ _DESCRIPTOR_BYTES = 64 << 10
 
 
 class VboxFolder:
+    """Folders of VirtualBox machines."""
+
     kind: ClassVar[OfflineKind] = OfflineKind.VBOX_FOLDER
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:

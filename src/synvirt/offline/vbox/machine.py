@@ -66,6 +66,7 @@ class Machine:
 
 
 def parse(data: bytes, name: str) -> Machine:
+    """A .vbox file as a Machine. MalformedArchive; UnsupportedFormat where it is encrypted."""
     root = parse_xml(data, name)
     if local(root.tag) != "VirtualBox":
         raise MalformedArchive(
@@ -206,6 +207,7 @@ def is_uefi(machine: Element | None) -> bool:
 
 
 def has_tpm(machine: Element | None) -> bool:
+    """Whether the machine has a TPM."""
     kind = attribute(child(child(machine, "Hardware"), "TrustedPlatformModule"), "type")
     return kind.lower() not in ("", "none")
 

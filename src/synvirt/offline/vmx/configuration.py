@@ -82,6 +82,7 @@ def _text(data: bytes) -> str:
 
 
 def parse(data: bytes, name: str) -> Machine:
+    """A .vmx file as a Machine. MalformedArchive; UnsupportedFormat where it is encrypted."""
     entries = dictionary(data, name)
     if not any(key in entries for key in ("config.version", "virtualhw.version", "displayname", "guestos", "encryption.data")):
         raise MalformedArchive(f"{name} is no VMX file: it has none of the entries that every VM has")

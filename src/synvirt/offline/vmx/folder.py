@@ -19,6 +19,8 @@ _SUFFIXES = (".vmx", ".vmtx")
 
 
 class VmxFolder:
+    """Folders of VMware VMs."""
+
     kind: ClassVar[OfflineKind] = OfflineKind.VMX_FOLDER
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:

@@ -38,6 +38,8 @@ _SUFFIXES = (".xva", ".xva.gz", ".xva.zst")
 
 
 class XvaArchive:
+    """Archives of XenServer and XCP-ng."""
+
     kind: ClassVar[OfflineKind] = OfflineKind.XVA_ARCHIVE
 
     def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool:

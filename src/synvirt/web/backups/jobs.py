@@ -42,12 +42,15 @@ def found(get: Callable[[UUID], T], id_: UUID | None) -> T | None:
 
 
 class BackupPages:
+    """The pages of jobs and runs; `backups_router` has their paths."""
+
     def __init__(self, pages: Pages, backups: Backups) -> None:
         self._pages, self._backups = pages, backups
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def jobs(self, cursor: After = None) -> Response:
+        """The backup jobs, each with its last run."""
         jobs, following = self._backups.jobs(limit=ON_A_PAGE, cursor=number(cursor))
         runs = {job.last_run_id: run for job in jobs if (run := found(self._backups.runs.get, job.last_run_id)) is not None}
         known = {job.repository_id: found(self._backups.repositories.get, job.repository_id) for job in jobs}
@@ -63,6 +66,7 @@ class BackupPages:
         )
 
     def job(self, job_id: UUID) -> Response:
+        """One job: its last runs and restore points."""
         job = self._backups.job(job_id)
         repository = found(self._backups.repositories.get, job.repository_id)
         runs, _ = self._backups.runs.page(limit=LOOKED_THROUGH, cursor=None)
@@ -84,6 +88,7 @@ class BackupPages:
         return {fate.restore_point_id: fate for fate in fates(here, job.retention, protected=protected)}
 
     def retire_asked(self, job_id: UUID) -> Response:
+        """Asks whether to remove what retention does not keep, and lists it."""
         job = self._backups.job(job_id)
         going = [fate for fate in self._fates(job).values() if fate.removed]
         return self._pages.ask(
@@ -100,6 +105,7 @@ class BackupPages:
         )
 
     def retire(self, job_id: UUID) -> Response:
+        """Removes what retention does not keep."""
         self._backups.retire(job_id)
         return self._pages.see(f"/backups/jobs/{job_id}")
 
@@ -121,6 +127,7 @@ class BackupPages:
         )
 
     def add_job(self, form: Sent) -> Response:
+        """Makes a job; a form with mistakes comes back with them."""
         asked = _JobFields.of(None).values(form) | {"repository_id": form.text("repository_id")}
         try:
             job = self._backups.add_job(judged(BackupJobRequest, asked))
@@ -132,6 +139,7 @@ class BackupPages:
         return self._job_form(self._backups.job(job_id))
 
     def change_job(self, job_id: UUID, form: Sent) -> Response:
+        """Changes a job; a form with mistakes comes back with them."""
         job = self._backups.job(job_id)
         # What is empty now is to be nothing: without the key it would stay as it was.
         asked = {"schedule": None} | _JobFields.of(job).values(form)
@@ -142,6 +150,7 @@ class BackupPages:
         return self._pages.see(f"/backups/jobs/{job_id}")
 
     def remove_job_asked(self, job_id: UUID) -> Response:
+        """Asks whether to remove a job."""
         return self._pages.ask(
             "Remove this backup job?",
             self._backups.job(job_id).name,
@@ -154,6 +163,7 @@ class BackupPages:
         )
 
     def remove_job(self, job_id: UUID) -> Response:
+        """Removes a job; its restore points stay."""
         self._backups.remove_job(job_id)
         return self._pages.see("/backups")
 
@@ -163,6 +173,7 @@ class BackupPages:
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def runs(self, cursor: After = None) -> Response:
+        """The runs, newest first."""
         runs, following = self._backups.runs.page(limit=ON_A_PAGE, cursor=number(cursor))
         jobs, _ = self._backups.jobs(limit=LOOKED_THROUGH, cursor=None)
         return self._pages.page(
@@ -175,6 +186,7 @@ class BackupPages:
         )
 
     def run(self, run_id: UUID) -> Response:
+        """One run, with its restore points."""
         run = self._backups.runs.get(run_id)
         points = (found(self._backups.points.get, point_id) for point_id in run.restore_point_ids)
         return self._pages.page(
@@ -186,6 +198,7 @@ class BackupPages:
         )
 
     def cancel_asked(self, run_id: UUID) -> Response:
+        """Asks whether to cancel a run."""
         run = self._backups.runs.get(run_id)
         return self._pages.ask(
             "Cancel this run?",
@@ -199,6 +212,7 @@ class BackupPages:
         )
 
     def cancel(self, run_id: UUID) -> Response:
+        """Cancels a run."""
         self._backups.runs.cancel(run_id)
         return self._pages.see(f"/backups/runs/{run_id}")
 
@@ -236,6 +250,7 @@ def _latest_of(job: BackupJob, newest: list[OfJob]) -> list[OfJob]:
 
 
 def backups_router(pages: Pages, backups: Backups) -> APIRouter:
+    """The pages of jobs and runs."""
     made = BackupPages(pages, backups)
     pages.know(*WORDS)
     return pages.router(

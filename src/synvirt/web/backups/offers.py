@@ -10,6 +10,8 @@ from synvirt.web.pages import Pages
 
 
 class OfferPages:
+    """The pages of offers; `offers_router` has their paths."""
+
     def __init__(self, pages: Pages, offers: Offers) -> None:
         self._pages, self._offers = pages, offers
 
@@ -17,6 +19,7 @@ class OfferPages:
         return self._pages.page("backups/offers.html", offers=self._offers.all())
 
     def release_asked(self, offer: str, point_id: UUID) -> Response:
+        """Asks whether to take the protection off a restore point."""
         return self._pages.ask(
             "Take the protection off this restore point?",
             str(point_id),
@@ -29,11 +32,13 @@ class OfferPages:
         )
 
     def release(self, offer: str, point_id: UUID) -> Response:
+        """Takes the protection off a restore point."""
         self._offers.release(offer, point_id)
         return self._pages.see("/backups/offers")
 
 
 def offers_router(pages: Pages, offers: Offers) -> APIRouter:
+    """The pages of what this host keeps for others."""
     made = OfferPages(pages, offers)
     return pages.router(
         {

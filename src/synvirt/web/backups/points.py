@@ -30,6 +30,7 @@ class Target:
 
     @property
     def fields(self) -> list[Field]:
+        """The fields of the form for this kind of restore."""
         known = {one.key: one for one in fields(RestoreRequest, f"{self.name}.")}
         return [replace(known[key], label=label) for key, label in self.labels.items()]
 
@@ -64,14 +65,18 @@ TARGETS = (
 
 
 class PointPages:
+    """The pages of restore points; `points_router` has their paths."""
+
     def __init__(self, pages: Pages, backups: Backups) -> None:
         self._pages, self._backups = pages, backups
 
     def points(self, cursor: After = None) -> Response:
+        """The restore points, newest first."""
         points, following = self._backups.points.page(limit=ON_A_PAGE, cursor=number(cursor))
         return self._pages.page("backups/points.html", points=points, following=following, cursor=cursor)
 
     def point(self, point_id: UUID) -> Response:
+        """One restore point."""
         point = self._backups.points.get(point_id)
         repository = found(self._backups.repositories.get, point.repository_id)
         return self._pages.page("backups/point.html", point=point, repository=repository.name if repository else "gone")
@@ -125,6 +130,7 @@ class PointPages:
         )
 
     def verify_asked(self, point_id: UUID) -> Response:
+        """Asks whether to verify a restore point."""
         meaning = "All of it is read and held to what was backed up. That takes as long as reading its disks once."
         return self._ask(point_id, "Verify this restore point?", meaning, asked="verify", yes="verify it")
 
@@ -132,6 +138,7 @@ class PointPages:
         return self._pages.see(f"/backups/runs/{self._backups.verify(point_id).id}")
 
     def boot_test_asked(self, point_id: UUID) -> Response:
+        """Asks whether to boot a restore point."""
         meaning = "Its guest is started beside the others, cut off from all networks, and watched. Nothing of it stays."
         return self._ask(point_id, "See whether it boots?", meaning, asked="boot-test", yes="start it")
 
@@ -139,18 +146,22 @@ class PointPages:
         return self._pages.see(f"/backups/runs/{self._backups.boot_test(point_id).id}")
 
     def protect(self, point_id: UUID) -> Response:
+        """Protects a restore point."""
         self._backups.protect(point_id, RestorePointChange(protected=True))
         return self._pages.see(f"/backups/points/{point_id}")
 
     def let_go(self, point_id: UUID) -> Response:
+        """Takes the protection off a restore point."""
         self._backups.protect(point_id, RestorePointChange(protected=False))
         return self._pages.see(f"/backups/points/{point_id}")
 
     def remove_asked(self, point_id: UUID) -> Response:
+        """Asks whether to remove a restore point."""
         meaning = "The guest cannot be brought back to this moment any more. Other points are not touched."
         return self._ask(point_id, "Remove this restore point?", meaning, asked="remove", yes="remove it", danger=True)
 
     def remove(self, point_id: UUID) -> Response:
+        """Removes a restore point."""
         self._backups.remove_point(point_id)
         return self._pages.see("/backups/points")
 
@@ -163,6 +174,7 @@ class PointPages:
 
 
 def points_router(pages: Pages, backups: Backups) -> APIRouter:
+    """The pages of restore points."""
     made = PointPages(pages, backups)
     here = "/backups/points/{point_id}"
     return pages.router(

@@ -45,10 +45,13 @@ KINDS = (
 
 
 class RepositoryPages:
+    """The pages of repositories; `repositories_router` has their paths."""
+
     def __init__(self, pages: Pages, backups: Backups) -> None:
         self._pages, self._backups = pages, backups
 
     def repositories(self, cursor: After = None) -> Response:
+        """The repositories, newest first."""
         items, following = self._backups.repositories.page(limit=ON_A_PAGE, cursor=number(cursor))
         return self._pages.page("backups/repositories.html", repositories=items, following=following, cursor=cursor)
 
@@ -66,6 +69,7 @@ class RepositoryPages:
         return self._shown(repository_id, key=self._backups.repositories.recovery_key(repository_id))
 
     def change_asked(self, repository_id: UUID) -> Response:
+        """Asks whether to change the key."""
         return self._ask(
             repository_id,
             "Give this repository a new key?",
@@ -79,6 +83,7 @@ class RepositoryPages:
         return self._shown(repository_id, key=self._backups.change_key(repository_id))
 
     def seal(self, repository_id: UUID, form: Sent) -> Response:
+        """Shows a sealed copy of the key."""
         asked = judged(SealedKeyRequest, {"passphrase": next(iter(form.many("passphrase")), "")})
         return self._shown(repository_id, sealed=self._backups.repositories.sealed_copy(repository_id, asked))
 
@@ -98,6 +103,7 @@ class RepositoryPages:
         )
 
     def add(self, form: Sent) -> Response:
+        """Adds a repository; a form with mistakes comes back with them."""
         kind = next((one for one in KINDS if one.name == form.text("kind")), KINDS[0])
         asked = values(_COMMON, form) | {"kind": kind.name}
         place = values(kind.fields, form)
@@ -113,6 +119,7 @@ class RepositoryPages:
         return self._pages.see(f"/backups/repositories/{made.id}{'' if 'recovery_key' in asked else '?is_new=true'}")
 
     def verify_asked(self, repository_id: UUID) -> Response:
+        """Asks whether to verify the whole repository."""
         return self._ask(
             repository_id,
             "Verify all of this repository?",
@@ -125,6 +132,7 @@ class RepositoryPages:
         return self._pages.see(f"/backups/runs/{self._backups.verify_repository(repository_id).id}")
 
     def collect_asked(self, repository_id: UUID) -> Response:
+        """Asks whether to remove what no point needs."""
         return self._ask(
             repository_id,
             "Collect what nothing needs?",
@@ -137,6 +145,7 @@ class RepositoryPages:
         return self._pages.see(f"/backups/runs/{self._backups.collect(repository_id, dry_run=False).id}")
 
     def forget_asked(self, repository_id: UUID) -> Response:
+        """Asks whether to forget a repository."""
         return self._ask(
             repository_id,
             "Forget this repository?",
@@ -147,6 +156,7 @@ class RepositoryPages:
         )
 
     def forget(self, repository_id: UUID) -> Response:
+        """Forgets a repository; its files stay."""
         self._backups.forget_repository(repository_id)
         return self._pages.see("/backups/repositories")
 
@@ -159,6 +169,7 @@ class RepositoryPages:
 
 
 def repositories_router(pages: Pages, backups: Backups) -> APIRouter:
+    """The pages of repositories."""
     made = RepositoryPages(pages, backups)
     here = "/backups/repositories/{repository_id}"
     return pages.router(

@@ -50,6 +50,8 @@ class Sheet:
 
 
 class NewWavePages:
+    """The pages that make waves."""
+
     def __init__(self, pages: Pages, waves: Waves, importer: Importer) -> None:
         self._pages, self._waves, self._importer = pages, waves, importer
 

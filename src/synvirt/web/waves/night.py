@@ -121,6 +121,8 @@ ACTIONS: Mapping[Asked, Action] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberAction:
+    """An action on a member: the button, the question before it, and what it means."""
+
     button: str
     question: str
     meaning: str
@@ -164,6 +166,7 @@ class WavePages:
         self._rehearsing = rehearsing
 
     def waves(self, cursor: After = None) -> Response:
+        """The waves, newest first."""
         items, following = self._waves.page(limit=ON_A_PAGE, cursor=number(cursor))
         return self._pages.page("waves/list.html", waves=items, following=following, cursor=cursor)
 
@@ -183,6 +186,7 @@ class WavePages:
         return self._pages.page("waves/simulated.html", wave=wave, found=found, picture=picture, form=form)
 
     def confirm(self, wave_id: UUID, asked: Asked) -> Response:
+        """Asks whether to do this to a wave."""
         action, wave = ACTIONS[asked], wave_of(self._waves.rows.get(wave_id))
         here = f"/waves/{wave_id}"
         return self._pages.ask(
@@ -197,6 +201,7 @@ class WavePages:
         )
 
     def act(self, wave_id: UUID, asked: Asked) -> Response:
+        """Does it, and leads back to the wave."""
         if asked == "remove":
             self._waves.remove(wave_id)
             return self._pages.see("/waves")
@@ -214,6 +219,7 @@ class WavePages:
     def confirm_member(
         self, wave_id: UUID, member_id: str, asked: MemberAsked, approver: Annotated[str, Query(max_length=255)] = ""
     ) -> Response:
+        """Asks whether to do this to a member."""
         member, action = member_of(self._waves.rows.member(wave_id, member_id)), MEMBER_ACTIONS[asked]
         here = f"/waves/{wave_id}"
         return self._pages.ask(
@@ -230,6 +236,7 @@ class WavePages:
         )
 
     def act_on_member(self, wave_id: UUID, member_id: str, asked: MemberAsked, form: Sent) -> Response:
+        """Does it, and leads back to the wave."""
         match asked:
             case "approve":
                 if not (approver := form.text("approver")):
@@ -301,6 +308,7 @@ def possible(wave: Wave) -> list[Asked]:
 
 
 def possible_of_member(wave: Wave, member: Member) -> list[MemberAsked]:
+    """The actions that make sense for a member now."""
     names: list[MemberAsked] = []
     if wave.state in {*GOING, WaveState.DRAFT} and words_missing(member):
         names.append("approve")
@@ -354,6 +362,7 @@ def wave_words(state: str) -> str:
 def waves_router(
     pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries, importer: Importer, *, rehearsing: Rehearsing
 ) -> APIRouter:
+    """The pages of waves."""
     pages.know(wave_tone, wave_words)
     made = WavePages(pages, waves, forecaster, deliveries, rehearsing)
     new = NewWavePages(pages, waves, importer)
