@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from synvirt.backups.model import BackupRun, Status
+from synvirt.backups.runs import RunKind
 from synvirt.backups.under_way import UnderWay
 from synvirt.cli.client import RUNS, Client, StreamEvent
 from synvirt.errors import RepositoryFull
@@ -31,8 +32,9 @@ class Work:
         self._go, self._fails = threading.Event(), False
         self._took: list[UnderWay] = []
         self._begun = threading.Event()
+        self._runs._kinds = {"backup": RunKind(lambda _: self._work)}
         with self._runs.lock:
-            self._runs.begin(self.run, self._work)
+            self._runs.begin(self.run)
 
     @property
     def id(self) -> str:

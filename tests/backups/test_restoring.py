@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from synvirt.backups.model import RestoreRequest
 from synvirt.errors import BackupBadRequest, BackupConflict
+from synvirt.jobs.slots import Turns
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
 from tests.backups.test_service import CONTENT, House
@@ -101,6 +102,18 @@ def test_what_a_killed_export_left_is_gone_at_the_next_start(house: House) -> No
     again = House(house.folder)
     assert [one.name for one in (house.folder / "exports").iterdir()] == ["theirs"]
     again.close()
+
+
+def test_what_a_service_before_made_goes_where_a_restore_is_cancelled_while_it_waits(house: House) -> None:
+    (point,) = house.run(house.job("web")).restore_point_ids
+    house.backups.runs._urgent = Turns(0)
+    run = house.backups.restore(point, RestoreRequest(target="export", name="out"))
+    left = house.folder / "exports" / f".{run.id}.partial"
+    house.backups._restoring.ledger.record(run.id, "folder", str(left))
+    left.mkdir(parents=True)
+    assert house.backups.runs.cancel(run.id).status == "cancelled"
+    assert list((house.folder / "exports").iterdir()) == []
+    assert house.store.ledgers.owned("run", host="local") == []
 
 
 @pytest.mark.parametrize(

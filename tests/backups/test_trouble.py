@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from synvirt.backups.model import BackupRun, RestoreRequest, Status
+from synvirt.backups.runs import RunKind
 from synvirt.backups.under_way import UnderWay
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import DiskReadFailed, RepositoryFull, RepositoryUnreachable
@@ -241,8 +242,9 @@ def test_errors_of_shared_rooms_are_told_by_a_code_of_this_side(house: House) ->
         raise ValueError("/secret/path")
 
     for work, code in ((fails, "E_BAK_SOURCE_READ_FAILED"), (breaks, "E_BAK_INTERNAL")):
+        house.backups.runs._kinds = {"backup": RunKind(lambda _, work=work: work)}  # type: ignore[misc]
         with house.backups.runs.lock:
-            run = house.backups.runs.begin(BackupRun(id=uuid4(), created_at=now()), work)
+            run = house.backups.runs.begin(BackupRun(id=uuid4(), created_at=now()))
         error = house.ended(run).error
         assert error is not None
         assert error.code == code

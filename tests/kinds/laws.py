@@ -101,7 +101,6 @@ class Kind:
     `parts`: how many tests share its moments. `taken`: those of its parts that are run, where lines of one course and other
     trouble take them all together. `surely`: so many moments at least.
     `kills`, `cancels`: whether that law is asked of it.
-    `begins_anew`: a job of it that a kill cut off fails with a cause, and is asked for again.
     `late`: so many moments may follow a wish that comes after the last look for it.
     `cancelled_at`: the service dies at each moment after the job was cancelled at that one, too.
     `meanwhile`: what goes on outside between a service's death, at that moment, and the next start."""
@@ -112,7 +111,6 @@ class Kind:
     ends: End = "Completed"
     parts: int = 1
     taken: Sequence[int] | None = None
-    begins_anew: bool = False
     real: bool = False
     kills: bool = True
     cancels: bool = True
@@ -224,11 +222,6 @@ def _goes_on(kind: Kind, place: Place) -> None:
         # Where the service died before the job was there, whoever asked for it saw that, and asks again.
         job_id = world.submit() if found is None else found
         ended = world.run(job_id)
-        if kind.begins_anew and ended == "Failed":
-            assert "service ended" in problem_of(world, job_id), problem_of(world, job_id)
-            nothing_left(world, None)
-            job_id = world.submit()
-            ended = world.run(job_id)
         assert ended == kind.ends, problem_of(world, job_id)
         _well(kind, world, job_id)
 

@@ -306,6 +306,12 @@ class PointFate(Model):
     removed: bool
 
 
+class CollectRequest(Model):
+    """What a collection was asked for. `dry_run`: to say what it would do, and do nothing."""
+
+    dry_run: bool
+
+
 class RestoreRequest(Received):
     """Body of POST /restore-points/:id/restore.
 

@@ -1,11 +1,13 @@
 """Runs as data, and the kernel's runner that does them, each in a thread.
 
-    begin(work) ─▶ queued ─▶ preparing ─▶ … the work's own states … ─▶ completed
-                                └──────── any error, or a cancel ────────▶ failed, cancelled
+    begin(run) ──────────┐
+    start(): cut off ────┴─▶ queued ─▶ preparing ─▶ … the kind's own states … ─▶ completed
+                                          └──────── any error, or a cancel ────────▶ failed, cancelled
 
-A run that the service's end cuts off goes on at the next start, from what it had stored; one that a lost lease cuts off, once
-the lease is held again. Where that cannot be, or the service has ended RESUMED_MAX times within it, it fails, and says what it
-had stored, which the next run finds again.
+What a run does comes from its row and its memory alone (memory.py), whether it was just asked for or its service has ended
+since: a kind cannot do the one and not the other. A run that the service's end cuts off goes on at the next start, from what it
+had done; one that a lost lease cuts off, once the lease is held again. Where that cannot be, or the service has ended
+RESUMED_MAX times within it, it fails. What a run made that fails or is cancelled is undone, by the ledger.
 """
 
 import contextlib
@@ -13,23 +15,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from uuid import UUID, uuid5
+from uuid import UUID
 
 import structlog
 
 from synvirt import errors
 from synvirt.backups.limits import URGENT
+from synvirt.backups.memory import Memory
 from synvirt.backups.model import ENDS, BackupRun, RestoredDomain, Status, Trouble
 from synvirt.backups.under_way import UnderWay
 from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
 from synvirt.jobs.board import Figures
+from synvirt.jobs.ledger import Ledger
 from synvirt.jobs.runner import Runner, in_a_thread
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.stop import Stop
 from synvirt.model.values import now
 from synvirt.sizes import GIB
 from synvirt.store import Event
-from synvirt.store.backups import BackupRows, Key, Kind, Row
+from synvirt.store.backups import BackupRows, Key, Row
 from synvirt.store.documents import parsed, readable
 from synvirt.store.ledger import Owner
 
@@ -39,9 +43,6 @@ RUNS_AT_ONCE = 2
 RESUMED_MAX = 5
 # Between two looks whether a thread has ended.
 LOOK_EVERY_S = 0.05
-
-# What a restore was asked for, and how far its disks are.
-OF_A_RUN: tuple[Kind, ...] = ("request", "watermarks")
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -62,16 +63,17 @@ def _nothing(_: BackupRun) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """A kind of run, as the runner of all needs it. Of a run that the service's end cut off: `come_to`, what it has come to,
-    where all of it is done; `again`, what it does from here on. None, or a SynvirtError of `again`: it has failed."""
+    """A kind of run, as the runner of all needs it. `work`: what a run does from where it stands; `started_at` of its row says
+    whether a service has begun it before. `come_to`: of a run that the service's end cut off, what it has come to, where all of
+    it is done. A SynvirtError of either: the run has failed."""
 
+    work: Callable[[BackupRun], Work]
     come_to: Callable[[BackupRun], RestoredDomain | None] = _nothing
-    again: Callable[[BackupRun], Work | None] = _nothing
 
 
 class Runs:
     """`lock`: held by who begins a run, from its look at what runs already on. `at_once`: backups and verifications, and as
-    many restores and boot tests. `kinds`: by their names. `sweep(but=…)`: removes what runs made, but for those."""
+    many restores and boot tests. `kinds`: by their names. `ledger`: of what runs make."""
 
     def __init__(
         self,
@@ -80,51 +82,51 @@ class Runs:
         *,
         host: str,
         at_once: int = RUNS_AT_ONCE,
-        sweep: Callable[[frozenset[UUID]], None],
+        memory: Memory,
+        ledger: Ledger,
     ) -> None:
-        self._rows, self._kinds, self._host, self._sweep = rows, kinds, host, sweep
+        self._rows, self._kinds, self._host = rows, kinds, host
+        self._memory, self._ledger = memory, ledger
         # A restore or a boot test does not queue behind the backups of a night.
         self._turns, self._urgent = Turns(at_once), Turns(at_once)
         self.lock = threading.RLock()
+        # Of the runs that this service has begun and that have not ended; and which of them have a thread by now.
+        self._begun: dict[UUID, BackupRun] = {}
         self._stops: dict[UUID, Stop] = {}
-        # What is done of each run that this service has begun, and which of them have a thread by now.
-        self._works: dict[UUID, tuple[BackupRun, Work]] = {}
         self._at_work: set[UUID] = set()
         self._started = self._closing = self._paused = False
         # Runs that a lost lease cut off, until the lease is held again.
         self._cut: set[UUID] = set()
-        self._runner = Runner(self._run, lambda: list(self._works), name="backups")
+        self._runner = Runner(self._run, lambda: list(self._begun), name="backups")
         self.figures = Figures[Status]()
 
     def start(self, *, counted: bool = True) -> list[BackupRun]:
-        """Before anything is asked: what the last service left under way has come to its end, goes on, or has failed, as its
-        kind says. `counted`: it may be the run itself that ended the service. The runs that were cut off."""
+        """Before anything is asked: what the last service left under way has come to its end, goes on, or has failed.
+        `counted`: it may be the run itself that ended the service. The runs that were cut off."""
         cut_off = self.not_ended()
-        restored = {run.id: domain for run in cut_off if (domain := self._kinds[run.kind].come_to(run)) is not None}
-        works = {run.id: work for run in cut_off if (work := self._again(run)) is not None}
-        self._sweep(frozenset(works) | restored.keys())
-        for run in cut_off:
-            _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
-            if run.id in restored:
-                self._end(run.model_copy(update={"domain": restored[run.id]}), None)
-            elif run.id in works:
-                queued = {"status": Status.QUEUED, "resumed_count": run.resumed_count + counted}
-                with self.lock:
-                    self.begin(run.model_copy(update=queued), works[run.id])
-            else:
-                self._end(run, _interrupted(run))
+        self._ledger.sweep_all(but=frozenset(run.id for run in cut_off))
+        # Each is judged before any begins: what is undone of one may be in the way of another.
+        for run in [run for run in cut_off if self._goes_on(run)]:
+            with self.lock:
+                self.begin(run.model_copy(update={"status": Status.QUEUED, "resumed_count": run.resumed_count + counted}))
         self._rows.sweep_events(host=self._host)
         return cut_off
 
-    def _again(self, run: BackupRun) -> Work | None:
-        """One that itself ends the service must not do so again and again."""
-        if run.resumed_count >= RESUMED_MAX:
-            return None
+    def _goes_on(self, run: BackupRun) -> bool:
+        """Else it has its end by now. One that itself ends the service must not do so again and again."""
+        _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
         try:
-            return self._kinds[run.kind].again(run)
+            domain = self._kinds[run.kind].come_to(run)
         except SynvirtError as error:
-            _log.warning("a run that was cut off cannot go on", run=str(run.id), detail=error.detail)
-            return None
+            self._end(run, error)
+            return False
+        if domain is not None:
+            self._end(run.model_copy(update={"domain": domain}), None)
+        elif run.resumed_count >= RESUMED_MAX:
+            self._end(run, _interrupted(run))
+        else:
+            return True
+        return False
 
     def close(self) -> None:
         """Runs under way stop; the next start says that they were cut off."""
@@ -182,8 +184,8 @@ class Runs:
             if run.status in ENDS:
                 raise BackupConflict(f"run {run_id} has ended: it is {run.status}")
             self._stops.get(run_id, Stop()).set()
-            if run_id in self._works and run_id not in self._at_work:
-                del self._works[run_id]
+            if run_id in self._begun and run_id not in self._at_work:
+                del self._begun[run_id]
                 self._end(run, Cancelled())
             return self.get(run_id)
 
@@ -209,7 +211,7 @@ class Runs:
 
     # ── doing them ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, run: BackupRun, work: Work, *, with_: tuple[Row, ...] = ()) -> BackupRun:
+    def begin(self, run: BackupRun, *, with_: tuple[Row, ...] = ()) -> BackupRun:
         """With the lock held. `with_`: written with the run, or not at all. BackupConflict, where the service stops, or has
         lost its lease."""
         if self._closing:
@@ -217,7 +219,7 @@ class Runs:
         if self._paused:
             raise BackupConflict("this host has lost its lease", hint="the list of hosts says more; it begins anew by itself")
         self._save(run, with_=with_)
-        self._stops[run.id], self._works[run.id] = Stop(), (run, work)
+        self._stops[run.id], self._begun[run.id] = Stop(), run
         if not self._started:
             self._started = True
             self._runner.start()
@@ -227,27 +229,28 @@ class Runs:
     async def _run(self, run_id: UUID) -> None:
         """To its end, or until it is cut off."""
         with self.lock:
-            if run_id not in self._works:  # it has ended
+            if run_id not in self._begun:  # it has ended
                 return
-            (run, work), stop = self._works[run_id], self._stops[run_id]
+            run, stop = self._begun[run_id], self._stops[run_id]
         turns = self._urgent if run.kind in URGENT else self._turns
         try:
             # Cancelled while it waits: `cancel` has ended it, or it is cut off.
             with contextlib.suppress(Cancelled):
                 await turns.taken(run_id, stop.or_stop)
-                await in_a_thread(lambda: self._do(run, work, stop))
+                await in_a_thread(lambda: self._do(run, stop))
         finally:
             turns.left(run_id)
             self._forget(run_id)
 
-    def _do(self, run: BackupRun, work: Work, stop: Stop) -> None:
+    def _do(self, run: BackupRun, stop: Stop) -> None:
         with self.lock:
-            if run.id not in self._works or self._is_cut(run.id):
+            if run.id not in self._begun or self._is_cut(run.id):
                 return
             self._at_work.add(run.id)
         with structlog.contextvars.bound_contextvars(run=str(run.id), kind=run.kind):
             under_way = UnderWay(run, stop.is_set, self._save, self.figures, lambda: self._is_cut(run.id))
             try:
+                work = self._kinds[run.kind].work(run)
                 under_way.move(Status.PREPARING, started_at=run.started_at or now())
                 work(under_way)
                 self._end(under_way.now(), None)
@@ -266,10 +269,14 @@ class Runs:
     def _forget(self, run_id: UUID) -> None:
         with self.lock:  # not before who began it has noted it
             self._stops.pop(run_id, None)
-            self._works.pop(run_id, None)
+            self._begun.pop(run_id, None)
         self.figures.unpin(run_id)
 
     def _end(self, run: BackupRun, error: Exception | None) -> None:
+        if error is not None:
+            # The mark first: what is done is not what is there, once anything is gone.
+            self._memory.forget_mark(run.id)
+            self._ledger.sweep(run.id)
         status = Status.COMPLETED if error is None else Status.CANCELLED if isinstance(error, Cancelled) else Status.FAILED
         ended = {"status": status, "finished_at": now(), "error": None if error is None else _trouble(error)}
         progress = run.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})
@@ -286,7 +293,7 @@ class Runs:
         )
         # What it was asked for, how far it came and what it made go with its end. After a kill in between, a run would go on
         # that cannot, or write again what is its user's by then.
-        gone = tuple((kind, row_of(run.id, kind)) for kind in OF_A_RUN)
+        gone = self._memory.keys(run.id)
         settled = (Owner("run", run.id),) if error is None and run.kind == "restore" else ()
         self._save(run, gone=gone, settled=settled)
 
@@ -303,11 +310,6 @@ class Runs:
         self._rows.put_all([row, *with_], host=self._host, gone=gone, settled=settled)
         if announced:
             self.figures.committed()
-
-
-def row_of(run_id: UUID, kind: Kind) -> UUID:
-    """Where that is kept of a run that has not ended. Its own id would be that of the run's own row."""
-    return uuid5(run_id, kind)
 
 
 def _sized(count: int) -> str:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -20,10 +21,10 @@ import structlog
 
 from synvirt.acting import bring, submitter
 from synvirt.backups import jobs as of_jobs
-from synvirt.backups import upkeep
 from synvirt.backups.backing_up import BackingUp, OpenGuest
 from synvirt.backups.jobs import Jobs
 from synvirt.backups.limits import Limits
+from synvirt.backups.memory import Memory
 from synvirt.backups.model import (
     ENDS,
     BackupJob,
@@ -32,6 +33,7 @@ from synvirt.backups.model import (
     BackupRepository,
     BackupRepositoryRequest,
     BackupRun,
+    CollectRequest,
     PointFate,
     RestorePoint,
     RestorePointChange,
@@ -43,18 +45,17 @@ from synvirt.backups.points import Points, point_of
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.backups.restores.host import RestoreHost
-from synvirt.backups.restores.restoring import Restoring, Work
+from synvirt.backups.restores.restoring import Restoring
 from synvirt.backups.retiring import Retiring
-from synvirt.backups.runs import RUNS_AT_ONCE, RunKind, Runs, row_of
-from synvirt.backups.runs import Work as OfRun
+from synvirt.backups.runs import RUNS_AT_ONCE, RunKind, Runs, Work
 from synvirt.backups.scheduling import looking
 from synvirt.backups.under_way import UnderWay
+from synvirt.backups.upkeep import Upkeep
 from synvirt.backups.working import Working
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SynvirtError
 from synvirt.model.values import now
-from synvirt.repository.repository import Repository
 from synvirt.store.backups import BackupRows, Row
-from synvirt.store.documents import Unreadable, parsed
+from synvirt.store.documents import Unreadable
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -88,9 +89,8 @@ class Backups:
     ) -> None:
         self.offers = offers or Offers()
         self.repositories, self._forget_job, self._guest_id = repositories, forget_job, guest_id
-        self._working, self._rows, self._host = working or Working(), rows, host
-        self.points = Points(rows, host=host)
-        self._limits = limits
+        self._working, self._limits = working or Working(), limits
+        self.points, self._memory = Points(rows, host=host), Memory(rows, host=host)
         self._jobs = Jobs(rows, host=host)
         self.retiring = Retiring(repositories, self.points)
         self._backing_up = BackingUp(
@@ -105,14 +105,23 @@ class Backups:
         )
         roots = (exports, *export_roots)
         self._restoring = Restoring(
-            rows, repositories, self._working, host=host, roots=roots, restore_host=restore_host, limits=limits
+            rows,
+            self._memory,
+            repositories,
+            self._working,
+            host=host,
+            roots=roots,
+            restore_host=restore_host,
+            limits=limits,
         )
+        self._upkeep = Upkeep(repositories, self.points, self._working, limits=limits)
         self.runs = Runs(
             rows,
             self._kinds(),
             host=host,
             at_once=RUNS_AT_ONCE if limits is None else limits.per_host,
-            sweep=lambda but: self._restoring.ledger.sweep_all(but=but),
+            memory=self._memory,
+            ledger=self._restoring.ledger,
         )
         self._restore_host = restore_host
         self._cut_off: list[BackupRun] = []
@@ -124,15 +133,46 @@ class Backups:
         if self._restore_host is not None:
             self._testing().forget({point.id for point in self.points.all()})
 
+    # ── what each kind of run does, from its row and its memory ──────────────────────────────────────────────────────────
+
     def _kinds(self) -> dict[str, RunKind]:
-        """What costs little to do again, or changes nothing, is asked for again by its user."""
         return {
-            "backup": RunKind(again=self._back_up_again),
-            "restore": RunKind(come_to=lambda run: self._restoring.gone_forward(run.id), again=self._restore_again),
-            "verify": RunKind(),
-            "boot_test": RunKind(),
-            "collect": RunKind(),
+            "backup": RunKind(self._backup),
+            "restore": RunKind(self._restoration, come_to=self._restoring.come_to),
+            "verify": RunKind(self._verification),
+            "boot_test": RunKind(self._boot),
+            "collect": RunKind(self._collection),
         }
+
+    def _backup(self, run: BackupRun) -> Work:
+        if run.job_id is None:
+            raise BackupNotFound("the run is of no job")
+        return partial(self._back_up, job=self.job(run.job_id))
+
+    def _back_up(self, under_way: UnderWay, job: BackupJob) -> None:
+        self._backing_up.back_up(under_way, job)
+        with self.runs.lock:  # the job may have been changed meanwhile
+            self._jobs.put(self.job(job.id).model_copy(update={"last_success_at": now()}))
+
+    def _restoration(self, run: BackupRun) -> Work:
+        return self._restoring.work(run, self._point_of(run))
+
+    def _verification(self, run: BackupRun) -> Work:
+        if run.restore_point_ids:
+            return partial(self._upkeep.verify_point, point=self._point_of(run))
+        return partial(self._upkeep.verify_repository, repository_id=_repository_of(run))
+
+    def _boot(self, run: BackupRun) -> Work:
+        return partial(self._testing().test, point=self._point_of(run))
+
+    def _collection(self, run: BackupRun) -> Work:
+        asked = self._memory.asked(run.id, CollectRequest)
+        return partial(self._upkeep.collect, repository_id=_repository_of(run), asked=asked)
+
+    def _point_of(self, run: BackupRun) -> RestorePoint:
+        return self.points.get(run.restore_point_ids[0])
+
+    # ── begun, let go of, ended ──────────────────────────────────────────────────────────────────────────────────────────
 
     def pause(self) -> None:
         """This host has lost its lease: nothing of its runs goes on when this returns, and none begins."""
@@ -155,25 +195,6 @@ class Backups:
             except SynvirtError as error:
                 _log.warning("runs cannot be taken up yet", cause=error.detail)
                 time.sleep(RESUME_EVERY_S)
-
-    def _back_up_again(self, run: BackupRun) -> OfRun | None:
-        """BackupNotFound, where its job is gone."""
-        if run.job_id is None:
-            return None
-        job = self.job(run.job_id)
-        return lambda under_way: self._back_up(under_way, job)
-
-    def _restore_again(self, run: BackupRun) -> OfRun | None:
-        """BackupNotFound, where what it was asked for is not known, or gone."""
-        if not self._restoring.can_resume(run.id):
-            return None
-        text = self._rows.get("request", row_of(run.id, "request"), host=self._host)
-        point = self.points.get(run.restore_point_ids[0])
-        _, restore = self._restoring.prepared(run, point, parsed(RestoreRequest, text), resumed=True)
-        return self._restoration(point.repository_id, restore)
-
-    def _restoration(self, repository_id: UUID, restore: Work) -> OfRun:
-        return lambda under_way: restore(under_way, self.repositories.opened(repository_id))
 
     def look(self) -> None:
         """Now and then, in a thread of its own: it may take as long as a repository does."""
@@ -341,12 +362,7 @@ class Backups:
             created_at=now(),
         )
         row = self._jobs.row(job.model_copy(update={"last_run_id": run.id}))
-        return self.runs.begin(run, lambda under_way: self._back_up(under_way, job), with_=(row,))
-
-    def _back_up(self, under_way: UnderWay, job: BackupJob) -> None:
-        self._backing_up.back_up(under_way, job)
-        with self.runs.lock:  # the job may have been changed meanwhile
-            self._jobs.put(self.job(job.id).model_copy(update={"last_success_at": now()}))
+        return self.runs.begin(run, with_=(row,))
 
     def _check_idle(self, job: BackupJob) -> None:
         if job.last_run_id is not None and self.runs.get(job.last_run_id).status not in ENDS:
@@ -384,70 +400,37 @@ class Backups:
             restore_point_ids=(point_id,),
             repository_id=point.repository_id,
         )
-        spec, working, limits = self.repositories.spec(point.repository_id), self._working, self._limits
-        return self._upkeep(
-            run,
-            lambda under_way, repository: upkeep.verify_one(
-                under_way,
-                repository,
-                self.points,
-                point,
-                authors=self.repositories.authors,
-                working=working,
-                spec=spec,
-                limits=limits,
-            ),
-        )
+        return self._begin(run)
 
     def verify_repository(self, repository_id: UUID) -> BackupRun:
         """Begins a run that reads all of a repository."""
         known = self.repositories.get(repository_id)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="verify", created_at=now(), repository_id=known.id)
-        spec, working, limits = self.repositories.spec(known.id), self._working, self._limits
-        return self._upkeep(
-            run,
-            lambda under_way, repository: upkeep.verify_all(
-                under_way,
-                repository,
-                self.points,
-                known.id,
-                authors=self.repositories.authors,
-                working=working,
-                spec=spec,
-                limits=limits,
-            ),
-        )
+        return self._begin(run)
 
     def collect(self, repository_id: UUID, *, dry_run: bool) -> BackupRun:
         """Begins a run that removes what no restore point needs; with `dry_run` it only counts it."""
         known = self.repositories.get(repository_id)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="collect", created_at=now(), repository_id=known.id)
-        return self._upkeep(run, lambda under_way, repository: upkeep.collect(under_way, repository, dry_run=dry_run))
-
-    def _upkeep(self, run: BackupRun, work: Callable[[UnderWay, Repository], None]) -> BackupRun:
-        assert run.repository_id is not None
-        repository_id = run.repository_id
-        with self.runs.lock:
-            return self.runs.begin(run, lambda under_way: work(under_way, self.repositories.opened(repository_id)))
+        return self._begin(run, Memory.request(run.id, CollectRequest(dry_run=dry_run)))
 
     def restore(self, point_id: UUID, asked: RestoreRequest) -> BackupRun:
         """Begins a restore. What cannot work is refused at once."""
         point = self.points.get(point_id)
         bring(asked)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
-        run, restore = self._restoring.prepared(run, point, asked)
-        request = Row("request", row_of(run.id, "request"), asked)
-        with self.runs.lock:
-            return self.runs.begin(run, self._restoration(point.repository_id, restore), with_=(request,))
+        return self._begin(self._restoring.asked(run, point, asked), Memory.request(run.id, asked))
 
     def boot_test(self, point_id: UUID) -> BackupRun:
         """Begins a boot test of a restore point."""
-        point, testing = self.points.get(point_id), self._testing()
+        self.points.get(point_id)
+        self._testing()
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="boot_test", created_at=now(), restore_point_ids=(point_id,))
+        return self._begin(run)
+
+    def _begin(self, run: BackupRun, *with_: Row) -> BackupRun:
         with self.runs.lock:
-            return self.runs.begin(
-                run, lambda under_way: testing.test(under_way, self.repositories.opened(point.repository_id), point)
-            )
+            return self.runs.begin(run, with_=with_)
 
     def screenshot(self, point_id: UUID) -> bytes | None:
         """Of the point's last boot test."""
@@ -465,6 +448,12 @@ class Backups:
             self.repositories,
             limits=self._limits,
         )
+
+
+def _repository_of(run: BackupRun) -> UUID:
+    if run.repository_id is None:
+        raise BackupNotFound("the run is of no repository")
+    return run.repository_id
 
 
 @contextlib.contextmanager

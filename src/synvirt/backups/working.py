@@ -11,20 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from uuid import UUID, uuid5
+from uuid import UUID
 
 import structlog
 from pydantic import RootModel
 
+from synvirt.backups.memory import Memory
 from synvirt.backups.orders import ServeOrder, Serving
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.copying import Copied
-from synvirt.errors import BackupNotFound, Cancelled, SynvirtError
+from synvirt.errors import Cancelled, SynvirtError
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.process import WorkerDied, Workers, started
 from synvirt.jobs.wire import Flushed, Moved, Result, WireModel
-from synvirt.store.backups import BackupRows
-from synvirt.store.documents import parsed
 
 # Between attempts of which none brought anything: a host that ends workers again and again, or has no memory
 # for them, is reported.
@@ -145,28 +144,18 @@ class _Marks(RootModel[dict[str, Flushed]]):
 
 
 class Watermarks:
-    """How far the disks of a restore are durable on what they are written to, in the store."""
+    """How far the disks of a restore are durable on what they are written to, in its memory."""
 
-    def __init__(self, rows: BackupRows, *, host: str) -> None:
-        self._rows, self._host = rows, host
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
 
     def of(self, run_id: UUID) -> dict[str, Flushed]:
         """By disk."""
-        try:
-            return parsed(_Marks, self._rows.get("watermarks", _row(run_id), host=self._host)).root
-        except BackupNotFound:
-            return {}
+        marks = self._memory.mark(run_id, _Marks)
+        return {} if marks is None else marks.root
 
     def put(self, run_id: UUID, marks: dict[str, Flushed]) -> None:
-        self._rows.put("watermarks", _row(run_id), _Marks(marks), host=self._host)
-
-    def forget(self, run_id: UUID) -> None:
-        """Idempotent."""
-        self._rows.remove("watermarks", _row(run_id), host=self._host)
-
-
-def _row(run_id: UUID) -> UUID:
-    return uuid5(run_id, "watermarks")
+        self._memory.put_mark(run_id, _Marks(marks))
 
 
 @dataclass(frozen=True)

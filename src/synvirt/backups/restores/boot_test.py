@@ -2,8 +2,8 @@
 
     point's disk ─▶ NbdServer of a worker ─▶ overlay for its writes ─▶ a domain that reaches nothing ─▶ signs of a boot
 
-Nothing is copied before, and nothing stays: what it makes is noted before it is made, and gone at its end, or at the next start
-of a service that was killed. What it found stays with the point, and its screen as a file of the point's id.
+Nothing is copied before, and nothing stays: what it makes is noted before it is made, and gone at its end. What it found stays
+with the point, and its screen as a file of the point's id. A test whose service ended is made again from its first step.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Working
 from synvirt.durable import make_open_folder
-from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks
+from synvirt.errors import BootTestFailed, DiskWriteFailed, DomainDefineFailed, GuestBootFailed, HostLacks, Interrupted
 from synvirt.hypervisor import eyes
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.jobs.ledger import Ledger, Undo
@@ -54,9 +54,11 @@ class BootTesting:
         self._restore_host, self._ledger, self._points, self._limits = restore_host, ledger, points, limits
         self._working, self._repositories = working, repositories
 
-    def test(self, under_way: UnderWay, repository: Repository, point: RestorePoint) -> None:
+    def test(self, under_way: UnderWay, point: RestorePoint) -> None:
         """BootTestFailed, where the guest did not boot; any other error says that it could not be tested."""
-        run_id = under_way.run.id
+        repository, run_id = self._repositories.opened(point.repository_id), under_way.run.id
+        if not self._ledger.sweep(run_id):
+            raise Interrupted("what the test had made before the service ended cannot be removed", hint="look into the log")
         with contextlib.ExitStack() as closing:
             closing.enter_context(held(self._limits, under_way, repository))
             try:

@@ -16,23 +16,25 @@ from uuid import UUID
 import structlog
 
 from synvirt.backups.limits import Limits, Needs, held
+from synvirt.backups.memory import Memory
 from synvirt.backups.model import BackupRun, RestoredDomain, RestorePoint, RestoreRequest, Status
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.restores import boot_test, in_place, new_domain
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import file_writer
+from synvirt.backups.runs import Work
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying, Watermarks, Working
 from synvirt.disks.beneath import resolve_beneath
 from synvirt.durable import sync_folder
-from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, Interrupted, SynvirtError
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec
 from synvirt.store.backups import BackupRows
 
-Work = Callable[[UnderWay, Repository], None]
+_Restore = Callable[[Copying, Repository, RestorePoint, RestoreRequest], None]
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -44,6 +46,7 @@ class Restoring:
     def __init__(
         self,
         rows: BackupRows,
+        memory: Memory,
         repositories: Repositories,
         working: Working,
         *,
@@ -54,61 +57,68 @@ class Restoring:
     ) -> None:
         self._limits = limits
         self._roots, self._repositories, self._working = roots, repositories, working
-        self.marks = Watermarks(rows, host=host)
+        self._memory, self._marks = memory, Watermarks(memory)
         undo: dict[str, Undo] = {"folder": _remove_folder}
         if restore_host is not None:
             undo |= new_domain.undo(restore_host) | in_place.undo(restore_host) | boot_test.undo(restore_host)
         self.ledger = Ledger(rows.ledger, "run", host=host, undo=undo)
         self.restore_host = restore_host
 
-    def prepared(
-        self, run: BackupRun, point: RestorePoint, asked: RestoreRequest, *, resumed: bool = False
-    ) -> tuple[BackupRun, Work]:
-        """The run as it begins, and what it does. `resumed`: it began under a service that has ended since, and what it made is
-        there. BackupBadRequest, BackupConflict, SourceRunning, HostLacks."""
+    def asked(self, run: BackupRun, point: RestorePoint, asked: RestoreRequest) -> BackupRun:
+        """The run as it begins. BackupBadRequest, BackupConflict, SourceRunning, HostLacks."""
         unknown = set(asked.disks) - {disk.target for disk in point.disks}
         if unknown:
             raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
         _check_fields(asked)
+        if asked.target != "export":
+            self._of_guest(point, asked, resumed=False).check(point, asked)
+            return run
+        root, folder = self._roots[0], self._folder(asked, run.id, resumed=False)
+        shown = f"{root.name}/{folder.name}" if folder.parent == root else str(folder)
+        return run.model_copy(update={"path": shown})
+
+    def work(self, run: BackupRun, point: RestorePoint) -> Work:
+        """Of a run that a service has begun before, what it made is there. Errors as of `asked`."""
+        asked, resumed = self._memory.asked(run.id, RestoreRequest), run.started_at is not None
         if asked.target == "export":
             folder = self._folder(asked, run.id, resumed=resumed)
-            root = self._roots[0]
-            shown = f"{root.name}/{folder.name}" if folder.parent == root else str(folder)
-            return run.model_copy(update={"path": shown}), self._undone(
-                run.id,
-                point,
-                lambda under_way, repository: self._export(
-                    self._copying(under_way, asked, repository), repository, point, asked, folder, resumed=resumed
-                ),
-            )
+            restore: _Restore = partial(self._export, folder=folder, resumed=resumed)
+        else:
+            restore = self._of_guest(point, asked, resumed=resumed).restore
+
+        def work(under_way: UnderWay) -> None:
+            repository = self._repositories.opened(point.repository_id)
+            self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
+            restore(self._copying(under_way, asked, repository), repository, point, asked)
+
+        return work
+
+    def _of_guest(
+        self, point: RestorePoint, asked: RestoreRequest, *, resumed: bool
+    ) -> new_domain.NewDomain | in_place.InPlace:
         if self.restore_host is None:
             raise BackupBadRequest("this service has no hypervisor to restore a guest on")
         kind = new_domain.NewDomain if asked.target == "new_domain" else in_place.InPlace
-        restore = kind(self.restore_host, self.ledger, self._repositories.spec(point.repository_id), resumed=resumed)
-        if not resumed:
-            restore.check(point, asked)
+        return kind(self.restore_host, self.ledger, self._repositories.spec(point.repository_id), resumed=resumed)
 
-        def work(under_way: UnderWay, repository: Repository) -> None:
-            restore.restore(self._copying(under_way, asked, repository), repository, point, asked)
+    def come_to(self, run: BackupRun) -> RestoredDomain | None:
+        """The guest, where a restore in place had begun to take its disks when the service ended: it has them all now. None: it
+        had not begun. Interrupted, where it had, and cannot have them all: it goes forward by its ledger, or never."""
+        domain = self._gone_forward(run.id)
+        if domain is None and not in_place.FORWARD.isdisjoint(entry.kind for entry in self.ledger.of(run.id)):
+            raise Interrupted("the service ended while the run was under way", hint="start the run again")
+        return domain
 
-        return run, self._undone(run.id, point, work)
-
-    def gone_forward(self, run_id: UUID) -> RestoredDomain | None:
-        """The guest that a restore in place had begun to take the disks of, when its service ended: it has them all now. None,
-        where it had not begun, or that cannot be."""
+    def _gone_forward(self, run_id: UUID) -> RestoredDomain | None:
         try:
             return None if self.restore_host is None else in_place.gone_forward(self.restore_host, self.ledger, run_id)
         except SynvirtError as error:
             _log.warning("a restore in place cannot go forward yet", run=str(run_id), detail=error.detail)
             return None
 
-    def can_resume(self, run_id: UUID) -> bool:
-        """Not a restore in place that has begun to take the guest's disks: that goes forward by its ledger, or never."""
-        return in_place.FORWARD.isdisjoint(entry.kind for entry in self.ledger.of(run_id))
-
     def _copying(self, under_way: UnderWay, asked: RestoreRequest, repository: Repository) -> Copying:
         slot = partial(held, self._limits, under_way, repository, *self._needs(asked))
-        return Copying(self._working, self.marks, under_way, Sum(under_way), asked.bandwidth_bps, slot)
+        return Copying(self._working, self._marks, under_way, Sum(under_way), asked.bandwidth_bps, slot)
 
     def _needs(self, asked: RestoreRequest) -> tuple[Needs, ...]:
         if self.restore_host is None or asked.target == "export":
@@ -117,20 +127,6 @@ class Restoring:
             return (Limits.guests,)
         name, destination = self.restore_host.default()
         return (lambda limits: limits.destination(name, destination),)
-
-    def _undone(self, run_id: UUID, point: RestorePoint, work: Work) -> Work:
-        def whole_or_not(under_way: UnderWay, repository: Repository) -> None:
-            try:
-                self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
-                work(under_way, repository)
-            except BaseException:
-                if not under_way.closing():
-                    # First: what is copied is not what is there, once anything is gone.
-                    self.marks.forget(run_id)
-                    self.ledger.sweep(run_id)
-                raise
-
-        return whole_or_not
 
     # ── exports ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -165,8 +161,8 @@ class Restoring:
         repository: Repository,
         point: RestorePoint,
         asked: RestoreRequest,
-        folder: Path,
         *,
+        folder: Path,
         resumed: bool,
     ) -> None:
         under_way, manifest = copying.under_way, repository.manifest(point.id)
