@@ -1,4 +1,4 @@
-"""SynVirt brings virtual machines home: from other platforms and from files into a KVM host.
+"""SynVirt moves virtual machines to a KVM host: from other platforms and from files.
 
 Everything is a copy of extents from a DiskReader to a DiskWriter.
 
@@ -11,7 +11,7 @@ Everything is a copy of extents from a DiskReader to a DiskWriter.
                    Store (a row a job, an event a move) ─▶ SSE ─▶ web page, command line
 
 Reading order: errors, model, blocks, copying, disks/specs, migrations/states, migrations/steps, migrations/engine, then one
-importer (offline/ova_archive), one destination (destinations/directory), and main, which puts the concrete things together.
+importer (offline/ovf/archive), one destination (destinations/directory), and main, which puts the concrete things together.
 """
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""In whose name something is done: set by the door for each request, read by what makes a job or a run of it.
+"""The account in whose name a request acts: set by `api/callers/gate.py`, read by what makes a job or a run.
 
-A context variable, since it goes from the door through the framework's threads to whatever the request makes; what the service
-does by itself has none.
+It is a context variable, because it must pass from the gate through the framework's threads. What the service does by itself
+has no account.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Memory for the bytes of disks.
 
-It begins at a page. What the kernel copies into or out of a `bytearray`, which begins some bytes into one, takes a sixth more
-processor time, since each page of a file then lies over two.
+It begins at a page boundary. A `bytearray` does not, so each page of a file would lie across two pages of memory, and copying
+between the two would take the kernel a sixth more processor time.
 """
 
 import mmap

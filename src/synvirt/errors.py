@@ -59,7 +59,7 @@ class MalformedArchive(SynvirtError):
 
 
 class HostPathRejected(SynvirtError):
-    """The file cannot be opened beneath the import root."""
+    """The file cannot be opened under the import root."""
 
     code, status = "E_MIG_HOST_PATH_REJECTED", 400
 

@@ -1,6 +1,7 @@
-"""Whom this process speaks to over the network. A caller's URL must not open doors that only this host has.
-One guard for all of them: what is read by URL, webhooks, source platforms and the hosts that they name, backup peers, the time
-stamp authority and the OpenID provider. Redirects come by here too.
+"""Which hosts this process may connect to. A caller's URL must not reach what only this host can reach.
+
+One guard checks all of it: what is read by URL, webhooks, source platforms and the hosts that they name, backup peers, the time
+stamp authority and the OpenID provider, and redirects too.
 
 A name is resolved once, each address is checked, and that very address is connected to: a name server that answers differently
 the second time changes nothing. Nothing else in this package opens a connection (tests/test_outgoing.py reads all of it).
@@ -129,7 +130,7 @@ class Guard:
     def _refused(self, host: str) -> BadRequest:
         return BadRequest(
             f"{host} is not among the hosts that may be {_SPOKEN_TO[self.setting]}",
-            hint=f"whoever runs the service can name it in the setting {self.setting}",
+            hint=f"the operator of the service can name it in the setting {self.setting}",
         )
 
 

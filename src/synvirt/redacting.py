@@ -1,4 +1,4 @@
-"""What must not be seen, taken out of what is shown: logs, and the bundle that people send to each other.
+"""Takes secrets out of what is shown: logs, and the support bundle.
 
 The second line of defence. The first is that secrets are SecretStr and sealed, and are handed to nothing that prints. Here what
 looks like a secret is taken out all the same, by the name of its field or by its shape; rather too much than too little.

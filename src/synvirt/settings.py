@@ -40,7 +40,7 @@ ENV_NOT_SETTINGS = frozenset(
     }
 )
 
-# Where an OpenID provider sends a browser back to, beneath {base_url}.
+# Where an OpenID provider sends a browser back to, under {base_url}.
 OIDC_CALLBACK = "/login/oidc/callback"
 # In the import root, and shown by the uploads' own list instead of the folder's.
 UPLOADS_FOLDER = ".uploads"
@@ -347,7 +347,7 @@ def origins(
 
 
 def service_config(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The settings file for whoever names neither a file nor a folder: SYNVIRT_CONFIG, else the one of this host's service."""
+    """The settings file of a command that names no file and no folder: SYNVIRT_CONFIG, else that of this host's service."""
     environ = os.environ if environ is None else environ
     if "SYNVIRT_CONFIG" in environ:
         return Path(environ["SYNVIRT_CONFIG"])

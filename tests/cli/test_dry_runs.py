@@ -54,7 +54,7 @@ def test_a_failed_job_is_tried_again_with_what_was_wrong_corrected(tmp_path: Pat
         done = run(
             "migrations", "retry", job.id, "--set", "target.start=false", "--set", "target.name=web2", "--disk-bus", "sata"
         )
-        assert (done.exit_code, done.stdout.endswith(" begins anew\n")) == (0, True), done.stderr
+        assert (done.exit_code, done.stdout.endswith(" starts over\n")) == (0, True), done.stderr
         again = made.store.get(made.begun[-1])
         assert again.plan.target == PLAN.target.model_copy(update={"start": False, "name": "web2", "disk_bus": "sata"})
         wrong = run("migrations", "retry", job.id, "--set", "target.nmae=web2")

@@ -775,7 +775,7 @@ def test_the_tracking_that_was_reset_is_known_before_it_is_asked(platform: VCent
         _, since = await opened(adapter, "synvirt-a-1")
         platform.control("reset", vm=VM)
         before = platform.calls("QueryChangedDiskAreas")
-        with pytest.raises(CbtReset, match="anew"):
+        with pytest.raises(CbtReset, match="started its change tracking over"):
             await opened(adapter, "synvirt-a-2", since)
         assert platform.calls("QueryChangedDiskAreas") == before
 

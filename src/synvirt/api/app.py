@@ -58,7 +58,7 @@ def create_app(
     pace: Pace | None = None,
     checkup: Callable[[], tuple[datetime, list[Finding]] | None] = lambda: None,
 ) -> FastAPI:
-    """`routers` are mounted beside /migrations, behind the same door; so is what `pages` makes, at {base_url}: it is given what
+    """`routers` are mounted beside /migrations, behind the same gate; so is what `pages` makes, at {base_url}: it is given what
     says that its streams are to end. `checkup`: what the doctor found last, at once. `app.state.stopping` ends the streams;
     what else is mounted adds to `app.state.metrics`; `app.state.coming` counts refused log-ins, see `counts_written`."""
     base_url = "/" + settings.base_url.strip("/") if settings.base_url.strip("/") else ""

@@ -263,7 +263,7 @@ def metrics_router(metrics: Metrics) -> APIRouter:
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def collect(request: Request) -> Response:
-        """What Prometheus collects: docs/monitoring.md. Behind the same door as the rest: it says how busy this host is."""
+        """What Prometheus collects: docs/monitoring.md. It needs credentials like the rest: it says how busy this host is."""
         body, media_type = await run_in_threadpool(metrics.text, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 

@@ -1,9 +1,8 @@
-"""Backups: a run is a copy of a guest's disks into a repository, a restore the same copy the other way round.
+"""Backups: a run copies a guest's disks into a repository, a restore is the same copy in the other direction.
 
     DiskReader ─▶ copy() ─▶ ChunkWriter ─▶ Session ─▶ packs, then a manifest      a restore point exists from here
     volume     ◀─ copy() ◀─ PointReader ◀─ Repository
 
-Reading order: folder.py (what a storage must promise), keys.py and packs.py (the format, as docs/backup-format.md has it),
-manifest.py, repository.py, disk.py; then source.py and its ways (ways.py), taking.py, runs.py, backing_up.py, restoring.py and
-service.py.
+Reading order: the package `repository` first, which is the format; then sources/guest.py and the ways next to it, taking.py,
+runs.py, backing_up.py, restores/restoring.py and service.py.
 """

@@ -38,7 +38,7 @@ from synvirt.repository.repository import Repository
 BASES_LOOKED_AT = 10
 
 _HELD_ANEW = (
-    "the service ended while its disks were read, and with it the moment at which they were held: they are held and read anew; "
+    "the service ended while its disks were read, so the moment at which they were held is gone: all is held and read again; "
     "what is stored is not stored twice"
 )
 
@@ -50,7 +50,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class BackingUp:
-    """`journals`: a folder for what runs that are cut off have stored; None: each begins anew. `adopt` registers the points
+    """`journals`: a folder for what runs that are cut off have stored; None: each starts over. `adopt` registers the points
     that a run has made and that are not known."""
 
     def __init__(

@@ -64,7 +64,7 @@ RESUME_EVERY_S = 2.0
 
 
 class Backups:
-    """`exports` and `export_roots`: beneath which exports may be written. `restore_host`: where guests are restored.
+    """`exports` and `export_roots`: the folders that exports may be written to. `restore_host`: where guests are restored.
     `guest_id`: which guest a job means by a name or UUID, BackupNotFound where there is none.
     `forget_job`: what is kept of guests for a job's next run can go. `working`: the workers that copy. `journals`: see
     BackingUp. `limits`: how many runs of all hosts copy at once; None: as many as run. `offers`: what is kept here for

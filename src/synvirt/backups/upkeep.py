@@ -17,7 +17,7 @@ from synvirt.model.values import now
 from synvirt.repository import garbage
 from synvirt.repository.verify import Report
 
-_HINT = "back the guests up anew; other points may be whole: verify them"
+_HINT = "back the guests up again; other points may be whole: verify them"
 
 
 class Upkeep:

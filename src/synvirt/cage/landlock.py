@@ -39,7 +39,7 @@ def version() -> int:
 
 
 def restrict(*, reads: Iterable[Path], writes: Iterable[Path], network: bool) -> None:
-    """This thread, those it starts, and its children open nothing but what lies beneath these paths. OSError."""
+    """This thread, those it starts, and its children open nothing but what lies under these paths. OSError."""
     known = version()
     rights = 0
     for since, more in _RIGHTS_BY_VERSION:

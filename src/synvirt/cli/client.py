@@ -155,7 +155,7 @@ class Client(AbstractContextManager["Client"]):
         self, path: Path, *, sha256: str | None = None, on_sent: Callable[[int, int], None] = lambda _sent, _total: None
     ) -> str:
         """Send a file; the service's answer, an Upload. The file's SHA-256 is taken while it is sent and goes behind it, so the
-        service checks what arrived; `sha256` is checked instead where it is given. `on_sent` is told bytes sent and all."""
+        service checks what arrived; `sha256` is checked instead where it is given. `on_sent` gets bytes sent and in all."""
         body = Sending(path, sha256, on_sent)
         timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:

@@ -79,7 +79,9 @@ SHARED: dict[str, Any] = {
         str | None, _option("--user", help="Its user [env: SYNVIRT_USER]; the password: env SYNVIRT_PASSWORD, or asked for")
     ],
     "cacert": Annotated[Path | None, _option("--cacert", help="Trust this certificate of the service")],
-    "insecure": Annotated[bool, _option("--insecure", help="Trust any certificate: whoever is in between reads the password")],
+    "insecure": Annotated[
+        bool, _option("--insecure", help="Trust any certificate: an attacker in between can read the password")
+    ],
 }
 
 

@@ -1,6 +1,6 @@
 """Secrets that a command needs: from the environment, else asked for on a terminal, else a line of the standard input.
 
-Never an option's value: whoever lists the processes of this host would read it.
+Never an option's value: anyone who lists the processes of this host could read it.
 """
 
 import os

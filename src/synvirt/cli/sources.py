@@ -32,7 +32,7 @@ Credential = Annotated[
 ]
 Option = Annotated[list[str] | None, typer.Option(metavar="FIELD=VALUE", help="An option of the platform: docs/platforms")]
 Fingerprint = Annotated[str | None, typer.Option(metavar="SHA256", help="Pin the certificate that the platform must show")]
-AnyCertificate = Annotated[bool, typer.Option("--any-certificate", help="Take any certificate: whoever is in between, too")]
+AnyCertificate = Annotated[bool, typer.Option("--any-certificate", help="Accept any certificate, an attacker's too")]
 
 
 @app.command()
@@ -122,7 +122,7 @@ def change(
     source: SourceId,
     *,
     name: Annotated[str | None, typer.Option(help="A new name")] = None,
-    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Another address; needs the credentials anew")] = None,
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Another address; needs the credentials again")] = None,
     source_user: User = None,
     secret: Secret = None,
     credential: Credential = None,

@@ -71,7 +71,7 @@ def select(
     *,
     source: Annotated[str, typer.Option(help="Whose VMs: its name or id")],
     vm: Annotated[str | None, typer.Option(help="Names like this: web-*")] = None,
-    folder: Annotated[str | None, typer.Option(help="In it, or beneath it, as `synvirt sources vms` shows folders")] = None,
+    folder: Annotated[str | None, typer.Option(help="In it, or below it, as `synvirt sources vms` shows folders")] = None,
     host: Annotated[str | None, typer.Option(help="On this host of the source")] = None,
     power_state: Annotated[Literal["on", "off", "suspended"] | None, typer.Option("--power", help="In this state")] = None,
     guest_os: Annotated[str | None, typer.Option(help="With this in the name of the guest's system")] = None,
@@ -207,7 +207,7 @@ def simulate(
     ] = None,
     format_: Annotated[Literal["json", "svg"], typer.Option("--format", help="svg: print the forecast as a picture")] = "json",
 ) -> None:
-    """Run a wave through in thought: when each member cuts over, when all is done, and what holds it back.
+    """Simulate a wave: when each member cuts over, when all is done, and what holds it back.
 
     Example: synvirt waves simulate november --more-destinations 1
     """
@@ -312,7 +312,7 @@ def skip(options: Options, wave: WaveName, member: MemberName) -> None:
 @app.command()
 @with_options
 def retry(options: Options, wave: WaveName, member: MemberName) -> None:
-    """Begin anew with a member that failed, was skipped or rolled back.
+    """Start over with a member that failed, was skipped or rolled back.
 
     Example: synvirt waves retry november web07
     """

@@ -1,12 +1,12 @@
-"""Files that lie beneath a folder, whatever their names say: the one door to files that hostile input names.
+"""Opens files that hostile input names, and only those that lie under a given folder.
 
 A backing file, an extent, a parent or a plan's path is resolved by the kernel (`openat2` with RESOLVE_BENEATH and
 RESOLVE_NO_MAGICLINKS, Linux 5.6), so that no rename between a check and an open can lead out of the folder. Where the kernel
 or a sandbox refuses that call, the same walk is made here, one component at a time on open folders.
 
-`..` and relative symbolic links are followed as long as they stay beneath; everything else that leaves is HostPathRejected.
-Only what lies beneath and is a plain file (or a folder, for `resolve_beneath`) is ever opened: a named pipe or a device node is
-looked at with O_PATH and refused, which has no side effect. Mounts beneath the folder are part of it: shares are imports too.
+`..` and relative symbolic links are followed as long as they stay below; everything else that leaves is HostPathRejected.
+Only what lies below and is a plain file (or a folder, for `resolve_beneath`) is ever opened: a named pipe or a device node is
+looked at with O_PATH and refused, which has no side effect. Mounts under the folder are part of it: shares are imports too.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_beneath(root: Path | str, name: str) -> int:
-    """A descriptor, for reading, of the plain file `name` beneath `root`; the caller closes it.
+    """A descriptor, for reading, of the plain file `name` under `root`; the caller closes it.
 
     `name` is relative to `root`, or absolute and within it. HostPathRejected: it leads out, or names no plain file; NotFound:
     there is none; DiskReadFailed: the system does not let us read it.
@@ -60,7 +60,7 @@ def open_beneath(root: Path | str, name: str) -> int:
 
 
 def open_folder_beneath(root: Path | str, name: str) -> tuple[int, Path]:
-    """A descriptor, for listing, of the folder `name` beneath `root`, and where it really is; the caller closes it.
+    """A descriptor, for listing, of the folder `name` under `root`, and where it really is; the caller closes it.
 
     Raises what `open_beneath` does, HostPathRejected for what is no folder.
     """
@@ -75,13 +75,13 @@ def open_folder_beneath(root: Path | str, name: str) -> tuple[int, Path]:
 
 
 def stat_beneath(root: Path | str, name: str) -> os.stat_result:
-    """What `name` leads to beneath `root`, of whatever sort it is. Raises what `open_beneath` does."""
+    """What `name` leads to under `root`, of whatever sort it is. Raises what `open_beneath` does."""
     with _found(Path(root), name) as (_, found):
         return found
 
 
 def resolve_beneath(root: Path | str, name: str) -> Path:
-    """Where the file or folder `name` really is: an absolute path without symbolic links, beneath `root`.
+    """Where the file or folder `name` really is: an absolute path without symbolic links, under `root`.
 
     Takes and raises what `open_beneath` does. The answer is for showing, storing and comparing: who opens it later asks
     `open_beneath` again, since the tree may have changed.
@@ -93,7 +93,7 @@ def resolve_beneath(root: Path | str, name: str) -> Path:
 
 
 def open_reference(root: Path | str | None, image: str, reference: str) -> tuple[int, str]:
-    """The file that `image` (a path beneath `root`) names as `reference`: its descriptor and its own path beneath `root`.
+    """The file that `image` (a path under `root`) names as `reference`: its descriptor and its own path under `root`.
 
     A relative reference is relative to the image's folder. `root` None refuses all; a missing file is MalformedArchive, since
     the image is not whole without it.
@@ -112,13 +112,13 @@ def open_reference(root: Path | str | None, image: str, reference: str) -> tuple
     except NotFound as problem:
         raise MalformedArchive(
             f"{image} needs the file {reference!r}, which is not there",
-            hint="Copy all files of the disk into one folder beneath the import root.",
+            hint="Copy all files of the disk into one folder under the import root.",
         ) from problem
 
 
 @contextlib.contextmanager
 def _found(root: Path, name: str) -> Iterator[tuple[int, os.stat_result]]:
-    """An O_PATH descriptor of what `name` means beneath `root`, and what that is."""
+    """An O_PATH descriptor of what `name` means under `root`, and what that is."""
     _refuse_name(name)
     parts = _parts(_relative(root, name))
     try:
@@ -158,7 +158,7 @@ def _refuse_name(name: str) -> None:
     if ":" in head:
         raise HostPathRejected(
             f"{name[:200]!r} names a protocol or a drive, not a file",
-            hint="Only files beneath the import root are opened; a file with a colon in its name is written ./name.",
+            hint="Only files under the import root are opened; a file with a colon in its name is written ./name.",
         )
 
 
@@ -169,7 +169,7 @@ def _relative(root: Path, name: str) -> str:
         with contextlib.suppress(ValueError):
             return str(PurePosixPath(name).relative_to(prefix))
     raise HostPathRejected(
-        f"{name!r} is outside the import root {str(root)!r}", hint="Copy or move the file beneath the import root."
+        f"{name!r} is outside the import root {str(root)!r}", hint="Copy or move the file into the import root."
     )
 
 

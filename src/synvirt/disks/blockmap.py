@@ -23,7 +23,7 @@ from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 Places = NDArray[np.int64]
 
 ZERO: Final = -1
-PARENT: Final = -2  # what lies beneath is asked; zeros where nothing does
+PARENT: Final = -2  # what lies below is asked; zeros where nothing does
 
 # Entries of a table that are decoded at once: 1 MiB of 64-bit ones.
 WINDOW_ENTRIES: Final = 128 << 10
@@ -212,7 +212,7 @@ class Mapping(Protocol):
 class MappedDisk:
     """Extents and reads of a disk of which a map (a BlockMap, say) says where its bytes lie in `over`.
 
-    `parent` is what lies beneath: it may be smaller than the disk, which then goes on with zeros. Without one, what is the
+    `parent` is what lies below: it may be smaller than the disk, which then goes on with zeros. Without one, what is the
     parent's is zeros; `alone`: in no extent. `partial` makes runs of a partly present block.
     """
 

@@ -14,7 +14,7 @@ AREAS_MAX: Final = 1 << 17
 
 
 class Over:
-    """What readers share that tell other extents than the disk beneath them, and read what it has."""
+    """What readers have in common that give other extents than the disk below them, and read its bytes."""
 
     def __init__(self, over: DiskReader) -> None:
         self._over = over
@@ -43,7 +43,7 @@ class ChangedReader(Over):
         self._areas = tuple(_joined(areas, over.size))
 
     def extents(self) -> Iterator[Extent]:
-        """Where the disk beneath knows zeros within an area, they stay zeros: both lists ascend, so one walk merges them."""
+        """Where the disk below knows zeros within an area, they stay zeros: both lists ascend, so one walk merges them."""
         beneath = self._over.extents()
         extent = next(beneath, None)
         for start, end in self._areas:

@@ -75,7 +75,7 @@ class DownloadReader:
         if count < len(buffer):
             raise SourceUnreachable(
                 f"the download of {self._spec.name} ended at offset {self._at + count} of {self.size}",
-                hint="the pass goes on from its watermark; the download begins anew",
+                hint="the pass goes on from its watermark; the download starts over",
             )
         self._at += count
 

@@ -21,7 +21,7 @@ class Layer:
     beneath: "Layer | None" = None
 
     def chain(self) -> list["Layer"]:
-        """This image, and all beneath it."""
+        """This image, and all below it."""
         return [self, *(self.beneath.chain() if self.beneath else [])]
 
 

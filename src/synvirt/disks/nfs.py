@@ -203,7 +203,7 @@ class _Connection:
 
 
 class NfsReader:
-    """`spec.path` beneath `spec.export`. AuthFailed: this host is not let in, known within 10 s; FileGone: the file is no more;
+    """`spec.path` under `spec.export`. AuthFailed: this host is not let in, known within 10 s; FileGone: the file is no more;
     SourceUnreachable: the server is, or says nothing while it is read. That is known within READ_TIMEOUT_S and two mounts, and
     the next read may find it back."""
 

@@ -1,7 +1,7 @@
-"""The parents of differencing VHDX and VHD images: files that Windows named, found beneath the import root.
+"""The parents of differencing VHDX and VHD images: files that Windows named, found under the import root.
 
 Such an image names its parent several times over: relative to itself, by a drive's letter, by a volume's GUID. Only what lies
-beneath the import root is opened, so an absolute name of another machine says no more than how the file and its folder are
+under the import root is opened, so an absolute name of another machine says no more than how the file and its folder are
 called: it is looked for beside the image, and in such a folder beside the image's own (an export of Hyper-V may have its
 checkpoints' disks in one folder and the disks that they differ from in another). Whether what is found is the parent that is
 meant, the reader finds out by its identity.
@@ -42,7 +42,7 @@ class Chain:
 def open_parent(
     root: ImageRoot | None, image: str, references: Iterable[Reference], chain: Chain
 ) -> tuple[DiskReader, str, Chain]:
-    """The file of an image's parent, its path beneath `root`, and the chain with it.
+    """The file of an image's parent, its path under `root`, and the chain with it.
 
     The references are tried in turn. HostPathRejected: one leads out of the root, or all are absolute and nothing of that name
     lies beside the image. MalformedArchive: there is no such file, or the chain is a loop or too long.

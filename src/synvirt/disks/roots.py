@@ -1,7 +1,7 @@
-"""The one door to a VM's files, wherever they lie: a folder of this host (`beneath`), or one elsewhere (`synvirt.remote`).
+"""The one place that opens a VM's files: in a folder of this host (`beneath`), or in a remote one (`synvirt.remote`).
 
-Whatever hostile input names, a description, an image, a plan, is looked for beneath a root, and by this module alone. Of a
-host's folder names are paths beneath it, relative or absolute; of a Remote they are relative to its URL.
+A description, an image and a plan are hostile input. Each file that they name is looked for under a root, and only by this
+module. In a folder of this host names are paths under it, relative or absolute; in a Remote they are relative to its URL.
 """
 
 import os
@@ -22,7 +22,7 @@ from synvirt.remote import Remote
 # sooner.
 Root = Path | Remote
 
-# All that a root of this host may hold: for paths that were resolved beneath another one already.
+# All that a root of this host may hold: for paths that were resolved under another one already.
 HOST = Path("/")
 
 
@@ -33,7 +33,7 @@ def resolve(root: Root, name: str) -> Path:
         return resolve_beneath(root, name)
     inner = posixpath.normpath(name)
     if inner.startswith(("../", "/")) or inner == ".." or "\0" in inner:
-        raise NotFound(f"{name!r} does not lie beneath {root.url}")
+        raise NotFound(f"{name!r} does not lie below {root.url}")
     return Path(inner)
 
 
@@ -74,7 +74,7 @@ def connected(root: Root, *, within_s: float | None = None) -> AbstractContextMa
 
 
 def is_folder(root: Root, path: Path) -> bool:
-    """Of a Remote, the folder is what its URL names, and all beneath it are files."""
+    """Of a Remote, the folder is what its URL names, and all below it are files."""
     return path == Path() if isinstance(root, Remote) else path.is_dir()
 
 
@@ -131,7 +131,7 @@ def opened_beneath(root: str, path: str) -> int:
 def open_reference(
     root: Root | str | None, image: str, reference: str, offset: int = 0, length: int | None = None
 ) -> tuple[DiskReader, str, Hashable]:
-    """The file that `image` (a path beneath `root`) names as `reference`: its bytes, its own path beneath `root`, and what
+    """The file that `image` (a path under `root`) names as `reference`: its bytes, its own path under `root`, and what
     tells it from every other file. `root` None refuses all; a missing file is MalformedArchive: the image is not whole."""
     if not isinstance(root, Remote):
         descriptor, name = open_reference_beneath(root, image, reference)
@@ -147,5 +147,5 @@ def open_reference(
     except NotFound as problem:
         raise MalformedArchive(
             f"{image} needs the file {reference!r}, which is not there",
-            hint=f"Copy all files of the disk into one folder beneath {root.url}",
+            hint=f"Copy all files of the disk into one folder below {root.url}",
         ) from problem

@@ -23,7 +23,7 @@ QemuDriver = Literal["qcow2", "luks", "qcow", "qed", "bochs", "cloop", "dmg", "p
 ChecksumAlgorithm = Literal["sha1", "sha256", "sha512"]
 Packing = Literal["gzip", "zstd"]
 
-# Where files named inside an image are looked for: beneath a folder of this host, or one elsewhere.
+# Where files named inside an image are looked for: under a folder of this host, or one elsewhere.
 ImageRoot = str | Remote
 
 
@@ -38,7 +38,7 @@ class Spec:
 class RawSpec(Spec):
     """A range of a file or block device, as it is. A tar member is one; `length` None means up to its end.
 
-    With `remote`, `path` is the file's name beneath it, and `version` what it must still be. `beneath`: the folder that the
+    With `remote`, `path` is the file's name below it, and `version` what it must still be. `beneath`: the folder that the
     file must lie in when it is opened, whatever links have become of its name since it was looked at.
     """
 
@@ -57,7 +57,7 @@ class ImageSpec(Spec):
 
     `root` is the folder that files named inside the image (backing files, extents, parents) must lie in; None refuses any.
     `name` is how errors call the image: a file or member name, never a host path. Where `root` is set it is the image's path
-    beneath `root`, so that what the image names is looked for in the image's own folder.
+    under `root`, so that what the image names is looked for in the image's own folder.
     `parent` is what a differencing image lies over, where the image itself cannot say: VirtualBox' VDI and VMDK.
     `alone`: of a differencing VHDX what it holds itself, as extents; its parent is not looked for, and the rest is left out.
     """
@@ -110,8 +110,8 @@ class DatastoreSpec(Spec):
     areas: tuple[tuple[int, int], ...] | None = None
 
 
-def told_empty(spec: "ReaderSpec") -> bool:
-    """Does the reader leave out what its platform's change tracking calls never written?"""
+def leaves_unwritten_out(spec: "ReaderSpec") -> bool:
+    """Whether the reader leaves out what its platform's change tracking calls never written."""
     return isinstance(spec, AllocatedSpec) or (isinstance(spec, DatastoreSpec) and spec.areas is not None)
 
 
@@ -124,7 +124,7 @@ def read_whole(spec: "ReaderSpec") -> "ReaderSpec":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec(Spec):
-    """A snapshot's sparse extent as a vSphere datastore keeps it, over the disk beneath."""
+    """A snapshot's sparse extent as a vSphere datastore keeps it, over the disk below it."""
 
     format: Literal["vmdk_delta"] = "vmdk_delta"
     over: "ReaderSpec"
@@ -229,7 +229,7 @@ class QemuSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NfsSpec(Spec):
-    """A file of an NFSv3 export: `path`, from its root, beneath `export`. `name` is how errors call it. A port that is None: as
+    """A file of an NFSv3 export: `path`, from its root, under `export`. `name` is how errors call it. A port that is None: as
     the server's portmapper says."""
 
     format: Literal["nfs"] = "nfs"
@@ -401,7 +401,7 @@ class RbdWriterSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qcow2WriterSpec(Spec):
-    """A new qcow2 file, which `qemu-img` writes from its first byte to its last: a copy into one that was cut off begins anew.
+    """A new qcow2 file, which `qemu-img` writes from its first byte to its last: a copy into one that was cut off starts over.
     No DiskWriter: `disks.qcow2.writer` makes one of a whole disk."""
 
     kind: Literal["qcow2"] = "qcow2"

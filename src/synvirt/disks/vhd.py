@@ -89,7 +89,7 @@ class Header:
 class VhdReader(MappedImage):
     """The guest's disk in the VHD image whose bytes are `over`, which it owns: close() closes it, and its parent.
 
-    `root` and `name` are ImageSpec's: the image's path beneath the import root. `chain` is for images that are parents.
+    `root` and `name` are ImageSpec's: the image's path under the import root. `chain` is for images that are parents.
     """
 
     def __init__(self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", chain: Chain | None = None) -> None:
@@ -152,7 +152,7 @@ def _open_parent(root: ImageRoot | None, name: str, header: Header, chain: Chain
         parent.close()
         raise MalformedArchive(
             f"{name} lies over an image with the identity {header.parent_identity}; {parent_name} has {parent.footer.identity}",
-            hint="Copy the parent that belongs to it: one that was changed or made anew does not fit.",
+            hint="Copy the parent that belongs to it: one that was changed or made again does not fit.",
         )
     return parent
 

@@ -66,7 +66,7 @@ class Checkup:
         return self._latest
 
     def renew(self) -> tuple[datetime, list[Finding]]:
-        """Who has mended something waits for the checks, and sees what they say now."""
+        """All checks, run again now: for an operator who has fixed something."""
         with self._lock:
             self._begun_at = time.monotonic()
         return self._run()

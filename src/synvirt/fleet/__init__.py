@@ -7,6 +7,6 @@ members may cut over. Read `model.py` first: it has every noun. Then:
     where            placement.py (pure), placing.py (of waves under way), listed_vms.py
     done             carrying.py (the leader), host_side.py (the host of a job), sharing.py
     foreseen         forecasting.py, simulate.py, gantt.py
-    in and out       importing.py, sheets.py, xlsx.py, querying.py, reporting.py
-    notifications    hooks.py, delivering.py, deliveries.py
+    in and out       sheets/, querying.py, reporting.py
+    notifications    webhooks/
 """

@@ -227,7 +227,7 @@ def _ordered(members: Sequence[MemberRequest]) -> Order:
     try:
         sorter.prepare()
     except CycleError as error:
-        raise _told(list(reversed(error.args[1])), members_of) from None
+        raise _cyclic(list(reversed(error.args[1])), members_of) from None
     rank = {member.id: (member.priority, place) for place, member in enumerate(members)}
     sequence: list[str] = []
     while sorter.is_active():
@@ -238,7 +238,7 @@ def _ordered(members: Sequence[MemberRequest]) -> Order:
     return Order(tuple(sequence), MappingProxyType(after), MappingProxyType(opened))
 
 
-def _told(cycle: Sequence[str], groups: Collection[str]) -> InvalidPlan:
+def _cyclic(cycle: Sequence[str], groups: Collection[str]) -> InvalidPlan:
     return InvalidPlan(
         f"{next(name for name in _turned(cycle) if name not in groups)!r} waits for itself in the end: {_shown(cycle, groups)}",
         hint="take one of these out of the `after` of the one before it",

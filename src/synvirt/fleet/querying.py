@@ -1,7 +1,7 @@
-"""Waves made of a question: «all powered-on VMs of folder X». What a source lists is asked now; who is meant is decided here.
+"""Waves made from a query: «all powered-on VMs of folder X». The source is asked for its list, and the VMs are chosen here.
 
-A word that fits nothing is an error that names the nearest one there is: a wave that lacks the VMs of a folder whose name was
-spelled wrong would be believed.
+A word of the query that fits nothing is an error, which names the nearest word there is. Otherwise a misspelled folder would
+leave its VMs out of the wave, and nobody would notice.
 """
 
 import difflib
@@ -27,7 +27,7 @@ _ID_MAX = 64
 
 class VmQuery(Received):
     """Body of POST /waves/select: what a VM of `source_id` must be to become a member; what is left out is asked of none.
-    `vm`: a pattern of names, `web-*`. `folder`: a path as the list of VMs shows it, with all beneath. `guest_os`: a part of its
+    `vm`: a pattern of names, `web-*`. `folder`: a path as the list of VMs shows it, with all below. `guest_os`: a part of its
     name. Neither knows capitals. `name`: the wave's."""
 
     source_id: UUID

@@ -1,4 +1,4 @@
-"""What a wave came to, for those who were not there: planned against real, outages, failures by cause. CSV, JSON and HTML.
+"""The report of a wave: planned against real times, outages, failures by cause. CSV, JSON and HTML.
 
 Wave and its members ─▶ report_of ─▶ WaveReport ─▶ as_csv │ as_html │ its own JSON
 """

@@ -1,5 +1,4 @@
-"""The plan to the hour: a wave run through in thought, by the scheduler that will run it. Pure; the same answer for the same
-seed.
+"""A simulation of a wave, by the same scheduler that will run it. Pure; the same answer for the same seed.
 
     Load (size, change rate, outage) + Site (measured rates) ─▶ runs ─▶ Simulation: when each begins, is ready, cuts over, and
     why then

@@ -148,7 +148,7 @@ _WHY = "a Windows guest cannot start from virtio disks without drivers"
 
 
 def _caged(domain: Path, folder: Path, devices: list[str], env: dict[str, str]) -> list[str]:
-    """The tool writes its overlays alone; the volumes beneath are read, some of them by a network (`rbd:…:conf=PATH`)."""
+    """The tool writes its overlays alone; the volumes below are read, some of them by a network (`rbd:…:conf=PATH`)."""
     files = [device for device in devices if device.startswith("/")]
     pools = [device for device in devices if device not in files]
     confs = [str(Path(one.rpartition("conf=")[2].replace("\\:", ":")).parent) for one in pools if "conf=" in one]

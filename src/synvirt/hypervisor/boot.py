@@ -8,8 +8,7 @@ The first true sign ends the wait:
                loader or a kernel without its root file system does not do that
     running    it merely has not stopped; only where the setting boot_check asks for no more
 
-And hope ends before its time is over where the guest stopped, restarts again and again, or says why it will not boot and then
-does nothing more.
+The wait ends early where the guest stopped, restarts again and again, or shows why it will not boot and then does nothing more.
 """
 
 from collections import deque

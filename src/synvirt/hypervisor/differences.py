@@ -102,7 +102,7 @@ def _left_out(manifest: VmManifest) -> Iterator[Difference]:
     for concern in manifest.concerns:
         if concern.id.partition(":")[0] in REACHING:
             yield _difference(
-                "what reaches into its host", concern.assessment, "none", "a domain here is made anew, of what is harmless"
+                "what reaches into its host", concern.assessment, "none", "the domain here is built only from what is harmless"
             )
 
 

@@ -190,7 +190,7 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
 
 
 # An export that is gone is waited for as long as no guest gives a disk up for (30 s, mostly). Then the guest is stopped, and
-# asks again once it is told to go on.
+# asks again once it is resumed.
 RECONNECT_S = 10
 
 

@@ -24,7 +24,7 @@ from synvirt.kvm.identity import JOB_NAMESPACE
 from synvirt.programs import ProgramFailed, run
 
 POLL_S = 0.1
-# A block job that ends by itself has met an error, of a full disk for instance: it is begun anew so often.
+# A block job that ends by itself has met an error, for example a full disk: it is started again, at most this often.
 TRIES = 3
 # Of the guest's writes, to a disk that may be slow.
 COMMIT_TIMEOUT_S = 6 * 3600

@@ -111,7 +111,7 @@ def _specs(found: object) -> Iterator[object]:
 def _paths(spec: object) -> Iterator[str]:
     for field in fields(spec):  # type: ignore[arg-type]
         value = getattr(spec, field.name)
-        # What a file lies beneath bounds it, and is not read itself.
+        # What a file lies under bounds it, and is not read itself.
         if isinstance(value, str) and value.startswith("/") and field.name != "beneath":
             yield value
     if (conf := getattr(spec, "conf", "")).startswith("/"):

@@ -35,7 +35,7 @@ from synvirt.disks.specs import (
     ReaderSpec,
     WriterSpec,
     elsewhere,
-    told_empty,
+    leaves_unwritten_out,
     written,
 )
 from synvirt.errors import Cancelled, DiskWriteFailed, Internal, SynvirtError
@@ -297,7 +297,7 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Ope
     volume = openers.reader(written(disk.writer))
     try:
         # A first pass leaves nothing out but what is said to be empty.
-        empty = told_empty(disk.reader)
+        empty = leaves_unwritten_out(disk.reader)
         blocks = UNWRITTEN_BLOCKS if empty else blocks_to_check(delta_bytes)
         offset, checked = differing(reader, volume, disk.sample, blocks, zeros=empty)
         lost = None if offset is None else lost_around(reader, volume, offset)

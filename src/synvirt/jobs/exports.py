@@ -5,7 +5,7 @@
                             its second byte once all is served
     folder removed          it ends by itself
 
-Read-only, so no lease bounds it: whoever has the job ends it, or finds it and goes on. Blocking code.
+Read-only, so no lease bounds it: the host that has the job ends it, or finds it and goes on. Blocking code.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class ExportOrder(Order):
 
 
 class Exports(Protocol):
-    """- `folder(name)`: where the sockets of that name's exports lie, or will; a path that a socket can lie beneath. The folder
+    """- `folder(name)`: where the sockets of that name's exports lie, or will; a path that a socket can lie below. The folder
       that it lies in is that name's, too, and no exporter's.
     - `serve(name, disks)`: they are served when it returns, by the process that serves them already or a new one, and the
       guest's QEMU may open the sockets. The error of the disk that cannot be opened.
@@ -84,7 +84,7 @@ class ProcessExports:
             raise Internal(f"the folder of the guest's exports cannot be made: {error.strerror}") from error
         if not _is_served(folder):
             _start(ExportOrder(folder=str(folder), disks=tuple(disks)))
-        # Each time: whoever started it may have ended before it gave anything.
+        # Each time: the process that started it may have ended before it gave anything.
         for number in range(len(disks)):
             self._give(folder / str(number))
 

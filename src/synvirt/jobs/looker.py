@@ -1,11 +1,11 @@
-"""Looking into files of strangers, away from the service: what runs there. `looking.py` is the service's side.
+"""The process that inspects untrusted files for the service. `looking.py` is the service's side.
 
     service ─ a byte and two sockets ─▶ looker ─ fork ─▶ child ─▶ its order, its cage, the file, its answer, its end
                                           │ status socket: the child's pidfd, then how it ended
 
-The looker has imported all that looking needs, and reads nothing of anybody's itself: a child is there within milliseconds,
-and each look has one of its own, so what a file does to its reader, it does to no other file's. It has one thread: a fork
-takes no other thread's locks along.
+The looker has imported all that an inspection needs, and reads no untrusted file itself. It forks a child for each inspection
+within milliseconds, so a file that breaks its reader affects no other file. It has one thread, so that a fork inherits no lock
+of another thread.
 
 Order and answer are one JSON object each, ended by the end of the stream.
 """
@@ -79,7 +79,7 @@ def _remote(fields: dict[str, Any]) -> Remote:
 
 
 def cage_of(look: Look, folder: str | None) -> Cage:
-    """The root that all of a machine's files lie beneath, and nothing else; a network for a file elsewhere. `folder`: its own,
+    """The root that all of a machine's files lie below, and nothing else; a network for a file elsewhere. `folder`: its own,
     for the sockets of programs."""
     remote = look.root if isinstance(look.root, Remote) else None
     if remote is None:

@@ -1,5 +1,5 @@
-"""Looking into files of strangers: the service asks, a caged child of the looker (`looker.py`) looks, and its answer is not
-believed further than it can be.
+"""Inspecting untrusted files: the service asks, a caged child of the looker (`looker.py`) reads the file, and its answer is
+checked before it is used.
 
     inspect(…) ─▶ a child of its own, caged ─▶ an answer ─▶ checked: its shape, its size, and that no file lies beyond the root
 
@@ -61,7 +61,7 @@ AT_ONCE = 16
 # To import all that looking needs, on a busy machine.
 START_WITHIN_S = 120.0
 ENDS_WITHIN_S = 10.0
-# What an importer may say of how its disks are read: kinds that lie over files beneath the root.
+# What an importer may say of how its disks are read: kinds that lie over files under the root.
 _BENEATH = (RawSpec, ImageSpec, QemuSpec, GzipSpec, JoinedSpec, BlankSpec, XvaSpec, ChecksumSpec)
 
 _log = structlog.get_logger("synvirt.looking")
@@ -193,7 +193,7 @@ class _Caged:
 
 
 def vouch(specs: object, root: Root) -> None:
-    """A reader that was taken over may name any file to copy: only those beneath the root are believed. Internal."""
+    """A reader that was taken over may name any file to copy: only those under the root are believed. Internal."""
     for spec in _all_of(specs):
         if isinstance(spec, Remote):
             if spec != root:

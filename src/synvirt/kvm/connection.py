@@ -51,7 +51,7 @@ seccomp_sandbox = 1
 
 
 def short_root(uri: str) -> Path | None:
-    """The embedded driver's folder by a path that Unix sockets can lie beneath."""
+    """The embedded driver's folder by a path that is short enough for Unix sockets in it."""
     root = embedded_root(uri)
     return None if root is None else _short(root.resolve())
 
@@ -196,7 +196,7 @@ def _forget_unborn(root: Path) -> None:
 
 
 def _short(root: Path) -> Path:
-    """ROOT, or a symbolic link to it: the sockets that libvirt makes beneath must have short paths.
+    """ROOT, or a symbolic link to it: the sockets that libvirt makes below must have short paths.
 
     The link's name hangs on ROOT alone, so the next process that opens ROOT finds what the running guests were started with.
     """
@@ -204,7 +204,7 @@ def _short(root: Path) -> Path:
         return root
     folder = Path("/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp"))  # noqa: S108 - checked below
     link = folder / f"sv-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
-    # A question before the driver was ever opened makes folders beneath it: a link to nothing would fail.
+    # A question before the driver was ever opened makes folders below it: a link to nothing would fail.
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

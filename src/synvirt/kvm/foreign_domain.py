@@ -387,7 +387,7 @@ def _is_known_card(found: ET.Element) -> bool:
 
 
 def _is_below(path: str) -> bool:
-    """It is in the table as `…/**`, or lies beneath such."""
+    """It is in the table as `…/**`, or lies under such."""
     parts = path.split("/")
     return path not in _TABLE and any("/".join(parts[:count]) + "/**" in _TABLE for count in range(2, len(parts) + 1))
 

@@ -31,7 +31,7 @@ AUTO, ROOT = "auto", "root"
 USERS: Final = ("libvirt-qemu", "qemu")
 TPM_USERS: Final = ("tss",)
 KVM_DEVICE = Path("/dev/kvm")
-# Beneath the driver's folder: what libvirt makes there by the service's umask, and QEMU and swtpm have to pass.
+# Under the driver's folder: what libvirt makes there by the service's umask, and QEMU and swtpm have to pass.
 PASSED: Final = ("cache", "cache/qemu", "lib", "lib/swtpm", "log", "run", "run/qemu")
 _PASS_ALL: Final = stat.S_IXOTH
 # Some stats of folders; a network file system that does not answer is no place for guests either.

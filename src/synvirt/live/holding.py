@@ -3,8 +3,8 @@
     stdin   one line: which guest, and how its platform is reached; then it stays open, and its end means: thaw
     stdout  «frozen», or why not
 
-`python -m MODULE`, one a platform that freezes so: it gives `main` what holds a guest. A guest that stays frozen hangs until
-somebody knows what to do about it: so a service that is killed in that moment must not be the only one who does.
+`python -m MODULE`, one for each platform that freezes so: it gives `main` what holds a guest. A frozen guest hangs until it is
+thawed, so thawing must not depend on the service alone, which may be killed in that moment.
 """
 
 import contextlib

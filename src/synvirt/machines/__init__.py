@@ -1,6 +1,6 @@
-"""What a VM is, from whichever description: live platforms and files say the same things in the same vendor's words. No I/O.
+"""What a VM is, by any description: a vendor's live platform and its files describe VMs in the same terms. No I/O.
 
-texts.py       strangers' texts, cleaned before they are ours
+texts.py       untrusted texts, cleaned before they are used
 guest_os.py    which family a guest belongs to, by any vendor's name for it
 partitions.py  what a disk's own partition table says of its VM
 concerns.py    what may go wrong, one constructor a concern

@@ -1,4 +1,4 @@
-"""Values in strangers' descriptions: cleaned or refused before they become names and numbers of ours."""
+"""Values in untrusted descriptions: cleaned or refused before they are used as names and numbers."""
 
 import re
 from uuid import UUID

@@ -40,7 +40,7 @@ AT_SOURCE = frozenset({"snapshot", "source_power", "tracking"})
 
 
 async def advance(rooms: Rooms, migration: Migration, state: State, stop: Stop) -> State:
-    """The state the job is in afterwards. Only PersistFailed gets out: without a store there is nothing to be told."""
+    """The state the job is in afterwards. Raises only PersistFailed: without a store the state is unknown."""
     # Whatever is logged on the way, here, in a thread or by a library, says whose it is.
     with structlog.contextvars.bound_contextvars(job=str(migration.id)):
         return await _advance(rooms, migration, state, stop)
@@ -93,7 +93,7 @@ async def _move(job: Job, to: State, **fields: object) -> State:
 
 
 async def _end(job: Job) -> State:
-    """Sweep, then Failed or Cancelled: whoever sees the end sees nothing of the job left but what it keeps."""
+    """Sweep, then Failed or Cancelled: at that state nothing of the job is left but what it keeps."""
     await wait_until_gone(job)
     cancelled = _failing(job.migration) == Cancelled.code
     keep: frozenset[str] = frozenset() if cancelled else kept_on_failure(job.migration)

@@ -52,7 +52,7 @@ class HostRoom(Model):
 
 class Host(Model):
     """`alive`: its lease holds. `away`: it is over. `fenced`: another host, or an operator, has said that it may not go on; it
-    begins anew once it is back. `jobs`: its migrations that have not ended. `room`: null where the host could not say."""
+    starts over once it is back. `jobs`: its migrations that have not ended. `room`: null where the host could not say."""
 
     id: str
     name: str

@@ -73,7 +73,7 @@ class Job:
 
     @property
     def guest_is_off(self) -> bool:
-        """Or is to be, any moment: whoever is off waits for nobody."""
+        """Or is to be, any moment: a guest that is off must not wait."""
         job = self.migration
         runs_on = job.state is State.QUEUED or (job.mode_effective is Mode.WARM and job.state in _RUNS_ON)
         return job.plan.source.Live is not None and not runs_on
@@ -120,7 +120,7 @@ class Job:
         await self.change(last_error=self.problem(error, fatal=False))
 
     async def take_back(self) -> None:
-        """The trouble has passed: what was told of it is not true any more, and what was told before it is."""
+        """The trouble has passed: its message is removed, and the problem that was shown before it is shown again."""
         told = (await self.memory()).told
         if told is not None:
             await self.change(last_error=told.before)

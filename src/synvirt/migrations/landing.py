@@ -80,7 +80,7 @@ async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable
 
 async def _carry_variables(job: Job) -> None:
     """Boot entries and keys, from a source that keeps them as we do. A guest boots without them too: their loss stops nothing,
-    and is told in the domain's differences."""
+    and is listed in the domain's differences."""
     ref = job.migration.plan.source_ref
     if ref.kind != "live_vm" or job.manifest.firmware != "uefi":
         return
@@ -112,7 +112,7 @@ async def _defined(job: Job, volumes: list[Volume]) -> Domain:
 
 
 async def define_on(job: Job, volumes: list[Volume]) -> None:
-    """The domain anew, on the rung where it stands, over these: a guest that runs runs on."""
+    """The domain again, on the rung where it stands, over these: a guest that runs runs on."""
     hypervisor = job.rooms.hypervisor
     domain = await job.in_thread(hypervisor.domain_xml, machine_of(job.migration), volumes)
     await job.in_thread(hypervisor.define, domain)

@@ -19,7 +19,7 @@ R = TypeVar("R", bound=Remembered)
 
 
 class Told(Model):
-    """What the job's last problem was before a trouble was told that may pass. None: there was none."""
+    """What the job's last problem was before a passing trouble was shown. None: there was none."""
 
     before: Problem | None = None
 
@@ -58,7 +58,7 @@ class JobMemory(Remembered):
 
     kind: ClassVar[str] = "job"
 
-    # A trouble is being told that may pass.
+    # A passing trouble is being shown.
     told: Told | None = None
     # When the guest was asked to shut down, while nobody has seen it go off; for its last copy; and how often.
     shutting_down_at: datetime | None = None

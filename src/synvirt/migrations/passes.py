@@ -125,8 +125,8 @@ async def run_opened_pass(
     fresh: bool,
     yields_to: str | None = None,
 ) -> Pass:
-    """The same, of disks that are opened anew for each attempt. A trouble that the caller is patient with is raised at once;
-    `patience` is told when it is over."""
+    """The same, of disks that are opened again for each attempt. A trouble that the caller is patient with is raised at once;
+    `patience` is called when it is over."""
     started = await _begin(job, number, kind)
     if started.finished_at is not None:
         return started

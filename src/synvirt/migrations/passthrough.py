@@ -2,7 +2,7 @@
 
     the tool's own folder, in the ledger ─▶ pass 1: the tool fills it ─▶ its files are matched ─▶ pass 2: onto the volumes
 
-Pass 1 cannot go on where it was left: after a crash the tool begins anew, in an empty folder. Once it has ended well it does
+Pass 1 cannot go on where it was left: after a crash the tool starts over, in an empty folder. Once it has ended well it does
 not run again.
 """
 

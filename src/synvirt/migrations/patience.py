@@ -1,7 +1,7 @@
 """How long a job waits for trouble that ends without it. asyncio.
 
     trouble ─▶ again after a pause ─▶ after half a minute: shown by the job's last_error, which is not fatal
-                   │                      over: what stood there before stands there again
+                   │                      over: the earlier last_error is shown again
                    └─ too long: the trouble itself, and the job fails
 
 A source that is away; a VM that another tool is just backing up; a password that was changed while a job is held.

@@ -42,10 +42,10 @@ def _connected(root: Root) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Rooms:
-    """`resolve` turns a plan's path into the real path beneath `import_root`, or raises HostPathRejected; `upload_path` says
-    where an upload lies, or raises UploadNotFound; `detect` says which importer a path beneath a root is for; `secret_of`
+    """`resolve` turns a plan's path into the real path under `import_root`, or raises HostPathRejected; `upload_path` says
+    where an upload lies, or raises UploadNotFound; `detect` says which importer a path under a root is for; `secret_of`
     opens what was sealed with a job. `connect` opens a session with a
-    registered source; whoever calls it closes it. `check_source` raises NotFound, or InvalidPlan for another kind.
+    registered source; the caller closes it. `check_source` raises NotFound, or InvalidPlan for another kind.
     `destinations` go by the names that plans may use, the default first. The store and all that lies below it block: call them
     in threads."""
 
@@ -113,7 +113,7 @@ class Rooms:
         return found
 
     def place(self, ref: HostPathRef | UploadRef | RemoteUrlRef) -> tuple[Path, Root]:
-        """Where an Offline plan's file or folder lies, and the root that its files lie beneath."""
+        """Where an Offline plan's file or folder lies, and the root that its files lie under."""
         match ref.kind:
             case "remote_url":
                 return place(ref, self.remote_rules)

@@ -66,7 +66,7 @@ async def shut_down(job: Job) -> None:
     if state != "on":
         raise Conflict(
             f"the source {job.manifest.name} is {state}: to shut it down would lose what it has in memory",
-            hint="resume it or shut it down, then submit anew",
+            hint="resume it or shut it down, then submit it again",
         )
     await job.record("source_power", vm_id(job))
     # A guest that somebody powered on in between was not down until now.
@@ -110,12 +110,12 @@ async def refuse_living(job: Job) -> None:
     if state != "off":
         raise Conflict(
             f"the source {job.manifest.name} was shut down for the cut-over, and is {state} again: it is not started here",
-            hint="the copy is kept, and lacks what the source wrote since; shut the source down and submit anew",
+            hint="the copy is kept, and lacks what the source wrote since; shut the source down and submit it again",
         )
     if await ran_since(job, job.migration.passes[-1].number, start):
         raise Conflict(
             f"the source {job.manifest.name} was on for a while after its disks had been copied: the copy lacks what it wrote",
-            hint="submit anew, and let nobody start it meanwhile",
+            hint="submit it again, and let nobody start it meanwhile",
         )
 
 

@@ -40,8 +40,8 @@ LOOK_EVERY_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
 # Until then nothing of the guest has changed hands: who goes on may.
 BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
-# What is made where every host reaches it, or is nothing but its line in the ledger; and the hashes for the receipt, which a
-# host that goes on makes anew: their token names the host that wrote the volumes.
+# What lies where every host reaches it, or is only a line in the ledger; and the hashes for the receipt, which a
+# host that takes over makes again: their token names the host that wrote the volumes.
 REACHED_BY_ALL = frozenset({"volume", "snapshot", "source_power", "mark", "tracking", "claim", "hashes"})
 
 
@@ -178,7 +178,7 @@ class TakingOver:
         )
         problem = Problem(
             code=Conflict.code,
-            message=f"host {lost.host} is lost; job {again.id} begins anew on host {self._host}",
+            message=f"host {lost.host} is lost; job {again.id} starts over on host {self._host}",
             hint="what it made on its host goes when that is back",
             at=created_at,
             state=job.state,
@@ -198,7 +198,7 @@ class TakingOver:
                 done = self._store.restart_elsewhere(job.id, lost, failed, again, to=self._host, sealed=sealed)
         if not done:
             raise Conflict(f"job {job.id} is not to be had: its host is back, another took it, or it is being cancelled")
-        log.warning("a job is restarted", job=str(job.id), anew=str(again.id), host=lost.host)
+        log.warning("a job is restarted", job=str(job.id), again=str(again.id), host=lost.host)
         self._begin(again.id)
         return again
 

@@ -4,8 +4,8 @@
                                             ├─ not now: again after a minute, then after twice as long, an hour at the most
                                             └─ its source was removed: struck out, nobody can reach it any more
 
-A source may be away for a night. One thread of its own, one job at a time: nobody waits for it. A VM that another job reads is
-left alone until that has ended.
+A source may be away for hours. One thread does this, one job at a time, and nothing waits for it. A VM that another job reads
+is left alone until that job has ended.
 """
 
 import asyncio

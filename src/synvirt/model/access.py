@@ -31,8 +31,8 @@ Credentials = Annotated[
 class SourceOptions(Received):
     """What every platform takes; one that takes more has a model of its own over this one.
 
-    `fingerprint_sha256` pins the certificate that the platform must show, whoever signed it; without it, `verify_tls` asks for
-    one that this host's authorities signed."""
+    `fingerprint_sha256` pins the certificate that the platform must show, by whatever authority; without it, `verify_tls`
+    asks for one that this host's authorities signed."""
 
     verify_tls: bool = True
     fingerprint_sha256: Fingerprint | None = None

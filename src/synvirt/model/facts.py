@@ -1,4 +1,4 @@
-"""Facts of a guest, by name: what runs in it, and what it is made of. Whoever tells of a guest uses these names. Pure.
+"""Facts of a guest, by name: what runs in it, and what it is made of. Every reporter of facts uses these names. Pure.
 
     host name, system, kernel, time zone, clock                      one of each
     firmware, boot order, processors, memory                         of the machine

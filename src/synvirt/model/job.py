@@ -206,7 +206,7 @@ class Migration(Model):
     # A failed job whose copy is whole may be taken up by another job: that one's id, and the first one's.
     retried_by: UUID | None = None
     retry_of: UUID | None = None
-    # A job of a lost host that another host began anew: that one's id, and the first one's.
+    # A job of a lost host that another host started over: that one's id, and the first one's.
     restarted_by: UUID | None = None
     restart_of: UUID | None = None
     # The account that submitted it, as the audit trail names it.

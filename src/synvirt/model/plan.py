@@ -171,7 +171,7 @@ class MigrationPlan(Received):
     # here, the source is powered on again and the copy is kept.
     on_overrun: OnOverrun = "go_on"
     # What becomes of a job on disks of a host that is lost, before its cut-over: it waits for that host, or another host begins
-    # anew. Null: as that host's settings say.
+    # again. Null: as that host's settings say.
     on_host_lost: OnHostLost | None = None
     schedule: Schedule = Schedule()
     # The guest of an Offline plan is started at once, over its source, and copied while it runs (docs/instant.md).

@@ -148,7 +148,7 @@ class Sameness(Model):
 class Rehearsal(Model):
     """`started_at`: the volumes were cloned. `moment`: of the source, as the clones have it. `outage_s`: what the outage would
     have been: the forecast's shutdown and last copy, and the conversion and the boot as they were rehearsed. `outcome`: what it
-    ends as once all that it made is gone. `screenshot_url`: beneath /api/v1/migrator."""
+    ends as once all that it made is gone. `screenshot_url`: under /api/v1/migrator."""
 
     id: UUID
     migration_id: UUID

@@ -30,8 +30,8 @@ class OfflineImporter(Protocol):
     - `inspect(path, root)`: the whole manifest; reads what it needs, never the disks. MalformedArchive says where.
     - `open_disk(path, root, disk_key)`: how the copy worker reads that disk. Same answer for the same file: it is asked again
       after a crash.
-    `path` was resolved beneath `root`, the import root or a folder elsewhere (see `roots`); files named inside the archive must
-    lie beneath it too.
+    `path` was resolved under `root`, the import root or a folder elsewhere (see `roots`); files named inside the archive must
+    lie below it too.
     """
 
     @property

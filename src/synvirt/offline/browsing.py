@@ -42,7 +42,7 @@ class _Entry:
 
 
 def browse(root: Path, path: str = "", *, limit: int, cursor: str | None = None) -> HostFolder:
-    """The folder `path` beneath `root`, or `root` itself. HostPathRejected, NotFound; BadRequest for a foreign cursor."""
+    """The folder `path` under `root`, or `root` itself. HostPathRejected, NotFound; BadRequest for a foreign cursor."""
     after = _place(cursor) if cursor is not None else None
     top = root.resolve()
     with _opened(root, path or ".") as (descriptor, folder):

@@ -42,7 +42,7 @@ class Rules:
 
 
 def place(asked: RemoteFileRequest, rules: Rules) -> tuple[Path, Remote]:
-    """The path to import, and the Remote beneath which it lies: the URL's folder. A URL that ends with a slash is the folder.
+    """The path to import, and the Remote below which it lies: the URL's folder. A URL that ends with a slash is the folder.
 
     BadRequest: the URL or the credentials are of no sort that is read.
     """

@@ -1,4 +1,4 @@
-"""Files that a VM's description names, read where they lie: ranges of files beneath a root (see `roots`).
+"""Files that a VM's description names, read where they lie: ranges of files under a root (see `roots`).
 
 What a file is, is known by its first bytes; how large its disk is, by the reader that will copy it, so that the two never
 disagree.
@@ -31,7 +31,7 @@ _BESIDE = (".mf", ".cert")
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """`length` bytes at `offset` of a file beneath a root; `name` is how errors call it."""
+    """`length` bytes at `offset` of a file under a root; `name` is how errors call it."""
 
     name: str
     path: Path
@@ -74,7 +74,7 @@ def whole_file(path: Path, root: Root, name: str = "") -> FileRange:
 
 
 class Folder:
-    """The files of a VM that lie in a folder, or anywhere beneath the root that a name or a link leads to.
+    """The files of a VM that lie in a folder, or anywhere under the root that a name or a link leads to.
 
     `path` is the folder, or the description in it by its own path (`chosen` is then its name). NotFound, HostPathRejected.
     """
@@ -171,7 +171,7 @@ def _last(root: Root) -> str:
 def disk_spec(file: FileRange, root: Root, *, declared: str = "", inner_root: Root | None = None) -> ReaderSpec:
     """How to read the disk in `file`. `declared` is the format its description gives: `raw` is binding, since a guest can write
     any magic into its raw disk; any other is a hint, but then some magic must be there. The image may name further files
-    beneath `inner_root`; None refuses them."""
+    under `inner_root`; None refuses them."""
     raw = raw_spec(root, file.path, file.offset, file.length)
     if declared == "raw":
         return raw

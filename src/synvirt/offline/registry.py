@@ -52,7 +52,7 @@ def importer_for(kind: OfflineKind) -> OfflineImporter:
 
 
 def detect(path: Path | str, root: Root) -> OfflineImporter:
-    """The importer of what lies at `path` beneath `root`. HostPathRejected, NotFound, UnsupportedFormat."""
+    """The importer of what lies at `path` under `root`. HostPathRejected, NotFound, UnsupportedFormat."""
     resolved = resolve(root, str(path))
     folder = is_folder(root, resolved)
     head, tail = (b"", b"") if folder else _ends(resolved, root)

@@ -37,8 +37,8 @@ Judge = Callable[[str, str], tuple[Grade, str]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`missing`: here, and not at the source. `added`: the other way; None: it says nothing. `everywhere`: whoever tells of a
-    guest here tells this kind, so that none of it is a difference too. `tools`: those of a platform come and go with it."""
+    """`missing`: here, and not at the source. `added`: the other way; None: it says nothing. `everywhere`: every agent of a
+    guest here reports this kind, so that none of it is a difference too. `tools`: those of a platform come and go with it."""
 
     judge: Judge
     missing: tuple[Grade, str] = ("look", "the guest here does not have it, or does not say it")

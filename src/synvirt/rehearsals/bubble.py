@@ -4,10 +4,10 @@
                                                        frames go from card to card, and to bubble0; there is no other way out
 
 The guest keeps its addresses; one that asks for them by DHCP gets what it had (`dhcp.py`). Whatever it asks for by ARP is
-answered with the address of bubble0, so its gateways and name servers are there, and swallow what they get. Nothing is
-forwarded but from one guest to another: those that are rehearsed together find each other, as on one network, or by their
-gateways as on several. Where a guest is shows by what it sends. From bubble0 a connection to it can be opened, and is handed to
-the service as an open socket: so probes come in, and nothing else does.
+answered with the address of bubble0, so its gateways and name servers seem to exist; what it sends to them is dropped. Frames
+are forwarded only from one guest to another: guests that are rehearsed together reach each other, directly in one network, or
+by their gateways. A guest's addresses are learned from what it sends. From bubble0 a connection to it can be opened, which is
+handed to the service as an open socket: so probes come in, and nothing else does.
 
 Frames are hostile: what reads them is in a cage. To give bubble0 another address takes privileges that it has not; a second
 process has them, and takes four bytes at a time.

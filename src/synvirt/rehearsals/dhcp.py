@@ -1,6 +1,6 @@
 """A DHCP server for a rehearsed guest (RFC 2131, 2132): it gives the address that the guest had. Pure.
 
-A client that was given an address before asks for it (option 50), whether it goes on with its lease or begins anew; it gets
+A client that was given an address before asks for it (option 50), whether it goes on with its lease or starts over; it gets
 that. One that asks for none gets the one that its platform said it had, or else one of a network that nobody uses (RFC 2544),
 so that what waits for the network begins.
 """

@@ -1,7 +1,7 @@
 """Files elsewhere, read where they lie: by HTTP ranges, from S3, from SMB shares. Never downloaded first.
 
     Remote ── as data: which folder, how to get in       a field of specs, sealed with its job, opened again after a crash
-    RemoteReader ── a DiskReader of a file beneath it     pieces kept for a while, reading in order foreseen, retried
+    RemoteReader ── a DiskReader of a file below it     pieces kept for a while, reading in order foreseen, retried
         │ fetch(offset, length)
     http.py · s3.py · smb.py ── one file a protocol       each knows what «the same file as before» means there
         │ connect
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a copy of a local disk speaks to nobody, and does not wait 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """A folder elsewhere, beneath which files are read: `url` ends with a slash and has no secrets in it.
+    """A folder elsewhere, below which files are read: `url` ends with a slash and has no secrets in it.
 
     `query` (of a signed URL) goes with every request; `credentials` are those of `urls.CREDENTIALS` for the scheme. `ca_file`
     is trusted beside the host's authorities; a `fingerprint_sha256` (hexadecimal, colons or none) is trusted instead of all.
@@ -89,10 +89,10 @@ class Place(Protocol):
     fetches_at_once: int
 
     def open(self, name: str) -> RemoteFile:
-        """The file `name` beneath the Remote, in one attempt. NotFound, AuthFailed, SourceUnreachable, Interrupted …"""
+        """The file `name` under the Remote, in one attempt. NotFound, AuthFailed, SourceUnreachable, Interrupted …"""
 
     def names(self, folder: str) -> Iterable[str] | None:
-        """What lies in a folder beneath (`""`: in it); None where the place cannot tell."""
+        """What lies in a folder below (`""`: in it); None where the place cannot tell."""
 
     def close(self) -> None:
         """Ends what is under way in other threads, too."""

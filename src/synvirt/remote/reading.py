@@ -333,7 +333,7 @@ class _Pieces:
 
 
 class RemoteReader:
-    """The bytes `offset … offset + length` of the file `name` beneath a Remote; `length` None means up to its end.
+    """The bytes `offset … offset + length` of the file `name` under a Remote; `length` None means up to its end.
 
     `version`: the file must be at it still (what `RemoteReader.version` was before). NotFound, AuthFailed, SourceUnreachable,
     UnsupportedFormat (the server serves no ranges), DiskReadFailed (the file was changed).
@@ -450,10 +450,10 @@ def _release(remote: Remote, live: _Live) -> None:
 
 @contextmanager
 def connected(remote: Remote, *, within_s: float | None = None) -> Iterator[None]:
-    """What is opened beneath the Remote stays open within: inspecting an archive opens it many times, and logs in once.
+    """What is opened under the Remote stays open within: inspecting an archive opens it many times, and logs in once.
 
-    `within_s`: after so long it is closed under whoever reads, SourceUnreachable. A server that sends a byte now and then shall
-    not keep a caller waiting for ever.
+    `within_s`: after so long it is closed, also during a read, which raises SourceUnreachable. A server that sends a byte now
+    and then must not keep a caller waiting for ever.
     """
     live = _acquire(remote)
     timer = threading.Timer(within_s or 0, live.close)
@@ -475,7 +475,7 @@ def connected(remote: Remote, *, within_s: float | None = None) -> Iterator[None
 
 
 def names(remote: Remote, folder: str = "") -> list[str] | None:
-    """What lies in a folder beneath the Remote, sorted; None where its protocol knows no folders."""
+    """What lies in a folder under the Remote, sorted; None where its protocol knows no folders."""
     live = _acquire(remote)
     try:
         found = insisting(lambda: live.place.names(folder), f"{remote.url}{folder}", pause=live.closed.wait)

@@ -90,7 +90,7 @@ def make_folder(remote: Remote, path: str) -> None:
 
 
 def files_beneath(remote: Remote, path: str) -> list[str]:
-    """The files in a folder and in those beneath it, as paths beneath the share, sorted. NotFound."""
+    """The files in a folder and in those below it, as paths under the share, sorted. NotFound."""
 
     def files(place: SmbPlace) -> list[str]:
         return sorted(name for name, folder in _walked(place, path.strip("/"), 0) if not folder)
@@ -128,7 +128,7 @@ def _remove(place: SmbPlace, name: str, *, folder: bool) -> None:
 
 
 def _walked(place: SmbPlace, path: str, depth: int) -> Iterator[tuple[str, bool]]:
-    """What lies beneath, a folder after its own: (path, is it a folder). A link is none, whatever it leads to."""
+    """What lies below, a folder after its own: (path, is it a folder). A link is none, whatever it leads to."""
     if depth > _DEPTH_MAX:
         raise MalformedArchive(f"{place.shown(path)} lies deeper than an export does")
     for name, attributes in _entries(place, path):

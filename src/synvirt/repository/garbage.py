@@ -150,7 +150,7 @@ def _store(repository: Repository, pack: packs.Pack) -> None:
 
 def condemn(folder: Folder, names: list[str]) -> None:
     """No run relies on these packs from here on: what it finds in them it writes again. They go a day later, if nothing needs
-    them. Damaged ones too: so what guests still have is mended by their next backups, for the points before as well."""
+    them. Damaged ones too: the next backups store again what guests still have, which repairs the older points too."""
     if names:
         content = "".join(f"{name}\n" for name in names).encode()
         put(folder, f"{CONDEMNED_FOLDER}/{blake3(content).hexdigest()}", [content])

@@ -1,4 +1,4 @@
-"""A copy of a repository's key that is of use to nobody who merely finds it: a line of text for a file or a drawer.
+"""A sealed copy of a repository's key, as one line of text: somebody who only finds it cannot use it.
 
     synvirt-key-1:scrypt:N:r:p:SALT:SEALED      who has the passphrase opens it (RFC 7914, then AES-256-GCM)
     synvirt-key-1:systemd:SEALED                this host alone opens it, by systemd-creds: its own key, or its TPM
@@ -100,4 +100,4 @@ def _systemd(what: str, content: bytes, *options: str) -> bytes:
 
 def _in_memory() -> str | None:
     """What is written there is on no disk."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a folder of ours beneath it, made with mode 0700
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a folder of ours below it, made with mode 0700

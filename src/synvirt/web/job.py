@@ -98,7 +98,7 @@ ACTIONS = {
             "again",
             "Run again",
             "Run this plan again?",
-            "A new job with the same plan begins anew.",
+            "A new job with the same plan starts over.",
         ),
         Action(
             "remove",

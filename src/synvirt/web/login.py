@@ -1,4 +1,4 @@
-"""{base_url}/login: a session in place of the browser's own password box, which forgets nothing until it is closed."""
+"""{base_url}/login: a session instead of the browser's own password box, which keeps the password until the browser closes."""
 
 import re
 

@@ -114,7 +114,7 @@ class Setup:
         return await self.shown(found, written(plan, found.manifest))
 
     async def again(self, job_id: UUID) -> Response:
-        """The plan of a job that ended badly, to be corrected and begun anew."""
+        """The plan of a job that ended badly, to be corrected and started over."""
         plan = (await run_in_threadpool(self.intake.store.get, job_id)).plan
         found = await self.finder.find(plan.source_ref, destination=plan.target.destination or "")
         return await self.shown(found, written(plan, found.manifest))
@@ -140,7 +140,7 @@ class Setup:
         return await self.finder.find(_ref(form), form.text("sealed"), destination=form.text("destination"))
 
 
-# Where a mistake is told at the top of the page: what its field is called there.
+# Where a mistake is shown at the top of the page: what its field is called there.
 LABELS = {
     "name": "Name",
     "cpu_count": "Processors",

@@ -1,8 +1,8 @@
-"""Who came in, who left and who was refused: entries of the audit trail, beside those of what was done.
+"""Log-ins, log-outs and refused log-ins, as entries of the audit trail.
 
-A log-in by the page or an OpenID provider is an entry each. Basic and tokens come with every request: of one account at one
-place it is an entry in twelve hours. The first refused log-in is an entry at once; those that follow of the same are counted,
-and are one entry once ten minutes are over. So whoever guesses fills no disk, and still shows.
+Each log-in by the page or an OpenID provider is an entry. Basic and tokens come with every request, so they are one entry in
+twelve hours for an account at an address. The first refused log-in is an entry at once; further ones of the same account and
+address are counted, and become one entry after ten minutes. So guessing passwords cannot fill the disk, and is still recorded.
 """
 
 import threading
@@ -29,7 +29,7 @@ PAGE, OIDC, BASIC, TOKEN = "page", "oidc", "basic", "token"
 ACCOUNT_CHARS_MAX, WHY_CHARS_MAX = 100, 500
 # A path of a caller may be as long as its request line.
 RESOURCE_CHARS_MAX, METHOD_CHARS_MAX = 500, 10
-# Who comes anew by each request is as new as a session would be.
+# A caller that sends credentials with each request is new again when a session would have ended.
 NEW_AFTER_S = AGE_S
 COUNTED_FOR_S = 600.0
 # More accounts and addresses at once are not distinguished: 256 entries in ten minutes, and one that counts the rest.
@@ -70,7 +70,7 @@ class Coming:
         self.refused = 0
 
     def is_new(self, account: str, address: str, way: str) -> bool:
-        """Of one who comes anew by each request; from now on it is not. At once: it is asked in the event loop."""
+        """Whether this caller, who sends credentials with each request, is new; from now on it is not. It answers at once."""
         key, at = (account, network_of(address), way), self._clock()
         with self._lock:
             if at < self._known.get(key, 0.0):

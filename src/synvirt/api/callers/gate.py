@@ -1,9 +1,9 @@
-"""The door: every path needs credentials, but the few that are named here, and the Unix socket's callers.
+"""The gate: every path needs credentials, except the few that are named here; callers of the Unix socket need none.
 
-Credentials are HTTP Basic, a token, or a session's cookie, which the page's log-in gives, by a password or by an OpenID
-provider; a browser that has none is led there.
+Credentials are HTTP Basic, a token, or the cookie of a session. The page's log-in gives a session, by a password or by an
+OpenID provider; a browser without credentials is sent there.
 
-A route that is added later is behind the door without a word, because the door knows only exceptions.
+A new route needs credentials by default, because only exceptions are listed.
 """
 
 import base64
@@ -66,22 +66,22 @@ PROVIDER_AT_ONCE = 4
 # What a load balancer asks, and what a client generator reads: neither says anything about this host. Who sends credentials
 # there all the same is known (`KNOWN`), and may learn more.
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
-# The page's, beneath {base_url}.
+# The page's, under {base_url}.
 LOGIN_PATHS = ("/login", "/login/oidc", "/login/oidc/callback")
 # Longer is no password: PAM and scrypt read all of it.
 CREDENTIALS_CHARS_MAX = 2048
 # Set by the server on the Unix socket, in the scope: nothing a caller can send reaches it.
 LOCAL = "synvirt.local"
-# Set by the door: the caller has shown who it is; and who that is.
+# Set by the gate: the caller is authenticated; and who that is.
 KNOWN, CALLER = "synvirt.known", "synvirt.caller"
-# The door itself, for the page's log-in.
+# The gate itself, for the page's log-in.
 DOOR = "synvirt.door"
 TOKEN_PREFIX = "svt_"  # noqa: S105 - how every token begins, and no token
 
 
 class Gate:
-    """`confined`: accounts that may call nothing but what is beneath these paths. `needed`: the role that a method and a path
-    beneath {base_url} need. `proxies`: networks whose X-Forwarded-For is believed."""
+    """`confined`: accounts that may call nothing but what is under these paths. `needed`: the role that a method and a path
+    under {base_url} need. `proxies`: networks whose X-Forwarded-For is believed."""
 
     def __init__(
         self,

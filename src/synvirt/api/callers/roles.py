@@ -8,7 +8,7 @@ from synvirt.accounts import Role
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANY: Final = None
 
-# First match wins: methods (None: all), a path beneath {base_url} (API and pages alike), the role. An id is `*`.
+# First match wins: methods (None: all), a path under {base_url} (API and pages alike), the role. An id is `*`.
 RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     # Accounts, their tokens, and who did what.
     (_ANY, "/api/v1/(tokens|audit)(/.*)?|/audit(/.*)?", Role.ADMIN),
@@ -54,7 +54,7 @@ def shows_key(path: str) -> bool:
 
 
 def needed_role(method: str, path: str) -> Role:
-    """`path`: beneath {base_url}."""
+    """`path`: under {base_url}."""
     method = "GET" if method == "HEAD" else method
     for methods, pattern, role in _COMPILED:
         if (methods is None or method in methods) and pattern.fullmatch(path):

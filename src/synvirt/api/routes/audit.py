@@ -22,7 +22,7 @@ from synvirt.repeating import repeated
 from synvirt.store.access import AuditEntry, AuditRows, broken_at
 
 PAGE = 500
-# Some megabytes an answer; whoever collects them asks again after the last one.
+# Some megabytes for each answer; a collector asks again after the last entry.
 LINES = 5000
 LINES_TYPE = "application/x-ndjson"
 # A day more or less is nothing to what is kept for months.
@@ -32,7 +32,7 @@ _log = structlog.get_logger("synvirt.audit")
 
 
 class Audited:
-    """A layer of the app, inside the door. The answer goes out once its entry is written. `quiet`: paths beneath which nothing
+    """A layer of the app, inside the gate. The answer goes out once its entry is written. `quiet`: paths below which nothing
     is noted. `shows_key`: paths that are noted when they are read, too."""
 
     def __init__(

@@ -110,7 +110,7 @@ Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT)]
 
 
 def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | None = None) -> None:
-    """At {base_url}/api/v1/backup: behind the same door as the rest, and in the same document."""
+    """At {base_url}/api/v1/backup: behind the same gate as the rest, and in the same document."""
     BackupMetrics(backups, app.state.metrics.registry)
     base_url = settings.base_url.strip("/")
     prefix = f"{'/' if base_url else ''}{base_url}/api/v1"

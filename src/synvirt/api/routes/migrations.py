@@ -73,10 +73,10 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
     @router.post("/{migration_id}/take-over", response_model=Migration)
     def take_over(
         migration_id: UUID,
-        restart: Annotated[bool, Query(description="begin anew here, with new volumes, instead of going on")] = False,
+        restart: Annotated[bool, Query(description="start over here, with new volumes, instead of going on")] = False,
     ) -> Migration:
-        """Go on here with the job of a host that is fenced, in whatever state it is; or begin anew. Say so only where that host
-        is off, and its guests too. The job that goes on, which is a new one where it begins anew; 409 where it cannot."""
+        """Go on here with the job of a host that is fenced, in whatever state it is; or start over. Say so only where that host
+        is off, and its guests too. The job that goes on, which is a new one where it starts over; 409 where it cannot."""
         return intake.take_over(migration_id, restart=restart)
 
     @router.post(
@@ -98,7 +98,7 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
         goes on with them, and has `retry_of`; what the copy was made by (`source`, `source_ref`, `skip_disks`,
         `target.destination`, and an Offline job's `mode`) is as it was. Of an Offline job nothing is copied again; of a Live
         job, whose guest has gone on since, whole disks are read and compared, and what differs is written. Every other job
-        begins anew; `source` and `source_ref` are as they were. A job that has not failed, or that needs a password again, or
+        starts over; `source` and `source_ref` are as they were. A job that has not failed, or that needs a password again, or
         whose machine another job is at work on: 409."""
         job = intake.retry(migration_id, merged(asked.plan, _patch(conversion, disk_bus)))
         response.headers["Location"] = f"{request.url.path.rsplit('/', 2)[0]}/{job.id}"

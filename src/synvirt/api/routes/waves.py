@@ -146,7 +146,7 @@ class Fleet:
 
 
 def mount_waves(app: FastAPI, fleet: Fleet, board: Board, settings: Settings, *, pace: Pace | None = None) -> None:
-    """At {base_url}/api/v1/waves: behind the same door as the rest, and in the same document."""
+    """At {base_url}/api/v1/waves: behind the same gate as the rest, and in the same document."""
     base_url = settings.base_url.strip("/")
     prefix = f"{'/' if base_url else ''}{base_url}/api/v1"
     router = APIRouter(prefix="/waves", tags=["waves"], dependencies=[Depends(known_parameters)])
@@ -277,7 +277,7 @@ def _forecasting(router: APIRouter, forecaster: Forecaster) -> None:
             Literal["json", "svg"], Query(alias="format", description="svg: the forecast as a picture")
         ] = "json",
     ) -> Response | WaveSimulation:
-        """Run the wave through in thought: when each member is copied and cut over, when all of it ends, and what holds it
+        """Simulate the wave: when each member is copied and cut over, when all of it ends, and what holds it
         back. Sources are asked how large VMs are that have no job yet. With other numbers it says what they would change;
         without any, the wave keeps this forecast."""
         if format_ == "svg":
@@ -354,7 +354,7 @@ def _members(router: APIRouter, waves: Waves) -> None:
 
     @router.post("/{wave_id}/members/{member_id}/retry", status_code=202, response_model=Member)
     def retry_member(wave_id: UUID, member_id: str) -> Member:
-        """Begin anew with one that failed, was skipped or rolled back."""
+        """Start over with one that failed, was skipped or rolled back."""
         return waves.retry(wave_id, member_id)
 
 

@@ -20,9 +20,9 @@ SWTPM_USERS = ("tss",)
 @dataclass(frozen=True)
 class RestoreHost:
     """`destinations`: by name, the default first. `tpm_folder`: where libvirt keeps its emulated TPMs, each in a folder of its
-    domain's UUID. `scratch`: a folder of boot tests, by a path that Unix sockets can lie beneath; both are asked when they are
-    needed. `screens`: where their pictures stay. `alone`: within it no other run uses the guest of that UUID, to back it up for
-    example; Cancelled, once the given function says so."""
+    domain's UUID. `scratch`: the folder of boot tests, with a path short enough for Unix sockets; both are asked when they
+    are needed. `screens`: where their pictures stay. `alone`: within it no other run uses the guest of that UUID, to back it up
+    for example; Cancelled, once the given function says so."""
 
     hypervisor: Hypervisor
     connection: Connection

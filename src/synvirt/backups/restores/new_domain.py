@@ -165,7 +165,7 @@ def fit(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, domain: Rewritt
     if manifest.sealed.nvram is not None:
         ledger.record(run_id, "variables", str(run_id))
         if not restore_host.hypervisor.keep_variables(run_id, base64.b64decode(manifest.sealed.nvram)):
-            domain.differences.append("its UEFI variables begin anew: no firmware of this host has such")
+            domain.differences.append("its UEFI variables are reset: no firmware of this host has such")
     put_firmware(restore_host, run_id, domain)
     if restore_host.hypervisor.emulates():
         restoring_domain.emulated(domain)

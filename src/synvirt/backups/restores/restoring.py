@@ -40,7 +40,7 @@ _log = structlog.get_logger("synvirt.backups")
 
 
 class Restoring:
-    """`roots`: the folders that exports may be written beneath, the default first. Without `restore_host` only exports are
+    """`roots`: the folders that exports may be written to, the default first. Without `restore_host` only exports are
     made."""
 
     def __init__(
@@ -151,7 +151,7 @@ class Restoring:
                     return found
                 raise BackupBadRequest(f"path: {path} is no folder")
         raise BackupBadRequest(
-            "path lies beneath no folder that exports may be written to",
+            "path lies in no folder that exports may be written to",
             hint="the setting backup_export_roots names them; without a path, they go to {data_dir}/exports",
         )
 

@@ -1,8 +1,8 @@
 """The guests of this host as a run reads them: how each is held at one moment, by a table of ways.
 
-    zfs       all its disks are volumes of one pool: an atomic snapshot, changes from `zfs send` (source_zfs.py)
-    offline   it is shut off: its disks are at rest, and watched (source_offline.py)
-    bitmap    it runs: a backup job of libvirt's, changes of qcow2 disks from a checkpoint (source_bitmap.py)
+    zfs       all its disks are volumes of one pool: an atomic snapshot, changes from `zfs send` (zfs.py)
+    offline   it is shut off: its disks are at rest, and watched (offline.py)
+    bitmap    it runs: a backup job of libvirt's, changes of qcow2 disks from a checkpoint (bitmap.py)
 
 The first that fits is taken. Each gives readers for the disks as they were at that moment, and, where it can, the areas that
 have changed since the restore point that it counts from; what is not known for certain is None, and the whole disk is read.

@@ -23,7 +23,7 @@ def scratch_folder(connection: Connection) -> Path:
 
 
 def job_folder(connection: Connection) -> Path:
-    """Of QEMU's own backup jobs. The embedded driver's QEMU has this one for its own: nothing else of ours is beneath it."""
+    """Of QEMU's own backup jobs. The embedded driver's QEMU has this one for its own: nothing else of ours is below it."""
     root = short_root(connection.uri)
     return SYSTEM_FOLDER if root is None else root / "backup/qemu"
 

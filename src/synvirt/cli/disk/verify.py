@@ -1,4 +1,4 @@
-"""synvirt disk verify: a volume against the hashes of what was copied to it; and mended from the source."""
+"""synvirt disk verify: a volume compared with the hashes of what was copied to it, and repaired from the source."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -225,7 +225,7 @@ def _kind(client: "Client", inspection: Inspection) -> str:
     except UnsupportedFormat as error:
         raise UnsupportedFormat(error.detail, hint=error.hint or "--kind says what it is") from None
     except HostPathRejected as error:
-        hint = "Copy or move it beneath the import root, or send the file: --upload"
+        hint = "Copy or move it into the import root, or send the file: --upload"
         raise HostPathRejected(error.detail, hint=hint) from None
 
 

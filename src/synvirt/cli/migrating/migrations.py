@@ -181,7 +181,7 @@ def retry(
     ] = None,
 ) -> None:
     """Try a failed job again, with another plan where that was wrong. Where its volumes were kept, a new job goes on with them:
-    an Offline one copies nothing, a Live one compares whole disks and writes what differs. Else it begins anew.
+    an Offline one copies nothing, a Live one compares whole disks and writes what differs. Else it starts over.
 
     Example: synvirt migrations retry 1f3a --disk-bus sata --set target.start=false
     """
@@ -198,7 +198,7 @@ def retry(
         print(answer)
     else:
         found = json.loads(answer)
-        print(f"Job {found['id']} " + (f"goes on with the copy of job {job}" if found["retry_of"] else "begins anew"))
+        print(f"Job {found['id']} " + (f"goes on with the copy of job {job}" if found["retry_of"] else "starts over"))
 
 
 @app.command("take-over")
@@ -206,7 +206,7 @@ def retry(
 def take_over(
     options: Options,
     job: JobId,
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew here, with new volumes")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Start over here, with new volumes")] = False,
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask: the job's host and its guests are off")] = False,
 ) -> None:
     """Go on here with the job of a host that is fenced.
@@ -224,7 +224,7 @@ def take_over(
     else:
         import json
 
-        print(f"Job {json.loads(answer)['id']} {'begins anew' if restart else 'goes on'} here")
+        print(f"Job {json.loads(answer)['id']} {'starts over' if restart else 'goes on'} here")
 
 
 @app.command()

@@ -64,5 +64,7 @@ class Sending(AbstractContextManager["Sending"]):
         except OSError as error:
             raise BadRequest(f"{self._path} cannot be read: {error.strerror}") from error
         if not chunk:
-            raise BadRequest(f"{self._path} became shorter while it was sent", hint="let whoever writes it finish first")
+            raise BadRequest(
+                f"{self._path} became shorter while it was sent", hint="let the program that writes it finish first"
+            )
         return chunk

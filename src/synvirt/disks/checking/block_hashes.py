@@ -8,7 +8,7 @@
 A block that is about to be written is struck out first, and its hash is put in once the volume was flushed; so a hash in the
 file is never of older bytes than the volume's. A worker that is killed leaves blocks without a hash, which are copied again or
 read back: the file is the same in the end. A power cut may have kept what was written to the volume and lost what was struck
-out: a file that was open when its host went down is begun anew. So is one of another `token`: another host has written the
+out: a file that was open when its host went down is started over. So is one of another `token`: another host has written the
 volume meanwhile.
 
     128 bytes   magic, token (16 bytes), boot id of the host (36), size of the disk, open or closed

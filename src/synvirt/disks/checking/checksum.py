@@ -51,7 +51,7 @@ def check(checksum: ChecksumSpec, stop: Callable[[], bool] = lambda: False) -> N
     if found != checksum.expected.strip().lower():
         raise MalformedArchive(
             f"{checksum.name}: its {checksum.algorithm.upper()} is {found}, but the manifest says {checksum.expected}",
-            hint="it was damaged or changed after it was exported: copy it again from where it came, or export it anew",
+            hint="it was damaged or changed after it was exported: copy it again from where it came, or export it again",
         )
 
 

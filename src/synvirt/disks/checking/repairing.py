@@ -1,10 +1,10 @@
-"""A volume held against its ledger: every row that differs, and these mended from the source.
+"""A volume compared with its ledger: every row that differs, and its repair from the source.
 
     ledger ─▶ threads read the volume ─▶ rows that differ ─▶ the source, if its hash is the ledger's ─▶ what differs is written
                                                                      flush ─▶ read again
 
 The source is read only where the volume differs, and written is only what differs, in units of 4 KiB. A source that has changed
-since mends nothing: the ledger says what the volume held. Run again after a crash it finds what is left.
+since repairs nothing: the ledger says what the volume held. Run again after a crash it finds what is left.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _QEMU_FIRST, _QEMU_BYTES = 100, 200
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """`mended`: what was written. `left`: rows that the source has otherwise than the ledger, or has not at all."""
+    """`repaired`: what was written. `left`: rows that the source has otherwise than the ledger, or has not at all."""
 
     mended: tuple[Extent, ...]
     left: tuple[Row, ...]

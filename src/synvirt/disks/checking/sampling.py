@@ -1,8 +1,8 @@
-"""Change tracking is doubted: blocks that the source calls unchanged are read there and here, and compared; in a first pass
-some of those that it calls never written.
+"""A sample against wrong change tracking: some blocks that the source calls unchanged are read there and here, and compared;
+in a first pass some of those that it calls never written.
 
-It has lied on every platform at some time (vSphere's after a disk was extended, others' after a crash). What it left out would
-not be seen until the guest reads it; a sample of each pass finds a source that lies more than rarely.
+Change tracking has been wrong on every platform at some time (vSphere's after a disk was extended, others' after a crash). A
+block that it left out would go unnoticed until the guest reads it. A sample in each pass finds a source that is often wrong.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Change tracking is not believed at all: everything that the source calls unchanged is read there and here, and compared.
+"""A full check of change tracking: everything that the source calls unchanged is read there and here, and compared.
 
     reader ─▶ what its extents leave out ─▶ copy() ─▶ a writer that compares and writes nothing
                                               │ a block whose hash is the ledger's is the same: the copy is not read

@@ -1,4 +1,4 @@
-"""How a qcow2 image says that a part of its disk cannot be read: always by the guest's offset, whatever lies beneath."""
+"""How a qcow2 image says that a part of its disk cannot be read: always by the guest's offset."""
 
 from collections.abc import Callable
 

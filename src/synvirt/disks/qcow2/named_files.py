@@ -30,7 +30,7 @@ _IMAGE_FORMATS: dict[str, ImageFormat] = {"qcow2": "qcow2", "vmdk": "vmdk", "vhd
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An image's place in a backing chain: its path beneath `root` (no root: it may name no file), and what lies above it."""
+    """An image's place in a backing chain: its path under `root` (no root: it may name no file), and what lies above it."""
 
     root: Root | str | None = None
     name: str = ""

@@ -37,7 +37,7 @@ class Qcow2Reader:
     """The guest's disk in the qcow2 image whose bytes are `over`, which it owns: close() closes it."""
 
     def __init__(self, over: DiskReader, *, root: Root | str | None = None, name: str = "", chain: Chain | None = None) -> None:
-        """`root` and `name` are ImageSpec's: the image's path beneath the import root. `chain` is for images in a chain."""
+        """`root` and `name` are ImageSpec's: the image's path under the import root. `chain` is for images in a chain."""
         chain = chain or Chain(root, name)
         self._name = chain.name or "the qcow2 image"
         _refuse_streams(over, self._name)

@@ -4,8 +4,8 @@
     │ file   │ header 1  │ header 2  │ region table │ region table │ log, metadata, BAT, payload and bitmap blocks,
     │ type   │           │           │              │ again        │ each on a boundary of 1 MiB, in any order
 
-    VhdxReader ── vhdx_header   headers, region table, metadata
-               ── vhdx_log      a log that is not empty, replayed in memory: all but the headers is read through it
+    VhdxReader ── header        headers, region table, metadata
+               ── log           a log that is not empty, replayed in memory: all but the headers is read through it
                ── _Table        the BAT, as places for a BlockMap
                ── parents       the file that a differencing image lies over
 
@@ -67,7 +67,7 @@ _BITMAP_BYTES: Final = MIB
 class VhdxReader(MappedImage):
     """The guest's disk in the VHDX image whose bytes are `over`, which it owns: close() closes it, and its parent.
 
-    `root` and `name` are ImageSpec's: the image's path beneath the import root. `chain` is for images that are parents.
+    `root` and `name` are ImageSpec's: the image's path under the import root. `chain` is for images that are parents.
     `replayed` is how many log entries had to be replayed: 0 for an image that was closed. `alone`: a differencing image
     without its parent, whose extents are what it holds itself.
     """
@@ -223,6 +223,6 @@ def _open_parent(root: ImageRoot | None, name: str, metadata: Metadata, locator:
     if problem:
         parent.close()
         raise MalformedArchive(
-            f"{name} {problem}", hint="Copy the parent that belongs to it: one that was changed or made anew does not fit."
+            f"{name} {problem}", hint="Copy the parent that belongs to it: one that was changed or made again does not fit."
         )
     return parent

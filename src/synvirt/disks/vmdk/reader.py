@@ -7,7 +7,7 @@
 
 Read are streamOptimized (with its tables, or by its markers), monolithicSparse, monolithicFlat, twoGbMaxExtentSparse and Flat,
 vmfs, vmfsSparse, seSparse, and snapshots over any of them. Every part of a disk is a DiskReader: an extent is a MappedDisk or a
-range of a raw file, a disk the extents one after the other, a snapshot's parent a disk beneath the extents.
+range of a raw file, a disk the extents one after the other, a snapshot's parent a disk under the extents.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class VmdkReader:
     def __init__(
         self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", parent: DiskReader | None = None
     ) -> None:
-        """`root` and `name` are ImageSpec's: the image's path beneath the import root. `parent` is what a differencing image
+        """`root` and `name` are ImageSpec's: the image's path under the import root. `parent` is what a differencing image
         of VirtualBox lies over, which then is closed with it."""
         name = name or "the VMDK"
         if over.max_readers == 1:
@@ -139,7 +139,7 @@ def _open_disk(over: DiskReader, name: str, opened: _Opened, given: DiskReader |
 
 
 def open_delta(over: DiskReader, parent: DiskReader, name: str) -> DiskReader:
-    """A snapshot's sparse extent by itself, as a datastore keeps it, over the disk beneath. Both are closed with it, or by the
+    """A snapshot's sparse extent by itself, as a datastore keeps it, over the disk below. Both are closed with it, or by the
     caller if this raises."""
     head = read_at(over, 0, min(over.size, 4), name, "header")
     sparse = read_sparse(over, name) if bytes(head) in MAGICS else None
@@ -189,7 +189,7 @@ def _require_parent(descriptor: Descriptor | None, name: str, given: DiskReader 
 
 
 def _open_parent(descriptor: Descriptor, name: str, opened: _Opened) -> _Disk:
-    """The disk beneath a snapshot. MalformedArchive where it is not as it was when the snapshot was made."""
+    """The disk under a snapshot. MalformedArchive where it is not as it was when the snapshot was made."""
     if not descriptor.parent_hint:
         raise MalformedArchive(f"{name} is a snapshot, and does not say what its parent is called")
     file, parent_name, opened.chain = open_parent(
@@ -212,7 +212,7 @@ def _open_parent(descriptor: Descriptor, name: str, opened: _Opened) -> _Disk:
 
 
 def _reference(hint: str, root: ImageRoot | None) -> Reference:
-    """A hint that is absolute is of the machine that wrote it, unless it lies beneath our root."""
+    """A hint that is absolute is of the machine that wrote it, unless it lies under our root."""
     windows = hint.startswith("\\") or hint[1:3] in (":\\", ":/")
     ours = isinstance(root, str) and hint.startswith(root.rstrip("/") + "/")
     return Reference(hint, absolute=windows or (hint.startswith("/") and not ours))
@@ -309,7 +309,7 @@ class _Joined:
 
 
 class _Section:
-    """The part of a parent that lies beneath one extent of its child. It ends with the parent, and does not own it."""
+    """The part of a parent that lies under one extent of its child. It ends with the parent, and does not own it."""
 
     def __init__(self, parent: DiskReader, start: int, length: int) -> None:
         self._parent, self._start = parent, start

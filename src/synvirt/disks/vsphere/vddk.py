@@ -188,7 +188,7 @@ def _check_libdir(libdir: Path) -> None:
         if status.st_uid not in (0, os.geteuid()) or (status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky):
             raise UnsupportedFormat(
                 f"{path} can be changed by others than root and this service: VDDK is not loaded from there",
-                hint=f"chown -R root:root {libdir} && chmod -R go-w {libdir}, and name a folder beneath such folders alone",
+                hint=f"chown -R root:root {libdir} && chmod -R go-w {libdir}, and name a folder under such folders alone",
             )
 
 

@@ -115,7 +115,7 @@ class Exporting:
         if name is None:
             raise SnapshotFailed(
                 f"snapshot {snapshot.id} of {self.vm_id} is not in the VM's notes any more",
-                hint="somebody removed our line: it is taken anew",
+                hint="somebody removed our line: it is taken again",
             )
         return name
 
@@ -129,9 +129,9 @@ class Exporting:
             if self._ends(job, base):
                 self._note(name, part, DONE)
                 return
-            log.warning("Hyper-V has forgotten an export, which is begun anew", vm=self.vm_id, folder=part)
+            log.warning("Hyper-V has forgotten an export, which is started over", vm=self.vm_id, folder=part)
             self._note(name, part, "")
-        raise SourceUnreachable(f"{self.vm_id}: Hyper-V forgets its exports", hint="did its management service start anew?")
+        raise SourceUnreachable(f"{self.vm_id}: Hyper-V forgets its exports", hint="did its management service restart?")
 
     def _begun(self, snapshot: SnapshotRef, name: str, part: str, base: str) -> str:
         folder = f"{self.exports.path(name)}\\{part}"
@@ -189,7 +189,7 @@ class Exporting:
     def _entry(self, name: str) -> Entry:
         entry = journals.read(tracking.state_of(self.host, self.vm_id)["notes"]).get(name)
         if entry is None:
-            raise SnapshotFailed(f"{self.vm_id}: {name} is not in the VM's notes any more", hint="it is taken anew")
+            raise SnapshotFailed(f"{self.vm_id}: {name} is not in the VM's notes any more", hint="it is taken again")
         return entry
 
     def _note(self, name: str, part: str, job: str) -> None:

@@ -26,7 +26,7 @@ _SHARES_HINT: Final = "options.shares names a share for a folder of the host: D:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`host`: None is the Hyper-V host itself. `name`: with slashes, beneath the share."""
+    """`host`: None is the Hyper-V host itself. `name`: with slashes, under the share."""
 
     host: str | None
     share: str
@@ -78,7 +78,7 @@ class Shares:
         )
 
     def reader(self, chain: Sequence[Mapping[str, Any]], *, frozen: bool = False) -> ReaderSpec:
-        """Of a disk: its newest file, and those that it lies over, all in one share; `frozen`: beneath a snapshot.
+        """Of a disk: its newest file, and those that it lies over, all in one share; `frozen`: under a snapshot.
         UnsupportedFormat."""
         for one in chain:
             if one.get("error"):

@@ -160,7 +160,7 @@ def drive_in(host: Runs, vm_id: str, snapshot: SnapshotRef, key: str) -> tuple[S
     state = state_of(host, vm_id)
     if snapshot.id == OFF:
         if machines.power_of(state["state"]) != "off":
-            raise SnapshotFailed(f"{vm_id} was started since it was to be read", hint="it is shut down again, and read anew")
+            raise SnapshotFailed(f"{vm_id} was started since it was to be read", hint="it is shut down again, and read again")
         drives = state["drives"]
     else:
         drives = _drives_of(state, snapshot.id)
@@ -176,7 +176,7 @@ def _drives_of(state: State, snapshot_id: str) -> Sequence[Mapping[str, Any]]:
         if str(one["id"]) == snapshot_id:
             drives: Sequence[Mapping[str, Any]] = one["drives"]
             return drives
-    raise SnapshotFailed(f"recovery snapshot {snapshot_id} is no more", hint="somebody removed it: it is taken anew")
+    raise SnapshotFailed(f"recovery snapshot {snapshot_id} is no more", hint="somebody removed it: it is taken again")
 
 
 def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> tuple[tuple[int, int], ...]:

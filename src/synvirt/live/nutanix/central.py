@@ -78,7 +78,7 @@ class DiskPoint:
 
 
 class _Cluster(NamedTuple):
-    """Who answers what changed, beneath which path, and to which token."""
+    """Who answers what changed, below which path, and to which token."""
 
     prism: Prism
     base: str

@@ -214,7 +214,7 @@ TABLE: Final = (
         lambda seen: settings.cloud_init(seen.config),
         "Drive for cloud-init",
         "the drive {} is made by Proxmox VE for cloud-init, and is not copied: the guest keeps what it was set to",
-        "Nothing, unless cloud-init in the guest sets its network anew at each start.",
+        "Nothing, unless cloud-init in the guest sets its network again at each start.",
     ),
     _Line(
         "unused-volumes",

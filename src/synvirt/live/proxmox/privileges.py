@@ -66,7 +66,7 @@ def _check(user: str, need: _Need, granted: Mapping[str, Any]) -> SourceCheck:
 
 
 def _has(granted: Mapping[str, Any], path: str, privilege: str) -> bool:
-    """On the path, on one above it that propagates, or on something beneath: a part of the cluster may be ours alone."""
+    """On the path, on one above it that propagates, or on something below: a part of the cluster may be ours alone."""
     for where, privileges in granted.items():
         if not isinstance(privileges, dict) or privilege not in privileges:
             continue

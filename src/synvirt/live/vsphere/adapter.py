@@ -272,7 +272,7 @@ class VimApi:
     def _vm(self, vm_id: str, paths: tuple[str, ...]) -> Mapping[str, Any]:
         found = self._session.properties(self._session.machine(vm_id), paths, what=f"inspect {vm_id}")
         if not found:
-            raise VmNotFound(f"{self._session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered anew")
+            raise VmNotFound(f"{self._session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered again")
         return found
 
     async def guest_facts(self, vm_id: str) -> dict[str, str]:

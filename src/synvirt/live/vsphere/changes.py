@@ -226,7 +226,7 @@ def devices_of(session: VimSession, snapshot_id: str) -> Sequence[Any]:
             session.snapshot(snapshot_id), ("config.hardware.device",), what="look at a snapshot"
         )
     except VmNotFound as error:
-        raise SnapshotFailed(f"snapshot {snapshot_id} is no more", hint="somebody removed it: it is taken anew") from error
+        raise SnapshotFailed(f"snapshot {snapshot_id} is no more", hint="somebody removed it: it is taken again") from error
     return found.get("config.hardware.device") or ()
 
 
@@ -247,7 +247,7 @@ def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since:
     present = str(getattr(disk.backing, "changeId", None) or "")
     if present.partition("/")[0] != since.partition("/")[0]:
         raise CbtReset(
-            f"disk {disk.key} of {vm_id}: the host tracks its changes anew since {since}",
+            f"disk {disk.key} of {vm_id}: the host started its change tracking over since {since}",
             hint="the whole disk is compared once; a host that crashed, or a snapshot that was reverted, does this",
         )
     try:

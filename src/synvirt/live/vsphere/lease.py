@@ -3,7 +3,7 @@
     ask ─▶ initializing ─▶ ready: a URL a disk ─▶ progress reported now and then, while they are read ─▶ complete (else abort)
 
 «vSphere Web Services API», HttpNfcLease. A lease without reports of progress ends after `leaseTimeout`: so does one
-that its service left when the whole host went down; one of a service that was killed is aborted at once (`vim_lease_guard`). It
+that its service left when the whole host went down; one of a service that was killed is aborted at once (`lease_guard`). It
 belongs to the session that asked for it.
 """
 
@@ -53,7 +53,7 @@ class ExportLease:
             self._guard.watch(self._lease._moId)  # noqa: SLF001 - pyvmomi's own name of an object's id
             self._wait_until_ready()
         except VmNotFound as error:
-            raise SnapshotFailed(error.detail, hint="the snapshot or its lease is no more: it is taken anew") from error
+            raise SnapshotFailed(error.detail, hint="the snapshot or its lease is no more: it is taken again") from error
 
     def _asked(self, timeout_s: float) -> Any:
         fault = library().vim.fault

@@ -119,5 +119,5 @@ def _state(session: VimSession, vm_id: str) -> str | None:
 def _found(session: VimSession, vm_id: str, path: str) -> Any:
     found = session.properties(session.machine(vm_id), ("name", path), what=f"look at {vm_id}")
     if not found:
-        raise VmNotFound(f"{session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered anew")
+        raise VmNotFound(f"{session.host} has no VM {vm_id}", hint="list its VMs: it may have been registered again")
     return found.get(path)

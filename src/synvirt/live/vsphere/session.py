@@ -153,7 +153,7 @@ class Login:
 
 
 class VimSession:
-    """Safe from many threads. A session that the platform has forgotten is made anew, and the call that learned it repeated."""
+    """Safe from many threads. If the platform has forgotten the session, it is made again, and the call is repeated."""
 
     def __init__(self, place: Place, login: Login, options: SourceOptions, recorder: Recorder | None = None) -> None:
         self._recorder = recorder
@@ -369,7 +369,7 @@ class VimSession:
             except VmNotFound as error:
                 # A vCenter that was restarted has forgotten its tasks; hosts carry them out all the same.
                 raise SourceUnreachable(
-                    f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at anew"
+                    f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at again"
                 ) from error
             if found.get("info.state") == "success":
                 return found.get("info.result")

@@ -245,7 +245,7 @@ class XenSession:
                 if error.code not in _GONE:
                     raise
                 raise SourceUnreachable(
-                    f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at anew"
+                    f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at again"
                 ) from error
             if (status := text(record, "status")) != "pending":
                 with suppress(XapiFailure, SynvirtError):

@@ -233,7 +233,7 @@ def disk_in(session: XenSession, vm: Machine, snapshot_id: str, key: str) -> tup
     for reference, vdi in _named(session, snapshot_id).items():
         if text(vdi, "snapshot_of") == live and text(vdi, "type") != METADATA:
             return reference, vdi
-    raise SnapshotFailed(f"snapshot {snapshot_id} has no disk {key}", hint="somebody removed it: it is taken anew")
+    raise SnapshotFailed(f"snapshot {snapshot_id} has no disk {key}", hint="somebody removed it: it is taken again")
 
 
 def _named(session: XenSession, name: str) -> dict[str, Record]:

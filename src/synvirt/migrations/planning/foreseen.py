@@ -117,8 +117,8 @@ def refuse(found: Foreseen) -> None:
     _, first = found.refused[0]
     if len(found.refused) == 1:
         raise first
-    told = "; ".join(f"{where}: {error.detail}" for where, error in found.refused)
-    raise type(first)(told, hint=first.hint)
+    detail = "; ".join(f"{where}: {error.detail}" for where, error in found.refused)
+    raise type(first)(detail, hint=first.hint)
 
 
 def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:

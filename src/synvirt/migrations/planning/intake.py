@@ -114,7 +114,7 @@ class Intake:
 
     def retry(self, job_id: UUID, patch: Mapping[str, Any]) -> Migration:
         """A failed job again, its plan patched: a new job goes on with its copy where that was kept (`retry_of`), and begins
-        anew otherwise. Conflict, InvalidPlan."""
+        again otherwise. Conflict, InvalidPlan."""
         if (host := self.store.host_of(job_id)) != self._host:
             raise Conflict(f"the copy of job {job_id} is on host {host}", hint="ask that host to take it up")
         before = self.store.get(job_id)
@@ -150,7 +150,7 @@ class Intake:
         return job
 
     def take_over(self, job_id: UUID, *, restart: bool) -> Migration:
-        """The job of a host that is fenced goes on here, or begins anew here. Conflict, where it cannot."""
+        """The job of a host that is fenced goes on here, or starts over here. Conflict, where it cannot."""
         if self._taking_over is None:
             raise Conflict("this service takes no jobs over: it shares its store with no other host")
         return self._taking_over.take_over(job_id, restart=restart)

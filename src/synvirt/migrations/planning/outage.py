@@ -8,7 +8,7 @@ Times of work are skewed to the right, so each part is taken for log-normal. Of 
 of many is taken with them: PRIOR_RUNS runs of PRIOR_SPREAD. The p95 is that of the next run, not of those that were (a
 prediction interval: Student's t of the logarithms). What is over the median adds up as independent things do.
 
-A site whose jobs differ much has a wide p95, and a budget that is held by luck is none.
+A site whose jobs differ much gets a high p95 on purpose: a budget that is kept only by luck is worthless.
 """
 
 import math

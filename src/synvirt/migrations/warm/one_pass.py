@@ -1,7 +1,7 @@
 """One pass of a Live job, whatever happens to its snapshot and to change tracking meanwhile (`setbacks`). asyncio.
 
     snapshot n ─▶ noted ─▶ read (since snapshot n - 1) ─▶ n - 1 goes ─▶ n is released: its change ids alone stay
-                              │ gone? taken anew            not before n is copied: until then n - 1 is what n builds on
+                              │ gone? taken again            not before n is copied: until then n - 1 is what n builds on
                               │ change tracking lost, or found to lie? whole disks are compared
 
 Change tracking is not trusted: each pass also looks at some of what it leaves out (`disks.sampling`).
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from synvirt.disks.checking.sampling import ChangesMissed
-from synvirt.disks.specs import comes_once, read_whole, told_empty
+from synvirt.disks.specs import comes_once, leaves_unwritten_out, read_whole
 from synvirt.errors import Cancelled, CbtReset, CbtUnsupported, PersistFailed, SnapshotFailed, SynvirtError
 from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations import source_vm
@@ -110,7 +110,7 @@ async def _opened_disks(
         reader = await adapter.open_disk(vm_id(job), snapshot, disk, since)
         if whole:
             reader = read_whole(reader)
-        doubted = (since is not None and not comes_once(reader)) or told_empty(reader)
+        doubted = (since is not None and not comes_once(reader)) or leaves_unwritten_out(reader)
         sample = f"{job.id} {number} {disk.key}" if doubted else None
         return PassDisk(
             disk.key,

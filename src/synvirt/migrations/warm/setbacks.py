@@ -32,7 +32,7 @@ async def retake(job: Job, number: int, kind: Kind, error: SnapshotFailed) -> No
     retakes = (await job.memory_of(number)).retakes or 0
     if retakes >= RETAKES_MAX:
         raise error
-    log.warning("the snapshot is taken anew", job=str(job.id), number=number, cause=error.detail)
+    log.warning("the snapshot is taken again", job=str(job.id), number=number, cause=error.detail)
     await take_anew(job, number, kind)
     await job.note_of(number, retakes=retakes + 1)
 

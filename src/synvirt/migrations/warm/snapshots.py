@@ -113,5 +113,5 @@ def refuse_other_disks(job: Job, manifest: VmManifest) -> None:
     if changes:
         raise Conflict(
             f"{manifest.name} has other disks than when the job began: {'; '.join(sorted(changes))}",
-            hint="submit the plan anew; a disk that is not to come along goes into skip_disks",
+            hint="submit the plan again; a disk that is not to come along goes into skip_disks",
         )

@@ -37,7 +37,7 @@ async def copy_full(job: Job) -> None:
     elif (budget_s := job.migration.plan.outage_budget_s) is not None:
         raise OutageTooLong(
             f"{job.manifest.name} cannot be copied warm: it would be away for its whole copy, and {budget_s:.0f} s are allowed",
-            hint="see why in the job's note; submit anew without outage_budget_s, or cold",
+            hint="see why in the job's note; submit it again without outage_budget_s, or cold",
         )
     else:
         await _copy_while_off(job, _cold_number)
@@ -123,6 +123,6 @@ async def _cold_number(job: Job) -> int:
     if job.migration.passes and job.migration.passes[-1].finished_at is not None and await ran_since(job, 1):
         raise Conflict(
             f"the source {job.manifest.name} was powered on again after its disks had been copied",
-            hint="the copy lacks what it wrote since: submit anew, and let nobody start it meanwhile",
+            hint="the copy lacks what it wrote since: submit it again, and let nobody start it meanwhile",
         )
     return 1

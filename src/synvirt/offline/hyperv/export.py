@@ -6,7 +6,7 @@
         /Snapshots/                   a configuration of each checkpoint
 
 The configuration has the paths of the host that wrote it; disks are found by their names in the folders of the export. Each
-lies over its parents, as far as they lie beneath the import root. A checkpoint's configuration, imported by its own path, is
+lies over its parents, as far as they lie under the import root. A checkpoint's configuration, imported by its own path, is
 the machine of that moment.
 """
 

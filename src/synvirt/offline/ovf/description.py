@@ -5,7 +5,7 @@ write them → a VmManifest, and the file that each of its disks lies in.
     ├── References        File: id, href, size, compression, chunkSize
     ├── DiskSection       Disk: diskId, capacity, fileRef, format, parentRef
     ├── NetworkSection
-    └── VirtualSystem     Name, OperatingSystemSection, VirtualHardwareSection (`ovf_hardware`)
+    └── VirtualSystem     Name, OperatingSystemSection, VirtualHardwareSection (`hardware`)
 
 0.9 and oVirt write `<Section xsi:type="ovf:DiskSection_Type">` for DiskSection and Content for VirtualSystem.
 """

@@ -37,7 +37,7 @@ class OvfFolder:
 
 
 class _Folder(files.Folder):
-    """As the files of a package: an image among them may name further files beneath the root."""
+    """As the files of a package: an image among them may name further files under the root."""
 
     @property
     def inner_root(self) -> Root | None:

@@ -60,5 +60,5 @@ def open_disk(path: Path, root: Root, disk_key: str, image_format: str) -> Opene
 
 
 def _spec(path: Path, root: Root, image_format: str) -> ReaderSpec:
-    """Files that the image names (parents, extents, backing files) may lie anywhere beneath the import root."""
+    """Files that the image names (parents, extents, backing files) may lie anywhere under the import root."""
     return files.disk_spec(files.whole_file(path, root), root, declared=image_format, inner_root=root)

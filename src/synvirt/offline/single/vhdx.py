@@ -1,4 +1,4 @@
-"""A VHDX by itself, or the newest of a chain of them (Hyper-V's .avhdx): its parents lie beneath the import root."""
+"""A VHDX by itself, or the newest of a chain of them (Hyper-V's .avhdx): its parents lie under the import root."""
 
 from pathlib import Path
 from typing import ClassVar

@@ -109,7 +109,7 @@ def _medium_file(folder: Folder, machine: Machine, uuid: str) -> FileRange:
         where = f"the file {medium.location!r}" if medium is not None else "not in the media registry"
         raise MalformedArchive(
             f"medium {uuid} is {where}, and no image with that UUID is in {folder.label}",
-            hint="Copy the disks, with the folder Snapshots, into the machine's folder beneath the import root.",
+            hint="Copy the disks, with the folder Snapshots, into the machine's folder under the import root.",
         )
     return found
 

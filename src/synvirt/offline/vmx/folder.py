@@ -62,7 +62,7 @@ def _spec(folder: Folder, machine: vmx.Machine, disk: Disk) -> ReaderSpec:
     if file is None:
         raise MalformedArchive(
             f"disk {disk.key} is the file {written!r}, which is neither in {folder.label} nor in a folder beside it",
-            hint="Copy all files of the VM, snapshots too, into one folder beneath the import root.",
+            hint="Copy all files of the VM, snapshots too, into one folder under the import root.",
         )
     return files.disk_spec(file, folder.root, declared="vmdk", inner_root=folder.root)
 

@@ -7,7 +7,7 @@ document.addEventListener("submit", (event) => {
   form.dataset.sent = "yes";
   if (event.submitter) event.submitter.setAttribute("aria-busy", "true");
 });
-// The way back shows the page as it was left, whose form may be sent anew.
+// Going back shows the page as it was left, and its form may be sent again.
 window.addEventListener("pageshow", () => {
   for (const form of document.querySelectorAll("form[data-sent]")) {
     delete form.dataset.sent;

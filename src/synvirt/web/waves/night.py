@@ -1,4 +1,4 @@
-"""{base_url}/waves: the operator's night. Which members wait, and for what; the windows; and what can be asked of a wave."""
+"""{base_url}/waves: the waves for their operator: which members wait, and for what; the windows; and the actions on a wave."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ MEMBER_ACTIONS: Mapping[MemberAsked, MemberAction] = {
         "Leave this member out?",
         "A job that it has is cancelled, and its source powered on again.",
     ),
-    "retry": MemberAction("Retry", "Begin anew with this member?", "It gets a new job."),
+    "retry": MemberAction("Retry", "Start over with this member?", "It gets a new job."),
     "roll-back": MemberAction(
         "Roll back",
         "Give this member back to its source?",
