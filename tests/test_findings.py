@@ -107,7 +107,9 @@ def test_a_manifest_of_more_disks_than_a_guest_has_is_none() -> None:
     from blake3 import blake3
 
     with pytest.raises(RepositoryDamaged, match="none of ours"):
-        manifests.shown_of("00000000-0000-0000-0000-000000000001", body + blake3(body).hexdigest().encode() + b"\n")
+        manifests.read_shown(
+            manifests.unread("00000000-0000-0000-0000-000000000001", body + blake3(body).hexdigest().encode() + b"\n")
+        )
 
 
 def test_behind_a_proxy_the_caller_is_who_the_proxy_says(tmp_path: Path) -> None:

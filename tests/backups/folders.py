@@ -59,9 +59,8 @@ class MemoryFolder:
 
     def entries(self, folder: str) -> list[Entry]:
         if not folder:
-            return [
-                Entry(name, 0, self.now) for name in sorted({name.partition("/")[0] for name in self.files} | self._folders)
-            ]
+            names = sorted({name.partition("/")[0] for name in self.files} | self._folders)
+            return [Entry(name, len(self.files[name].content) if name in self.files else 0, self.now) for name in names]
         inside = sorted(name for name in self.files if _in(name, folder))
         return [Entry(name.partition("/")[2], len(self.files[name].content), self.files[name].at) for name in inside]
 

@@ -75,7 +75,8 @@ def test_who_made_a_point_is_told(shared: Shared, tmp_path: Path) -> None:
 
 def test_ssh_keygen_says_the_same(shared: Shared, tmp_path: Path) -> None:
     tool, key = need("ssh-keygen", "openssh-client"), shared.key("kvm2")
-    signature, signed = shared.repository.signed(shared.point(Authors(key)))
+    unread = shared.repository.unread(shared.point(Authors(key)))
+    signature, signed = unread.signature, unread.statement
     assert signature is not None
     (tmp_path / "signers").write_text(key.allowed_signers)
     (tmp_path / "sig").write_text(signature.sshsig)
@@ -164,7 +165,7 @@ def test_a_signature_is_of_one_point(shared: Shared) -> None:
     """Another of the same host's, under a new point's id."""
     key = shared.key("kvm2")
     first, second = (shared.point(Authors(key)) for _ in range(2))
-    taken, _ = shared.repository.signed(first)
+    taken = shared.repository.unread(first).signature
     assert taken is not None
     path = shared.folder / "repository/points" / f"{second}.point"
     rewritten(path, shared.master, in_json(lambda outer, inner: inner.update(signature=taken.model_dump())))

@@ -3,6 +3,7 @@
 from uuid import UUID
 
 import pytest
+from blake3 import blake3
 
 from synvirt.errors import RepositoryDamaged
 from synvirt.repository import packs
@@ -74,3 +75,34 @@ def test_where_only_decoys_are_left_verifying_says_so() -> None:
     assert verify_repository(left).damaged_points == (point,)
     with pytest.raises(RepositoryDamaged):
         restored(left, point)
+
+
+HEADERS = {
+    "deep": b"[" * 60_000,
+    "no object": b"1",
+    "without a key": b'{"format":1,"id":"00000000-0000-0000-0000-000000000001"}',
+    "without an id": b'{"format":1,"key_check":"a"}',
+    "no text": b"\xff\xfe",
+    "longer than any": b" " * (64 << 10),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header_that_is_none_of_ours_is_an_error_of_the_repository(name: str) -> None:
+    folder = MemoryFolder()
+    opened(folder, new=True)
+    line = HEADERS[name] + b"\n"
+    put(folder, "repository", [line, blake3(line).hexdigest().encode() + b"\n"])
+    with pytest.raises(RepositoryDamaged, match="«repository»"):
+        opened(folder)
+
+
+def test_a_list_that_is_larger_than_any_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = MemoryFolder()
+    opened(folder, new=True)
+    content = b"\xff" * 70
+    put(folder, f"condemned/{blake3(content).hexdigest()}", [content])
+    opened(folder).session()
+    monkeypatch.setattr("synvirt.repository.repository.CONDEMNED_BYTES_MAX", 69)
+    with pytest.raises(RepositoryDamaged, match="has 70 bytes"):
+        opened(folder).session()

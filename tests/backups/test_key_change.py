@@ -19,6 +19,7 @@ from synvirt.errors import (
 from synvirt.repository import key_change
 from synvirt.repository.folder import HostFolder, put
 from synvirt.repository.keys import CHUNK_BYTES, Keys, from_recovery_text, new_key
+from synvirt.repository.manifest import HERE
 from synvirt.repository.peer_offer import Offer
 from synvirt.repository.repository import FOLDERS, Repository, change_key, create
 from synvirt.repository.verify import verify_repository
@@ -79,7 +80,7 @@ def test_the_newest_key_opens_all_and_an_older_one_nothing_new(folder: HostFolde
 def repository_by(folder: HostFolder, key: bytes) -> Repository:
     """As somebody opens it who has an old key, and does not care that there is a newer one."""
     made = Repository.__new__(Repository)
-    made.folder, made.keys = folder, Keys(key)  # type: ignore[assignment]
+    made.folder, made.keys, made._reading = folder, Keys(key), HERE  # type: ignore[assignment]
     return made
 
 

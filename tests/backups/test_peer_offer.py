@@ -191,7 +191,7 @@ def test_nothing_is_replaced_but_what_is_damaged(folder: OfferFolder, tmp_path: 
     other = back_up(repository, disk("AAAA"))
     one, two = (folder.read(file_name(id_)) for id_ in (point, other))
     folder.put(file_name(point), one)
-    anew = manifests.opened(str(point), one, repository.keys)
+    anew = manifests.read(manifests.unread(str(point), one, repository.keys))
     with pytest.raises(BackupConflict):  # the same point, sealed once more
         folder.put(file_name(point), manifests.written(anew, repository.keys))
     with pytest.raises(BackupBadRequest):

@@ -204,9 +204,9 @@ def test_files_beneath_the_root_are() -> None:
 
 
 def test_an_order_is_what_was_asked(tmp_path: Path) -> None:
-    for root in (tmp_path, ELSEWHERE):
-        look = Look("detect", root, os.fsdecode(b"caf\xe9"), 1.5, vm="a", limit=3)
-        assert Look.read(look.line()) == look
+    for root in (tmp_path, ELSEWHERE, None):
+        look = Look("detect", root, os.fsdecode(b"caf\xe9"), 1.5, vm="a", limit=3, contents=(b"a\n", b"", b"\n"))
+        assert Look.read(look.order()) == look
 
 
 def test_the_cage_of_a_look(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from uuid import UUID
 from synvirt.backups.under_way import UnderWay
 from synvirt.errors import BackupNotFound, Internal, MalformedArchive, RepositoryDamaged
 from synvirt.proof.signing import BACKUPS, HostKey, PublicKey
-from synvirt.repository.manifest import Signature
+from synvirt.repository.manifest import Signature, Unread
 from synvirt.repository.repository import Repository
 
 # Of a run's warning.
@@ -51,7 +51,9 @@ class Authors:
 
     def of(self, repository: Repository, point_id: UUID) -> Author:
         """RepositoryDamaged: it is signed, and not as it is now; Internal: backup_signers cannot be read."""
-        key = _signer(repository, point_id)
+        return self._author(_signer(repository.unread(point_id)))
+
+    def _author(self, key: PublicKey | None) -> Author:
         if key is None:
             return Author("none")
         if self._key is not None and key == self._key.public:
@@ -59,9 +61,9 @@ class Authors:
         identity = self._known().get(key)
         return Author("unknown" if identity is None else "known", key.fingerprint, identity)
 
-    def signer(self, repository: Repository, point_id: UUID) -> str | None:
+    def signer(self, unread: Unread) -> str | None:
         """The fingerprint alone, no matter who that is. RepositoryDamaged."""
-        key = _signer(repository, point_id)
+        key = _signer(unread)
         return None if key is None else key.fingerprint
 
     def _known(self) -> dict[PublicKey, str]:
@@ -101,11 +103,11 @@ class Authors:
         counts: dict[str, int] = {}
         for point_id in repository.point_ids():
             try:
-                repository.manifest(point_id)
+                unread = repository.unread(point_id)
             except (RepositoryDamaged, BackupNotFound):
                 continue  # which the verification itself tells
             try:
-                author = self.of(repository, point_id)
+                author = self._author(_signer(unread))
             except RepositoryDamaged as error:
                 wrongs.append((point_id, error.detail))
                 continue
@@ -116,16 +118,17 @@ class Authors:
         return wrongs
 
 
-def _signer(repository: Repository, point_id: UUID) -> PublicKey | None:
-    signature, statement = repository.signed(point_id)
+def _signer(unread: Unread) -> PublicKey | None:
+    """From the bytes alone: the child that parses a point has no influence on who its signer is."""
+    signature = unread.signature
     if signature is None:
         return None
     try:
         key = PublicKey.from_signers(signature.key, "its key")
-        key.check_sshsig(statement, signature.sshsig, "its signature", BACKUPS)
+        key.check_sshsig(unread.statement, signature.sshsig, "its signature", BACKUPS)
     except MalformedArchive as error:
         raise RepositoryDamaged(
-            f"restore point {point_id} is not what its author signed: {error.detail}",
+            f"restore point {unread.point_id} is not what its author signed: {error.detail}",
             hint="somebody who has the repository's key changed it, or made it look like another's: do not restore it",
         ) from error
     return key

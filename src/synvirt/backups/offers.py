@@ -6,6 +6,7 @@ from uuid import UUID
 
 from synvirt.errors import BackupNotFound, SynvirtError
 from synvirt.model.values import Bytes, Model
+from synvirt.repository.manifest import HERE, Reading
 from synvirt.repository.peer_offer import DAY_S, Offer
 from synvirt.settings import Settings
 
@@ -64,8 +65,8 @@ class Offers:
         return self.by_name[name]
 
 
-def offers_of(settings: Settings) -> Offers:
-    """The offers that the settings name, by name. Nothing is opened yet."""
+def offers_of(settings: Settings, reading: Reading = HERE) -> Offers:
+    """The offers that the settings name, by name. Nothing is opened yet. `reading`: who parses what manifests say."""
     return Offers(
         {
             name: Offer(
@@ -73,6 +74,7 @@ def offers_of(settings: Settings) -> Offers:
                 keep_s=one.keep_days * DAY_S,
                 cache=settings.data_dir / "backups" / f"offer-{name}.footers",
                 quota_bytes=one.quota_bytes,
+                reading=reading,
             )
             for name, one in settings.backup_offers.items()
         },

@@ -19,6 +19,7 @@ from synvirt.repository import repository as stored
 from synvirt.repository import sealed_key
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import KEY_BYTES, KeyRing, Keys, from_recovery_text, new_key, recovery_text
+from synvirt.repository.manifest import HERE, Reading
 from synvirt.repository.peer import PATIENCE_S, PeerFolder, PeerPlace
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import FolderSpec, PeerSpec, RepositorySpec
@@ -35,7 +36,7 @@ class _Known(BackupRepository):
 class Repositories:
     """`caches`: a folder for what is copied of repositories so that it need not be fetched again; None: nothing is.
     `allowed_hosts`: where peers may be, as the setting source_allowed_hosts says. `authors`: who signs points, and who is
-    known; None: nobody."""
+    known; None: nobody. `reading`: who reads what manifests say."""
 
     def __init__(
         self,
@@ -46,10 +47,11 @@ class Repositories:
         caches: Path | None = None,
         allowed_hosts: tuple[str, ...] = (),
         authors: Authors | None = None,
+        reading: Reading = HERE,
     ) -> None:
         self.authors = authors or Authors()
         self._rows, self._host, self._keyring, self._caches = rows, host, keyring, caches
-        self._allowed_hosts = allowed_hosts
+        self._allowed_hosts, self._reading = allowed_hosts, reading
         self._open: dict[UUID, Repository] = {}
         self._lock, self._changing = threading.Lock(), threading.RLock()
 
@@ -108,7 +110,9 @@ class Repositories:
             opened = self._open.get(repository_id)
             if opened is None:
                 cache = None if self._caches is None else self._caches / f"{repository_id}.footers"
-                opened = Repository(self._folder_of(repository_id), self._key(repository_id), cache=cache)
+                opened = Repository(
+                    self._folder_of(repository_id), self._key(repository_id), cache=cache, reading=self._reading
+                )
                 self._open[repository_id] = opened
             elif isinstance(opened.folder, HostFolder):
                 opened.folder.check()

@@ -232,13 +232,16 @@ class Backups:
         """Register the points that are there and not known: all, or those of that run."""
         repository = self.repositories.opened(known.id)
         kept, unknown = repository.kept_ids(), set(repository.point_ids()) - {point.id for point in self.points.all()}
-        for point_id in unknown:
+        for point_id, found in repository.read_all(unknown):
             try:
-                signed_by = self.repositories.authors.signer(repository, point_id)
-                point = point_of(repository.manifest(point_id), known, stored_bytes=0, signed_by=signed_by)
+                if isinstance(found, SynvirtError):
+                    raise found
+                unread, manifest = found
+                signed_by = self.repositories.authors.signer(unread)
             except SynvirtError as error:
                 _log.warning("a restore point cannot be read", point=str(point_id), detail=error.detail)
                 continue
+            point = point_of(manifest, known, stored_bytes=0, signed_by=signed_by)
             if run is None or point.run_id == run.id:
                 self.points.put(point.model_copy(update={"protected": point_id in kept}))
 

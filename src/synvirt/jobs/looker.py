@@ -20,7 +20,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ MEMORY_BYTES = 2 * GIB
 CPU_S = 30
 # What a program says on its standard error, and no more.
 WRITTEN_BYTES = MIB
-# An order is a path and a place: far below.
-ORDER_BYTES_MAX = MIB
+# An order is a path and a place: far below. Behind it may come what is read: a manifest has 64 MiB at most.
+ORDER_BYTES_MAX = 65 * MIB
+# A page of a folder with a thousand long names is 8 MiB.
+ANSWER_BYTES_MAX = 32 * MIB
 # After the service should have ended the child, and where it has not.
 ALARM_LATER_S = 10
 PLAIN, WITH_PROGRAMS = b"-", b"p"
@@ -45,11 +48,12 @@ PLAIN, WITH_PROGRAMS = b"-", b"p"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """`what`: browse, inspect, detect, manifest, open_disk. `kind`: the importer, where it is known; `vm`: which of several
-    machines; `programs`: the reader needs one (qemu-nbd, Samba's client)."""
+    """`what`: browse, inspect, detect, manifest, open_disk; or a kind of `points.py`, which has no `root`: it reads the
+    `contents`, and `path` is how errors call them. `kind`: the importer, where it is known; `vm`: which of several machines;
+    `programs`: the reader needs one (qemu-nbd, Samba's client)."""
 
     what: str
-    root: Root
+    root: Root | None
     path: str
     within_s: float
     vm: str | None = None
@@ -58,19 +62,40 @@ class Look:
     limit: int = 0
     cursor: str | None = None
     programs: bool = False
+    contents: tuple[bytes, ...] = field(default=(), repr=False)
 
-    def line(self) -> bytes:
+    @property
+    def answer_bytes_max(self) -> int:
+        """An element of XML takes 6 times its length in JSON."""
+        size = sum(map(len, self.contents))
+        return min(MIB + 6 * size, ANSWER_BYTES_MAX + 2 * size) if self.root is None else ANSWER_BYTES_MAX
+
+    def order(self) -> bytes:
         """File names need not be UTF-8: JSON escapes carry what pydantic would refuse."""
-        root = {"remote": asdict(self.root)} if isinstance(self.root, Remote) else {"path": str(self.root)}
-        fields = {name: getattr(self, name) for name in self.__slots__ if name != "root"}
-        return json.dumps({**fields, "root": root}).encode()
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("root", "contents")}
+        line = json.dumps({**fields, "root": _said_root(self.root), "contents": [len(one) for one in self.contents]})
+        return b"".join((line.encode(), b"\n", *self.contents))
 
     @classmethod
-    def read(cls, line: bytes) -> "Look":
-        """The look that `line` asks for, as its writer encoded it (JSON)."""
+    def read(cls, order: bytes | bytearray) -> "Look":
+        """The look that `order` asks for, as `order()` encoded it."""
+        line, _, rest = order.partition(b"\n")
         fields = json.loads(line)
-        root = fields.pop("root")
-        return cls(**fields, root=_remote(root["remote"]) if "remote" in root else Path(root["path"]))
+        ends = list(accumulate(fields.pop("contents")))
+        contents = tuple(bytes(rest[start:end]) for start, end in zip([0, *ends], ends, strict=False))
+        return cls(**{**fields, "root": _root(fields["root"]), "contents": contents})
+
+
+def _said_root(root: Root | None) -> dict[str, Any] | None:
+    if root is None:
+        return None
+    return {"remote": asdict(root)} if isinstance(root, Remote) else {"path": str(root)}
+
+
+def _root(said: dict[str, Any] | None) -> Root | None:
+    if said is None:
+        return None
+    return _remote(said["remote"]) if "remote" in said else Path(said["path"])
 
 
 def _remote(fields: dict[str, Any]) -> Remote:
@@ -79,10 +104,12 @@ def _remote(fields: dict[str, Any]) -> Remote:
 
 
 def cage_of(look: Look, folder: str | None) -> Cage:
-    """The root that all of a machine's files lie below, and nothing else; a network for a file elsewhere. `folder`: its own,
-    for the sockets of programs."""
+    """The root that all of a machine's files lie below, and nothing else; a network for a file elsewhere; no file at all, where
+    the order brings what is read. `folder`: its own, for the sockets of programs."""
     remote = look.root if isinstance(look.root, Remote) else None
-    if remote is None:
+    if look.root is None:
+        reads = []
+    elif remote is None:
         reads = [str(look.root), str(Path(str(look.root)).resolve())]
     else:
         reads = [remote.ca_file] if remote.ca_file else []
@@ -104,12 +131,15 @@ def cage_of(look: Look, folder: str | None) -> Cage:
 def _look(look: Look) -> str:
     """The answer's model, as JSON."""
     from synvirt.disks.roots import connected
+    from synvirt.jobs import points
     from synvirt.jobs.orders import OpenedBeneath
     from synvirt.model.kinds import OfflineKind
     from synvirt.offline import browsing
     from synvirt.offline.registry import detect, importer_for
     from synvirt.offline.several import choosing
 
+    if look.root is None:
+        return points.answered(look.what, look.contents)
     match look.what:
         case "browse":
             found = browsing.browse(Path(str(look.root)), look.path, limit=look.limit, cursor=look.cursor)
@@ -150,7 +180,7 @@ def child(channel: socket.socket, folder: str | None, answered: Callable[[Look],
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     _close_all_but(channel.fileno())
-    order = b""
+    order = bytearray()
     while part := channel.recv(1 << 16):
         order += part
         if len(order) > ORDER_BYTES_MAX:
@@ -259,6 +289,7 @@ def preload() -> None:
     import synvirt.disks.xva.reader
     import synvirt.disks.xva.stream
     import synvirt.jobs.orders
+    import synvirt.jobs.points
     import synvirt.offline.browsing
     import synvirt.remote.http
     import synvirt.remote.reading

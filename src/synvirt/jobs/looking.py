@@ -50,8 +50,6 @@ from synvirt.offline.several import choosing
 from synvirt.remote import Remote
 from synvirt.sizes import MIB
 
-# A page of a folder with a thousand long names is 8 MiB.
-ANSWER_BYTES_MAX = 32 * MIB
 # A look at a file of this host takes milliseconds, on a slow share a second; a share that hangs is reported.
 HERE_WITHIN_S = 60.0
 # Beyond the time that the child itself keeps to when it reads elsewhere.
@@ -325,7 +323,7 @@ class _Looker:
                 raise _LookerGone from error
             stack.callback(os.close, pidfd)
             stack.callback(_end, pidfd)
-            content = _converse(channel, look.line(), deadline)
+            content = _converse(channel, look.order(), deadline, look.answer_bytes_max)
             if content is None:
                 raise _late(look)
             if not content:
@@ -341,15 +339,15 @@ def _pidfd(status: socket.socket) -> int:
     return descriptors[0]
 
 
-def _converse(channel: socket.socket, order: bytes, deadline: float) -> bytes | None:
-    """All that the child says to its order. None, where it has not ended in time."""
+def _converse(channel: socket.socket, order: bytes, deadline: float, most: int) -> bytes | None:
+    """All that the child says to its order, if that is no more than `most` bytes. None, where it has not ended in time."""
     answer = bytearray()
     try:
         channel.settimeout(max(0.001, deadline - time.monotonic()))
         with suppress(BrokenPipeError, ConnectionResetError):
             channel.sendall(order)
             channel.shutdown(socket.SHUT_WR)
-        while len(answer) <= ANSWER_BYTES_MAX:
+        while len(answer) <= most:
             channel.settimeout(max(0.001, deadline - time.monotonic()))
             part = channel.recv(1 << 20)
             if not part:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from synvirt.backups.service import Backups
+    from synvirt.jobs.looking import CagedLooking
     from synvirt.migrations.rooms import Rooms
     from synvirt.settings import Settings
     from synvirt.store import Store
 
 
-def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms") -> "Backups":
+def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: "Rooms", looking: "CagedLooking") -> "Backups":
     """The backups of this host, with runs and schedule started; `stack` ends them."""
     from synvirt.backups.authors import Authors
     from synvirt.backups.limits import Limits
@@ -22,6 +23,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
     from synvirt.backups.sources import guest as source
     from synvirt.backups.sources.ways import scratch_folder, sources_of, tpm_folder
     from synvirt.backups.working import Working
+    from synvirt.jobs.points import CagedPoints
     from synvirt.kvm.connection import Connection
     from synvirt.proof.signing import HostKey
 
@@ -29,6 +31,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
     connection = Connection(settings.hypervisor_uri, lambda: None)
     stack.callback(connection.close)
     guests = stack.enter_context(source.running(sources_of(connection, store.backups, host=settings.host_id)))
+    points = CagedPoints(looking)
     backups = Backups(
         store.backups,
         Repositories(
@@ -38,6 +41,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
             caches=settings.data_dir / "backups",
             allowed_hosts=settings.source_allowed_hosts,
             authors=Authors(HostKey(settings.keyring_dir / "receipts.key", settings.host_id), settings.backup_signers),
+            reading=points,
         ),
         host=settings.host_id,
         open_guest=guests.open,
@@ -45,7 +49,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
         forget_job=guests.forget,
         working=Working(rooms.workers, threads=settings.copy_threads),
         journals=settings.data_dir / "backups",
-        offers=offers_of(settings),
+        offers=offers_of(settings, points),
         limits=Limits(
             rooms.slots,
             settings.host_id,
@@ -64,6 +68,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
             screens=settings.data_dir / "boot-tests",
             boot_timeout_s=settings.boot_timeout_s,
             alone=guests.alone,
+            read_xml=points.domain_xml,
         ),
     )
     return stack.enter_context(running(backups))

@@ -120,7 +120,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         fleet, carrying = make_fleet(stack, settings, rooms, intake, about, sources=sources, keyring=keyring)
         checkup = Checkup(settings)
         checkup.begin()
-        backups = make_backups(stack, settings, store, rooms)
+        backups = make_backups(stack, settings, store, rooms, looking)
         kinds += [rehearsals, carrying, backups]
         app = create_app(
             intake,

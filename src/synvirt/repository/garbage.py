@@ -118,8 +118,8 @@ def _look(repository: Repository, now: float) -> _Seen:
 def _needed(repository: Repository) -> Iterator[bytes]:
     """Each page, and each page's chunks, of all points. A chunk of several pages comes several times."""
     seen: set[str] = set()
-    for point_id in repository.point_ids():
-        for disk in repository.shown(point_id).disks:
+    for shown in repository.shown_all(repository.point_ids()):
+        for disk in shown.disks:
             for page in {*disk.pages} - seen:
                 seen.add(page)
                 if (name := bytes.fromhex(page)) != NONE:

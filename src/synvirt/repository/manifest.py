@@ -13,12 +13,14 @@ The last field of what line 2 seals may be a signature, of all that stands befor
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable, Iterator
-from typing import Annotated, Literal
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol, TypeVar
 from uuid import UUID
 
 from blake3 import blake3
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
 from synvirt.errors import RepositoryDamaged
 from synvirt.model.values import Bytes, Model, Time
@@ -34,7 +36,12 @@ NONE = bytes(NAME_BYTES)
 # A disk of 64 TiB has 4 MiB of page names; a guest has few such disks.
 MANIFEST_BYTES_MAX = 64 * MIB
 _SIGNATURE = b',"signature":'
+# As `written` leaves it: found without reading the JSON that it ends.
+_SIGNED = re.compile(rb'\{"key":"([A-Za-z0-9+/=@._ -]{1,1000})","sshsig":"((?:[A-Za-z0-9+/= -]|\\n){1,4000})"\}\}')
+# Of manifests that are read at once.
+BATCH_BYTES, BATCH_MAX = 8 * MIB, 1000
 
+Read = TypeVar("Read", bound=BaseModel)
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -110,6 +117,37 @@ class Manifest(Model):
     shown: Shown
     sealed: Sealed
 
+    def signed(self, signature: Signature | None) -> "Manifest":
+        return self.model_copy(update={"sealed": self.sealed.model_copy(update={"signature": signature})})
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A manifest that is whole and decrypted, but not parsed: a `Reading` does that. `inside`: what line 2 seals, as it was
+    signed; None, where nobody had the key."""
+
+    point_id: str
+    shown: bytes
+    inside: bytes | None = None
+    signature: Signature | None = None
+
+    @property
+    def statement(self) -> bytes:
+        """What its signature must be of."""
+        return statement(self.point_id, _digest(self.shown, self.inside or b""))
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.shown) + len(self.inside or b"")
+
+
+class Reading(Protocol):
+    """Parses manifests: each becomes what it says, or the error that is wrong with it, in the order given. Manifests may be
+    hostile: a service has them parsed by a confined child (jobs/points.py)."""
+
+    def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]: ...
+    def shown(self, many: Sequence[Unread]) -> list[Shown | RepositoryDamaged]: ...
+
 
 def chunks_of(size_bytes: int) -> int:
     return -(-size_bytes // CHUNK_BYTES)
@@ -142,55 +180,78 @@ def written(manifest: Manifest, keys: Keys | KeyRing, sign: Sign = lambda digest
     return body + blake3(body).hexdigest().encode() + b"\n"
 
 
-def shown_of(point_id: str, content: bytes) -> Shown:
-    """What anyone can read, checked against line 3. RepositoryDamaged."""
-    return _parsed(point_id, content)[0]
+# ── the bytes, before anything is parsed ─────────────────────────────────────────────────────────────────────────────
 
 
-def opened(point_id: str, content: bytes, keys: Keys | KeyRing) -> Manifest:
-    """RepositoryDamaged."""
-    shown, line, sealed = _parsed(point_id, content)
-    plain = keys.unseal(sealed, belongs_to=line, what=f"restore point {point_id}")
+def unread(point_id: str, content: bytes, keys: Keys | KeyRing | None = None) -> Unread:
+    """With `keys` it was written by somebody who has one of them, else by anybody. RepositoryDamaged."""
+    lines = content.split(b"\n", 4)
+    if len(lines) != 4 or lines[3] or blake3(b"\n".join(lines[:2]) + b"\n").hexdigest().encode() != lines[2]:
+        raise _damaged(point_id, "its bytes are not those that were written")
     try:
-        inside = Sealed.model_validate_json(plain)
-    except ValidationError as error:
-        raise _damaged(point_id, "what it seals is not complete") from error
-    if [one.size_bytes for one in inside.disks] != [one.size_bytes for one in shown.disks]:
-        raise _damaged(point_id, "its disks are not those that it seals")
-    return Manifest(shown=shown, sealed=inside)
+        sealed = base64.b64decode(lines[1], validate=True)
+    except binascii.Error as error:
+        raise _damaged(point_id, "it is none of ours") from error
+    if keys is None:
+        return Unread(point_id, lines[0])
+    plain = keys.unseal(sealed, belongs_to=lines[0], what=f"restore point {point_id}")
+    before, mark, last = plain.rpartition(_SIGNATURE)
+    if not mark:
+        return Unread(point_id, lines[0], plain)
+    # What is read is what is signed, and nothing else: it stands at the end, once.
+    found = _SIGNED.fullmatch(last)
+    if found is None or _SIGNATURE in before:
+        raise _damaged(point_id, "its signature is not at its end")
+    key, sshsig = (part.decode().replace("\\n", "\n") for part in found.groups())
+    return Unread(point_id, lines[0], before + b"}", Signature(key=key, sshsig=sshsig))
 
 
-def signed(point_id: str, content: bytes, keys: Keys | KeyRing) -> tuple[Signature | None, bytes]:
-    """The signature as it stands there, unchecked, and the statement that it must be of. RepositoryDamaged."""
-    signature = opened(point_id, content, keys).sealed.signature
-    _, line, sealed = _parsed(point_id, content)
-    plain = keys.unseal(sealed, belongs_to=line, what=f"restore point {point_id}")
-    if signature is None:
-        return None, statement(point_id, _digest(line, plain))
-    before, _, last = plain.rpartition(_SIGNATURE)
-    # Of what somebody else wrote, what is signed must be what is read: nothing stands behind it, or in it a second time.
-    try:
-        whole = Sealed.model_validate_json(before + b"}")
-        alone = Signature.model_validate_json(last[:-1])
-    except ValidationError as error:
-        raise _damaged(point_id, "its signature is not at its end") from error
-    if whole.model_copy(update={"signature": alone}) != Sealed.model_validate_json(plain) or whole.signature is not None:
-        raise _damaged(point_id, "its signature is not of all of it")
-    return signature, statement(point_id, _digest(line, before + b"}"))
+def in_batches(many: Iterable[Unread]) -> Iterator[list[Unread]]:
+    """As many at once as a `Reading` is asked for."""
+    batch, size = list[Unread](), 0
+    for one in many:
+        if batch and (size + one.size_bytes > BATCH_BYTES or len(batch) >= BATCH_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += one.size_bytes
+    if batch:
+        yield batch
 
 
 def _digest(shown: bytes, inside: bytes) -> str:
     return hashlib.sha256(shown + b"\n" + inside).hexdigest()
 
 
-def _parsed(point_id: str, content: bytes) -> tuple[Shown, bytes, bytes]:
-    lines = content.split(b"\n")
-    if len(lines) != 4 or lines[3] or blake3(b"\n".join(lines[:2]) + b"\n").hexdigest().encode() != lines[2]:
-        raise _damaged(point_id, "its bytes are not those that were written")
+# ── what it says ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Here:
+    """Parses in this process: a worker, which is confined, or the command line."""
+
+    def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]:
+        return [_or_wrong(read, one) for one in many]
+
+    def shown(self, many: Sequence[Unread]) -> list[Shown | RepositoryDamaged]:
+        return [_or_wrong(read_shown, one) for one in many]
+
+
+HERE = _Here()
+
+
+def _or_wrong(read: Callable[[Unread], Read], one: Unread) -> Read | RepositoryDamaged:
     try:
-        shown = Shown.model_validate_json(lines[0])
-        sealed = base64.b64decode(lines[1], validate=True)
-    except (ValidationError, binascii.Error) as error:
+        return read(one)
+    except RepositoryDamaged as error:
+        return error
+
+
+def read_shown(one: Unread) -> Shown:
+    """What anyone can read. RepositoryDamaged."""
+    point_id = one.point_id
+    try:
+        shown = Shown.model_validate_json(one.shown)
+    except ValidationError as error:
         raise _damaged(point_id, "it is none of ours") from error
     if shown.format != FORMAT:
         raise _damaged(point_id, f"its format is {shown.format}, and this version reads {FORMAT}")
@@ -198,8 +259,29 @@ def _parsed(point_id: str, content: bytes) -> tuple[Shown, bytes, bytes]:
         raise _damaged(point_id, f"it is that of {shown.id} under another's name")
     if any(len(disk.pages) != -(-chunks_of(disk.size_bytes) // PAGE_CHUNKS) for disk in shown.disks):
         raise _damaged(point_id, "a disk's pages do not fit its size")
-    return shown, lines[0], sealed
+    return shown
+
+
+def read(one: Unread) -> Manifest:
+    """RepositoryDamaged."""
+    shown = read_shown(one)
+    try:
+        inside = Sealed.model_validate_json(one.inside or b"")
+    except ValidationError as error:
+        raise _damaged(one.point_id, "what it seals is not complete") from error
+    if inside.signature is not None:
+        raise _damaged(one.point_id, "its signature is not at its end")
+    if [disk.size_bytes for disk in inside.disks] != [disk.size_bytes for disk in shown.disks]:
+        raise _damaged(one.point_id, "its disks are not those that it seals")
+    return Manifest(shown=shown, sealed=inside).signed(one.signature)
 
 
 def _damaged(point_id: str, why: str) -> RepositoryDamaged:
     return RepositoryDamaged(f"the manifest of restore point {point_id} is damaged: {why}")
+
+
+def sound(found: Read | RepositoryDamaged) -> Read:
+    """What a `Reading` has read. RepositoryDamaged, where that is what it says."""
+    if isinstance(found, RepositoryDamaged):
+        raise found
+    return found

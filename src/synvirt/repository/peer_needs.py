@@ -4,7 +4,7 @@ A pack that holds what a point needs may go only where the very same frame, read
 that only says in its footer that it has a chunk saves nobody from keeping the one that has.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,10 @@ from synvirt.repository.manifest import NONE
 
 
 class Needs:
-    """Not safe from several threads. `cache`: a file for copies of footers."""
+    """Not safe from several threads. `cache`: a file for copies of footers. `reading`: who reads what manifests say."""
 
-    def __init__(self, folder: Folder, cache: Path | None = None) -> None:
-        self._folder, self._index = folder, Index(folder, cache)
+    def __init__(self, folder: Folder, cache: Path | None = None, *, reading: manifests.Reading = manifests.HERE) -> None:
+        self._folder, self._index, self._reading = folder, Index(folder, cache), reading
         self._points: frozenset[str] | None = None
         # By the first 8 bytes of the names; who is taken for needed by mistake stays.
         self._needed: Words = np.empty(0, np.uint64)
@@ -48,17 +48,22 @@ class Needs:
         )
         if points == self._points:
             return
-        pages = {page for point in sorted(points) for page in self._pages(point)} - {NONE}
+        pages = {*self._pages(points)} - {NONE}
         found = [prefixes_of(b"".join(sorted(pages)))]
         for page in pages:
             found += [prefixes_of(content) for content in self._contents(page)]
         self._needed = np.unique(np.concatenate(found))
         self._points = points
 
-    def _pages(self, point: str) -> Iterator[bytes]:
-        content = self._folder.read(f"{manifests.FOLDER}/{point}")
-        for disk in manifests.shown_of(point.removesuffix(manifests.SUFFIX), content).disks:
-            yield from map(bytes.fromhex, disk.pages)
+    def _pages(self, points: Iterable[str]) -> Iterator[bytes]:
+        unread = (
+            manifests.unread(point.removesuffix(manifests.SUFFIX), self._folder.read(f"{manifests.FOLDER}/{point}"))
+            for point in sorted(points)
+        )
+        for batch in manifests.in_batches(unread):
+            for found in self._reading.shown(batch):
+                for disk in manifests.sound(found).disks:
+                    yield from map(bytes.fromhex, disk.pages)
 
     def _contents(self, page: bytes) -> Iterator[bytes]:
         """All that goes by this name: which one is the page, only its owner can tell."""

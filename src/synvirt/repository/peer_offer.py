@@ -47,13 +47,12 @@ _HEX64 = "[0-9a-f]{64}"
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 # Of each kind of file: its name, and how large it may be.
 _KINDS: dict[str, tuple[re.Pattern[str], int]] = {
-    "header": (re.compile(repository.HEADER), 64 * KIB),
+    "header": (re.compile(repository.HEADER), repository.HEADER_BYTES_MAX),
     "pack": (re.compile(rf"packs/{_HEX64}\.pack"), packs.PACK_BYTES),
     "point": (re.compile(rf"points/{_UUID}\.point"), manifests.MANIFEST_BYTES_MAX),
     "kept": (re.compile(rf"points/{_UUID}\.kept"), 0),
     "key": (re.compile(rf"{key_change.FOLDER}/{_HEX64}"), key_change.CHANGE_BYTES_MAX),
-    # A line of 70 bytes for each pack of 64 MiB: those of 12 TiB.
-    "condemned": (re.compile(rf"condemned/{_HEX64}"), 16 * MIB),
+    "condemned": (re.compile(rf"condemned/{_HEX64}"), repository.CONDEMNED_BYTES_MAX),
 }
 # What a file takes at least, of blocks and of names: a quota holds for a million empty ones, too.
 FILE_BYTES_MIN = 4 * KIB
@@ -73,7 +72,7 @@ class Held:
 
 class Offer:
     """Safe from several threads; one of them for each folder. `keep_s`: how long a point stays at least. `quota_bytes`: how
-    much may lie there, what is on its way counted."""
+    much may lie there, what is on its way counted. `reading`: who reads what the other host's manifests say."""
 
     def __init__(
         self,
@@ -83,9 +82,10 @@ class Offer:
         clock: Callable[[], float] = time.time,
         cache: Path | None = None,
         quota_bytes: int | None = None,
+        reading: manifests.Reading = manifests.HERE,
     ) -> None:
         self._path, self.keep_s, self._clock, self._cache = path, keep_s, clock, cache
-        self.quota_bytes = quota_bytes
+        self.quota_bytes, self._reading = quota_bytes, reading
         self._lock = threading.RLock()
         self._used: int | None = None
         self._coming = 0
@@ -201,9 +201,9 @@ class Offer:
 
     def take(self, folder: HostFolder, unfinished: str, name: str, length: int, digest: str) -> None:
         """What was received whole and is durable gets its name. What is there already, and whole, stays."""
-        _check(folder, unfinished, name, length, digest)
+        _check(folder, unfinished, name, length, digest, reading=self._reading)
         with self._lock:
-            there = _digest_of(folder, name)
+            there = _digest_of(folder, name, self._reading)
             if there is None and _kind(name)[0] == "key" and len(folder.entries(key_change.FOLDER)) >= key_change.CHANGES_MAX:
                 raise BackupConflict(f"the key of a repository changes {key_change.CHANGES_MAX} times at most")
             if there is None:
@@ -239,7 +239,7 @@ class Offer:
             if kind == "pack":
                 from synvirt.repository.peer_needs import Needs
 
-                self._needs = self._needs or Needs(folder, self._cache)
+                self._needs = self._needs or Needs(folder, self._cache, reading=self._reading)
                 self._needs.check_unneeded(entry.name)
             self._delete(folder, name, entry)
 
@@ -300,18 +300,18 @@ class Receiving:
             self._folder.delete(self._unfinished)
 
 
-def _digest_of(folder: HostFolder, name: str) -> str | None:
+def _digest_of(folder: HostFolder, name: str, reading: manifests.Reading) -> str | None:
     """None, where there is no such file, or one that is damaged: what was checked may take its place."""
     try:
         content = folder.read(name)
         digest = blake3(content).hexdigest()
-        _check(folder, name, name, len(content), digest)
+        _check(folder, name, name, len(content), digest, reading=reading)
     except (RepositoryDamaged, BackupBadRequest):
         return None
     return digest
 
 
-def _check(folder: HostFolder, file: str, name: str, length: int, digest: str) -> None:
+def _check(folder: HostFolder, file: str, name: str, length: int, digest: str, *, reading: manifests.Reading) -> None:
     """The bytes are those of a file of this name. BackupBadRequest."""
     kind, _ = _kind(name)
     inside = name.rpartition("/")[2]
@@ -324,7 +324,8 @@ def _check(folder: HostFolder, file: str, name: str, length: int, digest: str) -
         elif kind == "key":
             sound = key_change.parsed(inside, folder.read(file)).check == inside
         elif kind == "point":
-            manifests.shown_of(inside.removesuffix(manifests.SUFFIX), folder.read(file))
+            unread = manifests.unread(inside.removesuffix(manifests.SUFFIX), folder.read(file))
+            manifests.sound(reading.shown([unread])[0])
             sound = True
         else:
             sound = kind == "kept" or bool(repository.header_in(folder.read(file)))

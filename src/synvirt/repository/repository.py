@@ -10,7 +10,7 @@ changed in place. What is in memory is an index (index.py) of the packs' footers
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,12 +18,13 @@ from uuid import UUID, uuid4
 
 from blake3 import blake3
 
-from synvirt.errors import BackupConflict, BackupNotFound, RepositoryDamaged, RepositoryKeyWrong
+from synvirt.errors import BackupConflict, BackupNotFound, RepositoryDamaged, RepositoryKeyWrong, SynvirtError
 from synvirt.repository import key_change, packs
 from synvirt.repository import manifest as manifests
 from synvirt.repository.folder import UNFINISHED, Folder, put
 from synvirt.repository.keys import CHUNK_BYTES, KeyRing, Keys
-from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, Manifest, Shown
+from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, Manifest, Shown, Unread
+from synvirt.sizes import KIB, MIB
 
 if TYPE_CHECKING:  # numpy comes with it: a service without a repository does without both
     from synvirt.repository.index import Place
@@ -32,8 +33,11 @@ Read = TypeVar("Read")
 
 FORMAT = 1
 HEADER = "repository"
+# It has some 300. A list of packs that are to be removed has 70 for each of 64 MiB: those of 12 TiB.
+HEADER_BYTES_MAX, CONDEMNED_BYTES_MAX = 64 * KIB, 16 * MIB
 CONDEMNED_FOLDER = "condemned"
 KEPT_SUFFIX = ".kept"
+_LISTED_AGAIN = "remove it: what is not needed is listed again"
 FOLDERS = (packs.FOLDER, manifests.FOLDER, CONDEMNED_FOLDER, key_change.FOLDER, UNFINISHED)
 
 
@@ -74,7 +78,10 @@ def change_key(folder: Folder, old: bytes, new: bytes) -> None:
 
 def header_of(folder: Folder) -> dict[str, Any]:
     """RepositoryDamaged, where there is none, or none of ours."""
-    return header_in(folder.read(HEADER))
+    size = next((entry.size_bytes for entry in folder.entries("") if entry.name == HEADER), None)
+    if size is not None and size > HEADER_BYTES_MAX:
+        raise RepositoryDamaged(f"the file «{HEADER}» of the repository has {size} bytes")
+    return header_in(folder.read(HEADER, 0, size))
 
 
 def header_in(content: bytes) -> dict[str, Any]:
@@ -82,7 +89,13 @@ def header_in(content: bytes) -> dict[str, Any]:
     line, _, rest = content.partition(b"\n")
     if rest != blake3(line + b"\n").hexdigest().encode() + b"\n":
         raise RepositoryDamaged(f"the file «{HEADER}» of the repository has changed")
-    found: dict[str, Any] = json.loads(line)
+    try:
+        found: dict[str, Any] = json.loads(line)
+        is_ours = bool(UUID(found["id"])) and isinstance(found["key_check"], str)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        is_ours = False
+    if not is_ours:
+        raise RepositoryDamaged(f"the file «{HEADER}» of the repository is none of ours")
     if found.get("format") != FORMAT:
         raise RepositoryDamaged(f"the repository's format is {found.get('format')}, and this version reads {FORMAT}")
     return found
@@ -92,14 +105,18 @@ class Repository:
     """Safe from several threads. `unreadable`: packs whose footers are damaged, and why.
 
     `cache`: a file of this host for copies of the packs' footers, so that opening it again fetches what is new alone.
+    `reading`: who reads what manifests say.
     """
 
-    def __init__(self, folder: Folder, master: bytes, *, cache: Path | None = None) -> None:
+    def __init__(
+        self, folder: Folder, master: bytes, *, cache: Path | None = None, reading: manifests.Reading = manifests.HERE
+    ) -> None:
         from synvirt.repository.index import Index
 
         header = header_of(folder)
         self.folder, self.keys = folder, KeyRing(key_change.masters(folder, header["key_check"], master))
         self.id = UUID(header["id"])
+        self._reading = reading
         self.unreadable: dict[str, str] = {}
         self.index = Index(folder, cache)
         self._condemned: frozenset[str] = frozenset()
@@ -183,31 +200,58 @@ class Repository:
 
     def manifest(self, point_id: UUID) -> Manifest:
         """BackupNotFound, RepositoryDamaged."""
-        return manifests.opened(str(point_id), self._manifest_bytes(point_id), self.keys)
+        return manifests.sound(self._reading.manifests([self.unread(point_id)])[0])
+
+    def unread(self, point_id: UUID) -> Unread:
+        """Its manifest, decrypted and not parsed. BackupNotFound, RepositoryDamaged."""
+        return self._opened(point_id, self._manifest_sizes(), self.keys)
+
+    def read_all(self, point_ids: Iterable[UUID]) -> Iterator[tuple[UUID, tuple[Unread, Manifest] | SynvirtError]]:
+        """Each point's manifest, or what is wrong with it; in no order."""
+        sizes, failed = self._manifest_sizes(), list[tuple[UUID, SynvirtError]]()
+
+        def unread() -> Iterator[Unread]:
+            for point_id in point_ids:
+                try:
+                    yield self._opened(point_id, sizes, self.keys)
+                except SynvirtError as error:
+                    failed.append((point_id, error))
+
+        for batch in manifests.in_batches(unread()):
+            for one, found in zip(batch, self._reading.manifests(batch), strict=True):
+                yield UUID(one.point_id), found if isinstance(found, RepositoryDamaged) else (one, found)
+        yield from failed
+
+    def shown_all(self, point_ids: Iterable[UUID]) -> Iterator[Shown]:
+        """What anyone can read of these points, in order. BackupNotFound, RepositoryDamaged: of any of them."""
+        sizes = self._manifest_sizes()
+        for batch in manifests.in_batches(self._opened(point_id, sizes, None) for point_id in point_ids):
+            yield from map(manifests.sound, self._reading.shown(batch))
+
+    def shown(self, point_id: UUID) -> Shown:
+        """BackupNotFound, RepositoryDamaged."""
+        return next(self.shown_all([point_id]))
 
     def is_current(self, point_id: UUID) -> bool:
         """It was written with the key that is the newest now. BackupNotFound."""
         try:
-            manifests.opened(str(point_id), self._manifest_bytes(point_id), self.keys.newest)
+            self._opened(point_id, self._manifest_sizes(), self.keys.newest)
         except RepositoryDamaged:
             return False
         return True
 
-    def signed(self, point_id: UUID) -> tuple[manifests.Signature | None, bytes]:
-        """As `manifest.signed`. BackupNotFound, RepositoryDamaged."""
-        return manifests.signed(str(point_id), self._manifest_bytes(point_id), self.keys)
+    def _manifest_sizes(self) -> dict[str, int]:
+        return {entry.name: entry.size_bytes for entry in self.folder.entries(manifests.FOLDER)}
 
-    def shown(self, point_id: UUID) -> Shown:
-        return manifests.shown_of(str(point_id), self._manifest_bytes(point_id))
-
-    def _manifest_bytes(self, point_id: UUID) -> bytes:
+    def _opened(self, point_id: UUID, sizes: dict[str, int], keys: Keys | KeyRing | None) -> Unread:
         name = f"{point_id}{manifests.SUFFIX}"
-        found = {entry.name: entry.size_bytes for entry in self.folder.entries(manifests.FOLDER)}
-        if name not in found:
+        if name not in sizes:
             raise BackupNotFound(f"restore point {point_id} is not in the repository")
-        if found[name] > manifests.MANIFEST_BYTES_MAX:
-            raise RepositoryDamaged(f"the manifest of restore point {point_id} has {found[name]} bytes")
-        return self.folder.read(manifests.file_name(point_id))
+        if sizes[name] > manifests.MANIFEST_BYTES_MAX:
+            raise RepositoryDamaged(f"the manifest of restore point {point_id} has {sizes[name]} bytes")
+        # No more than was seen: the file may have grown since.
+        content = self.folder.read(manifests.file_name(point_id), 0, sizes[name])
+        return manifests.unread(str(point_id), content, keys)
 
     def chunk_names(self, disk: DiskMap) -> bytes:
         """32 bytes a chunk, in the disk's order."""
@@ -295,15 +339,17 @@ def condemned_lists(folder: Folder) -> list[Condemned]:
     found = []
     for entry in folder.entries(CONDEMNED_FOLDER):
         name = f"{CONDEMNED_FOLDER}/{entry.name}"
+        if entry.size_bytes > CONDEMNED_BYTES_MAX:
+            raise RepositoryDamaged(f"the list {name} has {entry.size_bytes} bytes", hint=_LISTED_AGAIN)
         try:
-            content = folder.read(name)
+            content = folder.read(name, 0, entry.size_bytes)
         except RepositoryDamaged:
             if entry.name in {one.name for one in folder.entries(CONDEMNED_FOLDER)}:
                 raise
             continue  # another collection at the same time is done with this one
         if blake3(content).hexdigest() != entry.name:
-            raise RepositoryDamaged(f"the list {name} has changed", hint="remove it: what is not needed is listed again")
-        found.append(Condemned(name, entry.modified_at, tuple(content.decode().split())))
+            raise RepositoryDamaged(f"the list {name} has changed", hint=_LISTED_AGAIN)
+        found.append(Condemned(name, entry.modified_at, tuple(content.decode("latin-1").split())))
     return found
 
 

@@ -76,7 +76,7 @@ class BootTesting:
         restore_host, run_id = self._restore_host, under_way.run.id
         self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
         manifest = repository.manifest(point.id)
-        domain = restoring_domain.foreign(manifest.sealed.domain_xml)
+        domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=restore_host.read_xml)
         name = f"boot-test-{run_id}"
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         new_domain.fit(restore_host, self._ledger, run_id, domain, manifest)

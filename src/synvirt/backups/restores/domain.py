@@ -61,15 +61,24 @@ class Rewritten:
         return ET.SubElement(self.root, "devices") if found is None else found
 
 
-def foreign(xml: str, own: Rewritten | None = None) -> Rewritten:
-    """A restore point's, which anybody may have written. `own`: this host's definition of the same guest, which is trusted."""
-    found = foreign_domain.rebuilt(parsed(xml).root, None if own is None else own.root)
+ReadXml = Callable[[str], ET.Element]
+
+
+def read_here(xml: str) -> ET.Element:
+    """RepositoryDamaged."""
+    return xml_document.parse(xml, "the restore point's domain XML", wrong=RepositoryDamaged)
+
+
+def foreign(xml: str, own: Rewritten | None = None, read: ReadXml = read_here) -> Rewritten:
+    """A restore point's, which anybody may have written. `own`: this host's definition of the same guest, which is trusted.
+    `read`: who reads its XML."""
+    found = foreign_domain.rebuilt(parsed(xml, read).root, None if own is None else own.root)
     return Rewritten(found.root, list(found.left_out), found.firmware, found.console_log)
 
 
-def parsed(xml: str) -> Rewritten:
+def parsed(xml: str, read: ReadXml = read_here) -> Rewritten:
     """What libvirt on this host says, as it is. RepositoryDamaged: it is no domain's XML."""
-    root = xml_document.parse(xml, "the restore point's domain XML", wrong=RepositoryDamaged)
+    root = read(xml)
     if root.tag != "domain":
         raise RepositoryDamaged(f"the restore point's domain XML is that of a {root.tag}")
     root.attrib.pop("id", None)

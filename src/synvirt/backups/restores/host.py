@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from synvirt.backups.restores.domain import ReadXml, read_here
 from synvirt.destinations import Destination
 from synvirt.errors import DiskWriteFailed, Internal
 from synvirt.hypervisor import Hypervisor
@@ -22,7 +23,7 @@ class RestoreHost:
     """`destinations`: by name, the default first. `tpm_folder`: where libvirt keeps its emulated TPMs, each in a folder of its
     domain's UUID. `scratch`: the folder of boot tests, with a path short enough for Unix sockets; both are asked when they
     are needed. `screens`: where their pictures stay. `alone`: within it no other run uses the guest of that UUID, to back it up
-    for example; Cancelled, once the given function says so."""
+    for example; Cancelled, once the given function says so. `read_xml`: parses the XML of points' domains."""
 
     hypervisor: Hypervisor
     connection: Connection
@@ -32,6 +33,7 @@ class RestoreHost:
     screens: Path
     boot_timeout_s: float
     alone: Callable[[str, Callable[[], bool]], contextlib.AbstractContextManager[None]]
+    read_xml: ReadXml = read_here
 
     def give(self, path: Path, users: tuple[str, ...]) -> None:
         """As `handing.give`. DiskWriteFailed."""

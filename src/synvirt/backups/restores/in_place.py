@@ -158,7 +158,7 @@ class InPlace:
         """The point's definition with the disks where they lie now. libvirt is asked for its judgement before anything is
         written. HostLacks."""
         now = _definition(domain)
-        then = restoring_domain.foreign(manifest.sealed.domain_xml, own=now)
+        then = restoring_domain.foreign(manifest.sealed.domain_xml, now, self._restore_host.read_xml)
         with translated(Internal, "the hypervisor does not say how the guest is"):
             before, name = _xml(domain), domain.name()
         restoring_domain.renamed(then, name)
@@ -221,7 +221,7 @@ class _Restored:
                 staged.write_bytes(base64.b64decode(manifest.sealed.nvram))
         if manifest.sealed.tpm:
             folder = self._restore_host.tpm_folder() / self._domain.UUIDString()
-            for path, content in new_domain.tpm_files(folder, manifest):
+            for path, content in new_domain.tpm_files(self._restore_host, folder, manifest):
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with self._staged(path) as staged:
                     staged.write_bytes(content)

@@ -58,7 +58,7 @@ class NewDomain:
             return
         if not self._resumed:
             self._check_room(repository, disks)
-        domain = restoring_domain.foreign(manifest.sealed.domain_xml)
+        domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=restore_host.read_xml)
         name = asked.name or point.vm_name
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         restoring_domain.log_console(domain, str(restore_host.hypervisor.console_log(run_id)))
@@ -208,7 +208,7 @@ def put_tpm(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, manifest: M
     folder = restore_host.tpm_folder() / str(run_id)
     ledger.record(run_id, "tpm", str(folder))
     try:
-        for path, content in tpm_files(folder, manifest):
+        for path, content in tpm_files(restore_host, folder, manifest):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.write_bytes(content)
             for one in (folder, path.parent, path):
@@ -217,9 +217,9 @@ def put_tpm(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, manifest: M
         raise DiskWriteFailed(f"the state of the guest's TPM cannot be written: {error.strerror}") from error
 
 
-def tpm_files(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, bytes]]:
+def tpm_files(restore_host: RestoreHost, folder: Path, manifest: Manifest) -> Iterator[tuple[Path, bytes]]:
     """What lies in the folder of an emulated TPM of libvirt's."""
-    root = restoring_domain.parsed(manifest.sealed.domain_xml).root
+    root = restoring_domain.parsed(manifest.sealed.domain_xml, restore_host.read_xml).root
     inner = folder / domain_parts.tpm_folder(root)
     for name, content in (manifest.sealed.tpm or {}).items():
         if "/" not in name and not name.startswith("."):
