@@ -1,4 +1,4 @@
-"""synvirt disk verify: what differs from the ledger is named, and mended from the source, and nothing else is touched."""
+"""synvirt disk verify: what differs from the ledger is named, and repaired from the source, and nothing else is touched."""
 
 import json
 import random
@@ -126,8 +126,8 @@ def test_a_source_that_has_changed_since_mends_nothing_of_what_changed(moved: tu
     flip(source, [200])
     result = disk("verify", "--ledger", ledger, "--repair", source, volume)
     assert result.exit_code == 1
-    assert f"{UNIT_BYTES} bytes at {22 * MIB}: was mended from the source" in result.stdout
-    assert f"{BLOCK_BYTES} bytes at 0: was not mended: the source does not hold" in result.stdout
+    assert f"{UNIT_BYTES} bytes at {22 * MIB}: was repaired from the source" in result.stdout
+    assert f"{BLOCK_BYTES} bytes at 0: was not repaired: the source does not hold" in result.stdout
     left = volume.read_bytes()
     assert left[22 * MIB] == content[22 * MIB]
     assert left[100] == content[100] ^ 0x40
@@ -188,7 +188,7 @@ def test_what_the_volume_cannot_read_is_written_anew(moved: tuple[Path, Path, Pa
     plain = open_file_writer(str(volume), SIZE)
     writer = Mending(plain.descriptor, "volume.raw", SIZE, zeroings=())
     found = repair(rows, open_reader(RawSpec(path=str(source))), reader, writer)
-    assert [(one.start, one.length) for one in found.mended] == [(20 * MIB, BLOCK_BYTES)]
+    assert [(one.start, one.length) for one in found.written] == [(20 * MIB, BLOCK_BYTES)]
     assert volume.read_bytes() == content
     reader.close()
     writer.close()
@@ -202,9 +202,7 @@ def test_storage_that_does_not_keep_what_is_written_is_found(
     monkeypatch.setattr(RawWriter, "write", lambda self, offset, buffer: None)
     result = disk("verify", "--ledger", ledger, "--repair", source, volume)
     assert result.exit_code == 1
-    assert result.stderr.startswith(
-        f"{DiskWriteFailed.code}: the {BLOCK_BYTES} bytes at offset 0 were mended, and were read back"
-    )
+    assert result.stderr.startswith(f"{DiskWriteFailed.code}: the {BLOCK_BYTES} bytes at offset 0 were repaired, and read back")
 
 
 def test_a_jobs_volume_is_held_against_its_receipt_and_mended(

@@ -293,11 +293,11 @@ def _refusal(response: httpx.Response, where: str) -> SynvirtError:
         return _stranger(where, str(response.status_code))
     if hint and str(hint).startswith("/openapi.json"):
         hint = "--help says what this command takes"
-    told = from_code(str(code), str(detail), hint)
+    error = from_code(str(code), str(detail), hint)
     # A service of an earlier version says it by a source's code.
     return (
-        told
-        if response.status_code != Unauthorized.status or isinstance(told, Unauthorized)
+        error
+        if response.status_code != Unauthorized.status or isinstance(error, Unauthorized)
         else Unauthorized(detail, hint=hint)
     )
 

@@ -82,7 +82,7 @@ def filled(form: Form, *, ref: SourceRef, source: PlanSource, manifest: VmManife
     try:
         plan = MigrationPlan.model_validate(document)
     except ValidationError as error:
-        return Filled(None, _told(error.errors(include_url=False)) | mistakes)
+        return Filled(None, _mistakes(error.errors(include_url=False)) | mistakes)
     mistakes |= _of_the_machine(plan, manifest)
     return Filled(None if mistakes else plan, mistakes)
 
@@ -139,14 +139,14 @@ def _mapped(form: Form) -> Iterator[dict[str, str]]:
             yield {"source": source, "target": target.strip()}
 
 
-def _told(errors: list[ErrorDetails]) -> dict[str, str]:
-    told: dict[str, str] = {}
+def _mistakes(errors: list[ErrorDetails]) -> dict[str, str]:
+    found: dict[str, str] = {}
     for error in errors:
         path = tuple(str(part) for part in error["loc"])
         name, words = _AT.get(path, ""), MISTAKES.get(error["type"])
         bounds = {key: exact_size(int(value)) if name in _SIZES else value for key, value in error.get("ctx", {}).items()}
-        told.setdefault(name, words.format_map(bounds) if words else error["msg"].removeprefix("Value error, "))
-    return told
+        found.setdefault(name, words.format_map(bounds) if words else error["msg"].removeprefix("Value error, "))
+    return found
 
 
 def _put(document: dict[str, Any], path: tuple[str, ...], value: object) -> None:

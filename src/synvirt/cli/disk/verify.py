@@ -23,7 +23,7 @@ LISTED_MOST: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """`repaired`: None, where nothing was to be mended."""
+    """`repaired`: None, where nothing was to be repaired."""
 
     volume: str
     ledger: Ledger
@@ -45,7 +45,7 @@ class Verified:
             "good": not self.exit_code,
             "differing": _listed(self.differing),
             "differing_count": len(self.differing),
-            "mended": None if repaired is None else _listed(repaired.mended),
+            "mended": None if repaired is None else _listed(repaired.written),
             "not_mended": None if repaired is None else _listed(repaired.left),
         }
 
@@ -55,8 +55,8 @@ class Verified:
             yield shown(f"{self.volume} holds what the ledger of {self.ledger.disk} says")
         yield from _named(self.differing, "differs from the ledger")
         if self.repaired is not None and self.differing:
-            yield from _named(self.repaired.mended, "was mended from the source")
-            yield from _named(self.repaired.left, "was not mended: the source does not hold what the ledger says")
+            yield from _named(self.repaired.written, "was repaired from the source")
+            yield from _named(self.repaired.left, "was not repaired: the source does not hold what the ledger says")
 
 
 def verified(volume: Path, ledger: Ledger, source: Found | None, *, threads: int | None) -> Verified:

@@ -275,15 +275,15 @@ def _follow_several(options: Options, client: Any, ids: list[str]) -> None:
         raise typer.Exit(INTERRUPTED) from None
     if not ended and not options.json:
         print("No migration runs")
-    told = [verdict(job) for job in ended]  # each failure, not only the first
-    if not all(told):
+    verdicts = [verdict(job) for job in ended]  # each failure, not only the first
+    if not all(verdicts):
         raise typer.Exit(FAILED)
 
 
-def _ask(options: Options, job: str, wish: str, told: str) -> None:
+def _ask(options: Options, job: str, wish: str, answered: str) -> None:
     with options.connect() as client:
         answer = client.ask("POST", f"/migrations/{full_id(client, 'migration', job)}/{wish}")
-    print(answer if options.json else f"Job {job} {told}")
+    print(answer if options.json else f"Job {job} {answered}")
 
 
 def _table(items: list[dict[str, Any]]) -> None:
@@ -315,7 +315,7 @@ def _sheet(answer: str) -> None:
         rows.append(("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {job.last_error.message}"))
         rows += [("hint", job.last_error.hint)] if job.last_error.hint else []
     rows.append(("progress", described(job.progress, state=job.state)))
-    rows += [("pass", told) for told in _passes(job)]
+    rows += [("pass", line) for line in _passes(job)]
     rows += [("lost", shown(job.distrusted))] if job.distrusted is not None else []
     if job.forecast is not None and not job.ended:
         rows.append(("forecast", _forecast(job.forecast)))
@@ -331,9 +331,10 @@ def _sheet(answer: str) -> None:
         rows += [("differs", f"{one.what}: {one.source} → {one.here} ({one.why})") for one in job.domain.differences]
     if job.moved:
         rows.append(("moved", f"{job.moved.same} facts as at the source, {len(job.moved.differ)} differ"))
-        told = (one for one in job.moved.differ if one.grade in ("wrong", "look"))
+        shown_ones = (one for one in job.moved.differ if one.grade in ("wrong", "look"))
         rows += [
-            (one.grade, f"{one.item}: {one.source or 'nothing'} → {one.clone or 'nothing'} ({one.reason})") for one in told
+            (one.grade, f"{one.item}: {one.source or 'nothing'} → {one.clone or 'nothing'} ({one.reason})")
+            for one in shown_ones
         ]
     rows += [("boot", f"{attempt.disk_bus}: {outcome(attempt)}") for attempt in job.boot_attempts]
     rows += [("history", f"{visit.at:%Y-%m-%d %H:%M:%S} {visit.state}") for visit in job.history]
@@ -345,20 +346,20 @@ def _passes(job: "Migration") -> list[str]:
     """The first and the last of them: a job that is held for a week has thousands."""
     few = len(job.passes) <= PASSES_SHOWN
     shown_ = job.passes if few else (job.passes[0], *job.passes[1 - PASSES_SHOWN :])
-    told = [_pass(one, job.plan.warm.confidence) for one in shown_]
-    return told if few else [told[0], f"… {len(job.passes) - PASSES_SHOWN} more", *told[1:]]
+    lines = [_pass(one, job.plan.warm.confidence) for one in shown_]
+    return lines if few else [lines[0], f"… {len(job.passes) - PASSES_SHOWN} more", *lines[1:]]
 
 
 def _pass(one: "Pass", confidence: float) -> str:
     from synvirt.cli.program import sized
 
-    told = f"{one.number} {one.kind}: {sized(one.bytes)} in {one.seconds:.1f} s"
+    line = f"{one.number} {one.kind}: {sized(one.bytes)} in {one.seconds:.1f} s"
     if one.would_see is not None:
         seen = (
             "all" if one.verify else f"sees with {100 * confidence:.6g} % certainty that {one.would_see:.2%} or more were lost"
         )
-        told += f", {sized(one.bytes_checked)} of the unchanged compared ({seen})"
-    return told + (", whole disks compared" if one.whole else "") + (", under way" if one.finished_at is None else "")
+        line += f", {sized(one.bytes_checked)} of the unchanged compared ({seen})"
+    return line + (", whole disks compared" if one.whole else "") + (", under way" if one.finished_at is None else "")
 
 
 def _outage(one: "OutageForecast") -> str:

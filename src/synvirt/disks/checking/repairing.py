@@ -35,9 +35,9 @@ _QEMU_FIRST, _QEMU_BYTES = 100, 200
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """`repaired`: what was written. `left`: rows that the source has otherwise than the ledger, or has not at all."""
+    """`written`: what was written to the volume. `left`: rows that the source does not hold as the ledger says."""
 
-    mended: tuple[Extent, ...]
+    written: tuple[Extent, ...]
     left: tuple[Row, ...]
 
 
@@ -75,7 +75,7 @@ def repair(rows: Iterable[Row], source: DiskReader, volume: DiskReader, writer: 
     """Write what differs in these rows, each from the source. DiskReadFailed: the source cannot be read; DiskWriteFailed: the
     volume does not keep what is written."""
     wanted, present = new_buffer(PIECE_BYTES), new_buffer(PIECE_BYTES)
-    mended: list[Extent] = []
+    written: list[Extent] = []
     done: list[Row] = []
     left: list[Row] = []
     for row in rows:
@@ -93,7 +93,7 @@ def repair(rows: Iterable[Row], source: DiskReader, volume: DiskReader, writer: 
                 writer.zero(row.start + start, end - start)
             else:
                 writer.write(row.start + start, good[start:end])
-            mended.append(Extent(row.start + start, end - start))
+            written.append(Extent(row.start + start, end - start))
         done.append(row)
     writer.flush()
     os.posix_fadvise(writer.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -101,10 +101,10 @@ def repair(rows: Iterable[Row], source: DiskReader, volume: DiskReader, writer: 
         volume.read_into(row.start, view := present[: row.length])
         if not _holds(row, view):
             raise DiskWriteFailed(
-                f"the {row.length} bytes at offset {row.start} were mended, and were read back otherwise",
+                f"the {row.length} bytes at offset {row.start} were repaired, and read back differently",
                 hint="the target's storage does not keep what is written to it: look at the kernel's log, and at its health",
             )
-    return Repaired(tuple(mended), tuple(left))
+    return Repaired(tuple(written), tuple(left))
 
 
 def refuse_in_use(writer: RawWriter, name: str) -> None:
