@@ -75,7 +75,7 @@ Maintainer: SynVirt <root@localhost>
 Installed-Size: $(du -sk --exclude=DEBIAN "$tree" | cut -f1)
 Depends: python3 (>= 3.11), python3 (<< 3.12), $depends
 Recommends: zfsutils-linux, virt-v2v
-Description: brings virtual machines home: imports them into a KVM host
+Description: moves virtual machines to a KVM host, from other platforms and files
  Imports virtual machines from other platforms and from files into this
  host's KVM, by an HTTP API, a page and a command line, cold or warm; and
  backs them up. Nothing is started when it is installed: look at

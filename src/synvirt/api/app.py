@@ -66,7 +66,7 @@ def create_app(
     app = FastAPI(
         title="SynVirt",
         version=__version__,
-        description="Brings virtual machines home. Errors are RFC 9457 problems with an E_ code, a detail and a hint.",
+        description="Moves virtual machines to KVM. Errors are RFC 9457 problems with an E_ code, a detail and a hint.",
         openapi_url=None,  # served below, complete
         docs_url=None,
         redoc_url=None,

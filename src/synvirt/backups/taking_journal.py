@@ -4,7 +4,7 @@
 
 It is a hint, and asked of the repository: a chunk counts as stored only where the repository has that name. `moment` says of
 what moment of the guest the names are; the check is made with it, so a record of another moment, a torn one, and zeros that a
-power cut left are nobody's. Written by the worker alone.
+power cut left do not count. Only the worker writes it.
 """
 
 import struct

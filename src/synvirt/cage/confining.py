@@ -171,7 +171,7 @@ def may_open_others_files() -> bool:
 
 
 def _user() -> tuple[int, int]:
-    """Of the package's own user; without the package, nobody's."""
+    """User and group of the package's user `synvirt-cage`; without the package, of `nobody`."""
     for name in ("synvirt-cage", "nobody"):
         with contextlib.suppress(KeyError):
             found = pwd.getpwnam(name)

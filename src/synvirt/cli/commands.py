@@ -65,7 +65,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # it would print the values of variables: passwords among them
     rich_markup_mode=None,
-    help="Brings virtual machines home: from other platforms and from files into this KVM host.",
+    help="Moves virtual machines to this KVM host, from other platforms and from files.",
 )
 
 

@@ -326,7 +326,7 @@ def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str 
 
 
 def image_format(reader: DiskReader) -> ImageFormat | None:
-    """Whose magic the bytes have; None: nobody's that is known. See `detect` for who may trust it."""
+    """The format whose magic the bytes have; None: no known one. See `detect` for when it may be trusted."""
     for name, at, magic in MAGICS:
         start = at if at >= 0 else reader.size + at
         found = bytearray(len(magic))

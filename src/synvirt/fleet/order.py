@@ -153,7 +153,7 @@ def _same_vm(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
 
 
 def _instant(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
-    """A wave gives back, and is cancelled, without a word from anybody; what such a guest wrote would be lost by it."""
+    """A wave rolls back, and is cancelled, without asking an operator; what such a guest wrote would be lost by it."""
     for place, member in enumerate(members):
         if member.plan.instant:
             yield PlanProblem(

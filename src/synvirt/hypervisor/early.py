@@ -41,7 +41,7 @@ def overlay(path: str, over: str, size_bytes: int) -> None:
     """A new one, empty. DiskWriteFailed."""
     Path(path).unlink(missing_ok=True)
     _qemu_img("create", "-q", "-f", "qcow2", "-F", "raw", "-b", over, path, str(size_bytes), within_s=CREATE_TIMEOUT_S)
-    Path(path).chmod(0o600)  # what the guest writes is nobody's but its own
+    Path(path).chmod(0o600)  # only the guest may read what it writes
 
 
 def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], None], stop: Callable[[], bool]) -> None:

@@ -122,7 +122,7 @@ class Share:
 
 
 class Progress:
-    """Messages of one disk's copy, not more often than anybody looks."""
+    """Messages of one disk's copy, no more often than they are read."""
 
     def __init__(self, key: str, wire: Wire) -> None:
         self._key, self._wire, self._said_at = key, wire, 0.0

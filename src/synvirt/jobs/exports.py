@@ -1,6 +1,6 @@
 """The disks of a source as NBD exports that outlive the service, each on a Unix socket: a guest runs from them.
 
-    serve(folder, disks) ─▶ `python -m synvirt.exporter` ─▶ caged, served, let go of: nobody's child, and nobody's to wait for
+    serve(folder, disks) ─▶ `python -m synvirt.exporter` ─▶ caged, serving, detached: no process waits for it
     folder/lock             held for as long as it lives, by which it is found again, and known from what has its number later;
                             its second byte once all is served
     folder removed          it ends by itself

@@ -123,7 +123,7 @@ def _services(printed: str) -> dict[str, str]:
 
 
 def passwd(text: str) -> dict[str, str]:
-    """passwd(5), without its texts: a person's name is nobody's business."""
+    """passwd(5), without its texts, which may hold a person's name."""
     rows = [row for line in text.splitlines()[:FACTS_MAX] if len(row := line.split(":")) == 7 and row[0]]
     return {f"user {short(row[0])}": f"number {short(row[2])}, shell {short(row[6])}" for row in rows}
 

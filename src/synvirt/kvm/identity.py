@@ -1,4 +1,4 @@
-"""Who a domain is: what no two on one host may share, and whose it is. Read from XML, ours or anybody's."""
+"""Who a domain is: what no two domains on one host may share, and its job. Read from its XML, which may be foreign."""
 
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET  # for its type: what is read goes through xml_document

@@ -33,7 +33,7 @@ def suspects(root: Path) -> list[Orphan]:
 
 
 def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> None:
-    """Once the driver is open, and so belongs to this process. A process with the number of one that ended is let alone."""
+    """Call it once the driver is open. A process that has got the number of one that ended is left alone."""
     for orphan in orphans:
         if _suspect(orphan.pid, root) == orphan and (orphan.guest is None or not is_active(orphan.guest)):
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -38,7 +38,7 @@ _PROSE: Final = re.compile(r"^(description|notes?|comment|comments|tags|annotati
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 # XenServer's export name opens a disk; UEFI variables hold keys of a guest's owner.
 _SECRETS: Final = re.compile(r"ticket|csrf|session|passw|secret|cookie|jwt|exportname|EFI-variables", re.IGNORECASE)
-# XenServer's: a guest system's own name, and nobody's.
+# XenServer's: the name of a guest system, not of a guest.
 _SYSTEM: Final = "os_version"
 # Words of the platforms' own among those fields: without them nothing could be read any more.
 _KEPT: Final = frozenset(

@@ -1,7 +1,7 @@
 """Ended jobs removed: their rows, and the volumes that a failed one had kept, where an operator says so. Blocking code.
 
 Completed, Cancelled, Failed without a copy ─▶ the rows go
-Failed, its whole copy kept                 ─▶ keep: the volumes stay, and are nobody's │ destroy: they go first
+Failed, its whole copy kept                 ─▶ keep: the volumes stay, without a job │ destroy: they go first
 """
 
 from collections.abc import Callable, Iterator

@@ -154,7 +154,7 @@ class MigrationPlan(Received):
     name: Name | None = None
     target: Target = Target()
     skip_disks: tuple[str, ...] = ()
-    # Ids of Critical concerns that the operator has read and takes upon himself.
+    # Ids of Critical concerns that the operator has read and accepts.
     waive_concerns: tuple[str, ...] = ()
     warm: Warm = Warm()
     limits: Limits = Limits()

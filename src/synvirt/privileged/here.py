@@ -14,6 +14,6 @@ class Here:
 
         try:
             pamela.authenticate(user, password, service=self.pam_service, resetcred=0)
-        except (pamela.PAMError, ValueError):  # a text that is no UTF-8, or has a NUL, is nobody's password
+        except (pamela.PAMError, ValueError):  # a text that is no UTF-8, or has a NUL, is no password
             return False
         return True

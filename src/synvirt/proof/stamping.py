@@ -1,4 +1,4 @@
-"""Time stamps of receipts (RFC 3161): an authority that is nobody's of this host says that a statement was there at a moment.
+"""Time stamps of receipts (RFC 3161): an independent authority confirms that a statement existed at a moment.
 
     openssl ts -query ─▶ POST (RFC 3161, section 3.4) ─▶ openssl ts -verify against the authority's roots ─▶ statement.tsr
 

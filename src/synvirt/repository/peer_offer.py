@@ -2,7 +2,7 @@
 
     put      a file is taken once, whole and checked: its hash needs no key. Nothing is replaced.
     delete   a restore point stays for the operator's number of days, whatever its owner asks; and so does all that it needs.
-             One that is protected stays for good: only who runs this host takes that off again (`release`)
+             One that is protected stays until the operator of this host releases it (`release`)
 
 The other host may be an attacker's, key and all. So nothing is believed that it says: times are of our own clock,
 and what points need is found in themselves (peer_needs.py).

@@ -379,7 +379,7 @@ def _cloned(found: Mapping[str, Any], disks: Sequence[Any]) -> list[str]:
 
 
 def _owner(found: Mapping[str, Any]) -> str:
-    """Why the VM is no guest of anybody's: made by ESX Agent Manager, or, as vCLS VMs are, marked as an agent."""
+    """Why the VM belongs to the platform itself: made by ESX Agent Manager, or marked as an agent, as vCLS VMs are."""
     manager = found.get("config.managedBy")
     if str(getattr(manager, "extensionKey", "")) == AGENTS:
         return f"It is managed by {AGENTS}"
