@@ -40,7 +40,7 @@ def main() -> None:
         case "restore":
             _restore(repository, Path(image))
         case "verify":
-            wrong = verify_point(repository, _newest(repository).shown.id)
+            wrong = verify_point(repository, _newest(repository).shown.id).wrong
             if wrong:
                 sys.exit(wrong)
     repository.close()

@@ -37,7 +37,7 @@ def test_decoys_hide_nothing() -> None:
     folder, point = attacked()
     repository = Repository(folder, KEY)
     assert restored(repository, point) == [CONTENT.content]
-    assert verify_point(repository, point) is None
+    assert verify_point(repository, point).wrong is None
     assert verify_repository(repository).damaged_points == ()
 
 

@@ -51,7 +51,7 @@ def _is_whole(after: MemoryFolder, earlier: list[object]) -> None:
     assert set(earlier) <= set(repository.point_ids())
     for point in repository.point_ids():
         assert restored(repository, point, threads=0) == contents(EARLIER if point in earlier else LATER)
-        assert verify_point(repository, point) is None
+        assert verify_point(repository, point).wrong is None
     again = back_up(repository, *map(small, LATER), threads=0)
     assert restored(Repository(after, KEY), again, threads=0) == contents(LATER)
     assert verify_repository(repository).wrongs == ()
@@ -190,7 +190,7 @@ def test_frames_that_change_places_are_noticed() -> None:
     assert verify_repository(repository).wrongs == ()
     with pytest.raises(SynvirtError, match="cannot be opened"):
         restored(repository, point, threads=0)
-    assert verify_point(repository, point) is not None
+    assert verify_point(repository, point).wrong is not None
 
 
 def test_a_damaged_chunk_says_where_on_the_disk_it_is() -> None:

@@ -55,7 +55,7 @@ def test_points_are_stored_found_verified_and_restored(folder: Folder, monkeypat
     assert set(again.point_ids()) == set(points)
     for point, contents in points.items():
         assert restored(again, point) == contents
-        assert verify_point(again, point) is None
+        assert verify_point(again, point).wrong is None
     report = verify_repository(again)
     assert (report.wrongs, report.points) == ((), 2)
     assert report.packs >= 4

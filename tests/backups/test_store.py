@@ -55,7 +55,7 @@ def test_what_is_restored_is_what_was_backed_up(blocks: str, block_bytes: int, t
     again = Repository(repository.folder, KEY)
     assert restored(again, point, threads=threads) == [source.content]
     assert verify_repository(again).wrongs == ()
-    assert verify_point(again, point) is None
+    assert verify_point(again, point).wrong is None
 
 
 def test_a_chunk_that_is_there_is_not_stored_again() -> None:

@@ -190,4 +190,7 @@ def test_only_what_lasts_counts_as_progress_of_an_attempt() -> None:
     assert not working._brought(mark, best)
     assert not working._brought(Result(name="doubt", content={"key": "vda", "why": "x"}), best)
     assert not working._brought(Result(name="stored", content={"stored_bytes": 0}), best)
+    looked = Result(name="looked", content={"looked": {"bytes_read": 3}})
+    assert working._brought(looked, best), "a verification goes on from there"
+    assert not working._brought(looked, best)
     assert working._brought(Result(name="stored", content={"stored_bytes": 7}), best)

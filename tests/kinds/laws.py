@@ -75,6 +75,9 @@ class World:
     def check_started(self) -> None:
         """A service that died was started again, and has not gone on yet with anything."""
 
+    def check_not_again(self) -> None:
+        """The job has ended. What services that died had done of it was not done again by this one."""
+
     def left(self, job_id: UUID | None) -> list[str]:
         """Whatever is there and should not be. `job_id`: the job that completed, whose own things are its user's."""
         raise NotImplementedError
@@ -223,6 +226,7 @@ def _goes_on(kind: Kind, place: Place) -> None:
         job_id = world.submit() if found is None else found
         ended = world.run(job_id)
         assert ended == kind.ends, problem_of(world, job_id)
+        world.check_not_again()
         _well(kind, world, job_id)
 
 

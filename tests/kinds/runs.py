@@ -1,20 +1,24 @@
 """Runs of backups over guests that are files: real repositories, real workers' code, no hypervisor."""
 
+import json
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
+import pytest
+
+from synvirt.backups import upkeep
 from synvirt.backups.limits import Limits
-from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, BackupRun, RestorePoint, RestoreRequest
+from synvirt.backups.model import ENDS, BackupJobRequest, BackupRepositoryRequest, RestorePoint, RestoreRequest, Status
 from synvirt.backups.service import Backups
 from synvirt.jobs.slots import Slots
 from synvirt.model.values import now
-from synvirt.repository import garbage
+from synvirt.repository import garbage, packs
 from synvirt.repository.disk import PointReader
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import CONDEMNED_FOLDER
+from synvirt.repository.repository import CONDEMNED_FOLDER, Repository
 from synvirt.repository.verify import verify_repository
 from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of, ended
@@ -22,6 +26,7 @@ from tests.kinds.laws import End, Place, World
 
 HOST, GUEST = "local", "web"
 CONTENT = random.Random(31).randbytes(3 * CHUNK_BYTES) + bytes(2 * CHUNK_BYTES) + random.Random(32).randbytes(700)
+OPEN = tuple(str(status) for status in Status if status not in ENDS)
 # What a service knows of backups for good; other rows belong to a run that is under way.
 KEPT = ("repository", "job", "run", "point")
 
@@ -158,17 +163,96 @@ class Export(Runs):
 
 
 class Upkeep(Runs):
-    """Of a point, or a repository, that is whole, and stays as it is."""
+    """Of a repository that stays as it is. `did`: what this service has read, or moved, of what no other shall do again."""
 
-    def __init__(self, place: Place, kind: str, ask: Callable[["Upkeep"], BackupRun]) -> None:
-        self.kind, self._ask = kind, ask
+    def __init__(self, place: Place) -> None:
+        self.did: list[object] = []
+        self.patched = pytest.MonkeyPatch()
+        self.patched.setattr(upkeep, "MARK_EVERY_S", 0.0)
+        self.patch()
         super().__init__(place)
+
+    def patch(self) -> None:
+        """What is counted, and what makes a job of some megabytes one of many steps."""
+        raise NotImplementedError
+
+    def counted(self, holder: object, name: str) -> None:
+        call = getattr(holder, name)
+
+        def counting(*arguments: object, **named: object) -> object:
+            self.did.append(arguments)
+            return call(*arguments, **named)
+
+        self.patched.setattr(holder, name, counting)
+
+    def service(self) -> Backups:
+        """Before it goes on with anything."""
+        marks = self.store.backups.all("watermarks", host=HOST)
+        self.mark = json.loads(marks[0]) if marks else None
+        self.goes_on = self.store.backups.all("run", host=HOST, states=OPEN) != []
+        return super().service()
 
     def prepare(self) -> None:
         super().prepare()
         self.place.outside["point"] = self.backed_up().id
-        if self.kind == "collect":
-            self._grown_old()
+
+    def check_not_again(self) -> None:
+        assert len(self.did) == (self.left_to_do() if self.goes_on else 0)
+
+    def left_to_do(self) -> int:
+        """As the services before have said."""
+        raise NotImplementedError
+
+    def check(self, job_id: UUID) -> None:
+        (point,) = self.points()
+        assert (point.state, point.verified_at is not None) == ("ok", True)
+
+    def check_undone(self, job_id: UUID) -> None:
+        super().check_undone(job_id)
+        assert len(self.points()) == 1
+
+    def close(self) -> None:
+        super().close()
+        self.patched.undo()
+
+
+class OfPoint(Upkeep):
+    kind = "verify"
+    # Of CONTENT, without zeros.
+    CHUNKS = 4
+
+    def patch(self) -> None:
+        self.counted(Repository, "read_chunk")
+
+    def submit(self) -> UUID:
+        return self.backups.verify(self.place.outside["point"]).id
+
+    def left_to_do(self) -> int:
+        return self.CHUNKS - (self.mark["chunks"] if self.mark else 0)
+
+
+class OfRepository(Upkeep):
+    kind = "verify"
+
+    def patch(self) -> None:
+        self.patched.setattr(packs, "PACK_BYTES", CHUNK_BYTES)
+        self.counted(packs, "check_whole")
+
+    def submit(self) -> UUID:
+        return self.backups.verify_repository(self.place.outside["repository"]).id
+
+    def left_to_do(self) -> int:
+        there = len(self.backups.repositories.opened(self.place.outside["repository"]).pack_sizes())
+        return there - (self.mark["packs"] if self.mark else 0)
+
+
+class Garbage(Runs):
+    kind = "collect"
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.backed_up()
+        self._grown_old()
 
     def _grown_old(self) -> None:
         """Two points were removed long ago; what the first had alone is condemned, and what the second had is about to be."""
@@ -181,9 +265,9 @@ class Upkeep(Runs):
             points.append(self.backed_up())
             repository.refresh()
             made.append(set(repository.pack_sizes().keys() - before))
-        for point, packs in zip(points, made, strict=True):
+        for point, brought in zip(points, made, strict=True):
             self.backups.remove_point(point.id)
-            for pack in packs:
+            for pack in brought:
                 os.utime(self.place.folder / "repository/packs" / pack, (1, 1))
             if point is points[0]:
                 assert garbage.collect(repository, now=moment).packs_condemned
@@ -193,33 +277,18 @@ class Upkeep(Runs):
         self.guests.image(GUEST, CONTENT)
 
     def steps(self) -> Sequence[tuple[object, str]]:
-        return [(HostFolder, "write"), (HostFolder, "delete")] if self.kind == "collect" else []
+        return [(HostFolder, "write"), (HostFolder, "delete")]
 
     def submit(self) -> UUID:
-        return self._ask(self).id
+        return self.backups.collect(self.place.outside["repository"], dry_run=False).id
 
     def check(self, job_id: UUID) -> None:
-        (point,) = self.points()
-        if self.kind == "verify":
-            assert (point.state, point.verified_at is not None) == ("ok", True)
-        if self.kind == "collect":
-            repository = self.backups.repositories.opened(self.place.outside["repository"])
-            packs = set(repository.pack_sizes())
-            assert packs.isdisjoint(self.place.outside["condemned"])
-            assert packs >= self.place.outside["garbage"], "it is condemned now, and deleted a day later"
+        assert len(self.points()) == 1
+        repository = self.backups.repositories.opened(self.place.outside["repository"])
+        there = set(repository.pack_sizes())
+        assert there.isdisjoint(self.place.outside["condemned"])
+        assert there >= self.place.outside["garbage"], "it is condemned now, and deleted a day later"
 
     def check_undone(self, job_id: UUID) -> None:
         super().check_undone(job_id)
         assert len(self.points()) == 1
-
-
-def of_a_point(world: Upkeep) -> BackupRun:
-    return world.backups.verify(world.place.outside["point"])
-
-
-def of_a_repository(world: Upkeep) -> BackupRun:
-    return world.backups.verify_repository(world.place.outside["repository"])
-
-
-def of_garbage(world: Upkeep) -> BackupRun:
-    return world.backups.collect(world.place.outside["repository"], dry_run=False)

@@ -1,7 +1,5 @@
 """The kinds of job of the product, and the ways that each of them goes."""
 
-from functools import partial
-
 from tests.kinds import rehearsals, restores, runs
 from tests.kinds.laws import Kind
 from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, instant, live, offline
@@ -62,9 +60,9 @@ KINDS: tuple[Kind, ...] = (
     Kind("restore", "new_domain", restores.NewDomain, real=True),
     Kind("restore", "in_place", restores.InPlace, surely=15, real=True, late=20),
     Kind("boot_test", "a boot sector", restores.BootTest, real=True, late=6),
-    Kind("verify", "a point", partial(runs.Upkeep, kind="verify", ask=runs.of_a_point)),
-    Kind("verify", "a repository", partial(runs.Upkeep, kind="verify", ask=runs.of_a_repository)),
-    Kind("collect", "garbage", partial(runs.Upkeep, kind="collect", ask=runs.of_garbage), surely=3, late=20),
+    Kind("verify", "a point", runs.OfPoint, surely=9),
+    Kind("verify", "a repository", runs.OfRepository, surely=9),
+    Kind("collect", "garbage", runs.Garbage, surely=3, late=20),
     # Its job syncs on meanwhile, and commits what it does.
     Kind("rehearsal", "as it is", rehearsals.never, parts=2, cancels=False, surely=10),
     Kind("rehearsal", "converted", rehearsals.always, parts=2, surely=10, late=60),

@@ -2,7 +2,7 @@
 
     take      disks ─▶ chunks ─▶ packs; the worker says Ready, the service judges, and sends Commit; the worker asks to
               have it signed ─▶ the point exists
-    verify_…  every chunk of a point, or every pack of a repository
+    verify_…  every chunk of a point, or every pack of a repository, from where the order before came to
     serve     disks of a point as NBD exports on Unix sockets, until the worker is stopped
 
 Orders reach a worker on its standard input: the repository's key is in them.
@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 from synvirt.disks.specs import NbdSpec, ReaderSpec, Spec
 from synvirt.jobs.wire import Order, Watched, WireModel
 from synvirt.repository.specs import RepositorySpec
+from synvirt.repository.verify import PacksLooked, PointLooked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,27 +119,39 @@ class Signed(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyPointOrder(Order):
-    """Read every chunk of one restore point, and compare each with its name."""
+    """Read every chunk of one restore point that comes after `since`, and compare each with its name. The worker says how far
+    it is each `mark_every_s` seconds."""
 
     kind: Literal["verify_point"] = "verify_point"
     repository: RepositorySpec
     point_id: str
+    since: PointLooked | None = None
+    mark_every_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRepositoryOrder(Order):
-    """Read every pack and manifest of a repository, and compare each with its hash."""
+    """Read every pack of a repository that comes after `since`, and every manifest, and compare each with its hash. The worker
+    says how far it is each `mark_every_s` seconds."""
 
     kind: Literal["verify_repository"] = "verify_repository"
     repository: RepositorySpec
+    since: PacksLooked | None = None
+    mark_every_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PointVerified(WireModel):
-    """Result `verified`."""
+class PointSeen(WireModel):
+    """Result `looked`, now and then and at the end."""
 
-    wrong: str | None
-    damaged_packs: tuple[str, ...]
+    looked: PointLooked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacksSeen(WireModel):
+    """Result `looked`, now and then, and when all packs are looked at."""
+
+    looked: PacksLooked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

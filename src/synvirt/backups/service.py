@@ -114,7 +114,7 @@ class Backups:
             restore_host=restore_host,
             limits=limits,
         )
-        self._upkeep = Upkeep(repositories, self.points, self._working, limits=limits)
+        self._upkeep = Upkeep(repositories, self.points, self._memory, self._working, limits=limits)
         self.runs = Runs(
             rows,
             self._kinds(),

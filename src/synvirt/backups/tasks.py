@@ -5,8 +5,10 @@ Imported by the worker alone, and by tests.
 
 import json
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from synvirt.backups.orders import (
     DiskIsTaken,
     DiskToTake,
     Doubt,
-    PointVerified,
+    PacksSeen,
+    PointSeen,
     Ready,
     RepositoryVerified,
     ServeOrder,
@@ -48,7 +51,7 @@ from synvirt.repository.manifest import Manifest, Sealed, Shown, Signature
 from synvirt.repository.opening import OpenRepositories
 from synvirt.repository.repository import Session
 from synvirt.repository.specs import PointSpec
-from synvirt.repository.verify import verify_point, verify_repository
+from synvirt.repository.verify import PointLooked, judged, look_at_packs, verify_point
 
 # Of a verification there is one disk: all that is read.
 ALL = "all"
@@ -176,38 +179,63 @@ class _Figures:
 # ── looking for damage ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class _Marks:
+    """How far a verification is, said now and then: what was looked at since is looked at again after a kill."""
+
+    def __init__(self, wire: Wire, every_s: float) -> None:
+        self._wire, self._every_s, self._said_at = wire, every_s, time.monotonic()
+
+    def looked(self, seen: WireModel) -> None:
+        if time.monotonic() - self._said_at >= self._every_s:
+            self.say(seen)
+
+    def say(self, seen: WireModel) -> None:
+        self._wire.say(_result("looked", seen))
+        self._said_at = time.monotonic()
+
+
 def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
-    """The task of a VerifyPointOrder: says PointVerified at its end."""
-    progress, damaged = Progress(ALL, wire), set[str]()
+    """The task of a VerifyPointOrder: says PointSeen as it goes, and at its end."""
+    progress, marks = Progress(ALL, wire), _Marks(wire, order.mark_every_s)
+
+    def looked(so_far: PointLooked) -> None:
+        progress.moved(Copied(so_far.bytes_read, so_far.bytes_read, 0, 0))
+        marks.looked(PointSeen(looked=so_far))
+
     with OpenRepositories() as repositories:
         try:
-            wrong = verify_point(
+            found = verify_point(
                 repositories.repository(order.repository),
                 UUID(order.point_id),
                 stop=wire.stop,
-                on_progress=lambda count: _say(progress, count, count),
-                damaged=damaged,
+                since=order.since,
+                on_looked=looked,
             )
         except (BackupNotFound, RepositoryDamaged) as error:
-            wrong = error.detail
-    wire.say(_result("verified", PointVerified(wrong=wrong, damaged_packs=tuple(sorted(damaged)))))
+            found = replace(order.since or PointLooked(), wrong=error.detail)
+    marks.say(PointSeen(looked=found))
 
 
 def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
-    """The task of a VerifyRepositoryOrder: says RepositoryVerified at its end."""
-    progress, speaking = Progress(ALL, wire), threading.Lock()
+    """The task of a VerifyRepositoryOrder: says PacksSeen as it goes, RepositoryVerified at its end."""
+    progress, speaking, marks = Progress(ALL, wire), threading.Lock(), _Marks(wire, order.mark_every_s)
 
     def read(total: int, done: int) -> None:
         with speaking:
-            _say(progress, total, done)
+            progress.moved(Copied(total, done, 0, 0))
 
     with OpenRepositories() as repositories:
-        report = verify_repository(repositories.repository(order.repository), stop=wire.stop, on_progress=read)
+        repository = repositories.repository(order.repository)
+        looked = look_at_packs(
+            repository,
+            wire.stop,
+            read,
+            since=order.since,
+            on_looked=lambda so_far: marks.looked(PacksSeen(looked=so_far)),
+        )
+        marks.say(PacksSeen(looked=looked))
+        report = judged(repository, looked, wire.stop)
     wire.say(_result("verified", RepositoryVerified(report=report.model_dump_json())))
-
-
-def _say(progress: Progress, total: int, done: int) -> None:
-    progress.moved(Copied(total, done, 0, 0))
 
 
 # ── disks served to a guest ──────────────────────────────────────────────────────────────────────────────────────────

@@ -1,60 +1,111 @@
-"""Runs that look after what is stored: a point verified, a repository verified, garbage collected."""
+"""Runs that look after what is stored: a point verified, a repository verified, garbage collected.
 
-from collections.abc import Callable, Mapping
-from typing import Any
+A verification keeps in its memory how far it is. When its service has ended, it goes on with the first chunk or pack that was
+not looked at. What tells where that is (manifests, pages, footers) is read again: a 30,000th of the bytes.
+"""
+
+from collections.abc import Mapping
 from uuid import UUID
 
+from pydantic import RootModel
+
 from synvirt.backups.limits import Limits, held
+from synvirt.backups.memory import Memory
 from synvirt.backups.model import CollectRequest, RestorePoint, Status
-from synvirt.backups.orders import PointVerified, RepositoryVerified, VerifyPointOrder, VerifyRepositoryOrder
+from synvirt.backups.orders import (
+    PacksSeen,
+    PointSeen,
+    RepositoryVerified,
+    VerifyPointOrder,
+    VerifyRepositoryOrder,
+)
 from synvirt.backups.points import Points
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.under_way import UnderWay
-from synvirt.backups.working import Hear, Message, Working
+from synvirt.backups.working import Message, Working
 from synvirt.errors import RepositoryDamaged
 from synvirt.jobs.wire import Moved, Result
 from synvirt.model.values import now
 from synvirt.repository import garbage
-from synvirt.repository.verify import Report
+from synvirt.repository.verify import PacksLooked, PointLooked, Report
 
+# What a kill makes a verification read again at the most.
+MARK_EVERY_S = 5.0
 _HINT = "back the guests up again; other points may be whole: verify them"
+
+
+class _OfPoint(RootModel[PointLooked]):
+    """The mark of a point's verification."""
+
+
+class _OfPacks(RootModel[PacksLooked]):
+    """The mark of a repository's verification."""
 
 
 class Upkeep:
     """What verifications and collections do. `limits`: slots of repositories; None: there are no limits."""
 
-    def __init__(self, repositories: Repositories, points: Points, working: Working, *, limits: Limits | None) -> None:
-        self._repositories, self._points, self._working, self._limits = repositories, points, working, limits
+    def __init__(
+        self, repositories: Repositories, points: Points, memory: Memory, working: Working, *, limits: Limits | None
+    ) -> None:
+        self._repositories, self._points, self._memory = repositories, points, memory
+        self._working, self._limits = working, limits
 
     def verify_point(self, under_way: UnderWay, point: RestorePoint) -> None:
         """RepositoryDamaged, where the point is not what was backed up, or not what its author signed."""
         repository, authors = self._repositories.opened(point.repository_id), self._repositories.authors
-        order = VerifyPointOrder(repository=self._repositories.spec(point.repository_id), point_id=str(point.id))
-        found = _Answer()
-        hear = found.hearing(lambda moved: under_way.figure(point.size_bytes, moved.bytes_done))
+        spec, run_id = self._repositories.spec(point.repository_id), under_way.run.id
+
+        def looked() -> PointLooked | None:
+            mark = self._memory.mark(run_id, _OfPoint)
+            return None if mark is None else mark.root
+
+        def order() -> VerifyPointOrder:
+            return VerifyPointOrder(repository=spec, point_id=str(point.id), since=looked(), mark_every_s=MARK_EVERY_S)
+
+        def hear(message: Message) -> None:
+            if isinstance(message, Moved):
+                under_way.figure(point.size_bytes, message.bytes_done)
+            elif isinstance(message, Result):
+                self._memory.put_mark(run_id, _OfPoint(PointSeen.of(message.content).looked))
+
         under_way.move(Status.TRANSFERRING)
         with held(self._limits, under_way, repository):
-            self._working.carry_out(lambda: order, hear, under_way.stop)
-        verified = PointVerified.of(found.content)
-        garbage.condemn(repository.folder, list(verified.damaged_packs))
+            self._working.carry_out(order, hear, under_way.stop)
+        found = looked() or PointLooked()
+        garbage.condemn(repository.folder, found.damaged_packs)
         try:
             authors.tell(under_way, repository, point.id, point.vm_id)
         except RepositoryDamaged:
             self._tell({point.id: True})
             raise
-        self._tell({point.id: verified.wrong is not None})
-        if verified.wrong:
-            raise RepositoryDamaged(verified.wrong, hint=_HINT)
+        self._tell({point.id: found.wrong is not None})
+        if found.wrong:
+            raise RepositoryDamaged(found.wrong, hint=_HINT)
 
     def verify_repository(self, under_way: UnderWay, repository_id: UUID) -> None:
         """RepositoryDamaged, where anything in it is: the run has the report."""
         repository, authors = self._repositories.opened(repository_id), self._repositories.authors
-        order, found = VerifyRepositoryOrder(repository=self._repositories.spec(repository_id)), _Answer()
-        hear = found.hearing(lambda moved: under_way.figure(moved.bytes_total, moved.bytes_done))
+        spec, run_id = self._repositories.spec(repository_id), under_way.run.id
+        report = Report()
+
+        def order() -> VerifyRepositoryOrder:
+            mark = self._memory.mark(run_id, _OfPacks)
+            since = None if mark is None else mark.root
+            return VerifyRepositoryOrder(repository=spec, since=since, mark_every_s=MARK_EVERY_S)
+
+        def hear(message: Message) -> None:
+            nonlocal report
+            if isinstance(message, Moved):
+                under_way.figure(message.bytes_total, message.bytes_done)
+            elif isinstance(message, Result) and message.name == "verified":
+                report = Report.model_validate_json(RepositoryVerified.of(message.content).report)
+            elif isinstance(message, Result):
+                self._memory.put_mark(run_id, _OfPacks(PacksSeen.of(message.content).looked))
+
         under_way.move(Status.TRANSFERRING)
         with held(self._limits, under_way, repository):
-            self._working.carry_out(lambda: order, hear, under_way.stop)
-        report = Report.model_validate_json(RepositoryVerified.of(found.content).report)
+            self._working.carry_out(order, hear, under_way.stop)
         repository.refresh()
         if forged := authors.tell_all(under_way, repository):
             wrongs, points_too = (*report.wrongs, *(wrong for _, wrong in forged)), tuple(id_ for id_, _ in forged)
@@ -62,7 +113,7 @@ class Upkeep:
         there = set(repository.point_ids())
         mine = [point.id for point in self._points.all() if point.repository_id == repository_id]
         self._tell({id_: id_ in report.damaged_points or id_ not in there for id_ in mine})
-        garbage.condemn(repository.folder, list(report.damaged_packs))
+        garbage.condemn(repository.folder, report.damaged_packs)
         under_way.note(report=report)
         if report.wrongs:
             more = f", and {len(report.wrongs) - 1} more" if len(report.wrongs) > 1 else ""
@@ -80,19 +131,3 @@ class Upkeep:
         for point_id, is_damaged in damaged.items():
             state = "damaged" if is_damaged else "ok"
             self._points.put(self._points.get(point_id).model_copy(update={"state": state, "verified_at": at}))
-
-
-class _Answer:
-    """What a worker answers at its end."""
-
-    def __init__(self) -> None:
-        self.content: dict[str, Any] = {}
-
-    def hearing(self, moved: Callable[[Moved], None]) -> Hear:
-        def hear(message: Message) -> None:
-            if isinstance(message, Result):
-                self.content = message.content
-            elif isinstance(message, Moved):
-                moved(message)
-
-        return hear

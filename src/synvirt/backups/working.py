@@ -108,12 +108,19 @@ class Working:
 
 
 def _brought(message: Message, best: dict[str, int]) -> bool:
-    """Whether an attempt has brought what the next need not do again: a watermark beyond those before, or a stored pack."""
+    """Whether an attempt has brought what the next need not do again: a watermark beyond those before, a stored pack, or more
+    that was looked at."""
     if isinstance(message, Flushed):
-        before = best.get(message.key, 0)
-        best[message.key] = max(before, message.offset_bytes)
-        return message.offset_bytes > before
+        return _is_more(message.key, message.offset_bytes, best)
+    if isinstance(message, Result) and message.name == "looked":
+        return _is_more("looked", message.content["looked"]["bytes_read"], best)
     return isinstance(message, Result) and message.name == "stored" and message.content["stored_bytes"] > 0
+
+
+def _is_more(key: str, count: int, best: dict[str, int]) -> bool:
+    before = best.get(key, 0)
+    best[key] = max(before, count)
+    return count > before
 
 
 class Served:

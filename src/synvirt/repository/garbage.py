@@ -11,7 +11,7 @@ committed is refused, and what is condemned after that is looked at again before
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -148,7 +148,7 @@ def _store(repository: Repository, pack: packs.Pack) -> None:
     repository.index.add(name, len(content), tail)
 
 
-def condemn(folder: Folder, names: list[str]) -> None:
+def condemn(folder: Folder, names: Sequence[str]) -> None:
     """No run relies on these packs from here on: what it finds in them it writes again. They go a day later, if nothing needs
     them. Damaged ones too: the next backups store again what guests still have, which repairs the older points too."""
     if names:

@@ -1,17 +1,23 @@
 """Whether what is in a repository is what was written. Nothing is changed; what is wrong is reported in words.
 
-verify_repository   every pack against its name, every manifest against its hash, and that no point lacks a chunk: none of it
-                    needs the key, but with it each manifest is opened too
+look_at_packs       every pack against its name: this reads all of the repository
+judged              every manifest against its hash, and that no point lacks a chunk
+verify_repository   both of them; neither needs the key, but with it each manifest is opened too
 verify_point        every chunk of one restore point read, unpacked and held to its name, as a restore does
+
+What reads much says as it goes how far it is, and goes on from there: what was looked at is not read again.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from uuid import UUID
 
 from synvirt.copying import default_threads
-from synvirt.disks.checking.looking import Tally, first_found
+from synvirt.disks.checking.looking import first_found
 from synvirt.errors import BackupNotFound, Cancelled, RepositoryDamaged
 from synvirt.model.values import Bytes, Model
 from synvirt.repository import packs
@@ -36,6 +42,30 @@ class Report(Model):
     damaged_packs: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PacksLooked:
+    """How far the packs of a repository were looked at, the oldest first: up to `pack`, written at `written_at` (seconds since
+    1970, by the clock of the host that stores it). `packs` and `bytes_read`: how many packs, and their bytes. `broken`: by the
+    name of each pack that is not whole, what is wrong with it."""
+
+    written_at: float = 0.0
+    pack: str = ""
+    packs: int = 0
+    bytes_read: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PointLooked:
+    """How far a restore point was looked at: its first `chunks`, which have `bytes_read` bytes. `wrong`: what was found wrong
+    first, in words, or None; `damaged_packs`: the packs in which anything is wrong."""
+
+    chunks: int = 0
+    bytes_read: int = 0
+    wrong: str | None = None
+    damaged_packs: tuple[str, ...] = ()
+
+
 def verify_repository(
     repository: Repository,
     stop: Stop = lambda: False,
@@ -44,10 +74,15 @@ def verify_repository(
     threads: int | None = None,
 ) -> Report:
     """Reads all of the repository once. `on_progress` is called from several threads. Cancelled, once `stop()`."""
-    repository.refresh()
+    return judged(repository, look_at_packs(repository, stop, on_progress, threads=threads), stop)
+
+
+def judged(repository: Repository, looked: PacksLooked, stop: Stop = lambda: False) -> Report:
+    """The repository, and each of its points, once all packs were looked at. Cancelled, once `stop()`."""
     wrongs = [*_header_and_lists(repository), *repository.unreadable.values()]
+    # One that was broken may be gone by now: it was condemned.
     sizes = repository.pack_sizes()
-    broken = _broken_packs(repository, sizes, stop, on_progress, threads or default_threads())
+    broken = {pack: why for pack, why in looked.broken.items() if pack in sizes}
     wrongs += broken.values()
     bad_names = {name for pack in broken for name in _changed_frames(repository, pack)}
     # A pack is what its name says, also one of an attacker: of what lies in several, one at least must open.
@@ -63,9 +98,9 @@ def verify_repository(
             wrongs.append(wrong)
             damaged.append(point_id)
     return Report(
-        packs=len(sizes),
+        packs=looked.packs,
         points=len(ids),
-        bytes_read=sum(sizes.values()),
+        bytes_read=looked.bytes_read,
         wrongs=tuple(wrongs),
         damaged_points=tuple(damaged),
         damaged_packs=tuple(sorted(broken)),
@@ -80,11 +115,23 @@ def _header_and_lists(repository: Repository) -> Iterator[str]:
             yield error.detail
 
 
-def _broken_packs(
-    repository: Repository, sizes: dict[str, int], stop: Stop, on_progress: OnProgress, threads: int
-) -> dict[str, str]:
-    """Why each pack that is not whole is not."""
-    total, done, lock = sum(sizes.values()), 0, threading.Lock()
+def look_at_packs(
+    repository: Repository,
+    stop: Stop = lambda: False,
+    on_progress: OnProgress = lambda total, done: None,
+    *,
+    threads: int | None = None,
+    since: PacksLooked | None = None,
+    on_looked: Callable[[PacksLooked], None] = lambda looked: None,
+) -> PacksLooked:
+    """All of the packs, of which those are read that were written after `since`: who goes on finds new ones among them.
+    `on_looked` is called after each, `on_progress` from several threads. Cancelled, once `stop()`."""
+    repository.refresh()
+    sizes, looked = repository.pack_sizes(), since or PacksLooked()
+    there = ((entry.modified_at, entry.name) for entry in repository.folder.entries(packs.FOLDER) if entry.name in sizes)
+    left = sorted(one for one in there if since is None or one > (since.written_at, since.pack))
+    done, lock = looked.bytes_read, threading.Lock()
+    total = done + sum(sizes[name] for _, name in left)
 
     def counted(count: int) -> None:
         nonlocal done
@@ -95,20 +142,27 @@ def _broken_packs(
             so_far = done
         on_progress(total, so_far)
 
-    def look(name: str) -> tuple[str, str] | None:
+    def look(one: tuple[float, str]) -> str | None:
         try:
-            packs.check_whole(repository.folder, name, sizes[name], on_read=counted)
+            packs.check_whole(repository.folder, one[1], sizes[one[1]], on_read=counted)
         except RepositoryDamaged as error:
-            return name, error.detail
+            return error.detail
         return None
 
-    if threads == 1:
-        return dict(found for found in map(look, sorted(sizes)) if found is not None)
-    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
+    with ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="verify") as pool:
         try:
-            return dict(found for found in pool.map(look, sorted(sizes)) if found is not None)
+            for (written_at, name), why in zip(left, pool.map(look, left), strict=True):
+                looked = PacksLooked(
+                    written_at=written_at,
+                    pack=name,
+                    packs=looked.packs + 1,
+                    bytes_read=looked.bytes_read + sizes[name],
+                    broken=looked.broken if why is None else {**looked.broken, name: why},
+                )
+                on_looked(looked)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+    return looked
 
 
 def _changed_frames(repository: Repository, pack: str) -> Iterator[bytes]:
@@ -141,52 +195,67 @@ def _wrongs_in_page(repository: Repository, name: bytes, bad_names: set[bytes]) 
     return changed + len(repository.index.lacking(page))
 
 
+class _Looking:
+    """How far threads are with a point's chunks: one counts once all before it do. `say` is called by one of them at a time."""
+
+    def __init__(self, since: PointLooked, say: Callable[[PointLooked], None]) -> None:
+        self.now, self._say = since, say
+        # By their numbers, the lengths of chunks that were looked at before one that comes first.
+        self._ahead: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def looked_at(self, number: int, length: int) -> None:
+        with self._lock:
+            self._ahead[number] = length
+            chunks, bytes_read = self.now.chunks, self.now.bytes_read
+            while (more := self._ahead.pop(chunks, None)) is not None:
+                chunks, bytes_read = chunks + 1, bytes_read + more
+            if chunks != self.now.chunks:
+                self.now = replace(self.now, chunks=chunks, bytes_read=bytes_read)
+                self._say(self.now)
+
+    def is_wrong(self, why: str, pack: str | None) -> None:
+        with self._lock:
+            damaged = {*self.now.damaged_packs, *(() if pack is None else (pack,))}
+            self.now = replace(self.now, wrong=self.now.wrong or why, damaged_packs=tuple(sorted(damaged)))
+
+
 def verify_point(
     repository: Repository,
     point_id: UUID,
     *,
     stop: Stop = lambda: False,
-    on_progress: Callable[[int], None] = lambda count: None,
-    damaged: set[str] | None = None,
-) -> str | None:
-    """What is wrong first, or None: then all of the point was read, and is what was backed up. `on_progress`: bytes read.
-    `damaged`: takes the packs in which something is wrong; with it all is read, whatever is found."""
+    since: PointLooked | None = None,
+    on_looked: Callable[[PointLooked], None] = lambda looked: None,
+) -> PointLooked:
+    """All of the point is read, whatever is found, but for what was looked at up to `since`. `wrong` is None where the point is
+    what was backed up. `on_looked` is called as it goes, one call at a time. Cancelled, once `stop()`; BackupNotFound,
+    RepositoryDamaged, where it has no manifest that opens."""
     repository.refresh()
-    done = Tally()
-    wrongs: list[str] = []
+    looking = _Looking(since or PointLooked(), on_looked)
 
-    def wrong(name: bytes, error: RepositoryDamaged) -> str | None:
-        place = repository.place(name)
-        if damaged is None:
-            return error.detail
-        if place is not None:
-            damaged.add(place.pack)
-        wrongs.append(error.detail)
-        return None
-
-    def look(chunk: tuple[bytes, int], into: memoryview, _: memoryview) -> str | None:
-        name, length = chunk
+    def read(name: bytes, how: Callable[[], object]) -> bool:
         try:
-            repository.read_chunk(name, into[:length])
+            how()
         except RepositoryDamaged as error:
-            return wrong(name, error)
-        done.add(length)
-        return None
+            place = repository.place(name)
+            looking.is_wrong(error.detail, None if place is None else place.pack)
+            return False
+        return True
+
+    def look(piece: tuple[int, tuple[bytes, int]], into: memoryview, _: memoryview) -> None:
+        number, (name, length) = piece
+        read(name, partial(repository.read_chunk, name, into[:length]))
+        looking.looked_at(number, length)
 
     disks = repository.manifest(point_id).shown.disks
-    for page in {page for disk in disks for page in disk.pages}:
-        try:
-            repository.read_page(bytes.fromhex(page))
-        except RepositoryDamaged as error:
-            found = wrong(bytes.fromhex(page), error)
-            if found is not None:
-                return found
-    if wrongs:
-        return wrongs[0]
-    found = first_found(
-        _chunks(repository, disks), look, threads=default_threads(), stop=stop, on_progress=lambda: on_progress(done.total)
-    )
-    return found or next(iter(wrongs), None)
+    pages = {bytes.fromhex(page) for disk in disks for page in disk.pages}
+    whole = [read(page, partial(repository.read_page, page)) for page in pages]
+    # Where a page is not whole, nobody knows what chunks there are.
+    if all(whole):
+        chunks = islice(enumerate(_chunks(repository, disks)), looking.now.chunks, None)
+        first_found(chunks, look, threads=default_threads(), stop=stop)
+    return looking.now
 
 
 def _chunks(repository: Repository, disks: tuple[DiskMap, ...]) -> Iterator[tuple[bytes, int]]:

@@ -1,0 +1,123 @@
+"""A verification that goes on from where another was cut off reads the rest, and finds what one that reads all finds."""
+
+from random import Random
+from typing import TypeVar, cast
+
+import pytest
+
+from synvirt.jobs import dataclass_json
+from synvirt.repository import packs
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import Repository
+from synvirt.repository.verify import PacksLooked, PointLooked, judged, look_at_packs, verify_point
+from tests.backups.folders import MemoryFolder
+from tests.backups.points import KEY, back_up, disk, opened
+from tests.fakes.disks import MemoryReader
+
+CHUNKS = 5
+Mark = TypeVar("Mark", PointLooked, PacksLooked)
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> MemoryFolder:
+    """A chunk a pack, each written a second after the one before."""
+    monkeypatch.setattr(packs, "PACK_BYTES", CHUNK_BYTES)
+    made = MemoryFolder()
+    write = made.write
+
+    def later(name: str, pieces: object) -> None:
+        made.now += 1
+        write(name, pieces)  # type: ignore[arg-type]
+
+    made.write = later  # type: ignore[method-assign]
+    return made
+
+
+def noise() -> MemoryReader:
+    found = disk("AAAA" * CHUNKS)
+    found.content = Random(5).randbytes(len(found.content))
+    return found
+
+
+def damaged(folder: MemoryFolder, number: int) -> str:
+    """The pack that has that chunk is not what was written; its name."""
+    made = sorted((file.at, name) for name, file in folder.files.items() if name.startswith(packs.FOLDER))
+    name = made[number][1]
+    content = bytearray(folder.files[name].content)
+    content[100] ^= 1
+    folder.files[name].content = bytes(content)
+    return name.rpartition("/")[2]
+
+
+def over_the_wire(mark: Mark) -> Mark:
+    """As a worker gets it."""
+    return cast("Mark", dataclass_json.load(type(mark), dataclass_json.dump(mark)))
+
+
+@pytest.mark.parametrize("wrong", [None, 0, CHUNKS - 1])
+def test_a_point(folder: MemoryFolder, wrong: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = opened(folder, new=True)
+    point = back_up(repository, noise(), threads=1)
+    if wrong is not None:
+        damaged(folder, wrong)
+    marks = [PointLooked()]
+    whole = verify_point(repository, point, on_looked=marks.append)
+    assert (whole.chunks, whole.bytes_read) == (CHUNKS, CHUNKS * CHUNK_BYTES)
+    assert (whole.wrong is None, len(whole.damaged_packs)) == (wrong is None, wrong is not None)
+    assert marks[-1].chunks == CHUNKS
+    read: list[bytes] = []
+    read_chunk = Repository.read_chunk
+
+    def counted(self: Repository, name: bytes, into: memoryview) -> None:
+        read.append(name)
+        read_chunk(self, name, into)
+
+    monkeypatch.setattr(Repository, "read_chunk", counted)
+    for mark in marks:
+        read.clear()
+        assert verify_point(Repository(folder, KEY), point, since=over_the_wire(mark)) == whole
+        assert len(read) == CHUNKS - mark.chunks
+
+
+@pytest.mark.parametrize("wrong", [None, 0, CHUNKS - 1])
+def test_a_repository(folder: MemoryFolder, wrong: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = opened(folder, new=True)
+    back_up(repository, noise(), threads=1)
+    broken = None if wrong is None else damaged(folder, wrong)
+    marks: list[PacksLooked] = []
+    whole = look_at_packs(repository, on_looked=marks.append)
+    assert [mark.packs for mark in marks] == list(range(1, len(repository.pack_sizes()) + 1))
+    report = judged(repository, whole)
+    assert report.damaged_packs == (() if broken is None else (broken,))
+    assert len(report.damaged_points) == len(report.damaged_packs)
+    assert report.bytes_read == sum(repository.pack_sizes().values())
+    later = back_up(repository, disk("ZZZZ"), threads=1)
+    new = set(repository.pack_sizes()) - {mark.pack for mark in marks}
+    read: list[str] = []
+    check_whole = packs.check_whole
+
+    def counted(folder: object, name: str, *rest: object, **named: object) -> None:
+        read.append(name)
+        check_whole(folder, name, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(packs, "check_whole", counted)
+    for mark in marks:
+        read.clear()
+        again = Repository(folder, KEY)
+        found = judged(again, look_at_packs(again, since=over_the_wire(mark)))
+        assert set(read) == new | {one.pack for one in marks[mark.packs :]}, "what came meanwhile is looked at, too"
+        assert len(read) == len(set(read))
+        assert (found.damaged_packs, found.packs) == (report.damaged_packs, report.packs + len(new))
+        assert later not in found.damaged_points
+
+
+def test_a_broken_pack_that_is_gone_is_not_told(folder: MemoryFolder) -> None:
+    repository = opened(folder, new=True)
+    back_up(repository, noise(), threads=1)
+    repository.remove(back_up(repository, disk("ZZZZ"), threads=1))
+    broken = damaged(folder, -1)
+    looked = look_at_packs(repository)
+    assert [*looked.broken] == [broken]
+    folder.delete(f"{packs.FOLDER}/{broken}")
+    again = Repository(folder, KEY)
+    assert judged(again, look_at_packs(again, since=looked)).wrongs == ()
