@@ -235,7 +235,7 @@ def start(
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A program that runs, and waits for who reads its output. It ends with this process: nobody reads it then. `said`: its
+    """A program that runs, and waits until its output is read. It ends with this process: nobody reads it then. `said`: its
     standard error."""
 
     child: "subprocess.Popen[bytes]"

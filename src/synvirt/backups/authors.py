@@ -1,7 +1,7 @@
 """Who made a restore point: points are signed by their host's key, and an author is known where this host has that key's line.
 
-Who has a repository's key can write points into it, each of them whole. What the key cannot do is sign as another host.
-Who is known: this host itself, and those of the setting backup_signers, a file of lines as `synvirt receipt key` prints them.
+Anyone with a repository's key can write valid points into it. But the key is not enough to sign as another host.
+Known authors are this host, and those of the setting backup_signers, a file of lines as `synvirt receipt key` prints them.
 """
 
 from collections.abc import Sequence
@@ -135,7 +135,7 @@ def _signer(unread: Unread) -> PublicKey | None:
 
 
 def doubt(author: Author) -> str | None:
-    """What is to be said of an author who is not known; None of one who is."""
+    """The warning about an author who is not known; None: the author is known."""
     if author.standing == "none":
         return "not signed: made before points were, or by somebody who has the repository's key and no host's"
     if author.standing == "unknown":

@@ -1,7 +1,7 @@
 """The cages of what backups order: the repository, the host's cache of it, and what the order itself names; nothing else.
 
 Such a worker stays root without root's privileges: it writes files that the service, other hosts by NFS, and QEMU open again,
-and those go by who owns them.
+so they must belong to the right user.
 """
 
 import os

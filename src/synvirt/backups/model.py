@@ -99,7 +99,7 @@ class BackupRepository(Model):
 
 
 class RecoveryKey(Model):
-    """Who has it and the repository's folder has the backups; who loses it and this host has none."""
+    """Anyone who has it and the repository's folder can read the backups; without it and this host nobody can."""
 
     recovery_key: str
 
@@ -118,7 +118,7 @@ class SealedKeyRequest(Received):
 
 
 class SealedKey(Model):
-    """A line of text that opens the repository, for who has the passphrase, or on the host that it is bound to."""
+    """A line of text that opens the repository, with its passphrase, or on the host that it is bound to."""
 
     sealed_key: str
 

@@ -1,4 +1,4 @@
-"""What this host keeps for other SynVirts, as who runs it sees it: how much there is, what is protected. Blocking code."""
+"""What this host keeps for other SynVirts, as its operator sees it: how much there is, what is protected. Blocking code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """A run as its own thread sees it: where it stands, what it warns of, how far its bytes are.
 
 move, note, warn ─▶ the store, and an event for who listens
-figure           ─▶ the board, in memory; and the store, every few seconds, for who asks after a kill
+figure           ─▶ the board, in memory; and the store, every few seconds, for questions after a kill
 """
 
 import time

@@ -55,7 +55,7 @@ _FAMILIES = {
 @dataclass(frozen=True, slots=True)
 class Cage:
     """`reads`, `writes`: files, or folders with all below. `programs`: it may start others, which are in the same cage.
-    `as_root`: it stays the user that it is, since who it speaks to goes by that.
+    `as_root`: it stays the user that it is, because its peers check that.
     `memory_bytes`: of address space. `cpu_s`, `written_bytes` (of one file): None, where only the work's size bounds it."""
 
     reads: tuple[str, ...] = ()

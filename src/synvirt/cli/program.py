@@ -14,7 +14,7 @@ FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 def failed(error: Exception, *, as_json: bool = False) -> int:
     """Tell an error of any command; the program's exit code. With SYNVIRT_LOG_LEVEL=debug what is not ours is raised.
 
-    `as_json`: on stdout too, as {"error": {code, detail, hint}}: who reads the answer there finds the refusal there.
+    `as_json`: on stdout too, as {"error": {code, detail, hint}}: a script that reads the answer there finds the error there.
     """
     if isinstance(error, SynvirtError):
         if as_json:

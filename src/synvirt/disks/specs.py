@@ -330,7 +330,7 @@ class BlankSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RbdPlace(Spec):
-    """A Ceph pool, and who asks: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
+    """A Ceph pool, and the client that uses it: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
 
     conf: str
     client: str
@@ -459,7 +459,7 @@ def versions(spec: ReaderSpec) -> list[str]:
 
 
 def elsewhere(spec: ReaderSpec) -> bool:
-    """Does another machine or process serve the disk when it is asked? Who reads it waits more than it works. A file by
+    """Does another machine or process serve the disk when it is asked? Reading it is mostly waiting. A file by
     URL is not meant: what its reader will be asked for next it fetches by itself."""
     match spec:
         case (

@@ -5,7 +5,7 @@
 
 Everything is big-endian, sectors have 512 bytes. Never written, never repaired.
 
-The disk's size is the footer's Current Size, as Hyper-V, Azure and VirtualBox have it. Virtual PC goes by the footer's geometry
+The disk's size is the footer's Current Size, as Hyper-V, Azure and VirtualBox have it. Virtual PC uses the footer's geometry
 instead, and so does QEMU unless it knows the creator to do otherwise. A geometry is made from the size by rounding down, so
 what they do not show is at most the last cylinder. Taking it too loses nothing; leaving it out could.
 

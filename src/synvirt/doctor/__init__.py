@@ -2,9 +2,9 @@
 
 A row looks for one thing, and never changes anything. What the settings do not ask for may be missing without harm.
 
-checks.py    the table: a name, what it is for, how to get it, who looks, whether the settings need it
+checks.py    the table: a name, what it is for, how to get it, the check, whether the settings need it
 finding.py   what a row finds, and what several of them look for
-service.py · guests.py · volumes.py · sources.py    who looks, by what would not work without it
+service.py · guests.py · volumes.py · sources.py    the checks, by what would not work without it
 """
 
 import threading

@@ -1,7 +1,7 @@
 """What is wrong with a wave, field by field, and the order that its dependencies give. No I/O.
 
-A graph has a node a member and a node a group: who is after a group waits for its node, which waits for each of its members. So
-five thousand members after a group of five hundred are 5,500 edges, not 2.5 million.
+The graph has a node for each member and for each group. A member after a group waits for the group's node, which waits for each
+of its members. So five thousand members after a group of five hundred are 5,500 edges, not 2.5 million.
 """
 
 import difflib

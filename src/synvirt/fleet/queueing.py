@@ -8,7 +8,7 @@ from synvirt.fleet.facts import Facts
 
 
 class Running:
-    """Who runs, by place."""
+    """The members that run, by place."""
 
     def __init__(self) -> None:
         self.all: set[str] = set()

@@ -69,7 +69,7 @@ def _mounts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _enabled(files: Files) -> Iterator[tuple[str, str]]:
-    """Units that start by themselves: links in folders named for who wants them (systemctl(1), «enable»)."""
+    """Units that start by themselves: links in folders named after the unit that wants them (systemctl(1), «enable»)."""
     wanted: dict[str, set[str]] = {}
     for folder in files.names(_UNITS):
         if folder.endswith((".wants", ".requires")):

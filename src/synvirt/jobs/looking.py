@@ -385,7 +385,7 @@ def _late(look: Look) -> SynvirtError:
 
 
 def _broken(look: Look, status: socket.socket) -> SynvirtError:
-    """It ended without a word: an error of the file's."""
+    """It ended without an answer: an error of the file."""
     status.settimeout(ENDS_WITHIN_S)
     try:
         code = int(status.recv(16) or b"1")

@@ -36,7 +36,7 @@ ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH")
 
 
 class WorkerDied(Internal):
-    """The worker ended without a word."""
+    """The worker ended without a last message."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who QEMU of the embedded driver runs as, where the service is root: a user of its own, who may open what libvirt hands over.
+"""The user that QEMU of the embedded driver runs as if the service is root: one that may open only what libvirt gives to it.
 
     libvirt-qemu (Debian), qemu (Fedora)   QEMU: volumes, UEFI variables and sockets are its user's while a guest runs
     tss                                    swtpm, as under the host's own libvirtd: it signs by an authority of that user's
@@ -170,7 +170,7 @@ def _ceph_files(chosen: RbdSetting) -> Iterator[Path]:
 
 @cache
 def _user_of(root: Path) -> QemuUser | None:
-    """Who opens a driver without a service's settings: as a service with none would."""
+    """For a driver that is opened without a service's settings: as with the default settings."""
     return _with_kvm(Settings(data_dir=root.parent, libvirt_uri=f"qemu:///embed?root={quote(str(root))}")).user
 
 

@@ -112,7 +112,7 @@ async def _defined(job: Job, volumes: list[Volume]) -> Domain:
 
 
 async def define_on(job: Job, volumes: list[Volume]) -> None:
-    """The domain again, on the rung where it stands, over these: a guest that runs runs on."""
+    """Defines the domain again, on its present rung, over these volumes. A guest that runs goes on."""
     hypervisor = job.rooms.hypervisor
     domain = await job.in_thread(hypervisor.domain_xml, machine_of(job.migration), volumes)
     await job.in_thread(hypervisor.define, domain)

@@ -25,7 +25,7 @@ class Told(Model):
 
 
 class Hashed(Model):
-    """Who has hashed the volumes so far: only that host's files go on."""
+    """The host that has hashed the volumes so far: only its files are continued."""
 
     host: str
     token: UUID

@@ -66,7 +66,7 @@ class TakingOver:
         self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def look(self) -> None:
-        """Fence who is lost, and take over what may be. Never raises."""
+        """Fences hosts that are lost, and takes over the jobs that may be. Never raises."""
         if self._held_for_s() < self._grace_s:
             return
         try:

@@ -4,9 +4,9 @@ systemd takes the connection and hands it over (synvirt-helper.socket, Accept=ye
 
     {"call": "authenticate", "user": "…", "password": "…"}  ─▶  {"right": true} │ {"right": false} │ {"error": "…"}
 
-The caller is taken for an attacker who has the service: it has to be the service's user (the kernel says who it is), each call
-has its own arguments and no other, and what they may be is checked here, by the settings in root's file. An account of none of
-the groups that the settings name is not asked for: root's password cannot be guessed by way of us.
+The caller may be an attacker who has taken over the service. So it has to be the service's user (the kernel says who it is),
+each call has its own arguments and no other, and they are checked here, by the settings in root's file. PAM is asked only for
+accounts in the groups that the settings name: root's password cannot be guessed through the helper.
 """
 
 import argparse
@@ -132,7 +132,7 @@ CALLS: Mapping[str, tuple[tuple[str, ...], Callable[..., dict[str, Any]]]] = {
 
 
 def serve(connection: socket.socket, *, allowed: frozenset[int], rules: Callable[[], Rules]) -> None:
-    """One call. Who is not allowed gets no other reason than that."""
+    """One call. A caller that is not allowed gets no further reason."""
     try:
         answer = _answer(connection, allowed, rules)
     except Refused as refused:
@@ -174,7 +174,7 @@ def called(message: bytes, rules: Callable[[], Rules]) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A name twice would be one value to us and another to who reads the log."""
+    """A name that comes twice would be one value here and another to a reader of the log."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name comes twice")

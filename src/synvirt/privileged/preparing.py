@@ -1,7 +1,7 @@
 """What root does before the service starts: `python -m synvirt.privileged.preparing --config FILE --user synvirt`.
 
 The service's user gets its rights on the datasets that root's settings name, and on those below them: zfs allow. The service
-itself asks for nothing, so there is nothing here that it could ask for wrongly. Twice is as good as once.
+itself asks for nothing, so there is nothing here that it could misuse. It may run twice.
 """
 
 import argparse

@@ -58,7 +58,7 @@ class CopiedDisk:
 
 @dataclass(frozen=True, slots=True)
 class MovedJob:
-    """`said`: what the statement says of it. `token`: of who has hashed its disks; None, where nobody has to the end."""
+    """`said`: what the statement says of it. `token`: of the host that has hashed its disks; None, where none has finished."""
 
     id: UUID
     said: Mapping[str, Any]

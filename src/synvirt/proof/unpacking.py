@@ -1,4 +1,4 @@
-"""The tar of a receipt made a folder: plain files of a receipt's names, and nothing else of the one who made the tar."""
+"""Unpacks the tar of a receipt into a folder: only plain files whose names a receipt has."""
 
 import re
 import shutil

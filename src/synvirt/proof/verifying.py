@@ -1,4 +1,4 @@
-"""A receipt read by somebody who does not believe it: each thing that is wrong with it, by name.
+"""A receipt is checked without trusting it: everything that is wrong with it is named.
 
     checked(folder)                 files, hashes, signatures, and what the statement says of them
     differing(folder, disk, volume) the blocks of a volume that are not what the receipt says

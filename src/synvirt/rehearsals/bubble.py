@@ -326,7 +326,7 @@ class Bubble:
         return True
 
     def _answered(self, number: int, frame: bytes) -> bool:
-        """RFC 826. Who is none of the guests is us; but nobody answers who asks whether its own address is free."""
+        """RFC 826. We answer for every address that is not a guest's, but never a guest that asks whether its own is free."""
         asks, sender, wanted = frame[20:22] == b"\0\1", frame[28:32], frame[38:42]
         if sender != bytes(4):
             self._is_at(socket.inet_ntoa(sender), frame[6:12], number)

@@ -90,7 +90,7 @@ class UnderWay:
         self.rehearsal = rows.change(before.id, before.state, lambda found: found.model_copy(update=changes))
 
     def stop(self) -> bool:
-        """Shall what runs for it stop? Never raises: programs are ended by who asks this."""
+        """Whether what runs for it must stop. Never raises: what asks this ends programs."""
         return self.let_go.is_set() or self.cancelled()
 
     def cancelled(self) -> bool:

@@ -45,7 +45,7 @@ Sign = Callable[[Url], Mapping[str, str]]
 
 
 class HttpPlace:
-    """`sign` makes the headers that prove who asks; only requests to the Remote's own origin carry them."""
+    """`sign` makes the headers that authenticate a request; only requests to the Remote's own origin carry them."""
 
     fetches_at_once = 6
 
@@ -341,7 +341,7 @@ class HttpFile:
 
 
 def refused(status: int, where: str, said: str, retry_after: str | None) -> SynvirtError | Interrupted:
-    """The error of an answer that is none of those that were hoped for. Interrupted, where another try may go better."""
+    """The error of an answer that is not one of the expected ones. Interrupted, where another try may go better."""
     what = f"{status} {http.client.responses.get(status, '')}".strip() + (f" ({said})" if said else "")
     if status in _PASSING or status >= 500:
         return Interrupted(f"the server answers {what}", after_s=_seconds(retry_after))

@@ -1,7 +1,7 @@
 """Which packs the restore points of a folder need, found without the key: pages are stored in the clear.
 
 A pack that holds what a point needs may go only where the very same frame, read and hashed, lies in another one. So a pack
-that only says in its footer that it has a chunk saves nobody from keeping the one that has.
+that only claims in its footer to have a chunk does not allow the pack that has it to be deleted.
 """
 
 from collections.abc import Iterable, Iterator

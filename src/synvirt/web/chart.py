@@ -67,7 +67,7 @@ def _spaced(course: Course) -> list[Sample]:
 
 
 def _summary(samples: list[Sample], rates: list[float]) -> str:
-    """The drawing in a sentence, for who does not see it, and for who wants the figures."""
+    """The drawing in a sentence: for people who do not see it, and for those who want the figures."""
     seconds = samples[-1].at - samples[0].at
     mean = max(0, samples[-1].bytes_done - samples[0].bytes_done) / seconds
     highest = max(range(len(rates)), key=rates.__getitem__)

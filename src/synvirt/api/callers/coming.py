@@ -88,7 +88,7 @@ class Coming:
         self._write(entry_of(caller, LOG_OUT, way, 200))
 
     def denied(self, caller: Caller, method: str, resource: str, error: SynvirtError) -> None:
-        """Somebody who is known tried what takes another role."""
+        """A known caller tried something that needs another role."""
         self._write(entry_of(caller, method, resource, error.status, error.detail))
 
     def refuse(self, account: str, address: str, way: str, error: SynvirtError) -> None:

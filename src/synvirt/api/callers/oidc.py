@@ -3,7 +3,7 @@
     POST /login/oidc ─▶ Oidc.begin ─▶ the provider's page ─▶ GET /login/oidc/callback ─▶ Oidc.end ─▶ a session
 
 A log-in that was begun is known by its state, once, for ten minutes, and by the browser that began it (a cookie): so nobody
-can be logged in as somebody else by a link. Who has no role by the settings' table is refused. Blocking code.
+can be logged in as somebody else by a link. A person without a role by the settings' table is refused. Blocking code.
 """
 
 import base64

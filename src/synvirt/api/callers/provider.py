@@ -4,7 +4,7 @@
     redeem()    a code for an ID token         RFC 6749 section 4.1.3, RFC 7636 (PKCE)
     claims()    what the token says, proven    OpenID Connect Core 1.0 section 3.1.3.7
 
-Each connection goes by the guard, as those to sources do: `source_allowed_hosts` holds for a provider, too.
+The guard checks each connection, like those to sources: `source_allowed_hosts` applies to a provider, too.
 """
 
 import base64

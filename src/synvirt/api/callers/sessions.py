@@ -1,4 +1,4 @@
-"""Who is logged in on the page: a cookie's secret stands for an account, for a while.
+"""Who is logged in on the page: the secret in a cookie identifies an account for a limited time.
 
 Kept in {data_dir}/keyring/sessions, so that a page finds the service again after its restart. What is kept is a hash: neither
 the file nor a dump of our memory is a list of what logs in.

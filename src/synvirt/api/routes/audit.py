@@ -1,5 +1,5 @@
 """Who did what: each request that may change something, or shows a key, is an entry of the audit trail, and
-{base_url}/api/v1/audit shows it. Who came and went is in it too (`callers/coming.py`)."""
+{base_url}/api/v1/audit shows it. Log-ins and log-outs are in it too (`callers/coming.py`)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -185,7 +185,7 @@ def _importing(router: APIRouter, importer: Importer) -> None:
         query: Annotated[VmQuery, Depends(json_body(VmQuery))],
         dry_run: Annotated[bool, Query(description="Say how many VMs are meant, and make nothing")] = False,
     ) -> WaveImport:
-        """Make a draft of all VMs of a source that are meant: of a folder, on a host, powered on. 400 where a word fits none,
+        """Make a draft of all VMs of a source that match: in a folder, on a host, powered on. 400 where a word fits none,
         with the nearest that there is."""
         return await importer.select(query, dry_run=dry_run)
 

@@ -71,7 +71,7 @@ def read_here(xml: str) -> ET.Element:
 
 def foreign(xml: str, own: Rewritten | None = None, read: ReadXml = read_here) -> Rewritten:
     """The domain of a restore point, which is untrusted. `own`: this host's definition of the same guest, which is trusted.
-    `read`: who reads its XML."""
+    `read`: what parses its XML."""
     found = foreign_domain.rebuilt(parsed(xml, read).root, None if own is None else own.root)
     return Rewritten(found.root, list(found.left_out), found.firmware, found.console_log)
 

@@ -94,7 +94,7 @@ def qemu_spec(raw: RawSpec, driver: QemuDriver, name: str, *, key_file: str | No
 
 
 def with_key(spec: ReaderSpec, key_file: str | None, *, needed: bool = True) -> ReaderSpec:
-    """The spec for who has a key: an encrypted image with it, a raw disk that is a LUKS volume as the disk within.
+    """The spec where a key is given: an encrypted image with it; a raw disk that is a LUKS volume as the disk inside.
 
     `needed`: BadRequest, where there is nothing that the key could open.
     """

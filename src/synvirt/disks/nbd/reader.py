@@ -4,7 +4,7 @@
     extents   ─▶ base:allocation, or a dirty-bitmap context and base:allocation within what is dirty
 
 A connection that is lost is made again, a few times, so that a moment's trouble on the way costs no terabyte. Every wait has an
-end: a server that says nothing is as good as one that is gone.
+end: a server that says nothing counts as gone.
 
 With TLS libnbd comes back from each poll with one record of 16 KiB. Polls from here would each take the interpreter's lock, and
 threads that contend for it cost a third of what a copy may: so a read is waited for within libnbd, and `silence.py` ends it.

@@ -2,7 +2,8 @@
 Guide», HttpNfcLease).
 
 No ranges, and no second try within it: a stream that breaks off ends this reader, and the pass goes on from its watermark with
-a new lease. What lies before the watermark then comes once more, and is passed over. Who asked for the lease keeps it alive.
+a new lease. What lies before the watermark then comes once more, and is passed over. The adapter that asked for the lease keeps
+it alive.
 
 Where the lease is only the cheaper way to a disk that can be read by another, too, that one is read from where it fails.
 """

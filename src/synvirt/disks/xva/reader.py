@@ -116,7 +116,7 @@ class _Pieces:
         return Piece(self._starts[at], self._places[at], self._lengths[at], self._digests[at])
 
     def _step(self) -> None:
-        """One piece more. A walk that failed cannot go on: who asks again gets the same."""
+        """One piece more. A walk that failed cannot go on: the next call raises the same error."""
         if self._failure is not None:
             raise self._failure
         try:

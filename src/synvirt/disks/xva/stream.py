@@ -2,7 +2,7 @@
 
     file ─▶ Passing: unpacked, the last megabytes kept ─▶ tar.walk ─▶ pieces ─▶ read_into
 
-The members of a disk ascend, so who reads it in order needs neither an index nor a file to unpack to: one pass, and the first
+The members of a disk ascend, so reading it in order needs neither an index nor a file to unpack to: one pass, and the first
 byte comes at once. What was left out of the archive is known only when the pass gets there: all of the disk is one extent of
 data, and pieces that were left out are filled with zeros as they are reached. A resumed copy unpacks what lies before its
 watermark again, and a disk that lies behind others unpacks those first.

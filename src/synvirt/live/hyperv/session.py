@@ -237,7 +237,7 @@ class Session:
         return "".join(str(part) for part in shell.output)
 
     def _lost(self) -> None:
-        """Who asks next connects again. The shell at the host goes after its idle time; it holds nothing."""
+        """The next call connects again. The shell at the host goes after its idle time; it holds nothing."""
         pool, self._pool = self._pool, None
         wsman, self._wsman = self._wsman, None
         if pool is not None:

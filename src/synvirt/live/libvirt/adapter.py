@@ -275,7 +275,7 @@ class LibvirtRemote:
             raise
 
     def _refuse_closed(self, domain: Any) -> None:
-        """A guest may take minutes to freeze. Who has closed the session meanwhile has cleared away already what was there."""
+        """A guest may take minutes to freeze. If the session was closed meanwhile, what was there is cleared away already."""
         if self._closing.is_set():
             raise SourceUnreachable(f"the session was closed before {domain.name()} could be read")
 

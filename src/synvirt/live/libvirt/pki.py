@@ -71,7 +71,7 @@ class Pki:
 
     @property
     def _knows_signer(self) -> bool:
-        """Do we know who signs, and are we to go by it?"""
+        """Whether an authority is known that certificates are checked against."""
         return self.login.ca_certificate is not None and self.options.verify_tls
 
     def _must(self, host: str | None, *, pinned: bool) -> str:

@@ -78,7 +78,7 @@ class DiskPoint:
 
 
 class _Cluster(NamedTuple):
-    """Who answers what changed, below which path, and to which token."""
+    """The cluster that answers what changed: its address, the path, and the token for it."""
 
     prism: Prism
     base: str

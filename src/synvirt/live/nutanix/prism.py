@@ -45,7 +45,7 @@ _REFUSALS: Final[Mapping[int, type[Refused]]] = {404: Absent, 412: Outdated, 501
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A Prism's address, and who asks; empty, where a request brings a token of its own."""
+    """A Prism's address, and the user; empty, where a request has its own token."""
 
     origin: str
     trust: Trust

@@ -73,7 +73,7 @@ class XenApi:
                 await asyncio.to_thread(self._session.keep_alive)
 
     async def rest(self) -> None:
-        """Nothing is open but the session: who reads by it has ended."""
+        """Only the session is open: all readers that use it have ended."""
 
     async def close(self) -> None:
         if self._keeping is not None:

@@ -39,7 +39,7 @@ class Trials:
 
     @asynccontextmanager
     async def noted(self, source_id: UUID, vm_id: str) -> AsyncIterator[Trial]:
-        """One that may be made. Who leaves the block without an error says that it is gone."""
+        """One that may be made. Leaving the block without an error means that it is gone."""
         trial = Trial(source_id, vm_id, f"synvirt-test-{uuid4()}-1")
         self._under_way.add(trial.name)
         try:

@@ -98,7 +98,7 @@ def held_ups(job: Job) -> int:
 
 
 def is_fresh(one: Pass) -> bool:
-    """Who asks for the cut-over needs no other delta."""
+    """A cut-over that was asked for needs no other delta."""
     return _age_s(one) <= FRESH_S
 
 
