@@ -1,6 +1,5 @@
 """What each command prints and how it exits, against a real service."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -12,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from synvirt.api.server import ELSEWHERE
-from synvirt.cli import app
 from synvirt.cli.migrating import importing
 from synvirt.cli.options import SHARED, Options
 from synvirt.cli.program import shown
+from synvirt.main import app  # `main` adds serve and demo; tests put the program together once
 from synvirt.model.job import Forecast, Pass, Progress
 from synvirt.model.kinds import LiveKind, Mode, OfflineKind, State
 from synvirt.model.plan import HostPathRef, LiveVmRef, PlanSource, Warm
@@ -46,7 +45,6 @@ def test_help(run: Run, arguments: list[str]) -> None:
 
 def test_the_list_of_commands_says_of_each_in_a_line_what_it_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    importlib.import_module("synvirt.main")
     listed = run("--help").stdout.partition("Commands:\n")[2].splitlines()
     assert [line.split()[0] for line in listed[:5]] == ["demo", "serve", "doctor", "inspect", "import"]
     assert [line for line in listed if line.endswith("...")] == []
@@ -55,7 +53,6 @@ def test_the_list_of_commands_says_of_each_in_a_line_what_it_does(run: Run, monk
 @pytest.mark.parametrize("command", ["serve", "demo"])
 def test_where_a_service_listens_is_an_option_of_each_that_starts_one(command: str, run: Run) -> None:
     """An address in use is refused with a hint, which both of them can follow."""
-    assert importlib.import_module("synvirt.main").app is app  # they are commands of it from then on
     option = next(word for word in ELSEWHERE.split() if word.startswith("--"))
     assert option in run(command, "--help").stdout
 
