@@ -63,7 +63,7 @@ def test_a_rehearsal_is_waited_for_and_its_checks_are_shown(run: Run, service: S
     mover.join()
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "ok   boot: seen by its agent, disks on virtio" in done.stdout
-    assert "Outage, had it been the cut-over: 40 s" in done.stdout
+    assert "Outage of a cut-over at that time: 40 s" in done.stdout
     (found,) = service.store.rehearsals.of(job.id)
     assert found.asked.checks == (
         CommandCheck(kind="command", argv=("systemctl", "is-active", "my app"), within_s=9),

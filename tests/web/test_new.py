@@ -232,7 +232,7 @@ def test_a_critical_concern_is_read_before_it_is_waived(page: Page, service: Ser
     assert serious(page) == []
     page.check("[name=waive]")
     page.click("text=Review the plan")
-    expect(page.locator(".banner.bad")).to_contain_text("You go on all the same")
+    expect(page.locator(".banner.bad")).to_contain_text("You continue anyway")
     page.click("text=Start the migration")
     job = begun(service, page)
     assert job.plan.waive_concerns == ("target-too-small",)

@@ -241,7 +241,7 @@ def _sheet(found: dict[str, Any]) -> None:
         if one["grade"] in ("wrong", "look"):
             was, here = (shown(str(one[side])) if one[side] is not None else "nothing" for side in ("source", "clone"))
             print(f"  {one['grade']:<5}{shown(one['item'])}: {was} at the source, {here} here; {shown(one['reason'])}")
-    for name, title in (("conversion_s", "Conversion"), ("boot_s", "Boot"), ("outage_s", "Outage, had it been the cut-over")):
+    for name, title in (("conversion_s", "Conversion"), ("boot_s", "Boot"), ("outage_s", "Outage of a cut-over at that time")):
         if found[name] is not None:
             print(f"  {title}: {_seconds(found[name])}")
     if found["error"] is not None:

@@ -64,18 +64,18 @@ def new_router(pages: Pages, beginning: Beginning, sources: Sources, uploads: Up
         search: Annotated[str, Query(max_length=255)] = "",
         cursor: Cursor = None,
         kept: bool = False,
-        anew: bool = False,
+        ask_again: bool = False,
         vm_id: Annotated[list[str] | None, Query()] = None,
     ) -> Response:
-        """`kept`: what the platform said a minute ago will do: a search does not ask it at each letter. `anew`: ask it, however
-        lately it was asked. `vm_id`: those ticked already, which stay so whatever is searched for."""
+        """`kept`: a list a minute old will do, since a search must not ask the platform at each letter. `ask_again`: ask
+        the platform, even if it was asked just now. `vm_id`: those ticked already, which stay so whatever is searched for."""
         source = await run_in_threadpool(sources.get, source_id)
         vms, following = await sources.list_vms(
             source_id,
             limit=VMS_ON_A_PAGE,
             cursor=number_of(cursor) or 0,
             search=search.strip(),
-            age_max_s=0.0 if anew else LISTING_KEPT_S if kept else None,
+            age_max_s=0.0 if ask_again else LISTING_KEPT_S if kept else None,
         )
         return pages.page(
             "new/vms.html",

@@ -20,7 +20,7 @@ def refuse_critical(plan: MigrationPlan, manifest: VmManifest) -> None:
         ids = ", ".join(one.id for one in critical[:20])
         raise InvalidPlan(
             f"{manifest.name} has {len(critical)} critical concern(s): {ids}. {critical[0].label}: {critical[0].assessment}",
-            hint=f"{critical[0].remedy} To go on all the same, name the concern's id in waive_concerns.",
+            hint=f"{critical[0].remedy} To continue anyway, name the concern's id in waive_concerns.",
         )
 
 
