@@ -2,7 +2,7 @@
 
 One job copies a disk of real files, held to a rate as a network would hold it; alone, and with all of them. They come by the
 Unix socket, for an address has a limit of its own. Half of the users look at the list and half at the job, each by its stream,
-and each loads its page anew every half a minute. They are one process of the lowest priority: elsewhere they would not be on
+and each loads its page again every half a minute. They are one process of the lowest priority: elsewhere they would not be on
 our cores.
 """
 

@@ -31,7 +31,7 @@ structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Images of Python set it, and then each of a thousand child processes compiles all of our modules anew.
+# Images of Python set it, and then each of a thousand child processes compiles all of our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -50,7 +50,7 @@ class Costs:
         if config.getoption("durations") is None:
             return
         say = terminalreporter.write_line
-        terminalreporter.section(f"dearest {FILES} files")
+        terminalreporter.section(f"most expensive {FILES} files")
         seconds, used, tests = (sum(column) for column in zip(*self._files.values(), strict=True)) if self._files else (0, 0, 0)
         say("  time  processor  tests")
         say(f"{seconds:6.0f}s {used:9.0f}s {tests:6.0f}  in all")

@@ -243,7 +243,7 @@ class LibvirtLab:
             self._sign(name)
 
     def renew_certificate(self) -> None:
-        """Its servers' certificate, signed anew: who has read the one before shows that one on."""
+        """Its servers' certificate, signed again: who has read the one before shows that one on."""
         self._sign("server")
 
     def _sign(self, name: str) -> None:

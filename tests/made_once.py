@@ -1,4 +1,4 @@
-"""What the libraries make anew for each service and each command line in the tests' own process, and is the same each time.
+"""What the libraries make again for each service and each command line in the tests' own process, and is the same each time.
 
 Here it is made once a process: a service has 300 routes with 700 adapters of 180 types, and a third of the processor's seconds
 of most small tests went there. A service in a process of its own makes its own."""

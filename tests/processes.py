@@ -72,7 +72,7 @@ def caged(pid: int) -> Iterator[set[str]]:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Those beneath it that this process has open. What else is open may be closed at any moment, by the collector."""
+    """Those below it that this process has open. What else is open may be closed at any moment, by the collector."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile

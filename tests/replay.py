@@ -15,7 +15,7 @@ from synvirt.live import recording_soap
 from synvirt.live.vsphere.versions import PATH as VSPHERES_VERSIONS
 from tests.certificates import self_signed, tls_server
 
-# In no recording, which would scrub a version of four numbers as an address; whoever gets no list speaks the oldest version.
+# In no recording, which would scrub a version of four numbers as an address; without a list the oldest version is used.
 NOT_RECORDED = frozenset({VSPHERES_VERSIONS})
 
 
@@ -56,7 +56,7 @@ def _key(method: str, path: str, query: dict[str, str], body: Any) -> str:
     rpc = ""
     if isinstance(body, dict) and "soap" in body:
         given = {} if body["soap"] == "Login" else body["given"]
-        # A view is made anew each time, and named by its session: what is asked of it says what it is.
+        # A view is made again each time, and named by its session: what is asked of it says what it is.
         asked = re.sub(r'session\[[^"]*', "session", json.dumps(given))
         rpc = f" {body['soap']} {asked}"
     if isinstance(body, dict) and "jsonrpc" in body:

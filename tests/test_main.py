@@ -10,7 +10,7 @@ from synvirt.settings import DirectorySetting, Settings, ZfsSetting
 
 
 def test_the_settings_destinations_are_the_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """zfs by default; where its pool is away the service starts all the same, and plans are told of it."""
+    """zfs by default; where its pool is away the service starts all the same, and plans are refused for it."""
     monkeypatch.setenv("PATH", str(tmp_path))  # whatever this host has of zfs
     monkeypatch.setattr("synvirt.programs.ADMIN_PATHS", ())
     settings = Settings(

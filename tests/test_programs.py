@@ -1,4 +1,4 @@
-"""Outside programs: how they are run, heard, stopped, and that none outlives whoever started it."""
+"""Outside programs: how they are run, heard, stopped, and that none outlives the process that started it."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def test_a_missing_program_is_named() -> None:
 
 
 def test_lines_are_told_as_they_come(tmp_path: Path) -> None:
-    """The program waits for what we do at its first line: told at the end, it would never end."""
+    """The program waits for what we do at its first line: if we got its lines at the end, it would never end."""
     seen: list[str] = []
 
     def tell(line: str) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong: a table. Each strikes one service for some seconds, and is mended; a fault of the database strikes all."""
+"""The table of faults. Each hits one service for some seconds, and then ends; a fault of the database hits all."""
 
 import os
 import random

@@ -48,7 +48,7 @@ WRITES_EVERY_S, LOOKS_EVERY_S = 0.2, 0.1
 
 @dataclass
 class Outcome:
-    """`wrong`: what must not be, a sentence each. `restarted`: how often a job began anew elsewhere."""
+    """`wrong`: what must not be, a sentence each. `restarted`: how often a job started over elsewhere."""
 
     jobs: int
     faults: Counter[str] = field(default_factory=Counter)
@@ -147,7 +147,7 @@ class Chaos:
     # ── where the jobs are ───────────────────────────────────────────────────────────────────────────────────────────
 
     def last(self, job: Migration) -> Migration:
-        """As it is now; where it was begun anew, the job in its place."""
+        """As it is now; where it was started over, the job in its place."""
         found = self._store.get(job.id)
         while found.restarted_by is not None:
             found = self._store.get(found.restarted_by)

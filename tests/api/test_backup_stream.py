@@ -24,7 +24,7 @@ WAIT_S = 60
 
 
 class Work:
-    """A run that does as it is told."""
+    """A run that does what the test asks."""
 
     def __init__(self, service: Service) -> None:
         self._runs = service.backups.runs

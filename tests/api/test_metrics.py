@@ -1,4 +1,4 @@
-"""/metrics: what is told of jobs, bytes and answers; who may read it; and that it stays small."""
+"""/metrics: what it says of jobs, bytes and answers; who may read it; and that it stays small."""
 
 from collections.abc import Iterator
 from datetime import timedelta

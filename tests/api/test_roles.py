@@ -75,7 +75,7 @@ def _all(listed: Any) -> Iterator[tuple[str, set[str]]]:
 
 
 def test_every_route_by_every_role(served: tuple[Service, httpx.Client]) -> None:
-    """Who may not is told so before anything is looked at; who may gets any other answer."""
+    """A caller without the role is refused before anything is looked at; one with it gets any other answer."""
     service, client = served
     asked = routes(service)
     assert len(asked) > 60

@@ -101,7 +101,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 def rewritten(path: Path, master: bytes, change: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
-    """Sealed anew, and whole in all that the format itself checks."""
+    """Sealed again, and whole in all that the format itself checks."""
     keys = Keys(master)
     shown, sealed, _, _ = path.read_bytes().split(b"\n")
     shown, plain = change(shown, keys.unseal(base64.b64decode(sealed), belongs_to=shown, what="it"))
@@ -174,7 +174,7 @@ def test_a_signature_is_of_one_point(shared: Shared) -> None:
 
 
 def test_another_s_key_makes_another_author_and_no_key_none(shared: Shared) -> None:
-    """What cannot be prevented: it is told."""
+    """What cannot be prevented: a warning says it."""
     point = shared.point(Authors(shared.key("kvm2")))
     path = shared.folder / "repository/points" / f"{point}.point"
     rewritten(path, shared.master, in_json(lambda outer, inner: inner.pop("signature")))

@@ -1,4 +1,4 @@
-"""Whoever may only write to a repository (a peer's account) cannot hide or damage what is in it by putting more into it."""
+"""Somebody who may only write to a repository (a peer's account) cannot hide or damage what is in it by adding more to it."""
 
 from uuid import UUID
 

@@ -121,7 +121,7 @@ class Damaged:
             assert len(repository.pack_sizes()) >= 4
 
     def reported_by(self, seed: int) -> str:
-        """Whoever reports this damage first. AssertionError, where a restore has other bytes than were backed up."""
+        """What reports this damage first. AssertionError, where a restore has other bytes than were backed up."""
         folder, random, what = self._start.copied(), Random(seed), ""
         while not what:
             what = _damaged(folder, random)

@@ -151,7 +151,7 @@ def _kill(house: House, where: str, count: int) -> None:
 def test_a_killed_run_goes_on_and_reads_only_what_is_not_stored(
     house: House, monkeypatch: pytest.MonkeyPatch, changed: bool
 ) -> None:
-    """`changed`: the guest's file was written meanwhile, so all of it is read anew."""
+    """`changed`: the guest's file was written meanwhile, so all of it is read again."""
     house.job("web")
     _kill(house, "put", 8)
     if changed:

@@ -165,7 +165,7 @@ def test_the_socket_of_another_user(service: Service) -> None:
     for folder in (service.settings.data_dir, *service.settings.data_dir.parents):
         if folder != Path("/") and folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
             folder.chmod(0o755)
-    # Asked once before: the other user cannot read this environment, where it lies beneath root's home.
+    # Asked once before: the other user cannot read this environment, where it lies under root's home.
     code = (
         "import os, sys; from pathlib import Path; from synvirt.cli.client import Client;"
         " ask = lambda: Client.local(Path(sys.argv[1])).ask('GET', '/migrations');"

@@ -35,7 +35,7 @@ INSPECT_MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class ImporterCase:
-    """`path` beneath `root` is a whole VM of the importer's kind; `contents` are its disks by key, as raw bytes. `damage` is
+    """`path` under `root` is a whole VM of the importer's kind; `contents` are its disks by key, as raw bytes. `damage` is
     the file that the damage laws cut and flip bytes in."""
 
     importer: OfflineImporter

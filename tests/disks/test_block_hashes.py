@@ -31,7 +31,7 @@ def small_blocks() -> Iterator[None]:
 
 
 class Disk:
-    """A source: its content, and which extents a pass is told of. It fails at `fails_at`."""
+    """A source: its content, and which extents a pass gets. It fails at `fails_at`."""
 
     max_readers = 4
 

@@ -1,4 +1,4 @@
-"""Which disks are served from elsewhere, whatever lies over them: whoever copies one waits more than it works."""
+"""Which disks are served from elsewhere, whatever lies over them: copying one is mostly waiting."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ledger of hashes: the same for the same disk in any format, whoever reads it; and what it finds when bytes change."""
+"""The ledger of hashes: the same for the same disk in any format, by any reader; and what it finds when bytes change."""
 
 import hashlib
 import json

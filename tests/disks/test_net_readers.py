@@ -97,7 +97,7 @@ def test_what_nfs_refuses_is_told_by_its_cause(nfs: NfsSpec) -> None:
 def test_an_nfs_server_that_hangs_while_it_is_read_is_told_and_found_again(
     nfs: NfsSpec, container: State, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A controller that fails over for longer than we wait: each read is told in time, as the server's silence and not as an
+    """A controller that fails over for longer than we wait: each read fails in time, as the server's silence and not as an
     allow-list's; the same reader goes on once it answers."""
     monkeypatch.setattr(nfs_module, "READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(nfs_module, "MOUNT_TIMEOUT_S", 1.0)
@@ -109,7 +109,7 @@ def test_an_nfs_server_that_hangs_while_it_is_read_is_told_and_found_again(
         for _ in range(2):  # on the connection that it had, then on none
             with pytest.raises(SourceUnreachable, match=r"127\.0\.0\.1 was lost while disk was read by NFS at offset 0"):
                 reader.read_into(0, memoryview(buffer))
-        # A stranger's mount hangs like this: who was never let in is told so.
+        # A stranger's mount hangs like this: a host that was never let in gets that as the error.
         with pytest.raises(AuthFailed, match="no answer within 1 s"):
             open_reader(nfs)
         container.signal_nfs(signal.SIGCONT)

@@ -241,7 +241,7 @@ def test_zero_clusters_of_version_3_keep_or_drop_their_place(tmp_path: Path) -> 
 
 
 def test_a_dirty_image_is_read(tmp_path: Path) -> None:
-    """The dirty bit is about refcounts, which say what may be overwritten; whoever only reads needs none."""
+    """The dirty bit is about refcounts, which say what may be overwritten; a reader needs none."""
     image = create(tmp_path, "disk.qcow2", "cluster_size=64K,lazy_refcounts=on", MIB)
     write(image, "write -P 1 0 64k")
     patch(image, 72, ">Q", 1)

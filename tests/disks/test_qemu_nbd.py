@@ -35,7 +35,7 @@ def raw(tmp_path: Path) -> Path:
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Sockets, secrets and servers of a test lie in a folder of its own, which is empty at its end.
 
-    Not beneath tmp_path: with the names of pytest and xdist before it, a socket's path is longer than it may be. That folder
+    Not under tmp_path: with the names of pytest and xdist before it, a socket's path is longer than it may be. That folder
     is asked for all the same: pytest makes its own first, and keeps it for the whole run, wherever temporary files lie then.
     """
     with tempfile.TemporaryDirectory(prefix="qn-", dir="/tmp") as folder:
@@ -46,7 +46,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def servers(folder: Path) -> list[int]:
-    """The living qemu-nbd processes with a socket beneath `folder`."""
+    """The living qemu-nbd processes with a socket under `folder`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -152,7 +152,7 @@ def test_a_worker_that_is_killed_leaves_no_server(raw: Path, scratch: Path) -> N
     while servers(scratch):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    for left in scratch.iterdir():  # its folder, which whoever swept the job would remove
+    for left in scratch.iterdir():  # its folder, which the sweep of the job would remove
         for file in left.iterdir():
             file.unlink()
         left.rmdir()

@@ -70,7 +70,7 @@ def test_by_default_any_other_host_may_be_read_from(host: str) -> None:
         (("10.0.0.0/8",), "10.9.9.9", True),
         (("10.0.0.0/8",), "11.0.0.1", False),
         (("10.0.0.5",), "10.0.0.5", True),
-        (("localhost",), "localhost", True),  # whoever names it means it
+        (("localhost",), "localhost", True),  # the setting names it, so it is meant
         (("*.example",), "localhost", False),
         (("127.0.0.0/8", "::1"), "localhost", True),
         (("NAS.example",), "127.0.0.1", False),
@@ -196,7 +196,7 @@ def test_no_redirect_from_https_to_http(nginx: servers.Nginx) -> None:
 
 
 def test_a_redirect_whose_target_lapses_is_asked_for_again() -> None:
-    """What a store signs for a few minutes is signed anew by whoever redirected there."""
+    """What a store signs for a few minutes is signed again by the server that redirected there."""
     lapsed: set[str] = set()
     redirected = 0
 

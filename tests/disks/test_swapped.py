@@ -1,4 +1,4 @@
-"""What was looked at and what is opened later are one file, or it is an error: the worker opens beneath the root, too (S11)."""
+"""What was looked at and what is opened later are one file, or it is an error: the worker opens under the root, too (S11)."""
 
 from collections.abc import Callable
 from contextlib import closing

@@ -263,7 +263,7 @@ WORDS: dict[type[Image], tuple[str, str | None]] = {
 
 
 def open_vmdk(image: Path, root: Path | None = None) -> VmdkReader:
-    """As the importers open it: its name is its path beneath the root."""
+    """As the importers open it: its name is its path under the root."""
     root = root or image.parent
     file = RawReader(str(image))
     try:

@@ -88,7 +88,7 @@ class FakePlatform:
             state["faults"][name] = times
 
     def lose_change_ids(self, vm_id: str) -> None:
-        """The host crashed: change tracking begins anew, and what older change ids refer to is forgotten."""
+        """The host crashed: change tracking starts over, and what older change ids refer to is forgotten."""
         with self._state() as state:
             state["vms"][vm_id]["cbt_epoch"] = str(uuid4())
             state["vms"][vm_id]["journal"] = []

@@ -376,7 +376,7 @@ def test_a_member_that_another_host_moves_on_at_that_moment_is_given_back_all_th
 
 
 def test_a_guest_that_was_not_healthy_is_looked_at_again_when_it_is_retried(night: Night) -> None:
-    """It booted here, and somebody mended what its check found: nothing is moved a second time."""
+    """It booted here, and somebody fixed what its check found: nothing is moved a second time."""
     night.vms("db", "web")
     sick = {"kind": "command", "argv": ["false"], "within_s": 0.1}
     made = night.waves.create(wave({"id": "db", "checks": [sick]}, {"id": "web", "after": ["db"]}))

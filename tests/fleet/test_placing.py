@@ -1,4 +1,4 @@
-"""Places chosen for the members of waves under way: by what hosts say of themselves, and anew where that changes."""
+"""Places chosen for the members of waves under way: by what hosts say of themselves, and again where that changes."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -241,7 +241,7 @@ def test_an_outage_that_became_shorter_is_looked_at_again_in_the_same_window() -
     assert scheduler.decide(NIGHT + timedelta(minutes=1)).cut_over == ()
     scheduler.know("a", facts(outage=600))
     assert scheduler.decide(NIGHT + timedelta(minutes=2)).cut_over == ("a",)
-    # A window missed: its source is on again, and its turn comes anew.
+    # A window missed: its source is on again, and its turn comes again.
     scheduler.put("a", S.READY)
     assert scheduler.decide(NIGHT + timedelta(minutes=3)).cut_over == ("a",)
 

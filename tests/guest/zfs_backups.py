@@ -74,7 +74,7 @@ def moment(*volumes: str) -> Moment:
 
 @pytest.mark.parametrize("block_bytes", [8 * KIB, 64 * KIB])
 def test_every_block_that_changed_is_in_the_list(block_bytes: int) -> None:
-    """Overwritten, written anew, discarded, and all of that in blocks that were holes. Nobody writes but this test, so the
+    """Overwritten, written again, discarded, and all of that in blocks that were holes. Nobody writes but this test, so the
     volume is what its newest snapshot is."""
     name, random = volume(block_bytes), Random(block_bytes)
     write(name, 0, random.randbytes(SIZE // 2))

@@ -186,7 +186,7 @@ def test_it_reads_nothing_but_its_disks(exports: ProcessExports, source: RawSpec
 
 
 class _Slow:
-    """A reader whose reads end when they are told to."""
+    """A reader whose reads end when the test lets them."""
 
     size, max_readers = MIB, 4
 

@@ -50,7 +50,7 @@ def imports(tmp_path: Path) -> Path:
 
 
 def page(looking: Looking, imports: Path, limit: int = 10, cursor: str | None = None) -> str:
-    """As a caller sees it: times are told to the millisecond."""
+    """As a caller sees it: times have milliseconds."""
     return looking.browse(imports, limit=limit, cursor=cursor).model_dump_json()
 
 

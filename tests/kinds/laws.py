@@ -222,7 +222,7 @@ def _goes_on(kind: Kind, place: Place) -> None:
     with next_service(kind, place) as world:
         world.check_started()
         found = world.found()
-        # Where the service died before the job was there, whoever asked for it saw that, and asks again.
+        # Where the service died before the job was there, its caller saw that, and asks again.
         job_id = world.submit() if found is None else found
         ended = world.run(job_id)
         assert ended == kind.ends, problem_of(world, job_id)
@@ -242,7 +242,7 @@ def _well(kind: Kind, world: World, job_id: UUID) -> None:
 
 
 def cancelled_at(kind: Kind, place: Place, moment: int) -> bool:
-    """Whether the job had that moment. Nobody can cancel what he has not been told of: moments until then are passed over."""
+    """Whether the job had that moment. Nobody can cancel a job whose id is not known yet: moments before are passed over."""
     with first(kind, place) as world, pytest.MonkeyPatch.context() as patched:
         known: list[UUID] = []
         moments = Moments(world, moment, lambda: _wish(world, known), patched)
@@ -325,7 +325,7 @@ def next_service(kind: Kind, place: Place) -> Iterator[World]:
 
 
 def problem_of(world: World, job_id: UUID) -> str:
-    """As it was told: for people who read a failure."""
+    """As it was reported: for people who read a failure."""
     return str(getattr(world, "problem", lambda _: "")(job_id))
 
 

@@ -79,7 +79,7 @@ REACHING = {
     "our mark": ("<metadata><s:job xmlns:s='https://synvirt.org/xmlns/job/1' id='evil'/></metadata>", ""),
     "what is not known yet": ("<new><file>/evil</file></new>", "<newer path='/evil'/>"),
 }
-# Its absence is nothing to tell: libvirt makes it up anew, or the disk is placed by the restore, or our mark is renewed.
+# Its absence needs no warning: libvirt makes it up again, or the disk is placed by the restore, or our mark is renewed.
 SILENT = {
     *("log", "cgroup", "no confinement", "loader", "disk", "disk of a chain", "vhost disk", "screen's socket", "our mark"),
     "channel that connects",

@@ -132,7 +132,7 @@ def test_one_user_more_may_open_a_device(folder: Path) -> None:
 
 
 def test_what_is_handed_over_is_no_group_of_peoples() -> None:
-    """Debian's libvirt-qemu is of kvm, which whoever may use KVM is of, too."""
+    """Debian's libvirt-qemu is in the group kvm, which all users of KVM are in, too."""
     need_root("the users of guests")
     found = next(qemu_user._accounts(("libvirt-qemu",)))
     assert found.group == "libvirt-qemu"

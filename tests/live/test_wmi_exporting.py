@@ -120,7 +120,7 @@ def test_only_folders_of_ours_are_removed(hyperv: FakeHost) -> None:
 
 
 def test_what_is_on_the_share_goes_with_the_pass(hyperv: FakeHost, vm: FakeVm) -> None:
-    """A pass that is begun anew finds its export as it is; released, it is gone, and what changed since can be had."""
+    """A pass that is started over finds its export as it is; released, it is gone, and what changed since can be had."""
     share = hyperv.files.folder / "Exports"
 
     async def first(adapter: WmiApi) -> bytes:

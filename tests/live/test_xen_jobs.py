@@ -39,7 +39,7 @@ class XenHouse(House):
         self.vm_id = server.pool.add_vm("web", [b"".join(parts) + bytes(12 << 10), generator.randbytes(1 << 20)], store)
 
     def again(self) -> "XenHouse":
-        """After a crash: a service that is started anew."""
+        """After a crash: a service that is started again."""
         return XenHouse(self.folder, self.server, self.transport, self.vm_id)
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:

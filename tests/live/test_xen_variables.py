@@ -30,7 +30,7 @@ def record(variables: list[varstored.Variable], **platform: str) -> dict[str, An
 
 
 def held(content: bytes) -> dict[tuple[str, UUID], tuple[int, bytes]]:
-    """What a variable store holds, read anew by edk2's VariableFormat.h."""
+    """What a variable store holds, read again by edk2's VariableFormat.h."""
     found, at = {}, 72 + 28
     while content[at : at + 2] == b"\xaa\x55":
         state, attributes = content[at + 2], *struct.unpack_from("<I", content, at + 4)

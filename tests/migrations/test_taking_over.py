@@ -1,4 +1,4 @@
-"""Jobs of a host that is lost: taken over where their storage is shared, else waited for, or begun anew."""
+"""Jobs of a host that is lost: taken over where their storage is shared, else waited for, or started over."""
 
 import os
 import random

@@ -135,7 +135,7 @@ DER = ssl.PEM_cert_to_DER_cert(certificate(RSA_KEY).decode())
 @cases(200)
 @given(at=st.integers(0, len(DER) - 1), bits=st.integers(1, 255))
 def test_no_damaged_certificate_does_either(at: int, bits: int) -> None:
-    """Beneath its letters, where their code does not refuse it first."""
+    """Under its letters, where their code does not refuse it first."""
     damaged = DER[:at] + bytes([DER[at] ^ bits]) + DER[at + 1 :]
     data = WHOLE[: WHOLE.index(b"-----BEGIN")] + ssl.DER_cert_to_PEM_cert(damaged).encode()
     with contextlib.suppress(MalformedArchive):

@@ -90,7 +90,7 @@ def test_a_large_one_is_looked_into_and_not_unpacked(packing: str, tmp_path: Pat
 
 @both
 def test_a_description_behind_much_else_is_not_looked_for(packing: str, tmp_path: Path) -> None:
-    """A bomb of gigabytes, or an archive packed anew: it says how far was looked."""
+    """A bomb of gigabytes, or an archive packed again: it says how far was looked."""
     plain = tmp_path / "web.xva"
     with plain.open("wb") as file:
         for number in range(40):

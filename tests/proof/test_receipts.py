@@ -308,7 +308,7 @@ def test_what_is_missing_in_the_chain_is_named(
 
 
 def test_a_receipt_of_another_chain_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
-    """A host that made one anew, in the place of one that it does not want to have made: those after it tell."""
+    """A host that made one again, in the place of one that it does not want to have made: those after it tell."""
     receipts, all_, volume = made
     other = Receipts(tmp_path / "other", receipts.key)
     shutil.copytree(all_, tmp_path / "all")

@@ -67,7 +67,7 @@ class Child:
         say(self._answering().UUIDString())
 
     def _answering(self) -> Any:
-        """The domain, once its agent does: after each opening of the driver it is connected anew."""
+        """The domain, once its agent does: after each opening of the driver it is connected again."""
         domain, until = self.domain, time.monotonic() + BOOT_TIMEOUT_S
         while not agent.answers(domain):
             assert time.monotonic() < until, "the guest's agent never answered"

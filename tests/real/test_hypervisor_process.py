@@ -1,4 +1,4 @@
-"""The service may die: its guests live on, and whoever opens the folder anew rules them."""
+"""The service may die: its guests go on, and the next process that opens the folder manages them."""
 
 import signal
 import subprocess

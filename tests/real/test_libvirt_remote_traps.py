@@ -304,7 +304,7 @@ def test_a_bitmap_is_lost_when_qemu_is_killed(host: LibvirtLab, domain: Any) -> 
     job.read(2, since=None)
     assert job.copy == host.content(domain, "vda")
     local(host, lambda adapter: adapter.release(job.vm_id, f"{job.name}-2"))
-    # Tracking has begun anew.
+    # Tracking has started over.
     host.write(domain, "vda", 2 * MIB, b"later")
     assert 0 < job.pass_(3, since=2) <= 65536
     assert job.copy == host.content(domain, "vda")
@@ -738,7 +738,7 @@ def test_a_domain_that_was_removed_has_nothing_left(host: LibvirtLab, domain: An
 
 
 def test_a_socket_of_a_tunnel_never_leads_elsewhere(host: LibvirtLab) -> None:
-    """One that was lost is made anew by another name, and the next one has yet another."""
+    """One that was lost is made again by another name, and the next one has yet another."""
     place, login, options = FORM.read(host.access("ssh"))
     session = Host(place, login, options)
     session.open()
@@ -796,7 +796,7 @@ def test_a_scratch_folder_that_runs_full_costs_the_snapshot_and_not_the_guest(ho
 
 
 def test_a_folder_that_is_theirs_stays_as_it_is(host: LibvirtLab, domain: Any) -> None:
-    """Its mode, and a pool over it: libvirt would set the first anew, and allows no second one."""
+    """Its mode, and a pool over it: libvirt would set the first again, and allows no second one."""
     small, name = host.folder / "small", f"synvirt-{uuid4()}-1"
     small.chmod(0o1777)
     pool = host.connection.storagePoolDefineXML(

@@ -26,7 +26,7 @@ def daemon() -> Iterator[LibvirtLab]:
 @pytest.mark.timeout(300)
 def test_a_point_boots_and_becomes_a_domain_of_a_libvirtd(daemon: LibvirtLab) -> None:
     uri = f"qemu+unix:///system?socket={daemon.socket}"
-    folder = daemon.folder / "r"  # a Unix socket lies beneath it
+    folder = daemon.folder / "r"  # a Unix socket lies below it
     (folder / "libvirt/serial").mkdir(parents=True)  # of the host's own libvirtd it is virtlogd's
     with closing(LibvirtHost(uri, folder, boot_activity_s=6)) as host, closing(Room(host, folder, folder, uri=uri)) as room:
         point = room.point(XML, {"vda": boot_sector(Path(folder, "disk.raw"), WRITES)})

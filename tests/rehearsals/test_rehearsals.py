@@ -527,7 +527,7 @@ class Slow(FakePreparer):
 
 
 def test_a_service_that_loses_its_lease_stops_what_runs_and_goes_on_later(tmp_path: Path) -> None:
-    """The program is ended, the rehearsal is not: its next run converts anew."""
+    """The program is ended, the rehearsal is not: its next run converts again."""
     stage = Stage(tmp_path / "house", Writing(), conversion="always")
     slow = Slow()
     slow.folder = stage.house.preparer.folder

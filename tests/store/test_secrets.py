@@ -1,4 +1,4 @@
-"""Secrets of jobs: sealed beside the job, gone when it ends, sealed anew with a new key."""
+"""Secrets of jobs: sealed beside the job, gone when it ends, sealed again with a new key."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -233,7 +233,7 @@ def test_no_source_is_where_metadata_are(store: Store, tmp_path: Path, endpoint:
 
 
 def test_a_source_that_may_no_longer_be_spoken_to_is_not(store: Store, tmp_path: Path) -> None:
-    """The setting came after it; and a name is asked for anew each time, since it may lead elsewhere by now."""
+    """The setting came after it; and a name is asked for again each time, since it may lead elsewhere by now."""
     source = started(store, tmp_path / "k").add(asked(LiveKind.VIM_API, "https://localhost:1"))
 
     async def opened(allowed: str) -> None:

@@ -1,4 +1,4 @@
-"""A thousand jobs in the list, and a service that is started anew under an open page."""
+"""A thousand jobs in the list, and a service that is started again under an open page."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_page_finds_the_service_again_after_its_restart(browser: Browser, tmp_
         before.close()
         after = Service(tmp_path, listen=address.removeprefix("https://"))
         stack.callback(after.close)
-        # What happens while nobody serves is told as well.
+        # What happens while no service runs is shown as well.
         after.move(here, State.STARTING)
         stack.enter_context(serving(after))
         expect(page.locator(f"#state-{here} .pill")).to_have_text("Starting", timeout=60_000)

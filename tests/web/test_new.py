@@ -1,5 +1,5 @@
 """A new migration, in a real browser: from a platform, a file of the host and a URL; by keyboard alone; without JavaScript;
-what is wrong is told where it is mended."""
+what is wrong is shown next to its field."""
 
 import re
 from collections.abc import Iterator

@@ -185,7 +185,7 @@ def test_cancelling_is_confirmed_and_works_by_keyboard_alone(page: Page, service
 
 
 def press_until(page: Page, selector: str) -> None:
-    """Tab, until it has the focus: whoever cannot get there with the keyboard cannot get there."""
+    """Tab, until it has the focus: some people have only the keyboard."""
     for _ in range(200):
         if page.locator(f"{selector}:focus").count():
             return

@@ -81,7 +81,7 @@ class DiskFiles:
             run(["qemu-io", "-f", "vhdx", *orders, str(self.chain[0])], timeout_s=60)
 
     def exported(self, path: Path, grains: list[int] | None = None) -> None:
-        """What is beneath the newest file, written to another: whole, or those pieces of 4 KiB alone, as a differencing VHDX
+        """What is under the newest file, written to another: whole, or those pieces of 4 KiB alone, as a differencing VHDX
         over a disk that is not there. A block that changed nearly all over is written whole."""
         beneath = self.below[0]
         if grains is None:
@@ -107,7 +107,7 @@ class DiskFiles:
                     file.write(content[start : start + count * SECTOR])
 
     def _differ(self) -> None:
-        """The newest file, anew: what differs from the disk beneath, and nothing else."""
+        """The newest file, again: what differs from the disk below, and nothing else."""
         beneath, content = self.below[0].read_bytes(), self.raw.read_bytes()
         blocks: list[Block] = []
         for start in range(0, len(content), MIB):
