@@ -1,5 +1,6 @@
 """What nothing needs is removed, in two steps; what anything needs never is."""
 
+from collections.abc import Iterable
 from random import Random
 from uuid import UUID
 
@@ -8,14 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.copying import copy
-from synvirt.errors import BackupConflict, RepositoryDamaged
+from synvirt.errors import BackupConflict, Cancelled, RepositoryDamaged
+from synvirt.repository import garbage, packs
 from synvirt.repository.disk import ChunkWriter
-from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect, condemn
-from synvirt.repository.repository import Repository
+from synvirt.repository.folder import Folder
+from synvirt.repository.garbage import GRACE_S, YOUNG_S, Sweep, collect, condemn
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.repository.verify import verify_repository
 from tests.backups.folders import Counted, Died, MemoryFolder
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
+from tests.fakes.disks import MemoryReader
 
 LATE = YOUNG_S + 1
 
@@ -135,6 +140,97 @@ def test_a_run_that_relied_on_what_is_condemned_is_refused_and_the_next_writes_i
     assert again.new_bytes > 0
     collect(repository, now=folder.now + GRACE_S)
     assert restored(Repository(folder, KEY), point) == [disk("AAAA").content]
+
+
+def test_one_that_goes_on_takes_nothing_that_a_backup_needs_by_then() -> None:
+    """It had deleted one of two packs when it was cut off; a backup relies on the other one since."""
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    first, made = back_up(repository, disk("AAAA")), set(repository.pack_sizes())
+    second = back_up(repository, disk("BBBB"))
+    (gone,) = set(repository.pack_sizes()) - made
+    for point in (first, second):
+        repository.remove(point)
+    folder.now += LATE
+    collect(repository, now=folder.now)
+    folder.now += GRACE_S
+    plans: list[Sweep] = []
+    collect(Repository(folder.copied(), KEY), now=folder.now, on_sweep=plans.append)
+    (plan,) = plans
+    assert plan.deleted.keys() == {gone, *made}
+    folder.delete(f"packs/{gone}")
+    # The list of condemned packs is hidden from the backup: as if it had looked before that was written.
+    lists = {name: file for name, file in folder.files.items() if name.startswith("condemned/")}
+    for name in lists:
+        folder.delete(name)
+    point = back_up(Repository(folder, KEY), disk("AAAA"))
+    folder.files |= lists
+    done = collect(Repository(folder, KEY), now=folder.now, before=plan)
+    assert (done.packs_deleted, done.bytes_deleted) == (1, plan.deleted[gone])
+    assert restored(Repository(folder, KEY), point) == [disk("AAAA").content]
+
+
+def test_what_was_moved_is_not_moved_again_by_one_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is condemned where it was as soon as it is durable where it goes."""
+    monkeypatch.setattr(garbage, "MOVED_AT_ONCE", 1)
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    noise = [Random(number).randbytes(3 * CHUNK_BYTES) for number in range(3)]
+    points = [back_up(repository, _of(content)) for content in noise]
+    sources = set(repository.pack_sizes())
+    stays = back_up(repository, _of(b"".join(content[:CHUNK_BYTES] for content in noise)))
+    for point in points:
+        repository.remove(point)
+    folder.now += LATE
+    monkeypatch.setattr(packs, "PACK_BYTES", CHUNK_BYTES)
+    written = iter(range(9))
+
+    class Dying(Counted):
+        def write(self, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+            """Two new packs and two lists are written by then."""
+            if next(written) == 4:
+                raise Died
+            super().write(name, pieces)
+
+    with pytest.raises(Died):
+        collect(Repository(Dying(folder), KEY), now=folder.now)
+    moved = sources & condemned_packs(folder)
+    assert len(moved) == 2
+    read: list[str] = []
+    read_frame = packs.read_frame
+
+    def counted(folder: Folder, name: str, entry: packs.Entry) -> bytes:
+        read.append(name)
+        return read_frame(folder, name, entry)
+
+    monkeypatch.setattr(packs, "read_frame", counted)
+    collect(Repository(folder, KEY), now=folder.now)
+    assert moved.isdisjoint(read)
+    assert sources == sources & condemned_packs(folder)
+    assert restored(Repository(folder, KEY), stays) == [b"".join(content[:CHUNK_BYTES] for content in noise)]
+
+
+def _of(content: bytes) -> MemoryReader:
+    found = disk("A" * (4 * len(content) // CHUNK_BYTES))
+    found.content = content
+    return found
+
+
+def test_one_that_is_stopped_has_done_a_part_and_the_next_does_the_rest() -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    for blocks in ("AAAA", "BBBB", "CCCC"):
+        repository.remove(back_up(repository, disk(blocks)))
+    folder.now += LATE
+    collect(repository, now=folder.now)
+    asked = iter((False, True))
+    plans: list[Sweep] = []
+    with pytest.raises(Cancelled):
+        collect(repository, now=folder.now + GRACE_S, on_sweep=plans.append, stop=lambda: next(asked))
+    assert len(Repository(folder, KEY).pack_sizes()) == 2
+    done = collect(Repository(folder, KEY), now=folder.now + GRACE_S, before=plans[0])
+    assert (done.packs_deleted, done) == (3, plans[0].collected())
+    assert Repository(folder, KEY).pack_sizes() == {}
 
 
 @pytest.mark.parametrize("damage", ["pack", "manifest", "page", "condemned"])

@@ -18,7 +18,7 @@ from synvirt.repository import garbage, packs
 from synvirt.repository.disk import PointReader
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import CONDEMNED_FOLDER, Repository
+from synvirt.repository.repository import CONDEMNED_FOLDER, Repository, condemned_packs
 from synvirt.repository.verify import verify_repository
 from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of, ended
@@ -169,7 +169,6 @@ class Upkeep(Runs):
         self.did: list[object] = []
         self.patched = pytest.MonkeyPatch()
         self.patched.setattr(upkeep, "MARK_EVERY_S", 0.0)
-        self.patch()
         super().__init__(place)
 
     def patch(self) -> None:
@@ -187,6 +186,7 @@ class Upkeep(Runs):
 
     def service(self) -> Backups:
         """Before it goes on with anything."""
+        self.patch()
         marks = self.store.backups.all("watermarks", host=HOST)
         self.mark = json.loads(marks[0]) if marks else None
         self.goes_on = self.store.backups.all("run", host=HOST, states=OPEN) != []
@@ -246,35 +246,53 @@ class OfRepository(Upkeep):
         return there - (self.mark["packs"] if self.mark else 0)
 
 
-class Garbage(Runs):
+class Collection(Upkeep):
+    """Four points were removed long ago. What the first had alone is condemned; what the second had is about to be; of what the
+    others had a chunk each is still needed, and moved."""
+
     kind = "collect"
+    MOVED = 2
+
+    def patch(self) -> None:
+        self.patched.setattr(garbage, "MOVED_AT_ONCE", 1)
+        if "garbage" in self.place.outside:
+            self._of_small_packs()
+
+    def _of_small_packs(self) -> None:
+        self.patched.setattr(packs, "PACK_BYTES", CHUNK_BYTES)
+        self.counted(packs.Pack, "add")
 
     def prepare(self) -> None:
-        super().prepare()
-        self.backed_up()
-        self._grown_old()
-
-    def _grown_old(self) -> None:
-        """Two points were removed long ago; what the first had alone is condemned, and what the second had is about to be."""
-        known, moment = self.place.outside["repository"], now().timestamp()
-        repository = self.backups.repositories.opened(known)
-        points, made = [], []
-        for number in (1, 2):
-            before = repository.pack_sizes().keys()
-            self.guests.image(GUEST, random.Random(number).randbytes(2 * CHUNK_BYTES))
-            points.append(self.backed_up())
-            repository.refresh()
-            made.append(set(repository.pack_sizes().keys() - before))
-        for point, brought in zip(points, made, strict=True):
-            self.backups.remove_point(point.id)
-            for pack in brought:
-                os.utime(self.place.folder / "repository/packs" / pack, (1, 1))
-            if point is points[0]:
-                assert garbage.collect(repository, now=moment).packs_condemned
-                for listed in (self.place.folder / "repository" / CONDEMNED_FOLDER).iterdir():
-                    os.utime(listed, (moment - 2 * garbage.GRACE_S,) * 2)
-        self.place.outside |= {"condemned": made[0], "garbage": made[1]}
+        Runs.prepare(self)
+        shared = [self._made(CONTENT[at * CHUNK_BYTES :][:CHUNK_BYTES] + _noise(10 + at)) for at in range(self.MOVED)]
         self.guests.image(GUEST, CONTENT)
+        self.place.outside["point"] = self.backed_up().id
+        condemned, alone = self._made(_noise(1)), self._made(_noise(2))
+        self.guests.image(GUEST, CONTENT)
+        repository, moment = self.backups.repositories.opened(self.place.outside["repository"]), now().timestamp()
+        self._removed(*condemned)
+        assert garbage.collect(repository, now=moment).packs_condemned
+        for listed in (self.place.folder / "repository" / CONDEMNED_FOLDER).iterdir():
+            os.utime(listed, (moment - 2 * garbage.GRACE_S,) * 2)
+        for one in (alone, *shared):
+            self._removed(*one)
+        self.place.outside |= {"condemned": condemned[1], "garbage": alone[1].union(*(made for _, made in shared))}
+        self.place.outside["said"] = garbage.collect(repository, now=moment, dry_run=True)
+        self._of_small_packs()
+
+    def _made(self, content: bytes) -> tuple[UUID, set[str]]:
+        """A point, and the packs that it brought."""
+        repository = self.backups.repositories.opened(self.place.outside["repository"])
+        before = repository.pack_sizes().keys()
+        self.guests.image(GUEST, content)
+        point = self.backed_up().id
+        repository.refresh()
+        return point, set(repository.pack_sizes().keys() - before)
+
+    def _removed(self, point: UUID, made: set[str]) -> None:
+        self.backups.remove_point(point)
+        for pack in made:
+            os.utime(self.place.folder / "repository/packs" / pack, (1, 1))
 
     def steps(self) -> Sequence[tuple[object, str]]:
         return [(HostFolder, "write"), (HostFolder, "delete")]
@@ -282,13 +300,29 @@ class Garbage(Runs):
     def submit(self) -> UUID:
         return self.backups.collect(self.place.outside["repository"], dry_run=False).id
 
+    def die(self) -> None:
+        super().die()
+        self.place.outside["did"] = len(self.did)
+
+    def check_not_again(self) -> None:
+        """But for what was in memory."""
+        assert self.place.outside["did"] + len(self.did) <= self.MOVED + 1
+
     def check(self, job_id: UUID) -> None:
         assert len(self.points()) == 1
         repository = self.backups.repositories.opened(self.place.outside["repository"])
-        there = set(repository.pack_sizes())
+        there, collected, said = (
+            set(repository.pack_sizes()),
+            self.backups.runs.get(job_id).collected,
+            self.place.outside["said"],
+        )
         assert there.isdisjoint(self.place.outside["condemned"])
         assert there >= self.place.outside["garbage"], "it is condemned now, and deleted a day later"
+        assert self.place.outside["garbage"] <= condemned_packs(repository.folder)
+        assert collected is not None
+        # What was moved is counted with the pack that it was moved out of, which is condemned a moment later.
+        assert collected.model_copy(update={"bytes_moved": said.bytes_moved}) == said
 
-    def check_undone(self, job_id: UUID) -> None:
-        super().check_undone(job_id)
-        assert len(self.points()) == 1
+
+def _noise(seed: int) -> bytes:
+    return random.Random(seed).randbytes(2 * CHUNK_BYTES)

@@ -62,7 +62,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("boot_test", "a boot sector", restores.BootTest, real=True, late=6),
     Kind("verify", "a point", runs.OfPoint, surely=9),
     Kind("verify", "a repository", runs.OfRepository, surely=9),
-    Kind("collect", "garbage", runs.Garbage, surely=3, late=20),
+    Kind("collect", "garbage", runs.Collection, surely=12, late=20),
     # Its job syncs on meanwhile, and commits what it does.
     Kind("rehearsal", "as it is", rehearsals.never, parts=2, cancels=False, surely=10),
     Kind("rehearsal", "converted", rehearsals.always, parts=2, surely=10, late=60),

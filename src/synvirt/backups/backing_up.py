@@ -183,7 +183,9 @@ class BackingUp:
 
     def _collect(self, under_way: UnderWay, repository: Repository) -> None:
         try:
-            garbage.collect(repository, now=now().timestamp())
+            garbage.collect(repository, now=now().timestamp(), stop=under_way.stop)
+        except Cancelled:
+            pass  # the points are there: the next run collects
         except SynvirtError as error:
             under_way.warn(error.code, f"garbage was not collected: {error.detail}")
 

@@ -1,7 +1,8 @@
 """Runs that look after what is stored: a point verified, a repository verified, garbage collected.
 
-A verification keeps in its memory how far it is. When its service has ended, it goes on with the first chunk or pack that was
-not looked at. What tells where that is (manifests, pages, footers) is read again: a 30,000th of the bytes.
+Each keeps in its memory how far it is. When its service has ended, a verification goes on with the first chunk or pack that was
+not looked at, a collection with what is not taken out of use yet. What tells where that is (manifests, pages, footers) is read
+again: a 30,000th of the bytes.
 """
 
 from collections.abc import Mapping
@@ -121,9 +122,16 @@ class Upkeep:
 
     def collect(self, under_way: UnderWay, repository_id: UUID, asked: CollectRequest) -> None:
         """What it removed, or would remove, is noted in the run. RepositoryDamaged: nothing was removed."""
-        repository = self._repositories.opened(repository_id)
+        repository, run_id = self._repositories.opened(repository_id), under_way.run.id
         under_way.move(Status.TRANSFERRING)
-        collected = garbage.collect(repository, now=now().timestamp(), dry_run=asked.dry_run)
+        collected = garbage.collect(
+            repository,
+            now=now().timestamp(),
+            dry_run=asked.dry_run,
+            before=self._memory.mark(run_id, garbage.Sweep),
+            on_sweep=lambda sweep: self._memory.put_mark(run_id, sweep),
+            stop=under_way.stop,
+        )
         under_way.note(collected=collected)
 
     def _tell(self, damaged: Mapping[UUID, bool]) -> None:

@@ -8,15 +8,18 @@
 Frames are moved as they are: collecting needs no key. If anything cannot be read, nothing is removed: what a damaged manifest
 needs is not known. Several may collect at once, and runs go on meanwhile: a run that relies on what is condemned before it has
 committed is refused, and what is condemned after that is looked at again before it is deleted.
+
+A collection that a kill cut off looks at all of that again: a backup may have come to need what was about to go. What was
+moved, condemned or deleted by then is done.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
 
-from synvirt.errors import RepositoryDamaged
+from synvirt.errors import Cancelled, RepositoryDamaged
 from synvirt.model.values import Bytes, Model
 from synvirt.repository import packs
 from synvirt.repository.folder import UNFINISHED, Folder, put
@@ -26,6 +29,9 @@ from synvirt.repository.repository import CONDEMNED_FOLDER, Repository, condemne
 GRACE_S = 24 * 3600
 # What a run that is under way has written is needed by nothing yet. Longer than any run takes.
 YOUNG_S = 7 * 24 * 3600
+# New packs, 64 MiB each, until those that they were filled from are condemned: what a kill makes a collection move again at the
+# most. Each list of condemned packs is a file that every run reads.
+MOVED_AT_ONCE = 16
 
 
 class Collected(Model):
@@ -36,6 +42,35 @@ class Collected(Model):
     packs_condemned: int = 0
     bytes_condemned: Bytes = 0
     bytes_moved: Bytes = 0
+
+
+class Sweep(Model):
+    """What a collection takes out of use: bytes by the pack's name. `moved`: of some that are condemned, what is needed."""
+
+    deleted: dict[str, Bytes]
+    condemned: dict[str, Bytes]
+    moved: dict[str, Bytes]
+
+    def after(self, before: "Sweep", there: set[str], condemned: set[str]) -> "Sweep":
+        """With what is done of the sweep that was cut off. `there`, `condemned`: the packs as they are now."""
+        return Sweep(
+            deleted=_done(before.deleted, lambda name: name not in there) | self.deleted,
+            condemned=_done(before.condemned, lambda name: name in condemned) | self.condemned,
+            moved=_done(before.moved, lambda name: name in condemned) | self.moved,
+        )
+
+    def collected(self) -> Collected:
+        return Collected(
+            packs_deleted=len(self.deleted),
+            bytes_deleted=sum(self.deleted.values()),
+            packs_condemned=len(self.condemned),
+            bytes_condemned=sum(self.condemned.values()),
+            bytes_moved=sum(self.moved.values()),
+        )
+
+
+def _done(planned: dict[str, int], is_done: Callable[[str], bool]) -> dict[str, int]:
+    return {name: count for name, count in planned.items() if is_done(name)}
 
 
 @dataclass(frozen=True)
@@ -50,46 +85,58 @@ class _Seen:
 
 
 def collect(
-    repository: Repository, *, now: float, grace_s: float = GRACE_S, young_s: float = YOUNG_S, dry_run: bool = False
+    repository: Repository,
+    *,
+    now: float,
+    grace_s: float = GRACE_S,
+    young_s: float = YOUNG_S,
+    dry_run: bool = False,
+    before: Sweep | None = None,
+    on_sweep: Callable[[Sweep], None] = lambda sweep: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Collected:
-    """`now`: seconds since 1970. RepositoryDamaged, where anything cannot be read: nothing was removed then."""
+    """`now`: seconds since 1970. RepositoryDamaged, where anything cannot be read: nothing was removed then. Cancelled, once
+    `stop()`. `on_sweep` hears what is about to be done. `before`: what it heard last of a collection that was cut off, and that
+    this one goes on with. What was done of that is counted; what was not is decided again."""
     repository.refresh()
-    lists = condemned_lists(repository.folder)
+    folder = repository.folder
+    lists = condemned_lists(folder)
     seen = _look(repository, now)
     due = {name for one in lists if now - one.at >= grace_s for name in one.packs}
     waiting = {name for one in lists if now - one.at < grace_s for name in one.packs}
+    listed = waiting | due
+    old = [name for name, age in seen.ages.items() if age >= young_s and name not in listed]
     dead = sorted(name for name in due if name in seen.sizes and name not in seen.live)
-    dead_bytes = sum(seen.sizes[name] for name in dead)
-    sparse = sorted(
-        name
-        for name, age in seen.ages.items()
-        if name not in waiting | due and age >= young_s and 0 < seen.live_bytes.get(name, 0) < seen.sizes[name] // 2
+    sparse = sorted(name for name in old if 0 < seen.live_bytes.get(name, 0) < seen.sizes[name] // 2)
+    unneeded = sorted(name for name in old if name not in seen.live)
+    sweep = Sweep(
+        deleted={name: seen.sizes[name] for name in dead},
+        condemned={name: seen.sizes[name] for name in (*unneeded, *sparse)},
+        moved={name: seen.live_bytes[name] for name in sparse},
     )
-    unneeded = sorted(
-        name for name, age in seen.ages.items() if name not in seen.live and name not in waiting | due and age >= young_s
-    )
-    moved = sum(seen.live_bytes[name] for name in sparse)
+    if before is not None:
+        sweep = sweep.after(before, set(seen.sizes), listed)
     if not dry_run:
-        _move(repository, {name: seen.live[name] for name in sparse})
-        condemn(repository.folder, [*unneeded, *sparse])
+        on_sweep(sweep)
+        _move(repository, {name: seen.live[name] for name in sparse}, stop)
+        condemn(folder, unneeded)
         for name in dead:
-            repository.folder.delete(f"{packs.FOLDER}/{name}")
+            _check(stop)
+            folder.delete(f"{packs.FOLDER}/{name}")
         for one in lists:
             # A damaged pack that is still needed stays condemned: what is in it is not relied on again.
             if now - one.at >= grace_s and not any(name in seen.live for name in one.packs):
-                repository.folder.delete(one.name)
-        for entry in repository.folder.entries(UNFINISHED):
+                folder.delete(one.name)
+        for entry in folder.entries(UNFINISHED):
             if now - entry.modified_at >= young_s:
-                repository.folder.delete(f"{UNFINISHED}/{entry.name}")
+                folder.delete(f"{UNFINISHED}/{entry.name}")
         repository.refresh()
-    condemned = [*unneeded, *sparse]
-    return Collected(
-        packs_deleted=len(dead),
-        bytes_deleted=dead_bytes,
-        packs_condemned=len(condemned),
-        bytes_condemned=sum(seen.sizes[name] for name in condemned),
-        bytes_moved=moved,
-    )
+    return sweep.collected()
+
+
+def _check(stop: Callable[[], bool]) -> None:
+    if stop():
+        raise Cancelled
 
 
 def _look(repository: Repository, now: float) -> _Seen:
@@ -127,19 +174,25 @@ def _needed(repository: Repository) -> Iterator[bytes]:
                     yield from names_in(repository.read_page(name))
 
 
-def _move(repository: Repository, chosen: dict[str, int]) -> None:
-    """Of each pack the frames that are chosen, a bit each, into new packs; durable when this returns."""
-    pack = packs.Pack()
+def _move(repository: Repository, chosen: dict[str, int], stop: Callable[[], bool]) -> None:
+    """Of each pack the frames that are chosen, a bit each, into new packs. It is condemned once they are durable there."""
+    pack, emptied, stored = packs.Pack(), list[str](), 0
     for name, bits in chosen.items():
         for number, entry in enumerate(repository.index.entries(name)):
             if not bits >> number & 1:
                 continue
+            _check(stop)
             if pack.names and not pack.fits(entry.length):
                 _store(repository, pack)
-                pack = packs.Pack()
+                pack, stored = packs.Pack(), stored + 1
+                if stored % MOVED_AT_ONCE == 0:
+                    condemn(repository.folder, emptied)
+                    emptied = []
             pack.add(entry.name, entry.kind, packs.read_frame(repository.folder, name, entry), entry.content_length)
+        emptied.append(name)
     if pack.names:
         _store(repository, pack)
+    condemn(repository.folder, emptied)
 
 
 def _store(repository: Repository, pack: packs.Pack) -> None:
