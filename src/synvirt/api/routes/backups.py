@@ -140,7 +140,8 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
         request: Request,
         response: Response,
     ) -> BackupRepository:
-        """Make a repository in an empty folder, or use one again with its recovery key. Write the new one's key down."""
+        """Make a repository in an empty folder, or use an existing one with its recovery key. Write down the key of a new
+        one."""
         made = backups.add_repository(asked)
         response.headers["Location"] = f"{request.url.path}/{made.id}"
         return made
@@ -163,7 +164,7 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
 
     @router.post("/repositories/{repository_id}/verify", status_code=202, response_model=BackupRun)
     def verify_repository(repository_id: UUID) -> BackupRun:
-        """Read all of a repository, and hold it to what was written. The run's `report` says what is wrong."""
+        """Read a whole repository, and compare it with its hashes. The run's `report` says what is wrong."""
         return backups.verify_repository(repository_id)
 
     @router.post("/repositories/{repository_id}/collect", status_code=202, response_model=BackupRun)
@@ -175,13 +176,13 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
 
     @router.get("/repositories/{repository_id}/recovery-key", response_model=RecoveryKey)
     def recovery_key(repository_id: UUID) -> RecoveryKey:
-        """The key that opens the repository where this host is no more. Keep it elsewhere."""
+        """Show the recovery key, which opens the repository without this host. Keep it elsewhere."""
         return RecoveryKey(recovery_key=backups.repositories.recovery_key(repository_id))
 
     @router.post("/repositories/{repository_id}/change-key", response_model=RecoveryKey)
     def change_repository_key(repository_id: UUID) -> RecoveryKey:
-        """Give the repository a new key, with which all is written from now on; it opens what is there too. The answer is the
-        new recovery key. 409 while a run uses the repository."""
+        """Give the repository a new key. Everything is written with it from now on, and it opens what is there too. The answer
+        is the new recovery key. 409 while a run uses the repository."""
         return RecoveryKey(recovery_key=backups.change_key(repository_id))
 
     @router.post(
@@ -251,7 +252,8 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
 def _retention(router: APIRouter, backups: Backups) -> None:
     @router.get("/jobs/{job_id}/retention", response_model=RetentionPlan)
     def preview_retention(job_id: UUID, lines: Annotated[Retention, Query()]) -> RetentionPlan:
-        """Show what retention would do now, and remove nothing: with the job's own lines, or those of the query, if any."""
+        """Show what retention would remove now, without removing it: by the job's own rules, or by those of the query, if
+        any."""
         chosen = lines if lines.model_fields_set else None
         return RetentionPlan(items=tuple(backups.retiring.planned(backups.job(job_id), chosen)))
 
@@ -327,7 +329,7 @@ def _points(router: APIRouter, backups: Backups) -> None:
 
     @router.post("/restore-points/{point_id}/verify", status_code=202, response_model=BackupRun)
     def verify_restore_point(point_id: UUID) -> BackupRun:
-        """Read all of a restore point, and hold it to what was backed up. The run's end says whether it is."""
+        """Read a whole restore point, and compare it with its hashes. The run fails if it is damaged."""
         return backups.verify(point_id)
 
     @router.post(
@@ -337,13 +339,13 @@ def _points(router: APIRouter, backups: Backups) -> None:
         openapi_extra=documented(RestoreRequest),
     )
     def restore_point(point_id: UUID, asked: Annotated[RestoreRequest, Depends(json_body(RestoreRequest))]) -> BackupRun:
-        """Restore a point: to files in a new folder, to a new domain, or to the one that it is of, which must be shut off."""
+        """Restore a point: to files in a new folder, to a new domain, or in place to its own guest, which must be shut off."""
         return backups.restore(point_id, asked)
 
     @router.post("/restore-points/{point_id}/boot-test", status_code=202, response_model=BackupRun)
     def boot_test_restore_point(point_id: UUID) -> BackupRun:
-        """Start a point's guest beside the others, cut off from all networks, and see whether it boots. Nothing of it stays but
-        the point's `boot_test`."""
+        """Start a point's guest next to the others, without a network, and see whether it boots. Only the result stays, as the
+        point's `boot_test`."""
         return backups.boot_test(point_id)
 
     @router.get(

@@ -32,7 +32,7 @@ def host_files_router(
 
     @router.post("/inspect", response_model=Inspection, openapi_extra=documented(HostFileRequest))
     def inspect_host_file(asked: Annotated[HostFileRequest, Depends(json_body(HostFileRequest))]) -> Inspection:
-        """Say of which kind a file or folder is, and which VM is in it."""
+        """Inspect a file or folder of the import root: its kind, and the VM in it."""
         return looking.inspect(import_root, asked.path, vm=asked.vm, free_bytes=free_bytes)
 
     return router

@@ -26,8 +26,8 @@ def hosts_router(hosts: Hosts) -> APIRouter:
 
     @router.post("/{host_id}/fence", response_model=Host)
     def fence(host_id: Annotated[str, Path(min_length=1, max_length=255, pattern=r"^[\w.-]+$")]) -> Host:
-        """Say that a host is off, and that its guests run there no more. What it still has under way ends within seconds, where
-        it is alive; its writes to the store are refused at once."""
+        """Fence a host: declare that it is off, and that no guest runs there. If it is alive, its jobs end within seconds; its
+        writes to the store are refused at once."""
         return hosts.fence(host_id)
 
     return router

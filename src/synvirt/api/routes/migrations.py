@@ -75,8 +75,8 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
         migration_id: UUID,
         restart: Annotated[bool, Query(description="start over here, with new volumes, instead of going on")] = False,
     ) -> Migration:
-        """Go on here with the job of a host that is fenced, in whatever state it is; or start over. Say so only where that host
-        is off, and its guests too. The job that goes on, which is a new one where it starts over; 409 where it cannot."""
+        """Continue the job of a fenced host here, in whatever state it is, or start it over. Do this only if that host and its
+        guests are off. Answers the job that goes on, which is a new one where it starts over; 409 where it cannot."""
         return intake.take_over(migration_id, restart=restart)
 
     @router.post(
@@ -124,7 +124,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         response: Response,
         dry_run: Annotated[bool, Query(description="Say how it would run and what is wrong with it; make no job")] = False,
     ) -> Migration | Response:
-        """Submit a plan: it is checked whole, and becomes a job at once, in state Queued."""
+        """Submit a plan. All of it is checked, and it becomes a job at once, in state Queued."""
         if dry_run:
             return Response(intake.dry_run(envelope.plan).model_dump_json(), media_type="application/json")
         job = intake.submit(envelope.plan)
@@ -167,14 +167,14 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
             Literal["keep", "destroy"] | None, Query(description="what becomes of the volumes that a failed job kept")
         ] = None,
     ) -> None:
-        """Remove an ended job. A failed one that kept its volumes: 409 until `volumes` says what becomes of them.
-        One that runs, or still has to tidy up at its source: 409."""
+        """Remove an ended job. If it failed and kept its volumes, `volumes` must say whether to keep or destroy them: 409
+        without it. A job that has not ended, or still has to tidy up at its source: 409."""
         intake.remove(migration_id, volumes)
 
     @router.post("/{migration_id}/cancel", status_code=202, response_model=Migration)
     def cancel(migration_id: UUID, guest_writes: Annotated[GuestWrites, Query()] = "keep") -> Migration:
-        """Ask a job to stop; it ends in Cancelled once what it made is swept. A job that has ended: 409; so is one whose guest
-        was started by an instant start, since what that wrote would be lost: `guest_writes=lose` asks for it."""
+        """Ask a job to stop. It ends in Cancelled once everything that it made is removed. A job that has ended: 409. If an
+        instant start has started its guest, what the guest wrote would be lost: 409 without `guest_writes=lose`."""
         return board.current(intake.cancel(migration_id, guest_writes=guest_writes))
 
     _second_ways(router, intake)

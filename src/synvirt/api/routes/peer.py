@@ -123,7 +123,8 @@ def peer_router(offers: Mapping[str, Offer], *, idle_s: float = IDLE_S) -> APIRo
 
     @router.put("/files/{name:path}", status_code=204, openapi_extra={"requestBody": {"required": True} | _BYTES})
     async def put_offered(offer: str, name: str, request: Request) -> Response:
-        """Take a file of a repository: whole, checked and durable when this answers; what breaks off leaves nothing."""
+        """Store a file of a repository. The answer comes when it is complete, checked and durable; an interrupted upload leaves
+        nothing."""
         try:
             kept = named(offer)
             with streams[offer].one():

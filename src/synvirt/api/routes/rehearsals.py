@@ -25,10 +25,10 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
         responses={409: problem_described("E_MIG_CONFLICT: these cannot be rehearsed together now; `detail` says why")},
     )
     def rehearse_together(asked: Annotated[TogetherRequest, Depends(json_body(TogetherRequest))]) -> RehearsalPage:
-        """Start the guests of several warm jobs, or of a wave's, in one network, so that what they need of each other is
-        there: in the order of the list, each once the one before it has booted. Each has a rehearsal of its own, and is removed
-        when all have been checked. 409 where one of them cannot be rehearsed or is named twice, where too few of a wave copy
-        warm, or where their jobs are on several hosts."""
+        """Start the guests of several warm jobs, or of a wave, in one network, so that they reach each other. They start in the
+        order of the list, each once the one before it has booted. Each has its own rehearsal, and all are removed when all have
+        been checked. 409 where one of them cannot be rehearsed or is named twice, where too few of a wave copy warm, or where
+        their jobs are on several hosts."""
         return RehearsalPage(items=tuple(rehearsing.ask_together(asked)))
 
     @router.post(
@@ -40,9 +40,9 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
     def rehearse(
         asked: Annotated[RehearsalRequest, Depends(optional_json_body(RehearsalRequest))], migration_id: UUID
     ) -> Rehearsal:
-        """Start the guest of a warm job from clones of its volumes, look at it, and remove all of it again. The clones are made
-        between two passes, and the copying goes on; neither the source nor the volumes are touched. One at a time a job.
-        409 where the job copies cold or has begun its cut-over, or where its destination can clone nothing."""
+        """Start the guest of a warm job from clones of its volumes, check it, and remove all of it again. The clones are made
+        between two passes, and the copying goes on; neither the source nor the volumes are touched. A job has one rehearsal at
+        a time. 409 where the job copies cold or has begun its cut-over, or where its destination cannot clone."""
         return rehearsing.ask(migration_id, asked)
 
     @router.get("/migrations/{migration_id}/rehearsals", response_model=RehearsalPage)
@@ -52,12 +52,12 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
 
     @router.get("/migrations/{migration_id}/rehearsals/{rehearsal_id}", response_model=Rehearsal)
     def load_rehearsal(migration_id: UUID, rehearsal_id: UUID) -> Rehearsal:
-        """One rehearsal, and what its checks came to."""
+        """One rehearsal, with the results of its checks."""
         return rehearsing.get(migration_id, rehearsal_id)
 
     @router.post("/migrations/{migration_id}/rehearsals/{rehearsal_id}/cancel", status_code=202, response_model=Rehearsal)
     def cancel_rehearsal(migration_id: UUID, rehearsal_id: UUID) -> Rehearsal:
-        """Ask a rehearsal to stop: it is Cancelled once all that it made is gone. One that has ended: 409."""
+        """Ask a rehearsal to stop. It is Cancelled once everything that it made is removed. One that has ended: 409."""
         return rehearsing.cancel(migration_id, rehearsal_id)
 
     @router.get(
@@ -66,7 +66,7 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
         responses={200: {"content": {PNG: {}}}},
     )
     def rehearsal_screenshot(migration_id: UUID, rehearsal_id: UUID) -> Response:
-        """What the rehearsed guest's screen showed last, as a PNG. 404 where there is none."""
+        """The last screen of the rehearsed guest, as a PNG. 404 where there is none."""
         picture = rehearsing.screenshot(migration_id, rehearsal_id)
         # The guest drew it: a browser must not take it for anything but a picture.
         return Response(picture, media_type=PNG, headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})

@@ -26,7 +26,7 @@ def remote_files_router(rules: Rules, *, free_bytes: Callable[[], int] | None = 
 
     @router.post("/inspect", response_model=Inspection, responses=_ELSEWHERE, openapi_extra=documented(RemoteFileRequest))
     def inspect_remote_file(asked: Annotated[RemoteFileRequest, Depends(json_body(RemoteFileRequest))]) -> Inspection:
-        """Say of which kind a file elsewhere is, and which VM is in it. Ranges of it are read; nothing is kept."""
+        """Inspect a remote file: its kind, and the VM in it. Only ranges of it are read; nothing is kept."""
         path, root = place(asked, rules)
         return looking.inspect(root, str(path), vm=asked.vm, free_bytes=free_bytes)
 

@@ -68,7 +68,8 @@ def sources_router(sources: Sources) -> APIRouter:
     def register_source(
         asked: Annotated[SourceRequest, Depends(json_body(SourceRequest))], request: Request, response: Response
     ) -> Source:
-        """Register a source. Its form is checked, nothing is reached; the credentials are sealed and never shown."""
+        """Register a source. Its fields are checked, but nothing is connected to. The credentials are sealed and never
+        shown."""
         source = sources.add(asked)
         response.headers["Location"] = f"{request.url.path}/{source.id}"
         return source
@@ -112,7 +113,7 @@ def sources_router(sources: Sources) -> APIRouter:
         cursor: Cursor = None,
         search: Annotated[str, Query(max_length=255, description="Part of a name or an id")] = "",
     ) -> SourceVmPage:
-        """Discover the VMs on the source. The first page asks the platform; those after it are of the same moment."""
+        """Discover the VMs on the source. The first page asks the platform; later pages are of the same moment."""
         items, following = await sources.list_vms(source_id, limit=limit, cursor=number_of(cursor) or 0, search=search)
         return SourceVmPage(items=tuple(items), next_cursor=cursor_of(following))
 
@@ -128,7 +129,7 @@ def sources_router(sources: Sources) -> APIRouter:
             list[VmText] | None, Query(description="A VM to inspect; else the first 50", max_length=RECORDED_MAX)
         ] = None,
     ) -> JsonLines:
-        """What the control plane answers, as JSON lines without secrets, names and addresses, to be replayed in tests."""
+        """Record what the control plane answers, as JSON lines without secrets, names and addresses, for tests to replay."""
         return JsonLines(await sources.record(source_id, vm_id or ()))
 
     @router.post("/keyring/rotate", response_model=KeyRotation)

@@ -57,7 +57,7 @@ def tokens_router(rows: TokenRows) -> APIRouter:
     def make_token(
         asked: Annotated[TokenRequest, Depends(json_body(TokenRequest))], request: Request, response: Response
     ) -> TokenMade:
-        """A new one. Its secret is in this answer alone."""
+        """Make an API token. Only this answer has its secret."""
         # 256 bits of chance need no slow hash: nobody tries them all.
         secret = TOKEN_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
         at = now()
@@ -75,12 +75,12 @@ def tokens_router(rows: TokenRows) -> APIRouter:
 
     @router.get("", response_model=TokenPage)
     def list_tokens() -> TokenPage:
-        """All of them, without their secrets."""
+        """List the API tokens, without their secrets."""
         return TokenPage(items=tuple(rows.all()))
 
     @router.delete("/{token_id}", status_code=204)
     def revoke_token(token_id: UUID) -> None:
-        """From now on it opens nothing."""
+        """Revoke an API token. It is refused from now on."""
         rows.remove(token_id)
 
     return router

@@ -106,7 +106,7 @@ def uploads_router(
     def inspect_upload(
         upload_id: UUID, asked: Annotated[UploadInspectRequest, Depends(optional_json_body(UploadInspectRequest))]
     ) -> Inspection:
-        """Say of which kind an upload is, and which VM is in it."""
+        """Inspect an upload: its kind, and the VM in it."""
         return looking.inspect(uploads.import_root, uploads.get(upload_id).path, vm=asked.vm, free_bytes=free_bytes)
 
     return router

@@ -172,8 +172,8 @@ def _importing(router: APIRouter, importer: Importer) -> None:
         into: Annotated[UUID | None, Query(description="A draft that takes these members; its windows and limits stay")] = None,
         dry_run: Annotated[bool, Query(description="List all that is wrong, by row and column, and make nothing")] = False,
     ) -> WaveImport:
-        """Make drafts of a spreadsheet: RVTools, CSV like AWS MGN's, our own CSV or JSON. All of it, or nothing: 400 names the
-        rows and columns that are wrong. All sources are asked for their VMs."""
+        """Make drafts from a spreadsheet: RVTools, CSV like AWS MGN's, our own CSV or JSON. All of it is imported, or nothing:
+        400 names the rows and columns that are wrong. All sources are asked for their VMs."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in SHEET_TYPES:
             raise BadRequest(f"the body's Content-Type is {kind[:100]!r}", hint=f"one of {', '.join(SHEET_TYPES)} is right")
@@ -185,8 +185,8 @@ def _importing(router: APIRouter, importer: Importer) -> None:
         query: Annotated[VmQuery, Depends(json_body(VmQuery))],
         dry_run: Annotated[bool, Query(description="Say how many VMs are meant, and make nothing")] = False,
     ) -> WaveImport:
-        """Make a draft of all VMs of a source that match: in a folder, on a host, powered on. 400 where a word fits none,
-        with the nearest that there is."""
+        """Make a draft of all VMs of a source that match: in a folder, on a host, powered on. 400 where a word matches nothing,
+        with the nearest word there is."""
         return await importer.select(query, dry_run=dry_run)
 
 
@@ -197,7 +197,7 @@ def _many(router: APIRouter, waves: Waves) -> None:
         request: Request,
         response: Response,
     ) -> Response:
-        """Make a wave, as a draft: nothing moves before it is let go. What is wrong with it is named: 400."""
+        """Make a wave as a draft: nothing moves before it is started. 400 names what is wrong with it."""
         made = waves.create(asked)
         return _whole(waves, made.id, status=201, location=f"{request.url.path}/{made.id}")
 
@@ -225,7 +225,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
     def replace_wave(
         wave_id: UUID, asked: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))]
     ) -> Response:
-        """Put another draft in its place. 409, once it has begun."""
+        """Replace a draft. 409 once it has begun."""
         waves.replace(wave_id, asked)
         return _whole(waves, wave_id)
 
@@ -239,8 +239,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
         wave_id: UUID,
         format_: Annotated[Literal["json", "csv"], Query(alias="format", description="csv: its members alone")] = "json",
     ) -> Response:
-        """The wave as it may be made again: what POST takes, without what became of it; or its members as a spreadsheet that
-        /waves/import takes."""
+        """Export the wave as POST takes it, without its results; or its members as a spreadsheet that /waves/import takes."""
         row, members = waves.load(wave_id)
         made, kind = (to_csv, "text/csv") if format_ == "csv" else (to_json, "application/json")
         return Response(made(wave_of(row), map(member_of, members)), media_type=kind)
@@ -253,7 +252,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
             Query(alias="format", description="csv: a line a member; html: to be sent or printed"),
         ] = "csv",
     ) -> Response | WaveReport:
-        """What was planned and what came of it: members, outages, failures by cause."""
+        """The report of a wave: planned and real times, outages, failures by cause."""
         row, members = waves.load(wave_id)
         report = report_of(wave_of(row), map(member_of, members))
         if format_ == "json":
@@ -289,18 +288,18 @@ def _forecasting(router: APIRouter, forecaster: Forecaster) -> None:
 def _wishes(router: APIRouter, waves: Waves) -> None:
     @router.post("/{wave_id}/go", status_code=202, response_model=WaveSummary)
     def go(wave_id: UUID) -> WaveSummary:
-        """Let a draft begin, or a held wave go on."""
+        """Start a draft, or continue a held wave."""
         return _summary(waves, waves.go(wave_id))
 
     @router.post("/{wave_id}/hold", status_code=202, response_model=WaveSummary)
     def hold(wave_id: UUID) -> WaveSummary:
-        """Nothing new begins; what copies or cuts over goes on."""
+        """Hold a wave: nothing new begins; copies and cut-overs under way go on."""
         return _summary(waves, waves.hold(wave_id))
 
     @router.post("/{wave_id}/cancel", status_code=202, response_model=WaveSummary)
     def cancel_wave(wave_id: UUID) -> WaveSummary:
-        """End it: members that wait are skipped, jobs that run are cancelled and their sources powered on again. What is
-        healthy stays where it is."""
+        """Cancel a wave: waiting members are skipped, jobs that run are cancelled and their sources powered on again. Healthy
+        members stay here."""
         return _summary(waves, waves.cancel(wave_id))
 
     @router.post(
@@ -313,8 +312,8 @@ def _wishes(router: APIRouter, waves: Waves) -> None:
         wave_id: UUID,
         asked: Annotated[RollBackRequest, Depends(optional_json_body(RollBackRequest, limit_bytes=WAVE_LIMIT_BYTES))],
     ) -> WaveSummary:
-        """Give members back to their source, or all: guests here are stopped, sources powered on, copies kept. What a guest
-        wrote since its cut-over stays in its copy."""
+        """Roll back these members, or all: guests here are stopped, sources powered on, copies kept. What a guest wrote since
+        its cut-over is in its copy only."""
         return _summary(waves, waves.roll_back(wave_id, asked))
 
     @router.post("/{wave_id}/approve", status_code=202, response_model=WaveSummary, openapi_extra=documented(ApprovalRequest))
@@ -322,7 +321,7 @@ def _wishes(router: APIRouter, waves: Waves) -> None:
         wave_id: UUID,
         asked: Annotated[ApprovalRequest, Depends(json_body(ApprovalRequest, limit_bytes=WAVE_LIMIT_BYTES))],
     ) -> WaveSummary:
-        """Give the word that members wait for; or, after the canary, that the others go on."""
+        """Approve members that wait for it; or approve, after the canary, that the others go on."""
         return _summary(waves, waves.approve(wave_id, asked))
 
 
@@ -349,12 +348,12 @@ def _members(router: APIRouter, waves: Waves) -> None:
 
     @router.post("/{wave_id}/members/{member_id}/skip", status_code=202, response_model=Member)
     def skip_member(wave_id: UUID, member_id: str) -> Member:
-        """Leave it out. A job that it has is cancelled, and its source powered on again."""
+        """Skip a member. Its job is cancelled, and its source powered on again."""
         return waves.skip(wave_id, member_id)
 
     @router.post("/{wave_id}/members/{member_id}/retry", status_code=202, response_model=Member)
     def retry_member(wave_id: UUID, member_id: str) -> Member:
-        """Start over with one that failed, was skipped or rolled back."""
+        """Retry a member that failed, was skipped or rolled back."""
         return waves.retry(wave_id, member_id)
 
 
@@ -368,14 +367,14 @@ def _deliveries(router: APIRouter, waves: Waves, deliveries: Deliveries) -> None
             list[Literal["pending", "delivered", "given_up"]] | None, Query(description="Only those in one of these states")
         ] = None,
     ) -> DeliveryPage:
-        """List what is sent to the webhooks of a wave, newest first, and what came of it."""
+        """List the deliveries to the webhooks of a wave, newest first, with their results."""
         waves.rows.get(wave_id)
         items, following = deliveries.page(wave_id, limit=limit, cursor=number_of(cursor), states=state or ())
         return DeliveryPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.post("/{wave_id}/deliveries/{number}/again", status_code=202, response_model=Delivery)
     def deliver_again(wave_id: UUID, number: int) -> Delivery:
-        """Send a delivery that was given up once more."""
+        """Send a delivery again that was given up."""
         return deliveries.again(wave_id, number)
 
 
