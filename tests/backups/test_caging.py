@@ -42,7 +42,7 @@ def test_taking(reader: ReaderSpec, repository: RepositorySpec, reads: set[str],
     cage = cage_of_take(take(reader, repository))
     own = {"/backups"} if repository is HERE else set()
     assert (set(cage.reads), set(cage.writes) - {"/dev/null"}, cage.network) == (reads, {CACHE} | own, network)
-    assert (cage.as_root, cage.programs) == (True, False)
+    assert (cage.files_as_service, cage.as_root, cage.programs) == (True, False, False)
 
 
 def test_zfs_is_asked_before_the_cage_and_not_within_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ case "$1" in get) echo 7 ;; send) head -c 300000 /dev/zero ;; esac
     disk = DiskToTake(key="a", reader=RawSpec(path="/dev/zvol/a"), changes=changes)
     order = TakeOrder(repository=HERE, disks=(disk,))
     cage = cage_of_take(order)
-    assert (cage.reads, cage.programs, cage.as_root) == (("/dev/zvol/a",), False, True)
+    assert (cage.reads, cage.programs, cage.files_as_service) == (("/dev/zvol/a",), False, True)
     begun = zfs_stream.send(changes)
     monkeypatch.setattr(programs, "forbidden", True)
     with pytest.raises(DeltaFallback, match="no stream of a zfs volume"):

@@ -177,6 +177,44 @@ def test_a_service_that_is_not_root_becomes_another_user_too(programs: bool, tmp
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give capabilities")
+@pytest.mark.parametrize("service", [(), AS_THE_SERVICE], ids=["root's", "the package's"])
+def test_what_it_makes_as_the_service_is_the_services(service: tuple[str, ...], tmp_path: Path) -> None:
+    """Another user in all but files: signals, other processes and its name to daemons are those of the other user."""
+    needs("landlock", "seccomp")
+    owner = 64999 if service else 0
+    folder = tmp_path / "repository"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, owner, owner)
+    cage = json.dumps({"writes": [str(folder)], "files_as_service": True, "network": "local"})
+
+    def run(does: str) -> dict[str, object]:
+        argv = [*service, sys.executable, "-P", "-c", CHILD, cage, does]
+        ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return dict(json.loads(ran.stdout))
+
+    made = folder / "by-a-thread"
+    a_thread = f"[t := threading.Thread(target=lambda: open({str(made)!r}, 'w').close()), t.start(), t.join()] and os.getuid()"
+    found = run(a_thread)
+    assert found["found"] not in (str(owner), "0")
+    assert {"user", "capabilities"} <= set(found["held"])  # type: ignore[call-overload]
+    status = made.stat()
+    assert (status.st_uid, status.st_gid) == (owner, owner)
+    assert run(f"os.chmod({str(made)!r}, 0o600)")["found"] == "None"
+    state = dict(eval(str(run(STATE)["found"])))
+    assert int(state["CapPrm"], 16) & ~0b110 == 0, "no right but to open what belongs to others"
+    peer = "[pair := socket.socketpair(), pair[0].getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)][1][4:8]"
+    uid = str(int(str(found["found"])).to_bytes(4, "little"))
+    assert run(peer)["found"] == uid, "as daemons see it"
+    assert run("os.kill(os.getppid(), 0)")["error"] == "PermissionError"
+    assert run("open(f'/proc/{os.getppid()}/mem', 'rb').read(1)")["error"] == "PermissionError"
+    assert run("os.setuid(0)")["error"] == "PermissionError"
+    made.write_text("of the service")
+    cage = json.dumps({**json.loads(cage), "programs": True})
+    assert run(f"subprocess.run(['cat', {str(made)!r}], capture_output=True).stdout.decode()")["found"] == "of the service"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give capabilities")
 def test_within_a_namespace_of_users_the_cage_is_entered_too() -> None:
     """The network of a rehearsed guest, where the service is not root: what is in there has all rights, over nothing."""
     namespaces = "assert ctypes.CDLL(None).unshare(0x10000000 | 0x40000000) == 0\n"

@@ -1,7 +1,7 @@
 """The cages of what backups order: the repository, the host's cache of it, and what the order itself names; nothing else.
 
-Such a worker stays root without root's privileges: it writes files that the service, other hosts by NFS, and QEMU open again,
-so they must belong to the right user.
+Such a worker is another user than the service, but makes and opens files as the service's user: the service, other hosts by
+NFS, and QEMU open these files again, so they must belong to the right user.
 """
 
 import os
@@ -72,4 +72,4 @@ def _with(own: Cage, repositories: Iterable[RepositorySpec], *, writes_points: b
             network = Network.ANY
         # SQLite makes files beside its own, and without a name in the temporary folder.
         writes.append(tempfile.gettempdir() if repository.cache is None else posixpath.dirname(repository.cache))
-    return replace(own, reads=tuple(reads), writes=tuple(dict.fromkeys(writes)), network=network, as_root=True)
+    return replace(own, reads=tuple(reads), writes=tuple(dict.fromkeys(writes)), network=network, files_as_service=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import pwd
 import re
@@ -55,7 +56,10 @@ _FAMILIES = {
 @dataclass(frozen=True, slots=True)
 class Cage:
     """`reads`, `writes`: files, or folders with all below. `programs`: it may start others, which are in the same cage.
-    `as_root`: it stays the user that it is, because its peers check that.
+    `as_root`: it stays the user that it is, because its peers check that. `files_as_service`: it becomes another user, but
+    makes and opens files as the service's user (setfsuid(2)); programs that it starts do not. `opened`: descriptors of more
+    files that it reads, which `enter` closes. `exact`: resolved paths of more; one that leads through a symbolic link by now
+    is left out.
     `memory_bytes`: of address space. `cpu_s`, `written_bytes` (of one file): None, where only the work's size bounds it."""
 
     reads: tuple[str, ...] = ()
@@ -63,6 +67,9 @@ class Cage:
     network: Network = Network.NONE
     programs: bool = False
     as_root: bool = False
+    files_as_service: bool = False
+    opened: tuple[int, ...] = ()
+    exact: tuple[str, ...] = ()
     memory_bytes: int = 8 * GIB
     cpu_s: int | None = None
     files: int = 4096
@@ -87,8 +94,11 @@ def enter(cage: Cage) -> tuple[str, ...]:
     if landlock.version() > 0:
         reads = [Path(path) for path in (*_SYSTEM, *_own_files(), *cage.reads)]
         writes = [Path(path) for path in (_SINK, *cage.writes)]
-        landlock.restrict(reads=reads, writes=writes, network=cage.network is Network.ANY)
+        exact = [Path(path) for path in cage.exact]
+        landlock.restrict(reads=reads, writes=writes, opened=cage.opened, exact=exact, network=cage.network is Network.ANY)
         held.append("landlock")
+    for descriptor in cage.opened:
+        os.close(descriptor)
     if seccomp.works():
         seccomp.restrict(sockets=_FAMILIES[cage.network], programs=cage.programs)
         held.append("seccomp")
@@ -141,17 +151,40 @@ def _give_up_rights(libc: ctypes.CDLL, cage: Cage, *, changes_user: bool) -> Non
         if not kept >> number & 1:
             libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # one that the kernel does not know is not there either
     if changes_user:
-        user, group = _user()
-        os.setgroups([])
-        os.setresgid(group, group, group)
-        os.setresuid(user, user, user)
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)(kept, kept, kept if cage.programs else 0, 0, 0, 0)
-    if libc.capset(header, sets) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
+        _change_user(libc, files_as_service=cage.files_as_service)
+    _set_capabilities(libc, kept, inheritable=kept if cage.programs else 0)
     for number in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH) if cage.programs else ():
         # One that is not permitted is refused here, and not missed.
         libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0)  # else what it starts could not read what it reads
+
+
+def _change_user(libc: ctypes.CDLL, *, files_as_service: bool) -> None:
+    user, group = _user()
+    owner, owners = os.geteuid(), os.getegid()
+    # Its own group once more, where files go by another: else, from Linux 6.16 on, programs have no capabilities,
+    # since its group seems to have changed.
+    os.setgroups([group] if files_as_service else [])
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+    if not files_as_service:
+        return
+    # They may have become ineffective with root's user.
+    _set_capabilities(libc, permitted(), inheritable=0)
+    # Of this thread alone, which is the only one; threads that it starts have them too.
+    for change, wanted in ((libc.setfsgid, owners), (libc.setfsuid, owner)):
+        change(wanted)
+        if change(-1) != wanted:  # the only way to see that it was refused
+            raise OSError(errno.EPERM, "setfsuid")
+
+
+def _set_capabilities(libc: ctypes.CDLL, kept: int, *, inheritable: int) -> None:
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    low, high = 0xFFFF_FFFF, 32
+    sets = (ctypes.c_uint32 * 6)(
+        *(kept & low, kept & low, inheritable & low), *(kept >> high, kept >> high, inheritable >> high)
+    )
+    if libc.capset(header, sets) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def permitted() -> int:

@@ -38,8 +38,11 @@ def version() -> int:
     return max(0, _syscall(_CREATE, None, 0, _CREATE_VERSION))
 
 
-def restrict(*, reads: Iterable[Path], writes: Iterable[Path], network: bool) -> None:
-    """This thread, those it starts, and its children open nothing but what lies under these paths. OSError."""
+def restrict(
+    *, reads: Iterable[Path], writes: Iterable[Path], network: bool, opened: Iterable[int] = (), exact: Iterable[Path] = ()
+) -> None:
+    """This thread, those it starts, and its children open nothing but what lies under these paths. Of `opened` descriptors and
+    `exact` paths, which must not lead through symbolic links, they may read. OSError."""
     known = version()
     rights = 0
     for since, more in _RIGHTS_BY_VERSION:
@@ -51,6 +54,10 @@ def restrict(*, reads: Iterable[Path], writes: Iterable[Path], network: bool) ->
     try:
         for path in reads:
             _allow(ruleset, path, rights & _READ)
+        for descriptor in opened:
+            _allow_opened(ruleset, descriptor, rights & _READ)
+        for path in exact:
+            _allow(ruleset, path, rights & _READ, exact=True)
         for path in writes:
             _allow(ruleset, path, rights)
         _checked(_RESTRICT_SELF, ruleset, 0)
@@ -58,17 +65,23 @@ def restrict(*, reads: Iterable[Path], writes: Iterable[Path], network: bool) ->
         os.close(ruleset)
 
 
-def _allow(ruleset: int, path: Path, rights: int) -> None:
+def _allow(ruleset: int, path: Path, rights: int, *, exact: bool = False) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return  # what is not there needs no right
     try:
-        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            rights &= _OF_A_FILE
-        _checked(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(_PathBeneath(rights, descriptor)), 0)
+        if not exact or Path(f"/proc/self/fd/{descriptor}").readlink() == path:
+            _allow_opened(ruleset, descriptor, rights)
     finally:
         os.close(descriptor)
+
+
+def _allow_opened(ruleset: int, descriptor: int, rights: int) -> None:
+    """The rule is of the inode: whatever its names come to mean, it is that file."""
+    if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        rights &= _OF_A_FILE
+    _checked(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(_PathBeneath(rights, descriptor)), 0)
 
 
 def _checked(number: int, *arguments: object) -> int:

@@ -45,8 +45,8 @@ def main() -> None:
     program = shutil.which(sys.argv[2])
     if program is None:
         sys.exit(f"the program {sys.argv[2]} is not installed")
-    reads, writes, network = tuple(said.pop("reads")), tuple(said.pop("writes")), Network(said.pop("network"))
-    enter(Cage(reads=reads, writes=writes, network=network, **said))
+    said |= {name: tuple(said[name]) for name in ("reads", "writes", "exact", "opened")}
+    enter(Cage(**{**said, "network": Network(said["network"])}))
     os.execv(program, sys.argv[2:])  # noqa: S606 - an argv list, and no shell
 
 

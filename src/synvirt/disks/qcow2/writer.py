@@ -40,6 +40,8 @@ def write_qcow2(
     try:
         source = server.listen(folder / "socket")
         argv = ["qemu-img", "convert", "-q", "-W", "-f", "raw", "-O", "qcow2", source, str(path)]
+        # Made here, so that it is ours: in a worker's cage qemu-img may be another user (`files_as_service`).
+        path.touch(mode=0o644)
         run(argv, timeout_s=TIMEOUT_S, stop=stop, guarded=True, missing=DiskWriteFailed)
         with path.open("rb") as file:
             os.fsync(file.fileno())
