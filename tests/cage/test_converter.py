@@ -79,6 +79,15 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return Lab(tmp_path)
 
 
+def test_an_export_that_is_a_link_by_now_is_not_read(lab: Lab) -> None:
+    """What the tool may read is what was looked at: who may write in the import root may make a link of it meanwhile."""
+    reads = lab.install("import glob; open(sys.argv[3] + '/web.raw', 'w').write(str(glob.glob(sys.argv[2] + '/*')))")
+    assert "disk.raw" in (lab.import_whole(reads) / "web.raw").read_text()
+    lab.volume.parent.rename(lab.folder / "before")
+    lab.volume.parent.symlink_to(lab.secret.parent)
+    assert (lab.import_whole(reads) / "web.raw").read_text() == "[]"
+
+
 def refused(error: SynvirtError) -> bool:
     return any(word in error.detail for word in ("denied", "not permitted", "Error"))
 

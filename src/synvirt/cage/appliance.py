@@ -33,16 +33,20 @@ def converter(
     *,
     reads: Sequence[str] = (),
     writes: Sequence[str] = (),
+    exact: Sequence[str] = (),
     environment: Mapping[str, str],
     network: Network = Network.LOCAL,
 ) -> list[str]:
-    """What starts it, with that environment. `network`: ANY, where a disk lies elsewhere."""
+    """What starts it, with that environment. `exact`: as of a Cage. `network`: ANY, where a disk lies elsewhere."""
     program = find(argv[0])
     own = [] if program is None else [program, str(Path(program).resolve().parent)]
     named = [path for name in _NAMED for path in environment.get(name, "").split(os.pathsep) if path.startswith("/")]
     cache = environment.get(CACHE) or tempfile.gettempdir()
     cage = Cage(
-        reads=(*_MADE_OF, str(SHOWN_MODULES), *own, *named, *reads), writes=(cache, "/dev/kvm", *writes), network=network
+        reads=(*_MADE_OF, str(SHOWN_MODULES), *own, *named, *reads),
+        writes=(cache, "/dev/kvm", *writes),
+        exact=tuple(exact),
+        network=network,
     )
     return argv_in(cage, argv)
 

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from synvirt.errors import DiskReadFailed, HostPathRejected, MalformedArchive, NotFound
+from synvirt.errors import DiskReadFailed, HostPathRejected, MalformedArchive, NotFound, SynvirtError
 
 # include/uapi/linux/openat2.h; the number is the same on every architecture that Debian 12 ships.
 _SYS_OPENAT2 = 437
@@ -57,6 +57,16 @@ def open_beneath(root: Path | str, name: str) -> int:
             return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as problem:
             raise _translated(problem, name) from problem
+
+
+def pinned_beneath(root: Path | str, name: str) -> int | None:
+    """A descriptor (O_PATH) of the plain file `name` under `root`, to name it by: it stays that file, whatever happens to its
+    name. The caller closes it. None, where `open_beneath` would raise."""
+    try:
+        with _found(Path(root), name) as (descriptor, found):
+            return os.dup(descriptor) if stat.S_ISREG(found.st_mode) else None
+    except SynvirtError:
+        return None
 
 
 def open_folder_beneath(root: Path | str, name: str) -> tuple[int, Path]:

@@ -6,11 +6,12 @@ Orders and specs are written by the service, never by what is read; so each abso
 import posixpath
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from urllib.parse import unquote
 
 from synvirt.cage import Cage, Network
+from synvirt.disks.beneath import pinned_beneath
 from synvirt.disks.specs import (
     AllocatedSpec,
     BlankSpec,
@@ -54,17 +55,18 @@ _CONNECTING = (
 
 
 def cage_of(order: CopyOrder) -> Cage:
-    """Reads what its readers name, writes its volumes; no network for disks of this host."""
+    """Reads what its readers name, writes its volumes; no network for disks of this host. Files of an import root are opened
+    here, under that root: the cage allows these files, whatever their names lead to later. `enter` closes them."""
     readers = [spec for disk in order.disks for spec in _specs((disk.reader, *disk.checksums))]
     writers = [spec for disk in order.disks for spec in _specs(disk.writer)]
     programs = any(_starts_programs(spec) for spec in readers)
     return Cage(
         reads=(
-            *dict.fromkeys(path for spec in readers for path in _paths(spec)),
+            *dict.fromkeys(path for spec in readers for path, beneath in _files(spec) if beneath is None),
             *(() if order.yields_to is None else (order.yields_to,)),
         ),
         writes=(
-            *(path for spec in writers for path in _paths(spec)),
+            *(path for spec in writers for path, _ in _files(spec)),
             *dict.fromkeys(posixpath.dirname(disk.hashes.path) for disk in order.disks if disk.hashes is not None),
             # A program's socket lies in a temporary folder.
             *((tempfile.gettempdir(),) if programs else ()),
@@ -73,7 +75,15 @@ def cage_of(order: CopyOrder) -> Cage:
         programs=programs,
         # An NFS server goes by who asks, and may insist on root's ports.
         as_root=any(isinstance(spec, NfsSpec) for spec in readers),
+        opened=tuple(_pinned(dict.fromkeys(file for spec in readers for file in _files(spec)))),
     )
+
+
+def _pinned(files: Iterable[tuple[str, str | None]]) -> Iterator[int]:
+    """One that is not there, or leads out of its root by now, is none: its reader says so."""
+    for path, beneath in files:
+        if beneath is not None and (descriptor := pinned_beneath(beneath, path)) is not None:
+            yield descriptor
 
 
 def _starts_programs(spec: object) -> bool:
@@ -108,13 +118,15 @@ def _specs(found: object) -> Iterator[object]:
             yield from _specs(inner)
 
 
-def _paths(spec: object) -> Iterator[str]:
+def _files(spec: object) -> Iterator[tuple[str, str | None]]:
+    """Each file, and the root that it must lie under, where somebody else may write there."""
+    beneath = getattr(spec, "beneath", None)
     for field in fields(spec):  # type: ignore[arg-type]
         value = getattr(spec, field.name)
         # What a file lies under bounds it, and is not read itself.
         if isinstance(value, str) and value.startswith("/") and field.name != "beneath":
-            yield value
+            yield value, beneath
     if (conf := getattr(spec, "conf", "")).startswith("/"):
-        yield posixpath.dirname(conf)  # Ceph's keys lie next to its settings
+        yield posixpath.dirname(conf), None  # Ceph's keys lie next to its settings
     if isinstance(spec, NbdSpec):
-        yield from (unquote(found) for found in _NBD_FILE.findall(spec.uri))
+        yield from ((unquote(found), None) for found in _NBD_FILE.findall(spec.uri))

@@ -55,7 +55,7 @@ async def pass_through(job: Job, tool: Passthrough, source: Path, disks: Sequenc
     if not _finished(job, 2):
         files = await job.in_thread(_matched, disks, await job.in_thread(tool.disks, name))
         copies = [
-            PassDisk(disk.key, RawSpec(path=str(file)), disk.volume, disk.size_bytes)
+            PassDisk(disk.key, RawSpec(path=str(file), beneath=str(file.parent)), disk.volume, disk.size_bytes)
             for disk, file in zip(disks, files, strict=True)
         ]
         await run_pass(job, 2, "full", copies, fresh=True)
@@ -114,7 +114,7 @@ def _matched(disks: Sequence[PassDisk], files: Sequence[Path]) -> list[Path]:
         looked_at = sorted(places[disk.size_bytes])
         samples = _read(disk.reader, looked_at)
         likes = [
-            (_alike(samples, _read(RawSpec(path=str(file)), looked_at)), file)
+            (_alike(samples, _read(RawSpec(path=str(file), beneath=str(file.parent)), looked_at)), file)
             for file in left
             if file.stat().st_size == disk.size_bytes
         ]

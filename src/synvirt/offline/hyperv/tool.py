@@ -133,10 +133,10 @@ class VmcxTool:
         return target
 
     def _caged(self, source: Path, target: Path, env: dict[str, str]) -> list[str]:
-        reads = [str(path) for path in (source, *self.reads)]
+        reads = [str(path) for path in self.reads]
         writes = [str(target), env["TMPDIR"]]
         refuse_missing(self.command, DiskReadFailed)
-        return converter(self._argv(source, target), reads=reads, writes=writes, environment=env)
+        return converter(self._argv(source, target), reads=reads, writes=writes, exact=[str(source)], environment=env)
 
     def _argv(self, source: Path, target: Path) -> list[str]:
         known = {"{source}": str(source), "{driver}": self.driver, "{folder}": str(target)}
