@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 SECONDS_MAX, MEMORY_MAX = 2.0, 512 << 20
 # A disk of exbibytes may have as many as it likes: a copy asks for them one after the other.
@@ -50,11 +51,17 @@ IMAGES = {
 }
 # Descriptions of machines and their archives; s3.xml is what a server answers that is asked for the names in a bucket.
 DESCRIPTIONS = ("a.ova", "a.ovf", "a.vmx", "a.vbox", "a.xva", "a.vmcx", "a-2012.xml")
-READERS = (*IMAGES, *DESCRIPTIONS, "s3.xml")
+# What a restore point says: the two lines of its manifest, once it is decrypted, and its domain.
+POINTS = ("point-shown.json", "point-sealed.json", "point-domain.xml")
+READERS = (*IMAGES, *DESCRIPTIONS, *POINTS, "s3.xml")
 S3_LIST = """<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name>
 <IsTruncated>false</IsTruncated><Contents><Key>web/web.ova</Key><Size>7</Size></Contents>
 <Contents><Key>web/web.mf</Key><Size>9</Size></Contents><CommonPrefixes><Prefix>web/disks/</Prefix></CommonPrefixes>
 </ListBucketResult>"""
+SHOWN = (
+    b'{"format":1,"id":"00000000-0000-0000-0000-000000000001","created_at":"2026-01-01T00:00:00Z",'
+    b'"disks":[{"size_bytes":5,"pages":["' + b"0" * 64 + b'"]}]}'
+)
 # Numbers that tables and headers trip over.
 _NUMBERS = (0, 1, 0xFF, 0x7FFF_FFFF, 0xFFFF_FFFF, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
 
@@ -84,6 +91,8 @@ def seed_of(reader: str, folder: Path) -> bytes:
         return made.read_bytes()
     if reader == "s3.xml":
         return S3_LIST.encode()
+    if reader in POINTS:
+        return restore_point(reader)
     if reader not in ("a.ova", "a.ovf"):
         return machine(reader, bytes(content), folder)
     (folder / "disk.vmdk").write_bytes(seed_of("stream.vmdk", folder))
@@ -167,6 +176,9 @@ def child(reader: str, count: int, seed: int, folder: Path) -> dict[str, object]
         if reader == "s3.xml":
             listed(path.read_bytes())
             return
+        if reader in POINTS:
+            look_at_point(reader, path.read_bytes())
+            return
         disk = open_reader(detect(path))
         try:
             for extent in islice(disk.extents(), EXTENTS_MAX):
@@ -209,6 +221,30 @@ def listed(answer: bytes) -> None:
             return SimpleNamespace(status=200, text=lambda most: answer[: most + 1])
 
     Answering(Remote(url="s3://bucket/", endpoint="https://s3.example/")).names("web")
+
+
+def restore_point(reader: str) -> bytes:
+    """That part of a good one."""
+    from tests.backups.test_restoring_domain import XML
+    from tests.jobs.test_points import made
+
+    if reader == "point-domain.xml":
+        return XML.encode()
+    good = made(UUID(int=1), XML)
+    return good.shown if reader == "point-shown.json" else good.inside or b""
+
+
+def look_at_point(reader: str, content: bytes) -> None:
+    """As the confined child of the service does; of the domain also what the service makes of it."""
+    from synvirt.backups.restores.domain import foreign
+    from synvirt.repository.manifest import HERE, Unread, sound
+
+    if reader == "point-domain.xml":
+        foreign(content.decode(errors="replace"))
+        return
+    read = HERE.shown if reader == "point-shown.json" else HERE.manifests
+    line = content if reader == "point-shown.json" else SHOWN
+    sound(read([Unread(str(UUID(int=1)), line, content)])[0])
 
 
 def look(path: Path, root: Path) -> None:
