@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from synvirt.cage import layers
 from synvirt.doctor import CAGE_LAYERS
+from synvirt.main.commands import _say_layers
 
 # Run in a child: enters the cage that argv says, then does one thing, and says how it went.
 CHILD = """
@@ -128,6 +130,14 @@ def test_every_layer_that_the_host_has_takes_hold() -> None:
     held = child("1")["held"]
     assert held == [name for name, there in layers().items() if there]
     assert set(layers()) == set(CAGE_LAYERS), "the doctor explains each"
+
+
+def test_the_service_says_at_its_start_which_layers_there_are_and_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.cage.layers", lambda: {"seccomp": True, "landlock": False})
+    with capture_logs() as said:
+        _say_layers()
+    assert [(one["log_level"], one["layers"]) for one in said] == [("info", ["seccomp"]), ("warning", ["landlock"])]
+    assert said[1]["hint"] == "synvirt doctor"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has privileges to drop")
