@@ -226,7 +226,8 @@ def _goes_on(kind: Kind, place: Place) -> None:
         job_id = world.submit() if found is None else found
         ended = world.run(job_id)
         assert ended == kind.ends, problem_of(world, job_id)
-        world.check_not_again()
+        if found is not None:
+            world.check_not_again()
         _well(kind, world, job_id)
 
 

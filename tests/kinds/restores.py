@@ -9,6 +9,7 @@ from random import Random
 from typing import Literal
 from uuid import UUID, uuid4
 
+import pytest
 from defusedxml import ElementTree
 
 from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest
@@ -22,7 +23,7 @@ from synvirt.store import Store
 from tests.contracts.readers import read_all
 from tests.fakes.workers import in_process
 from tests.kinds.laws import End, Place, World
-from tests.kinds.runs import rows_left
+from tests.kinds.runs import OPEN, rows_left
 from tests.needs import need
 from tests.real.guests import WRITES, boot_sector
 from tests.real.restores import Room
@@ -50,9 +51,13 @@ class OnLibvirt(World):
             self.room = place.outside["room"]
             self.room.store.close()
             self.room.store = Store(f"sqlite:///{place.folder / 'test.db'}")
+            self.before(self.room.store)
             self.room.backups = self.room.service()
             self.room.backups.start()
         self.store = self.room.store
+
+    def before(self, store: Store) -> None:
+        """What a service finds, before it goes on with anything."""
 
     def written(self, name: str, content: bytes) -> Path:
         path = self.room.folder / "images" / name
@@ -191,6 +196,15 @@ class BootTest(OnLibvirt):
     kind = "boot_test"
 
     def __init__(self, place: Place) -> None:
+        self.starts: list[UUID] = []
+        self.patched = pytest.MonkeyPatch()
+        start = LibvirtHost.start
+
+        def counted(host: LibvirtHost, domain_id: UUID) -> None:
+            self.starts.append(domain_id)
+            start(host, domain_id)
+
+        self.patched.setattr(LibvirtHost, "start", counted)
         if "quick" not in place.outside:
             assert place.data_dir is not None
             quick = LibvirtHost(Settings(data_dir=place.data_dir).hypervisor_uri, place.data_dir, boot_activity_s=4)
@@ -206,6 +220,14 @@ class BootTest(OnLibvirt):
         one = "\n".join((*definition.splitlines()[:2], first, last))
         self.place.outside["point"] = self.room.point(one, {"vda": disk})
 
+    def before(self, store: Store) -> None:
+        """Whether the test that was there goes on, and had its result by then."""
+        self.goes_on = store.backups.all("run", host="local", states=OPEN) != []
+        self.had_result = store.backups.all("watermarks", host="local") != []
+
+    def check_not_again(self) -> None:
+        assert len(self.starts) == (self.goes_on and not self.had_result)
+
     def submit(self) -> UUID:
         return self.room.backups.boot_test(self.point.id).id
 
@@ -219,3 +241,7 @@ class BootTest(OnLibvirt):
 
     def left(self, job_id: UUID | None) -> list[str]:
         return super().left(job_id) + [name for name in self.room.names() if name.startswith("boot-test-")]
+
+    def close(self) -> None:
+        super().close()
+        self.patched.undo()

@@ -445,10 +445,11 @@ class Backups:
             raise BackupBadRequest("this service has no hypervisor to start a guest on")
         return BootTesting(
             self._restore_host,
-            self._restoring.ledger,
             self.points,
             self._working,
             self.repositories,
+            ledger=self._restoring.ledger,
+            memory=self._memory,
             limits=self._limits,
         )
 

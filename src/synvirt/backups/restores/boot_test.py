@@ -3,7 +3,11 @@
     point's disk ─▶ NbdServer of a worker ─▶ overlay for its writes ─▶ a domain that reaches nothing ─▶ signs of a boot
 
 Nothing is copied before, and nothing stays: what it makes is noted before it is made, and gone at its end. What it found stays
-with the point, and its screen as a file of the point's id. A test whose service ended is made again from its first step.
+with the point, and its screen as a file of the point's id.
+
+A test whose service ended once it had its result goes on with that. If it had none yet, its guest is started again: the worker
+that serves its disks ends with the service, so the guest has seen read errors, and what it does from then on says nothing about
+the point. This costs one start; no byte was copied.
 """
 
 import contextlib
@@ -14,6 +18,7 @@ from pathlib import Path
 from uuid import UUID
 
 from synvirt.backups.limits import Limits, held
+from synvirt.backups.memory import Memory
 from synvirt.backups.model import BootTest, RestorePoint, Status
 from synvirt.backups.orders import ServeOrder
 from synvirt.backups.points import Points
@@ -44,31 +49,38 @@ class BootTesting:
     def __init__(
         self,
         restore_host: RestoreHost,
-        ledger: Ledger,
         points: Points,
         working: Working,
         repositories: Repositories,
         *,
+        ledger: Ledger,
+        memory: Memory,
         limits: Limits | None = None,
     ) -> None:
         self._restore_host, self._ledger, self._points, self._limits = restore_host, ledger, points, limits
-        self._working, self._repositories = working, repositories
+        self._memory, self._working, self._repositories = memory, working, repositories
 
     def test(self, under_way: UnderWay, point: RestorePoint) -> None:
         """BootTestFailed, where the guest did not boot; any other error says that it could not be tested."""
-        repository, run_id = self._repositories.opened(point.repository_id), under_way.run.id
+        run_id = under_way.run.id
         if not self._ledger.sweep(run_id):
             raise Interrupted("what the test had made before the service ended cannot be removed", hint="look into the log")
+        found = self._memory.mark(run_id, BootTest) or self._found(under_way, point)
+        self._points.put(self._points.get(point.id).model_copy(update={"boot_test": found}))
+        if found.result == "failed":
+            raise BootTestFailed(f"{point.vm_name} {found.trouble}", hint="its screenshot may say more; verify the point, too")
+
+    def _found(self, under_way: UnderWay, point: RestorePoint) -> BootTest:
+        repository, run_id = self._repositories.opened(point.repository_id), under_way.run.id
         with contextlib.ExitStack() as closing:
             closing.enter_context(held(self._limits, under_way, repository))
             try:
                 domain = self._domain(under_way, repository, point, closing)
                 found = self._booted(under_way, domain, point)
+                self._memory.put_mark(run_id, found)
             finally:
                 self._ledger.sweep(run_id)  # the guest first, then what serves its disks
-            self._points.put(self._points.get(point.id).model_copy(update={"boot_test": found}))
-        if found.result == "failed":
-            raise BootTestFailed(f"{point.vm_name} {found.trouble}", hint="its screenshot may say more; verify the point, too")
+        return found
 
     def _domain(
         self, under_way: UnderWay, repository: Repository, point: RestorePoint, closing: contextlib.ExitStack
