@@ -24,7 +24,7 @@ ROLE = Annotated[str, typer.Option(help="viewer, operator or admin")]
 @accounts.command("list")
 @with_options
 def list_accounts(options: Options) -> None:
-    """The accounts and their roles. On the service's own host.
+    """List the accounts and their roles, on the service's own host.
 
     Example: synvirt accounts list
     """
@@ -91,7 +91,7 @@ def create(
 @tokens.command("list")
 @with_options
 def list_tokens(options: Options) -> None:
-    """The tokens there are, without their secrets.
+    """List the tokens, without their secrets.
 
     Example: synvirt tokens list
     """
@@ -110,7 +110,7 @@ def list_tokens(options: Options) -> None:
 @tokens.command()
 @with_options
 def revoke(options: Options, token: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Make a token open nothing any more.
+    """Revoke a token.
 
     Example: synvirt tokens revoke 0c6b…
     """
@@ -128,7 +128,7 @@ def list_audit(
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many")] = 50,
     cursor: Annotated[int | None, typer.Option(min=1, help="Entries before this number")] = None,
 ) -> None:
-    """Who did what, newest first. With --json a line an entry.
+    """List the audit trail, newest first. With --json each line is an entry.
 
     Example: synvirt audit list --limit 20
     """
@@ -154,7 +154,7 @@ def export(
     after: Annotated[int, typer.Option(min=0, help="Only entries after this number")] = 0,
     limit: Annotated[int, typer.Option(min=1, help="At most so many; without it, all")] = sys.maxsize,
 ) -> None:
-    """Who did what as JSON lines, oldest first, for a collector: keep the last line's seq, and ask --after it next time.
+    """Print the audit trail as JSON lines, oldest first: keep the last line's seq, and ask --after it next time.
 
     Example: synvirt audit export --after 1200 >> audit.jsonl
     """

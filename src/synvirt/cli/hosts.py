@@ -47,9 +47,9 @@ def fence(
     host: Annotated[str, typer.Argument(help="Its id, as `synvirt hosts list` shows it")],
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask: the host is off")] = False,
 ) -> None:
-    """Say that a host is off: its jobs may go on elsewhere, where their storage is shared.
+    """Fence a host that is off: its jobs may go on elsewhere, where their storage is shared.
 
-    See that it is off first, by its power or its management board. Example: synvirt hosts fence kvm2 --yes
+    Make sure that it is off first, by its power or its management board. Example: synvirt hosts fence kvm2 --yes
     """
     if not sure:
         typer.confirm(f"Is {host} off, and are its guests?", abort=True)

@@ -34,7 +34,7 @@ def import_(
     into: Annotated[str | None, typer.Option(metavar="WAVE", help="A draft that takes a spreadsheet's members")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List all that is wrong, and make nothing")] = False,
 ) -> None:
-    """Make a wave of a file, as a draft. What is wrong with it is named, and nothing is taken in by half.
+    """Make a wave from a file, as a draft. All of it is imported, or nothing: then each mistake is listed.
 
     Example: synvirt waves import rvtools.xlsx --name november
     """
@@ -78,7 +78,7 @@ def select(
     outage_budget_s: Annotated[float | None, typer.Option("--outage-budget", metavar="SECONDS", help="Of each")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many are meant, and make nothing")] = False,
 ) -> None:
-    """Make a wave of all VMs of a source that are meant, as a draft.
+    """Make a wave of all VMs of a source that match, as a draft.
 
     Example: synvirt waves select november --source lab --folder Finance --power on
     """
@@ -97,7 +97,7 @@ def select(
 @app.command()
 @with_options
 def replace(options: Options, wave: WaveName, document: Document) -> None:
-    """Put another draft in the place of one.
+    """Replace a draft.
 
     Example: synvirt waves replace november november.json
     """
@@ -235,7 +235,7 @@ def simulate(
 @app.command()
 @with_options
 def go(options: Options, wave: WaveName) -> None:
-    """Let a draft begin, or a held wave go on.
+    """Start a draft, or continue a held wave.
 
     Example: synvirt waves go november
     """
@@ -245,7 +245,7 @@ def go(options: Options, wave: WaveName) -> None:
 @app.command()
 @with_options
 def hold(options: Options, wave: WaveName) -> None:
-    """Begin nothing new; what copies or cuts over goes on.
+    """Hold a wave: nothing new begins; copies and cut-overs under way go on.
 
     Example: synvirt waves hold november
     """
@@ -272,9 +272,9 @@ def roll_back(
     members: Annotated[list[str] | None, typer.Argument(metavar="[MEMBER]...", help="Their ids; none: all")] = None,
     sure: Sure = False,
 ) -> None:
-    """Give members back to their source, or all: guests here are stopped, sources powered on, copies kept.
+    """Roll back a member, or all: guests here are stopped, sources powered on, copies kept.
 
-    What they wrote here since their cut-over does not go back with them. Example: synvirt waves roll-back november db01
+    What they wrote here since their cut-over is in their copies only. Example: synvirt waves roll-back november db01
     """
     if not sure:
         typer.confirm(f"Roll back {', '.join(members) if members else 'all members'} of {wave}?", abort=True)
@@ -291,7 +291,7 @@ def approve(
     member: Annotated[list[str] | None, typer.Option(help="Only for this member; may be given again")] = None,
     canary: Annotated[bool, typer.Option("--canary", help="The canary is well: the others go on")] = False,
 ) -> None:
-    """Give the word that members wait for, or let the others go on after the canary.
+    """Approve members that wait for it, or let the others go on after the canary.
 
     Example: synvirt waves approve november "database team"
     """
@@ -302,7 +302,7 @@ def approve(
 @app.command()
 @with_options
 def skip(options: Options, wave: WaveName, member: MemberName) -> None:
-    """Leave a member out. A job that it has is cancelled.
+    """Skip a member. Its job is cancelled.
 
     Example: synvirt waves skip november web07
     """
@@ -312,7 +312,7 @@ def skip(options: Options, wave: WaveName, member: MemberName) -> None:
 @app.command()
 @with_options
 def retry(options: Options, wave: WaveName, member: MemberName) -> None:
-    """Start over with a member that failed, was skipped or rolled back.
+    """Retry a member that failed, was skipped or rolled back.
 
     Example: synvirt waves retry november web07
     """
@@ -347,7 +347,7 @@ def deliver_again(
     wave: WaveName,
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="As `synvirt waves deliveries` lists it")],
 ) -> None:
-    """Send a delivery that was given up to its webhook once more.
+    """Send a delivery again that was given up.
 
     Example: synvirt waves deliver-again november 17
     """
@@ -395,7 +395,7 @@ def report(
         Literal["csv", "json", "html"], typer.Option("--format", help="csv: a line a member; html: to be sent or printed")
     ] = "csv",
 ) -> None:
-    """Print what was planned and what came of it: members, outages, failures by cause.
+    """Print the report of a wave: planned and real times, outages, failures by cause.
 
     Example: synvirt waves report november --format html > november.html
     """

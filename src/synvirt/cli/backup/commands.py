@@ -176,7 +176,7 @@ def seal_key(
 @app.command("verify-repository")
 @with_options
 def verify_repository(options: Options, repository: Repository) -> None:
-    """Read all of a repository, and hold it to what was written. Exit 1: something in it is damaged.
+    """Read a whole repository, and compare it with its hashes. Exit 1: something in it is damaged.
 
     Example: synvirt backup verify-repository here
     """
@@ -312,7 +312,7 @@ def points(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None
 @app.command()
 @with_options
 def verify(options: Options, point: Point) -> None:
-    """Read all of a restore point, and hold it to what was backed up. Exit 1: it is damaged.
+    """Read a whole restore point, and compare it with its hashes. Exit 1: it is damaged.
 
     Example: synvirt backup verify 1f3a
     """
@@ -372,7 +372,7 @@ app.command("screenshot")(backup_things.screenshot)
 @app.command()
 @with_options
 def protect(options: Options, point: Point) -> None:
-    """Protect a restore point: neither retention nor anybody removes it.
+    """Protect a restore point: it cannot be removed, and retention keeps it.
 
     Example: synvirt backup protect 1f3a
     """

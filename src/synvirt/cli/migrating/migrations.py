@@ -149,7 +149,7 @@ def cancel(
         typer.Option("--lose-guest-writes", help="Of an instant start: stop its guest too, and lose what it wrote since"),
     ] = False,
 ) -> None:
-    """Ask a job to stop and to sweep what it made.
+    """Ask a job to stop, and to remove what it made.
 
     Example: synvirt migrations cancel 1f3a
     """
