@@ -61,14 +61,16 @@ def test_services_that_start_late_are_waited_for(house: House, monkeypatch: pyte
     assert late == []
 
 
-def test_a_platform_that_says_nothing_costs_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_platform_that_says_nothing_is_a_row_to_look_at(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: object) -> dict[str, str]:
         raise SourceUnreachable("the tools are away")
 
     monkeypatch.setattr(FakeAdapter, "guest_facts", away)
     job = moved_job(house)
     assert job.moved is not None
-    assert {one.grade for one in job.moved.differ} <= {"expected"}
+    (row,) = [one for one in job.moved.differ if one.grade != "expected"]
+    assert (row.item, row.source, row.clone, row.grade) == ("what runs in it", None, None, "look")
+    assert "nothing tells of the guest at its source" in row.reason
 
 
 def test_a_guest_that_is_not_started_is_compared_as_a_machine(house: House) -> None:

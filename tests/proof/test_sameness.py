@@ -184,6 +184,12 @@ def test_one_who_says_nothing_is_one_row(source: dict[str, str], clone: dict[str
     (row,) = compared(source, clone, ())
     assert (row.item, row.grade, where in row.reason) == ("what runs in it", "look", True)
     assert is_settled([row])
+
+
+def test_a_platform_that_says_nothing_is_a_row_though_the_guest_here_was_not_asked() -> None:
+    (row,) = compared({}, {}, (), is_expected=True)
+    assert (row.item, row.source, row.clone, row.grade) == ("what runs in it", None, None, "look")
+    assert "nothing tells of the guest at its source" in row.reason
     assert compared({}, {}, ()) == ()
 
 

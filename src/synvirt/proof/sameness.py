@@ -52,16 +52,19 @@ def compared(
     here: Mapping[str, str],
     differences: Sequence[Difference],
     machines: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
+    *,
+    is_expected: bool = False,
 ) -> tuple[Sameness, ...]:
     """What is wrong first. `source`, `here`: facts of the guests. `machines`: what they are made of, there and here;
-    `differences`: of these, which the move makes."""
+    `differences`: of these, which the move makes. `is_expected`: a source that runs guests says what runs in them, so that
+    silence on both sides is a row too."""
     rows = [Sameness(item=one.what, source=one.source, clone=one.here, grade="expected", reason=one.why) for one in differences]
     explained = {one.what for one in differences}
     rows += [one for one in _rows(*machines) if not {one.item, f"mac of {one.item}"} & explained]
     facts_there, facts_here = _read(source), _read(here)
     if facts_there and facts_here:
         rows += _rows(facts_there, facts_here)
-    elif facts_there or facts_here:
+    elif is_expected or facts_there or facts_here:
         where = "here" if facts_there else "at its source"
         rows.append(
             Sameness(
