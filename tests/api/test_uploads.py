@@ -259,6 +259,8 @@ MALFORMED: list[tuple[str, bytes]] = [
     ("the part `file` is missing", part(SHA256, b"0" * 64) + END),
     ("no file was chosen", part('form-data; name="file"; filename=""', b"") + END),
     ("no file was chosen", part('form-data; name="file"', b"") + END),
+    ("the file is empty", part(FILE, b"") + END),
+    ("the file is empty", part(SHA256, b"0" * 64) + part(FILE, b"") + END),
     ("the part `file` comes twice", GOOD + GOOD + END),
     ("the part `sha256` comes twice", part(SHA256, b"0" * 64) * 2 + GOOD + END),
     ("the part `sha256` comes twice", GOOD + part(SHA256, b"0" * 64) * 2 + END),

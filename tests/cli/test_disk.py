@@ -214,3 +214,29 @@ def test_options_before_the_command_count_and_the_program_leaves_with_its_code(r
     again = subprocess.run(argv, capture_output=True, text=True)
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr.startswith("E_MIG_CONFLICT")
+
+
+def test_what_is_no_target_is_said_and_nothing_is_replaced(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    before = raw.read_bytes()
+    for target, said in (
+        (tmp_path / "out", f"{tmp_path / 'out'} is a folder\nhint: name the file to make: {tmp_path / 'out' / 'disk.raw'}"),
+        (
+            tmp_path / "uot" / "web.raw",
+            f"there is no folder {tmp_path / 'uot'} for web.raw\nhint: did you mean {tmp_path / 'out'}?",
+        ),
+        (raw, f"{raw} is the image itself"),
+    ):
+        done = disk("convert", "--force", raw, target)
+        assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+    assert raw.read_bytes() == before
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["info", "map", "convert"])
+def test_an_empty_file_is_no_disk(command: str, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.img"
+    empty.touch()
+    done = disk(command, empty, *([tmp_path / "x.raw"] if command == "convert" else []))
+    assert (done.exit_code, "empty.img is empty" in done.stderr) == (1, True)
+    assert not (tmp_path / "x.raw").exists()

@@ -66,7 +66,9 @@ def test_add_prints_what_the_service_answers(service: Service, run: Run, file: P
 def test_an_empty_file(service: Service, run: Run, tmp_path: Path) -> None:
     empty = tmp_path / "empty.img"
     empty.touch()
-    assert added(run, empty)["size_bytes"] == 0
+    done = run("uploads", "add", empty)
+    assert (done.exit_code, "empty.img is empty" in done.stderr) == (2, True)
+    assert service.uploads.page(limit=10) == ([], None)
 
 
 def test_a_digest_that_is_another_files_is_refused(service: Service, run: Run, file: Path) -> None:

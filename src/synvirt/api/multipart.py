@@ -86,6 +86,8 @@ class UploadForm(Generic[T]):
                 raise BadRequest("the part `file` is missing", hint=_HINT)
             if not (self._named or self._filled):
                 raise BadRequest("no file was chosen: the part `file` has no name and no bytes", hint=_HINT)
+            if not self._filled:
+                raise BadRequest("the file is empty", hint="look at it where it lies, and send it again")
             upload = self._sink.finish(self._sha256)
             self._closed = True
             return upload

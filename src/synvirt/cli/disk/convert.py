@@ -19,7 +19,8 @@ from synvirt.disks import open_reader, open_writer
 from synvirt.disks.raw.cloning import clone
 from synvirt.disks.raw.files import RawReader, RawWriter
 from synvirt.disks.specs import BlockWriterSpec
-from synvirt.errors import Conflict, DiskWriteFailed
+from synvirt.errors import BadRequest, Conflict, DiskWriteFailed
+from synvirt.nearest import did_you_mean_file
 
 if TYPE_CHECKING:  # loaded only where something is to be hashed
     from synvirt.disks.checking.ledger import Ledger
@@ -41,6 +42,7 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
     """Copy the disk; what was done, in the words of --json."""
     if wanted.ledger is not None and not wanted.force and os.path.lexists(wanted.ledger):
         raise Conflict(f"{wanted.ledger.name} is there already", hint="--force replaces it")
+    _refuse_target(image, target)
     with _ended_by_sigterm(), ExitStack() as stack:
         began = time.monotonic()
         reader = open_reader(found.reader)
@@ -51,6 +53,16 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
         hashed = wanted.verify or wanted.ledger is not None
         done = conversion.copied_and_hashed() if hashed else conversion.copied()
     return {"path": str(image), "disk": found.name, "target": str(target), **done}
+
+
+def _refuse_target(image: Path, target: Path) -> None:
+    """What no --force makes a target of. BadRequest."""
+    if target.is_dir():
+        raise BadRequest(f"{target} is a folder", hint=f"name the file to make: {target / image.with_suffix('.raw').name}")
+    if not target.parent.is_dir():
+        raise BadRequest(f"there is no folder {target.parent} for {target.name}", hint=did_you_mean_file(target.parent))
+    if target.exists() and target.samefile(image):
+        raise BadRequest(f"{target} is the image itself", hint="name another file")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = Tr
     """
     where = image.resolve()
     key = None if key_file is None else str(key_file.resolve())
+    if where.is_file() and not where.stat().st_size:
+        raise MalformedArchive(f"{image.name} is empty", hint="copy it again from where it comes from")
     alone: ReaderSpec = detect(where) if not where.is_dir() else RawSpec(path=str(where))
     found = None
     if isinstance(alone, RawSpec) and not where.is_block_device() and _may_be_appliance(where):

@@ -9,6 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from synvirt.errors import BadRequest
+from synvirt.nearest import did_you_mean_file
 
 CHUNK_BYTES = 1 << 20
 
@@ -22,12 +23,16 @@ class Sending(AbstractContextManager["Sending"]):
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would wait for its writer
             found = os.fstat(descriptor)
         except OSError as error:
-            raise BadRequest(f"{path} cannot be read: {error.strerror}") from error
+            hint = did_you_mean_file(path) if isinstance(error, FileNotFoundError) else None
+            raise BadRequest(f"{path} cannot be read: {error.strerror}", hint=hint) from error
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
             raise BadRequest(
                 f"{path} is not a file", hint="an upload is one file: pack a folder into a .ova, or copy it by SCP"
             )
+        if not found.st_size:
+            os.close(descriptor)
+            raise BadRequest(f"{path} is empty", hint="copy it here again")
         self._file = os.fdopen(descriptor, "rb", buffering=0)
         self.size_bytes = found.st_size
         boundary = token_hex(16)

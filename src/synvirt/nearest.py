@@ -1,0 +1,31 @@
+"""What a name that is not there may have been meant to be: the one of those that are there which is most like it."""
+
+import contextlib
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+# Of a longer list no more are looked at.
+LOOKED_AT_MAX = 10_000
+
+
+def most_like(name: str, names: Iterable[str]) -> str | None:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(itertools.islice(names, LOOKED_AT_MAX)), n=1)), None)
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str | None:
+    """A hint; None, where nothing is like it."""
+    near = most_like(name, names)
+    return None if near is None else f"did you mean {near}?"
+
+
+def did_you_mean_file(path: Path, *folders: Path) -> str | None:
+    """The same of what lies in `folders`, or where none are named next to where it would be."""
+    names: list[str] = []
+    for folder in dict.fromkeys(folders or (path.parent,)):
+        with contextlib.suppress(OSError):
+            names += (one.name for one in folder.iterdir())
+    near = most_like(path.name, names)
+    return None if near is None else f"did you mean {path.parent / near}?"
