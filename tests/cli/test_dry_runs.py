@@ -1,6 +1,7 @@
 """A plan before it does anything, errors as JSON, and the API's words as this command's options."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from synvirt.cli.migrating.dry_runs import as_options, patch_of
 from synvirt.errors import BadRequest, Conflict
 from synvirt.kvm.identity import CLASH_HINT
+from synvirt.machines import concerns
 from synvirt.migrations.planning.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
 from synvirt.model.job import Difference
 from synvirt.model.kinds import State
@@ -162,3 +164,17 @@ def test_an_error_is_json_where_json_is_asked_for(service: Service, run: Run) ->
 )
 def test_the_words_of_the_api_as_options(words: str, options: str) -> None:
     assert as_options(words) == options
+
+
+def test_a_remedy_names_fields_of_a_plan_so_that_options_can_be_made_of_them() -> None:
+    remedies = [
+        one.remedy
+        for one in (
+            concerns.hardware_incomplete("memory"),
+            concerns.assumed_hardware(),
+            concerns.dynamic_memory(512, 256, 1024),
+        )
+    ]
+    for remedy in map(as_options, remedies):
+        assert "--" in remedy
+        assert not re.search(r"[a-z]_[a-z]|target\.", remedy), remedy

@@ -7,6 +7,7 @@ from synvirt.cli.program import shown
 
 def describe(kind: str, manifest: Any) -> None:
     """Prints a manifest as a table: hardware, disks, cards, concerns."""
+    from synvirt.cli.migrating.dry_runs import as_options
     from synvirt.cli.program import sized
 
     rows = [
@@ -21,7 +22,7 @@ def describe(kind: str, manifest: Any) -> None:
         ),
         *(("network", f"{nic.key} {nic.mac or '-'} in {nic.network or '-'}") for nic in manifest.nics),
         *(
-            (concern.category.lower(), f"{concern.id}: {concern.label}. {concern.assessment} {concern.remedy}")
+            (concern.category.lower(), f"{concern.id}: {concern.label}. {concern.assessment} {as_options(concern.remedy)}")
             for concern in manifest.concerns
         ),
     ]

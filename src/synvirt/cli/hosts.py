@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import print_table
+from synvirt.cli.listing import at, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown, sized
 
@@ -29,7 +29,7 @@ def list_hosts(options: Options) -> None:
             shown(one["id"]),
             shown(one["name"]),
             one["state"],
-            one["seen_at"],
+            at(one["seen_at"]),
             shown(one["version"]),
             str(one["jobs"]),
             shown(", ".join(_free(destination) for destination in one["destinations"])),

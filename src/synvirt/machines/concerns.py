@@ -192,7 +192,7 @@ def hardware_incomplete(missing: str) -> Concern:
         category="Warning",
         label=f"No {missing} given",
         assessment=f"The description does not say how much {missing} the VM has; a small default is used.",
-        remedy="Set it in the plan's target.",
+        remedy="Set processors and memory in the plan: target.cpu_count, target.memory_bytes.",
     )
 
 
@@ -317,7 +317,7 @@ def assumed_hardware() -> Concern:
         category="Information",
         label="Hardware is assumed",
         assessment="A disk image does not say what machine it belongs to: processors, memory and network are defaults.",
-        remedy="Set cpu_count, memory_bytes and the network in the plan's target.",
+        remedy="Set processors, memory and network in the plan: target.cpu_count, target.memory_bytes, target.network_map.",
     )
 
 
@@ -399,7 +399,7 @@ def dynamic_memory(start_mib: int, least_mib: int, most_mib: int) -> Concern:
         label="Dynamic memory",
         assessment=f"The VM started with {start_mib} MiB and was given between {least_mib} and {most_mib} MiB as it needed. "
         f"The imported VM has {start_mib} MiB, always.",
-        remedy="Set memory_bytes in the plan's target where that is too little.",
+        remedy="Set more in the plan, target.memory_bytes, where that is too little.",
     )
 
 

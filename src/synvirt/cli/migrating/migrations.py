@@ -301,6 +301,7 @@ def _table(items: list[dict[str, Any]]) -> None:
 
 
 def _sheet(answer: str) -> None:
+    from synvirt.cli.migrating.dry_runs import as_options
     from synvirt.cli.migrating.watching import described, outcome
     from synvirt.cli.program import sized
     from synvirt.model.job import Migration
@@ -314,7 +315,8 @@ def _sheet(answer: str) -> None:
     if job.last_error is not None:
         rows.append(("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {job.last_error.message}"))
         rows += [("hint", job.last_error.hint)] if job.last_error.hint else []
-    rows.append(("progress", described(job.progress, state=job.state)))
+    if job.progress.bytes_total or not job.ended:
+        rows.append(("progress", described(job.progress, state=job.state)))
     rows += [("pass", line) for line in _passes(job)]
     rows += [("lost", shown(job.distrusted))] if job.distrusted is not None else []
     if job.forecast is not None and not job.ended:
@@ -328,7 +330,9 @@ def _sheet(answer: str) -> None:
     ]
     rows += [("domain", f"{job.domain.name} {job.domain.uuid}")] if job.domain else []
     if job.domain:
-        rows += [("differs", f"{one.what}: {one.source} → {one.here} ({one.why})") for one in job.domain.differences]
+        rows += [
+            ("differs", f"{one.what}: {one.source} → {one.here} ({as_options(one.why)})") for one in job.domain.differences
+        ]
     if job.moved:
         rows.append(("moved", f"{job.moved.same} facts as at the source, {len(job.moved.differ)} differ"))
         shown_ones = (one for one in job.moved.differ if one.grade in ("wrong", "look"))

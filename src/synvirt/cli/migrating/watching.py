@@ -203,10 +203,10 @@ def outcome(attempt: BootAttempt) -> str:
 
 
 def described(progress: Progress, *, state: str | None = None) -> str:
-    """Between two deltas nothing is copied: then no rate is shown, and no time to go."""
+    """Between two deltas, and when all is done, nothing is copied: then no rate is shown, and no time to go."""
     percent = f"{100 * progress.bytes_done / progress.bytes_total:.0f} %" if progress.bytes_total else "…"
     parts = [percent, f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}"]
-    if state == State.DELTA_SYNCING and progress.bytes_done >= progress.bytes_total:
+    if progress.bytes_done >= progress.bytes_total > 0 and (state == State.DELTA_SYNCING or not progress.rate_bps):
         return ", ".join(parts)
     parts.append(f"{sized(progress.rate_bps)}/s")
     if progress.eta_s is not None:
