@@ -17,6 +17,7 @@ from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
 from synvirt.model.plan import DestinationName
 from synvirt.model.values import Received
+from synvirt.nearest import did_you_mean, did_you_mean_file
 from synvirt.sizes import GIB
 
 ENV_PREFIX = "SYNVIRT_"
@@ -336,7 +337,9 @@ def load(
         where = "_".join(str(part) for part in first["loc"])
         origin = _origins(layers).get(str(first["loc"][0]), "")
         stands = f" ({origin})" if origin else ""
-        raise BadRequest(f"setting {where}{stands}: {worded(first)}", hint="docs/settings.md lists every setting") from None
+        near = did_you_mean(where, Settings.model_fields) if first["type"] == "extra_forbidden" else None
+        hint = near or "docs/settings.md lists every setting"
+        raise BadRequest(f"setting {where}{stands}: {worded(first)}", hint=hint) from None
 
 
 def origins(
@@ -381,7 +384,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise BadRequest(f"settings file {path} cannot be read: {error.strerror}") from error
+        hint = did_you_mean_file(path) if isinstance(error, FileNotFoundError) else None
+        raise BadRequest(f"settings file {path} cannot be read: {error.strerror}", hint=hint) from error
     except tomllib.TOMLDecodeError as error:
         raise BadRequest(f"settings file {path}: {error}") from error
 

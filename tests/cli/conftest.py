@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from synvirt.cli import app
+from synvirt.main import app  # with its own two commands: a program that was built once does not learn new ones
 from tests.fakes.service import Service
 
 Run = Callable[..., Any]

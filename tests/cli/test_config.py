@@ -10,6 +10,7 @@ from synvirt import settings
 from synvirt.cli import app
 from synvirt.errors import BadRequest
 from synvirt.settings import load, origins, service_config
+from tests.cli.conftest import Run
 
 FILE = """
 data_dir = "{folder}"
@@ -92,3 +93,19 @@ def test_the_doctor_looks_at_what_the_service_is_set_to(file: Path, tmp_path: Pa
     code, stdout, _ = run("doctor", "--config", file, "--json")
     (data_dir,) = (check for check in json.loads(stdout)["checks"] if check["name"] == "data_dir")
     assert (code in (0, 1), data_dir["detail"].startswith(f"{tmp_path}: ")) == (True, True)
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_setting_or_a_settings_file_that_is_nearly_called_so_is_named(run: Run, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "synvirt.toml"
+    file.write_text('lisen = "127.0.0.1:1"\n')
+    assert "hint: did you mean listen?" in run("config", command, "--config", file).stderr
+    assert f"hint: did you mean {file}?" in run("config", command, "--config", tmp_path / "synvrit.toml").stderr
+
+
+def test_where_settings_came_from_stands_in_one_column(run: Run) -> None:
+    lines = run("config", "show").stdout.splitlines()
+    # A long value pushes its own line out, as a short column for names did with long names.
+    short = [line for line in lines if line.endswith(" default") and len(line.split()) == 2]
+    assert "oidc_client_secret_file" in {line.split()[0] for line in short}
+    assert len({line.rindex("default") for line in short}) == 1

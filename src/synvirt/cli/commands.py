@@ -26,7 +26,9 @@ from synvirt.cli.disk import program as disk
 from synvirt.cli.interrupts import raised
 from synvirt.cli.migrating import importing, migrations
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import failed
+from synvirt.cli.program import failed, told_as_json
+from synvirt.errors import BadRequest
+from synvirt.mistakes import worded
 
 # As `synvirt --help` lists them: what a new user needs first, then what runs every day, then what is set up once.
 _ORDER = (
@@ -36,18 +38,33 @@ _ORDER = (
 )  # fmt: skip
 
 
+# Where a context keeps whether --json was typed anywhere: a command that cannot be parsed has noted no options.
+_JSON = "synvirt.json"
+
+
 class Program(TyperGroup):
     """The group of all commands: an error of any of them is printed here."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=_ORDER.index)
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        as_json = "--json" in args
+        try:
+            context = super().make_context(info_name, args, parent, **extra)
+        except typer.TyperException as error:
+            raise _worded(error, as_json=as_json) from error
+        context.meta[_JSON] = as_json
+        return context
+
     def invoke(self, ctx: Any) -> Any:
         """Runs the command; an error becomes a line on stderr and an exit code."""
         try:
             with raised():
                 return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError, KeyboardInterrupt):
+        except typer.TyperException as error:
+            raise _worded(error, as_json=ctx.meta[_JSON]) from error
+        except (typer.Exit, typer.Abort, BrokenPipeError, KeyboardInterrupt):
             raise
         except Exception as error:
             raise typer.Exit(failed(error, as_json=_json_is_wanted(ctx))) from error
@@ -57,6 +74,16 @@ def _json_is_wanted(context: Any) -> bool:
     """--json of the command that failed, wherever it stood."""
     given = context.find_root().obj
     return isinstance(given, Options) and given.json
+
+
+def _worded(error: Any, *, as_json: bool) -> Any:
+    """A wrong option or argument, which Typer prints with the command's usage: in words for a person, and as JSON besides."""
+    cause = error.__cause__
+    if hasattr(cause, "errors"):  # pydantic's ValidationError, of a value
+        error.message = worded(cause.errors(include_url=False, include_input=False)[0])
+    if as_json:
+        told_as_json(BadRequest(error.format_message()))
+    return error
 
 
 app = typer.Typer(

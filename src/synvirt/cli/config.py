@@ -36,9 +36,10 @@ def show(options: Options) -> None:
             )
         )
         return
+    width = max(map(len, values))
     for name, value in values.items():
         text = json.dumps(value) if isinstance(value, list | dict | bool) else "" if value is None else str(value)
-        print(f"{name:22} {shown(text):34} {came_from.get(name, 'default')}".rstrip())
+        print(f"{name:{width}} {shown(text):34} {came_from.get(name, 'default')}".rstrip())
 
 
 @app.command()

@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from synvirt.cli.program import shown
+from synvirt.nearest import did_you_mean
+
 # Below this many columns a UUID leaves no room for the rest of a row.
 NARROW = 110
 ID_CHARS = 8
@@ -40,7 +43,9 @@ def id_of(client: Any, listed: Listed, beginning: str) -> str:
     of_backups = listed.path.startswith("/backup/")
     missing, unclear = (BackupNotFound, BackupBadRequest) if of_backups else (NotFound, BadRequest)
     if not ids:
-        raise missing(f"there is no {listed.noun} {beginning}", hint=f"{listed.command} shows them")
+        names = [item[listed.name] for item in items] if listed.name is not None else []
+        near = did_you_mean(beginning, map(shown, names))
+        raise missing(f"there is no {listed.noun} {beginning}", hint=near or f"{listed.command} shows them")
     if len(ids) > 1:
         raise unclear(f"{len(ids)} {listed.noun}s fit {beginning}", hint="give more of the id")
     return str(ids[0])

@@ -18,9 +18,7 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
     """
     if isinstance(error, SynvirtError):
         if as_json:
-            import json
-
-            print(json.dumps({"error": {"code": error.code, "detail": error.detail, "hint": error.hint}}))
+            told_as_json(error)
         tell(error.code, error.detail, error.hint)
         # BadRequest: an option or a setting is wrong, wherever that was noticed.
         return WRONG_USAGE if isinstance(error, BadRequest) else FAILED
@@ -28,6 +26,12 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
         raise error
     detail = f"something unexpected went wrong in this command: {type(error).__name__}: {error}"
     return failed(Internal(detail, hint="SYNVIRT_LOG_LEVEL=debug shows where; please report it"), as_json=as_json)
+
+
+def told_as_json(error: SynvirtError) -> None:
+    import json
+
+    print(json.dumps({"error": {"code": error.code, "detail": error.detail, "hint": error.hint}}))
 
 
 def tell(code: str, detail: str, hint: str | None) -> None:

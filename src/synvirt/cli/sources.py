@@ -10,6 +10,7 @@ from synvirt.cli.listing import at, full_id, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 from synvirt.cli.secret import secret
+from synvirt.nearest import did_you_mean
 
 app = typer.Typer(no_args_is_help=True, help="The platforms that VMs are moved from.")
 keyring = typer.Typer(no_args_is_help=True, help="The key that seals the credentials of sources.")
@@ -318,10 +319,13 @@ def _vm_id(client: Any, id_: str, source: str, vm: str) -> str:
 
     from synvirt.errors import BadRequest, VmNotFound
 
-    items = json.loads(client.ask("GET", f"/sources/{id_}/vms", params={"search": vm}))["items"]
+    path = f"/sources/{id_}/vms"
+    items = json.loads(client.ask("GET", path, params={"search": vm}))["items"]
     ids = [one["vm_id"] for one in items if one["vm_id"] == vm] or [one["vm_id"] for one in items if one["name"] == vm]
     if not ids:
-        raise VmNotFound(f"source {source} has no VM {vm}", hint=f"synvirt sources vms '{source}' lists them")
+        there = json.loads(client.ask("GET", path))["items"]
+        near = did_you_mean(vm, (shown(one["name"]) for one in there))
+        raise VmNotFound(f"source {source} has no VM {vm}", hint=near or f"synvirt sources vms '{source}' lists them")
     if len(ids) > 1:
         raise BadRequest(f"{len(ids)} VMs of {source} are called {vm}: {', '.join(ids[:5])}", hint="give the id")
     return str(ids[0])

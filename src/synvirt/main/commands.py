@@ -3,7 +3,7 @@
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -13,9 +13,6 @@ from synvirt.cli.interrupts import end_at_once
 from synvirt.cli.named import named
 from synvirt.cli.options import Options, with_options
 from synvirt.main.running import service
-
-if TYPE_CHECKING:
-    pass
 
 
 def _say_layers() -> None:

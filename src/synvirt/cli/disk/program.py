@@ -5,12 +5,15 @@ longer than Python takes to start, where Typer alone would take three times that
 """
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from synvirt.cli.interrupts import raised
-from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed
+from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed, told_as_json
+from synvirt.errors import BadRequest
 
 _IMAGE = "a disk image, an OVA, or the folder or description of a VM"
 
@@ -18,9 +21,16 @@ _IMAGE = "a disk image, an OVA, or the folder or description of a VM"
 def main(arguments: Sequence[str], *, json: bool = False) -> int:
     """Run one command, `arguments` being what follows `synvirt disk`; the program's exit code. `json`: --json came before."""
     try:
-        options = _parser().parse_args(list(arguments) or ["--help"])
-    except SystemExit as end:  # argparse has said why
+        options, unknown = _parser().parse_known_args(list(arguments) or ["--help"])
+        if unknown:
+            options.parser.error(_unknown(unknown[0], options.parser))
+    except SystemExit as end:  # --help
         return end.code if isinstance(end.code, int) else WRONG_USAGE
+    except _WrongUsage as wrong:
+        if json or "--json" in arguments:
+            told_as_json(BadRequest(wrong.detail))
+        print(f"{wrong.usage}{wrong.detail}", file=sys.stderr)
+        return WRONG_USAGE
     options.json = options.json or json
     try:
         with raised():
@@ -98,7 +108,7 @@ def _compare(options: argparse.Namespace) -> int:
             failure = CANNOT_READ
             report = compared(one, other, strict=options.strict, threads=options.threads)
     except SynvirtError as error:
-        failed(error)
+        failed(error, as_json=options.json)
         return failure
     if options.json:
         _print_json({"first": str(options.first), "second": str(options.second), **report.as_json()})
@@ -107,12 +117,33 @@ def _compare(options: argparse.Namespace) -> int:
     return report.exit_code
 
 
+class _WrongUsage(Exception):
+    def __init__(self, usage: str, detail: str) -> None:
+        self.usage, self.detail = usage, detail
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _WrongUsage(self.format_usage(), f"{self.prog}: {message}")
+
+
+def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
+    if not word.startswith("-"):
+        return f"{word} is one word too many"
+    from synvirt.nearest import did_you_mean
+
+    known = parser.format_usage().replace("[", " ").replace("]", " ").split()
+    near = did_you_mean(word.partition("=")[0], (one for one in known if one.startswith("--")))
+    return f"there is no option {word}" + (f"; {near}" if near else "")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="synvirt disk",
         description="Look at disk images, compare them, convert them to raw. No service is needed.",
         allow_abbrev=False,
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     info = _command(commands, "info", _info, "What an image is: its format, sizes, chain, and how much of it is data.")
@@ -175,8 +206,9 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int],
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=about.partition(". ")[0].rstrip("."), description=about, allow_abbrev=False
     )
-    command.set_defaults(run=run)
-    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run, parser=command)
+    # What stood before the command holds.
+    command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     command.add_argument("--key-file", metavar="FILE", type=_existing, help="holds the passphrase of an encrypted image")
     return command
 
@@ -191,8 +223,11 @@ def _add_threads(command: argparse.ArgumentParser) -> None:
 
 def _existing(text: str) -> Path:
     path = Path(text)
-    if not path.exists():
-        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    if not os.path.lexists(path):
+        from synvirt.nearest import did_you_mean_file
+
+        near = did_you_mean_file(path)
+        raise argparse.ArgumentTypeError(f"{text} does not exist" + (f"; {near}" if near else ""))
     return path
 
 

@@ -3,8 +3,7 @@
 The service says of which kind a file is. One that is not where the service can see it is sent there first (`--upload`).
 """
 
-import contextlib
-import itertools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -19,6 +18,7 @@ from synvirt.cli.migrating.upload_shown import kept, send
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.sources import live_vm
 from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError, UnsupportedFormat
+from synvirt.nearest import did_you_mean_file
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
@@ -37,8 +37,6 @@ SourceOrVm = Annotated[
 ]
 # Spelled out: the enumeration's module is too slow to load for `--help`. A test holds the two together.
 KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vmcx_export", "vbox_folder", "xva_archive")
-# A folder of more files is not looked through for a name that is like the one that was given.
-_LOOKED_AT_MAX = 10_000
 # Of several files: a description and its disks.
 FOLDER_KINDS = ("ovf_folder", "vmx_folder", "vbox_folder", "vmcx_export")
 ChosenVm = Annotated[str | None, typer.Option("--vm", metavar="NAME", help="Of a file with several VMs, the one that is meant")]
@@ -60,8 +58,8 @@ def import_(
 ) -> None:
     """Import a VM from a file, a URL or a platform.
 
-    A file or folder lies inside the import root, or here, and is then sent to the service; the service reads a URL itself; with
-    --source the VM is moved from the platform that it runs on.
+    A file or folder lies in the import root of this host; with --upload, or where --server is elsewhere, a file from here is
+    sent to the service first. The service reads a URL itself; with --source the VM is moved from the platform that it runs on.
 
     Examples: synvirt import web.ova --name web --wait; synvirt import web --source lab --mode warm;
     synvirt import smb://nas.example/exports/web.ova --login importer
@@ -188,8 +186,6 @@ def _placed(
         id_ = _field(send(client, path, quiet=options.json), "id")
         return {"kind": "upload", "upload_id": id_, **_meant(vm)}, (f"/uploads/{id_}/inspect", _meant(vm))
     where = str(path if elsewhere else _here(options, path))
-    if not elsewhere and not Path(where).exists():
-        raise NotFound(f"there is no {path}, neither in the import root nor here", hint=_nearest(options, path))
     placed = {"path": where, **_meant(vm)}
     return {"kind": "offline_host_path", **placed}, ("/host-files/inspect", placed)
 
@@ -230,25 +226,14 @@ def _kind(client: "Client", inspection: Inspection) -> str:
 
 
 def _here(options: Options, path: Path) -> Path:
-    """An absolute path: what lies in the import root by that name, or else from here; `.` and `..` are from here."""
-    if path.is_absolute():
-        return path
-    if path.parts[:1] in ((), ("..",)):
-        return path.resolve()
+    """An absolute path: what lies in the import root by that name, or else from here; `.` and `..` are from here. NotFound."""
     inside = options.settings.imports_dir.absolute() / path
-    return inside if inside.exists() else path.absolute()
-
-
-def _nearest(options: Options, path: Path) -> str | None:
-    """What it may have been meant to be, of what lies where it was looked for."""
-    import difflib
-
-    names: list[str] = []
-    for folder in dict.fromkeys(((options.settings.imports_dir / path).parent, path.absolute().parent)):
-        with contextlib.suppress(OSError):
-            names += (entry.name for entry in itertools.islice(folder.iterdir(), _LOOKED_AT_MAX))
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean {path.parent / near[0]}?" if near else None
+    places = (path.resolve(),) if path.parts[:1] in ((), ("..",)) else (inside, path.absolute())
+    for where in places:
+        if os.path.lexists(where):
+            return where
+    looked = ", neither in the import root nor here" if places[0] != places[-1] else ""
+    raise NotFound(f"there is no {path}{looked}", hint=did_you_mean_file(path, *(where.parent for where in places)))
 
 
 def _field(answer: str, name: str) -> str:

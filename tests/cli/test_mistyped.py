@@ -1,0 +1,113 @@
+"""What a person mistypes: the name that was meant is said, in words, and as JSON where JSON is asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from synvirt.cli.disk import program as disk
+from synvirt.nearest import did_you_mean, did_you_mean_file
+from tests.cli.conftest import Run
+from tests.fakes.service import Service
+
+# Where a file or folder is named; {} is called nearly as one that is there.
+FILES = (
+    "inspect {}",
+    "import {}",
+    "import {} --upload",
+    "uploads add {}",
+    "migrations dry-run {}",
+    "migrations submit {}",
+    "disk info {}",
+    "disk map {}",
+    "disk convert {} x.raw",
+    "disk compare {} {}",
+    "disk verify {} --ledger {}",
+)
+
+
+@pytest.mark.parametrize("where", ["here", "named"])
+@pytest.mark.parametrize("line", FILES)
+def test_a_file_that_is_nearly_called_so_is_named_wherever_one_is_asked_for(
+    service: Service,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    line: str,
+    where: str,
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "web01.qcow2").write_bytes(b"not looked at")
+    monkeypatch.chdir(folder)
+    before = "" if where == "here" else f"{folder}/"
+    done = run(*line.format(*[f"{before}wbe01.qcow2"] * 2).split())
+    assert done.exit_code != 0
+    assert f"did you mean {before}web01.qcow2?" in done.stderr + capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sources show lba", "did you mean lab?"),
+        ("sources vms lba", "did you mean lab?"),
+        ("import web --source lba", "did you mean lab?"),
+        ("migratons list", "Did you mean 'migrations'?"),
+        ("import web.ova --nmae x", "--name"),
+    ],
+)
+def test_a_name_that_is_nearly_called_so_is_named(service: Service, run: Run, line: str, said: str) -> None:
+    added = run("sources", "add", "lab", "https://vc.example", "--kind", "vim_api", "--source-user", "u", typed="secret\n")
+    assert added.exit_code == 0, added.stderr
+    done = run(*line.split())
+    assert (done.exit_code != 0, said in done.stderr) == (True, True), done.stderr
+
+
+@pytest.mark.parametrize("at", ["before", "after"])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import web.ova --nmae x", "--nmae"),
+        ("import web.ova --cpus many", "must be a whole number"),
+        ("import web.ova --cpus 0", "must be greater than or equal to 1"),
+        ("import web.ova --mode wram", "wram is none of"),
+        ("migrations shwo", "shwo"),
+        ("migrations show", "ID"),
+        ("nothing", "nothing"),
+        ("disk info", "IMAGE"),
+        ("disk nothing", "nothing"),
+        ("disk info --thraeds /", "there is no option --thraeds"),
+        ("disk map / --dsik=1", "did you mean --disk?"),
+        ("disk map / /", "one word too many"),
+        ("disk info /nothing-of-that-name", "does not exist"),
+    ],
+)
+def test_wrong_usage_is_json_where_json_is_asked_for(
+    run: Run, capfd: pytest.CaptureFixture[str], line: str, said: str, at: str
+) -> None:
+    typed = ("--json", *line.split()) if at == "before" else (*line.split(), "--json")
+    done = run(*typed)
+    out, err = capfd.readouterr()
+    assert done.exit_code == 2
+    error = json.loads(done.stdout or out)["error"]
+    assert error["code"] == "E_MIG_BAD_REQUEST"
+    for words in (error["detail"], done.stderr + err):
+        assert said in words
+        assert "Input should" not in words
+
+
+def test_json_may_stand_before_a_command_of_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = tmp_path / "web.raw"
+    image.write_bytes(bytes(4096))
+    for arguments in (["--json", "info", str(image)], ["info", "--json", str(image)]):
+        assert disk.main(arguments) == 0
+        assert json.loads(capsys.readouterr().out)["path"] == str(image)
+
+
+def test_nothing_is_named_where_nothing_is_like_it(tmp_path: Path) -> None:
+    (tmp_path / "web").touch()
+    assert did_you_mean("web", ["something else"]) is None
+    assert did_you_mean_file(tmp_path / "another") is None
+    assert did_you_mean_file(tmp_path / "no folder" / "web") is None
