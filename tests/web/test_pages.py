@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from synvirt.model.job import OutageForecast, Pass, Progress
+from synvirt.model.job import DiskProgress, OutageForecast, Pass, Progress
 from synvirt.model.kinds import State
 from synvirt.model.rehearsal import CheckResult, RehearsalState, Sameness
 from synvirt.model.values import now
@@ -63,6 +63,25 @@ def test_the_screen_of_a_guest_that_did_not_boot_is_shown_where_there_is_one(pag
     service.screenshots[job_id] = page.screenshot()
     page.reload()
     expect(page.locator("#boot img")).to_have_js_property("naturalWidth", 1280)
+
+
+def test_the_lines_of_a_guests_console_stay_lines_and_holes_are_no_part_of_what_was_read(page: Page, service: Service) -> None:
+    said = "the guest did nothing; its console ends:\nBooting from Hard Disk...\nNo bootable device."
+    job_id = jobs.added(
+        service,
+        "console",
+        (State.QUEUED, 9),
+        (State.COPYING_FULL, 8),
+        (State.STARTING, 5),
+        (State.FAILED, 1),
+        last_error=jobs.NO_BOOT.model_copy(update={"message": said}),
+        disks=(DiskProgress(key="disk0", label="disk0", state="copied", bytes_zero=GIB, volume="web.raw"),),
+    )
+    page.goto(f"/migrations/{job_id}")
+    assert said in page.locator("#banner").inner_text()
+    expect(page.locator("#disks .cards")).to_contain_text("0 B of 0 B, 1.0 GiB zeros")
+    page.goto(f"/migrations/{job_id}/remove")
+    expect(page.locator(".lead")).to_have_text("console has failed.")
 
 
 def test_a_jobs_page_follows_it(page: Page, service: Service) -> None:
