@@ -3,6 +3,7 @@
 Whatever happens, the points of before are whole, nothing half-made counts, and what was stored is not stored again.
 """
 
+import functools
 import subprocess
 import sys
 import threading
@@ -27,13 +28,18 @@ from synvirt.repository.repository import Session
 from synvirt.repository.verify import verify_repository
 from tests.backups.test_service import House
 
-CONTENT = Random(5).randbytes(12 * CHUNK_BYTES)
+SIZE = 12 * CHUNK_BYTES
+
+
+@functools.cache  # made by its first test, and not by whoever collects them
+def content() -> bytes:
+    return Random(5).randbytes(SIZE)
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     made = House(tmp_path)
-    made.image("web", CONTENT)
+    made.image("web", content())
     yield made
     made.close()
 
@@ -155,7 +161,7 @@ def test_a_killed_run_goes_on_and_reads_only_what_is_not_stored(
     house.job("web")
     _kill(house, "put", 8)
     if changed:
-        house.image("web", CONTENT[:-1] + b"!")
+        house.image("web", content()[:-1] + b"!")
     read, read_into = [0], RawReader.read_into
 
     def counted(self: RawReader, offset: int, buffer: memoryview) -> None:
@@ -169,12 +175,12 @@ def test_a_killed_run_goes_on_and_reads_only_what_is_not_stored(
         run = again.ended(run)
         assert (run.status, run.resumed_count, run.error) == ("completed", 1, None)
         if changed:
-            assert read[0] == len(CONTENT)
+            assert read[0] == SIZE
         else:
-            assert read[0] <= len(CONTENT) - 4 * CHUNK_BYTES
+            assert read[0] <= SIZE - 4 * CHUNK_BYTES
         # Each pack that was stored is used.
-        assert run.stored_bytes < len(CONTENT) + 2 * CHUNK_BYTES
-        assert [disk.read_bytes for guest in run.guests for disk in guest.disks] == [len(CONTENT)]
+        assert run.stored_bytes < SIZE + 2 * CHUNK_BYTES
+        assert [disk.read_bytes for guest in run.guests for disk in guest.disks] == [SIZE]
         assert list((again.folder / "journals").iterdir()) == []
         _check_whole(again, 1)
         restored = again.ended(again.backups.restore(run.restore_point_ids[0], RestoreRequest(target="export", name="out")))
@@ -201,7 +207,7 @@ def test_a_point_whose_registration_a_kill_cut_off_is_found_again(house: House) 
 
 def test_a_guest_that_fails_keeps_none_of_the_others_from_it(house: House) -> None:
     for name in ("gone", "nowhere", "db"):
-        house.image(name, CONTENT[:5000])
+        house.image(name, content()[:5000])
     job = house.job("gone", "web", "nowhere", "db")
     for name in ("gone", "nowhere"):
         house.guests.remove(name)
@@ -218,7 +224,7 @@ def test_a_guest_that_fails_keeps_none_of_the_others_from_it(house: House) -> No
 
 @pytest.mark.parametrize("error", [RepositoryFull("no room"), RepositoryUnreachable("gone away")])
 def test_a_repository_that_fails_ends_the_run_at_once(house: House, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    house.image("db", CONTENT[:5000])
+    house.image("db", content()[:5000])
     tried = []
 
     def broken(self: Session, manifest: Any, sign: Any) -> None:

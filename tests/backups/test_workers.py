@@ -1,6 +1,7 @@
 """Runs with worker processes: the service reads no guest's byte, and a worker, or a service, that is killed costs little."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -22,8 +23,12 @@ from tests.backups.test_service import House
 from tests.fakes.backups import backups_of
 from tests.processes import open_files, until, workers
 
-CONTENT = Random(9).randbytes(12 * CHUNK_BYTES)
 SLOW_BPS = 2 * CHUNK_BYTES
+
+
+@functools.cache  # made by its first test, and not by whoever collects them
+def content() -> bytes:
+    return Random(9).randbytes(12 * CHUNK_BYTES)
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     made.backups.close()
     made.backups = backups_of(made.store, made.guests, tmp_path, started)
     made.backups.start()
-    made.image("web", CONTENT)
+    made.image("web", content())
     yield made
     made.close()
 
@@ -79,7 +84,7 @@ def test_a_worker_reads_the_guest_and_the_service_does_not(house: House) -> None
     assert open_files(house.folder / "exports") == []
     done = house.ended(restoring)
     assert (done.status, done.error) == ("completed", None)
-    assert [(house.folder / "exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    assert [(house.folder / "exports/out/0-vda.raw").read_bytes() == content()] == [True]
     assert house.ended(house.backups.verify(done.restore_point_ids[0])).status == "completed"
     assert house.ended(house.backups.verify_repository(known.id)).status == "completed"
 
@@ -120,7 +125,7 @@ os._exit(1)
 
 def test_a_killed_restore_goes_on_from_its_watermark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(tmp_path)
-    house.image("web", CONTENT)
+    house.image("web", content())
     house.run(house.job("web"))
     house.close()
     root = Path(__file__).parent.parent.parent
@@ -140,7 +145,7 @@ def test_a_killed_restore_goes_on_from_its_watermark(tmp_path: Path, monkeypatch
     done = again.ended(run)
     assert (done.kind, done.status, done.resumed_count, done.error) == ("restore", "completed", 1, None)
     assert len(read) <= 8, "what was durable is not read again"
-    assert [(tmp_path / "exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    assert [(tmp_path / "exports/out/0-vda.raw").read_bytes() == content()] == [True]
     assert [one.name for one in (tmp_path / "exports").iterdir()] == ["out"]
     assert again.store.backups.all("watermarks", host="local") == again.store.backups.all("request", host="local") == []
     again.close()
@@ -150,7 +155,7 @@ def test_what_a_restore_made_goes_when_it_may_not_go_on_any_more(tmp_path: Path,
     """At that start, not at the one after it."""
     monkeypatch.setattr(runs, "RESUMED_MAX", 0)
     house = House(tmp_path)
-    house.image("web", CONTENT)
+    house.image("web", content())
     house.run(house.job("web"))
     house.close()
     argv = [sys.executable, "-c", CHILD, str(tmp_path), "1"]
@@ -171,7 +176,7 @@ def test_a_worker_that_never_lives_is_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(working, "RETRY_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     house = House(tmp_path)
-    house.image("web", CONTENT)
+    house.image("web", content())
     house.backups.close()
     house.backups = backups_of(house.store, house.guests, tmp_path, started)
     house.backups.start()

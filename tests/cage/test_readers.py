@@ -3,6 +3,7 @@
 Real servers and programs; VMware's plugin alone is stood in for, by a script that starts nbdkit as it would be started.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -30,7 +31,13 @@ from tests.fakes.prism.state import Group, GroupDisk, State
 from tests.remote_servers import PASSWORD, remote, samba
 
 SIZE = 5 << 20
-CONTENT = random.Random(8).randbytes(SIZE)
+
+
+@functools.cache  # made by its first test, and not by whoever collects them
+def content() -> bytes:
+    return random.Random(8).randbytes(SIZE)
+
+
 INITIATOR = "iqn.2024-01.org.synvirt:host"
 
 # What the worker does with an order, up to the reading.
@@ -61,14 +68,14 @@ def state(folder: Path) -> State:
 def nfs(folder: Path, closing: ExitStack) -> ReaderSpec:
     kept = state(folder)
     kept.cluster_list.append(HERE)
-    (kept.folder / "default" / "disk").write_bytes(CONTENT)
+    (kept.folder / "default" / "disk").write_bytes(content())
     ports = closing.enter_context(nfs_server(folder / "server", kept))
     return NfsSpec(host="127.0.0.1", export="/default", path="/disk", nfs_port=ports[0], mount_port=ports[1])
 
 
 def iscsi(folder: Path, closing: ExitStack) -> ReaderSpec:
     kept = state(folder)
-    (folder / "disk").write_bytes(CONTENT)
+    (folder / "disk").write_bytes(content())
     portal = closing.enter_context(iscsi_target(folder / "server", kept))
     group = Group("1", "disks", "c")
     kept.on_group("made", group)
@@ -81,13 +88,13 @@ def iscsi(folder: Path, closing: ExitStack) -> ReaderSpec:
 
 def smb(folder: Path, closing: ExitStack) -> ReaderSpec:
     share = closing.enter_context(samba(folder))
-    (share.folder / "disk").write_bytes(CONTENT)
+    (share.folder / "disk").write_bytes(content())
     return RawSpec(path="disk", remote=remote(share.url, credentials=(("username", "root"), ("password", PASSWORD))))
 
 
 def qemu(folder: Path, closing: ExitStack) -> ReaderSpec:
     """One whose passphrase is handed on in a file, too."""
-    (folder / "disk").write_bytes(CONTENT)
+    (folder / "disk").write_bytes(content())
     (folder / "key").write_text("open, sesame")
     options = ["-f", "raw", "-O", "luks", "-o", "key-secret=s,iter-time=10"]
     run_qemu("qemu-img", "convert", "--object", "secret,id=s,file=key", *options, "disk", "image", cwd=folder)
@@ -105,7 +112,7 @@ def vddk(folder: Path, closing: ExitStack) -> ReaderSpec:
     place.chmod(0o755)
     made = stand_in.made(place)
     (made.libdir / "vm").mkdir()
-    (made.libdir / "vm" / "disk-flat.vmdk").write_bytes(CONTENT)
+    (made.libdir / "vm" / "disk-flat.vmdk").write_bytes(content())
     certificate = self_signed(folder)
     server = tls_server(ThreadingHTTPServer(("127.0.0.1", 0), _Silent), certificate)
     Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -164,6 +171,6 @@ def test_a_reader_finds_in_its_cage_what_it_needs(name: str, tmp_path: Path, clo
     )
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
-    assert said["sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    assert said["sha256"] == hashlib.sha256(content()).hexdigest()
     if isinstance(spec, RawSpec):
         assert said["native"] > 0, "Samba's client was not of use: Python's own read the file"

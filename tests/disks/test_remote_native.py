@@ -1,5 +1,6 @@
 """Files of SMB shares read by Samba's own client, in processes of its own, beside smbprotocol."""
 
+import functools
 import os
 import random
 import signal
@@ -28,7 +29,12 @@ from synvirt.remote.smb import SmbPlace
 from tests.processes import until
 from tests.remote_servers import PASSWORD, Samba, remote, samba
 
-CONTENT = random.Random(4).randbytes(9 << 20)
+SIZE = 9 << 20
+
+
+@functools.cache  # made by its first test, and not by whoever collects them
+def content() -> bytes:
+    return random.Random(4).randbytes(SIZE)
 
 
 @pytest.fixture(scope="module", params=["plain", "encrypted"])
@@ -37,7 +43,7 @@ def share(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with samba(tmp_path_factory.mktemp("samba"), more=more) as running:
         folder = running.folder / "a folder, ü"
         folder.mkdir()
-        (folder / "50% #1.bin").write_bytes(CONTENT)
+        (folder / "50% #1.bin").write_bytes(content())
         yield running
 
 
@@ -56,16 +62,16 @@ def place_of(reader: RemoteReader) -> SmbPlace:
 
 def test_large_pieces_come_by_it_and_are_the_files(share: Samba) -> None:
     reader = opened(share)
-    buffer = bytearray(len(CONTENT))
+    buffer = bytearray(SIZE)
     reader.read_into(0, memoryview(buffer))
-    assert bytes(buffer) == CONTENT
+    assert bytes(buffer) == content()
     native = place_of(reader).native()
     assert native is not None
-    assert native.read_bytes >= len(CONTENT) // 2
+    assert native.read_bytes >= SIZE // 2
     odd = bytearray(300_001)
-    for offset in (1, (4 << 20) - 7, len(CONTENT) - len(odd)):
+    for offset in (1, (4 << 20) - 7, SIZE - len(odd)):
         reader.read_into(offset, memoryview(odd))
-        assert bytes(odd) == CONTENT[offset : offset + len(odd)]
+        assert bytes(odd) == content()[offset : offset + len(odd)]
     lanes = list(native._lanes)
     reader.close()
     assert [lane._process.poll() is None for lane in lanes] == [False] * len(lanes)
@@ -76,7 +82,7 @@ def test_many_that_read_large_parts_read_each_byte_once_and_keep_none(share: Sam
     reader = opened(share)
     pieces, step = reader._pieces, 1 << 20
     pieces._most_reading = place_of(reader).fetches_at_once
-    found = bytearray(len(CONTENT))
+    found = bytearray(SIZE)
     view, kept = memoryview(found), len(pieces._starts)
 
     def part(at: int) -> None:
@@ -84,13 +90,13 @@ def test_many_that_read_large_parts_read_each_byte_once_and_keep_none(share: Sam
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(part, range(0, len(found), step)))
-    assert bytes(found) == CONTENT
-    assert (pieces.requested_bytes, len(pieces._starts)) == (len(CONTENT), kept)
+    assert bytes(found) == content()
+    assert (pieces.requested_bytes, len(pieces._starts)) == (SIZE, kept)
     # A small one is read by pieces again, and a large one over them takes them.
     small = bytearray(4096)
     reader.read_into(step, memoryview(small))
     reader.read_into(step - 5, view[: 2 * step])
-    assert bytes(small) + bytes(found[: 2 * step]) == CONTENT[step : step + 4096] + CONTENT[step - 5 : 3 * step - 5]
+    assert bytes(small) + bytes(found[: 2 * step]) == content()[step : step + 4096] + content()[step - 5 : 3 * step - 5]
     reader.close()
 
 
@@ -107,7 +113,7 @@ def test_four_at_once_are_many(share: Samba, monkeypatch: pytest.MonkeyPatch) ->
     buffers = [bytearray(1 << 20) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: reader.read_into(number << 21, memoryview(buffers[number])), range(4)))
-    assert [bytes(one) for one in buffers] == [CONTENT[number << 21 :][: 1 << 20] for number in range(4)]
+    assert [bytes(one) for one in buffers] == [content()[number << 21 :][: 1 << 20] for number in range(4)]
     assert reader._pieces._starts == []
     reader.close()
 
@@ -138,9 +144,9 @@ def test_a_process_that_dies_in_the_middle_costs_nothing_but_time(share: Samba, 
     assert native is not None
     for lane in native._lanes:
         lane._process.kill()
-    rest = bytearray(len(CONTENT) - (5 << 20))
+    rest = bytearray(SIZE - (5 << 20))
     reader.read_into(5 << 20, memoryview(rest))
-    assert bytes(rest) == CONTENT[5 << 20 :]
+    assert bytes(rest) == content()[5 << 20 :]
     reader.close()
 
 
@@ -149,7 +155,7 @@ def test_without_the_library_pythons_smb_reads(share: Samba, monkeypatch: pytest
     reader = opened(share)
     buffer = bytearray(2 << 20)
     reader.read_into(0, memoryview(buffer))
-    assert bytes(buffer) == CONTENT[: 2 << 20]
+    assert bytes(buffer) == content()[: 2 << 20]
     native = place_of(reader).native()
     assert native is not None
     assert native.read_bytes == 0
@@ -163,7 +169,7 @@ def test_a_helper_that_cannot_begin_is_left_alone(share: Samba, monkeypatch: pyt
     reader = opened(share)
     buffer = bytearray(2 << 20)
     reader.read_into(0, memoryview(buffer))
-    assert bytes(buffer) == CONTENT[: 2 << 20]
+    assert bytes(buffer) == content()[: 2 << 20]
     reader.close()
 
 
@@ -179,7 +185,7 @@ def test_a_file_that_is_not_there_is_an_error_of_that_file_alone(share: Samba) -
     def read(number: int) -> None:
         mine = bytearray(500_000)
         got = native.read(NAME, number * 700_000, memoryview(mine))
-        if got is None or mine[:got] != CONTENT[number * 700_000 :][:got] or not got:
+        if got is None or mine[:got] != content()[number * 700_000 :][:got] or not got:
             failures.append(number)
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
@@ -215,7 +221,7 @@ def test_a_fetch_that_sees_a_break_late_leaves_the_new_connection_alone(share: S
         assert isinstance(place.translated(ConnectionResetError(), NAME, tree=before), Interrupted)
         assert place.tree() is after
         file.fetch(0, memoryview(buffer))
-        assert bytes(buffer) == CONTENT[:4096]
+        assert bytes(buffer) == content()[:4096]
         assert place.tree() is after
     finally:
         place.close()
@@ -253,7 +259,7 @@ def test_a_file_that_another_has_open_for_writing(share: Samba, *, frozen: bool)
         reader = RemoteReader(asked, NAME)
         buffer = bytearray(2 << 20)
         reader.read_into(0, memoryview(buffer))
-        assert bytes(buffer) == CONTENT[: 2 << 20]
+        assert bytes(buffer) == content()[: 2 << 20]
         native = place_of(reader).native()
         assert native is not None
         assert native.read_bytes > 0

@@ -19,6 +19,9 @@ from tests.contracts.readers import ReaderCase, ReaderContract, check_extents, r
 from tests.disks import xva_archives
 from tests.disks.xva_archives import MIB
 
+# One for all parameters, which are held as long as the process lives.
+PIECE = b"A" * MIB
+
 
 def disk_of(blocks: str, tail: int = 0) -> bytes:
     """A letter is a mebibyte of it, `-` one of zeros; `tail` bytes of `z` end the disk."""
@@ -144,15 +147,15 @@ def _members(path: Path, *members: tuple[str, bytes]) -> Path:
     ("members", "says"),
     [
         ([], "ends at byte 0 of 2097152: members are missing"),
-        ([("Ref:4/00000000", b"A" * MIB)], "ends at byte 1048576 of 2097152"),
-        ([("Ref:4/00000000", b"A" * MIB), ("Ref:5/00000000", b"A")], "ends at byte 1048576 of 2097152"),
-        ([("Ref:4/00000005", b"A" * MIB)], "is outside the disk of 2097152"),
-        ([("Ref:4/00000001", b"A" * MIB), ("Ref:4/00000000", b"A" * MIB)], "comes after number 1"),
+        ([("Ref:4/00000000", PIECE)], "ends at byte 1048576 of 2097152"),
+        ([("Ref:4/00000000", PIECE), ("Ref:5/00000000", b"A")], "ends at byte 1048576 of 2097152"),
+        ([("Ref:4/00000005", PIECE)], "is outside the disk of 2097152"),
+        ([("Ref:4/00000001", PIECE), ("Ref:4/00000000", PIECE)], "comes after number 1"),
         ([("Ref:4/00000000", b"A" * (2 * MIB + 1))], "is outside the disk"),
         ([("Ref:4/what", b"A")], "is no piece of a disk"),
         ([("Ref:4/00000000.checksum", b"A")], "is no digest of the member before it"),
-        ([("Ref:4/00000000", b"A" * MIB), ("Ref:4/00000001.xxhash", b"A")], "is no digest of the member before it"),
-        ([("Ref:4/00000000", b"A" * MIB), ("Ref:4/00000000.xxhash", b"A" * 300)], "is no digest of the member before it"),
+        ([("Ref:4/00000000", PIECE), ("Ref:4/00000001.xxhash", b"A")], "is no digest of the member before it"),
+        ([("Ref:4/00000000", PIECE), ("Ref:4/00000000.xxhash", b"A" * 300)], "is no digest of the member before it"),
         ([("Ref:4/00000000", b""), ("Ref:4/00000001", b"A")], "ends at byte 1 of 2097152"),
     ],
 )

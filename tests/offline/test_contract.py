@@ -18,28 +18,30 @@ from tests.contracts.importers import ImporterCase, ImporterContract
 from tests.disks import xva_archives
 from tests.offline import appliances, geneva_exports, hyperv_exports, ova_xml_text, vbox_machines
 
-OVFTOOL = {"vmdisk1": appliances.raw_disk(seed=0), "vmdisk2": appliances.raw_disk(2 * appliances.DISK_BYTES, seed=1)}
+
+def of_ovftool() -> dict[str, bytes]:
+    return {"vmdisk1": appliances.raw_disk(seed=0), "vmdisk2": appliances.raw_disk(2 * appliances.DISK_BYTES, seed=1)}
 
 
 class TestOvaArchive(ImporterContract):
     @pytest.fixture
     def case(self, tmp_path: Path) -> ImporterCase:
         path = appliances.archive(tmp_path / "winsrv.ova", appliances.appliance())
-        return ImporterCase(OvaArchive(), path, tmp_path, OVFTOOL, damage=path)
+        return ImporterCase(OvaArchive(), path, tmp_path, of_ovftool(), damage=path)
 
 
 class TestOvfFolder(ImporterContract):
     @pytest.fixture
     def case(self, tmp_path: Path) -> ImporterCase:
         path = appliances.folder(tmp_path / "winsrv", appliances.appliance())
-        return ImporterCase(OvfFolder(), path, tmp_path, OVFTOOL, damage=path / "ovftool.ovf")
+        return ImporterCase(OvfFolder(), path, tmp_path, of_ovftool(), damage=path / "ovftool.ovf")
 
 
 class TestOvfByItsOwnPath(ImporterContract):
     @pytest.fixture
     def case(self, tmp_path: Path) -> ImporterCase:
         path = appliances.folder(tmp_path / "winsrv", appliances.appliance()) / "ovftool.ovf"
-        return ImporterCase(OvfFolder(), path, tmp_path, OVFTOOL, damage=path)
+        return ImporterCase(OvfFolder(), path, tmp_path, of_ovftool(), damage=path)
 
 
 class TestVhdx(ImporterContract):
@@ -113,7 +115,7 @@ class TestVboxFolder(ImporterContract):
     @pytest.fixture
     def case(self, tmp_path: Path) -> ImporterCase:
         folder = vbox_machines.machine(tmp_path / "web")
-        disks = {"ide1:1": appliances.raw_disk(seed=1), "sata0:0": vbox_machines.SEEN}
+        disks = {"ide1:1": appliances.raw_disk(seed=1), "sata0:0": vbox_machines.blocks(vbox_machines.SEEN)}
         return ImporterCase(VboxFolder(), folder, tmp_path, disks, damage=folder / "web.vbox")
 
 

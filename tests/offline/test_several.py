@@ -16,7 +16,7 @@ HEAD = (
     '<Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1" '
     'xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData">'
 )
-RAW = {"web": appliances.raw_disk(seed=11), "db": appliances.raw_disk(seed=12)}
+SEEDS = {"web": 11, "db": 12}
 
 
 def system(key: str, name: str, number: int) -> str:
@@ -46,8 +46,9 @@ SHOP = description(system("vm-1", "web", 1), system("vm-2", "db", 2))
 
 
 def shop(folder: Path, how: str, text: bytes = SHOP) -> Path:
-    images = {f"{name}.qcow2": appliances.image(folder, name, "qcow2", raw).read_bytes() for name, raw in RAW.items()}
-    for name in RAW:
+    raws = {name: appliances.raw_disk(seed=seed) for name, seed in SEEDS.items()}
+    images = {f"{name}.qcow2": appliances.image(folder, name, "qcow2", raw).read_bytes() for name, raw in raws.items()}
+    for name in raws:
         (folder / name).unlink()
     files = {"shop.ovf": text, **images}
     return appliances.archive(folder / "shop.ova", files) if how == "archive" else appliances.folder(folder / "shop", files)
@@ -106,4 +107,4 @@ def test_a_plan_chooses_and_only_that_vms_disk_is_copied(house: House) -> None:
     job = house.run(house.intake.submit(chosen).id)
     assert job.state == State.COMPLETED, job.last_error
     assert [disk.key for disk in job.disks] == ["d2"]
-    assert house.volume(job, "d2").read_bytes() == RAW["db"]
+    assert house.volume(job, "d2").read_bytes() == appliances.raw_disk(seed=SEEDS["db"])

@@ -69,7 +69,7 @@ def test_the_present_state_is_read_through_all_its_snapshots(tmp_path: Path) -> 
         ("ide1:1", "vmdk", 8 << 20, "data.vmdk"),
         ("sata0:0", "vdi", 6 << 20, f"{{{SECOND}}}.vdi"),
     ]
-    assert content(folder, tmp_path) == SEEN
+    assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
 
 
 def test_a_newer_version_has_its_disks_in_hardware() -> None:
@@ -82,7 +82,7 @@ def test_a_newer_version_has_its_disks_in_hardware() -> None:
 def test_before_version_4_the_registry_is_elsewhere_and_uuids_are_looked_for(tmp_path: Path) -> None:
     start, end = MACHINE.index(b"<MediaRegistry>"), MACHINE.index(b"</MediaRegistry>") + len(b"</MediaRegistry>")
     folder = vbox_machines.machine(tmp_path / "web", MACHINE[:start] + MACHINE[end:])
-    assert content(folder, tmp_path) == SEEN
+    assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
     vmdk = folder / "data.vmdk"
     image = bytearray(vmdk.read_bytes())
     end = image.index(b"\0", image.index(b"ddb.adapterType"))
@@ -95,7 +95,7 @@ def test_before_version_4_the_registry_is_elsewhere_and_uuids_are_looked_for(tmp
 def test_a_disk_that_was_renamed_is_found_by_its_uuid(tmp_path: Path) -> None:
     folder = vbox_machines.machine(tmp_path / "web")
     (folder / "web.vdi").rename(folder / "copy of web.vdi")
-    assert content(folder, tmp_path) == SEEN
+    assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
 
 
 def vmdk_machine(folder: Path) -> Path:
@@ -162,7 +162,7 @@ def test_a_missing_snapshot_says_which(tmp_path: Path) -> None:
 
 def test_a_chain_that_is_a_loop(tmp_path: Path) -> None:
     folder = vbox_machines.machine(tmp_path / "web")
-    (folder / "web.vdi").write_bytes(vbox_machines.vdi(vbox_machines.CHAIN[BASE], BASE, SECOND))
+    (folder / "web.vdi").write_bytes(vbox_machines.vdi(vbox_machines.blocks(vbox_machines.CHAIN[BASE]), BASE, SECOND))
     with pytest.raises(MalformedArchive, match="or a loop of them"):
         VBOX.open_disk(folder, tmp_path, "sata0:0")
 

@@ -45,16 +45,16 @@ def blocks(text: str) -> bytes:
 
 
 # Each image's own blocks, and what the machine sees through the newest.
-CHAIN = {BASE: blocks("AAAA-A"), FIRST: blocks("-B----"), SECOND: blocks("--C--C")}
-SEEN = blocks("ABCA-C")
+CHAIN = {BASE: "AAAA-A", FIRST: "-B----", SECOND: "--C--C"}
+SEEN = "ABCA-C"
 
 
 def machine(folder: Path, description: bytes = MACHINE) -> Path:
     (folder / "Snapshots").mkdir(parents=True)
     (folder / "web.vbox").write_bytes(description)
-    (folder / "web.vdi").write_bytes(vdi(CHAIN[BASE], BASE))
-    (folder / f"Snapshots/{{{FIRST}}}.vdi").write_bytes(vdi(CHAIN[FIRST], FIRST, BASE))
-    (folder / f"Snapshots/{{{SECOND}}}.vdi").write_bytes(vdi(CHAIN[SECOND], SECOND, FIRST))
+    (folder / "web.vdi").write_bytes(vdi(blocks(CHAIN[BASE]), BASE))
+    (folder / f"Snapshots/{{{FIRST}}}.vdi").write_bytes(vdi(blocks(CHAIN[FIRST]), FIRST, BASE))
+    (folder / f"Snapshots/{{{SECOND}}}.vdi").write_bytes(vdi(blocks(CHAIN[SECOND]), SECOND, FIRST))
     (folder / "data.vmdk").write_bytes(appliances.disk_file("vmdk", appliances.DISK_BYTES, 1))
     return folder
 
