@@ -21,6 +21,7 @@ from synvirt.hypervisor import accel
 from synvirt.store import Store
 from tests import postgres
 from tests.costs import Costs
+from tests.kept_small import KeptSmall
 from tests.made_once import made_once
 from tests.store_template import stores_from
 
@@ -80,6 +81,7 @@ LONG = (
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs())
+    config.pluginmanager.register(KeptSmall())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

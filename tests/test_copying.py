@@ -1,7 +1,9 @@
 """The copy loop's laws: whatever the extents, zeros, threads and faults, the volume equals the disk, or the error says why."""
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from synvirt import copying
 from synvirt.blocks import DiskReader, Extent
+from synvirt.buffers import new_buffer
 from synvirt.copying import Copied, copy, default_threads, zero_runs
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, Internal, SynvirtError
 from tests.fakes.disks import (
@@ -453,8 +456,8 @@ def test_zero_runs_alternate_and_are_zero(pieces: list[tuple[bool, int]], offset
 
 
 def test_no_deadlock_when_everything_fails_at_once() -> None:
-    def broken(reader: DiskReader) -> SynvirtError:
-        with pytest.raises(SynvirtError) as caught:
+    def code_of(reader: DiskReader) -> str:
+        try:
             copy(
                 reader,
                 FaultyWriter(MemoryWriter(reader.size), 5 * BLOCK_BYTES),
@@ -463,11 +466,37 @@ def test_no_deadlock_when_everything_fails_at_once() -> None:
                 flush_every_s=0,
                 stop=lambda: time.monotonic() % 0.01 < 0.001,
             )
-        return caught.value
+        except SynvirtError as error:
+            return error.code
+        return "it did not fail"
 
     for _ in range(100):
-        assert broken(FaultyReader(MemoryReader("A-0B" * 20, max_readers=4), 7 * BLOCK_BYTES)).code in {
+        assert code_of(FaultyReader(MemoryReader("A-0B" * 20, max_readers=4), 7 * BLOCK_BYTES)) in {
             "E_MIG_DISK_READ_FAILED",
             "E_MIG_DISK_WRITE_FAILED",
             "E_MIG_CANCELLED",
         }
+
+
+def test_a_failure_that_is_kept_keeps_no_memory_of_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what nobody keeps goes at once, without Python's garbage collector, which does not see how large it is."""
+    maps: list[weakref.ref[object]] = []
+
+    def watched(length: int) -> memoryview:
+        buffer = new_buffer(length)
+        maps.append(weakref.ref(buffer.obj))
+        return buffer
+
+    monkeypatch.setattr(copying, "new_buffer", watched)
+    gc.disable()
+    try:
+        reader = FaultyReader(MemoryReader("A" * 80, max_readers=4), 7 * BLOCK_BYTES)
+        disk = weakref.ref(reader)
+        with pytest.raises(DiskReadFailed) as kept:
+            copy(reader, MemoryWriter(reader.size), threads=4)
+        assert maps
+        assert [one() for one in maps] == [None] * len(maps)
+        del reader, kept
+        assert disk() is None
+    finally:
+        gc.enable()

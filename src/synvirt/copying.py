@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from traceback import clear_frames
 
 from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced
 from synvirt.buffers import new_buffer
@@ -100,8 +101,11 @@ def copy(
         stop=stop,
         threads=_threads(threads, reader, writer),
     )
-    with _Crew(one_pass) as crew:
-        return _oversee(one_pass, crew, flush_every_s, on_progress, on_watermark)
+    try:
+        with _Crew(one_pass) as crew:
+            return _oversee(one_pass, crew, flush_every_s, on_progress, on_watermark)
+    finally:
+        one_pass.error = None  # which leads to frames that lead here again: a circle, and the disk's reader and writer in it
 
 
 def _threads(wanted: int | None, reader: DiskReader, writer: DiskWriter) -> int:
@@ -351,6 +355,9 @@ class _Pass:
                     self._bytes_zero += bytes_zero
                     self.busy[slot] = None
         except BaseException as error:
+            # Who keeps the error keeps the frames that it went through, and megabytes that they read into.
+            del buffer
+            clear_frames(error.__traceback__)
             self._fail(error, self.busy[slot])
 
     def flush(self) -> None:

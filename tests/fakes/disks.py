@@ -170,11 +170,12 @@ class FaultyReader(ReaderWrapper):
 
     def __init__(self, inner: DiskReader, offset: int, error: BaseException | None = None) -> None:
         super().__init__(inner)
-        self._offset, self._error = offset, error or DiskReadFailed(f"the disk cannot be read at offset {offset}: bad sector")
+        self._offset, self._error = offset, error
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset <= self._offset < offset + len(buffer):
-            raise self._error
+            # A new one each time: it holds the frames that it goes through, and with them this reader.
+            raise self._error or DiskReadFailed(f"the disk cannot be read at offset {self._offset}: bad sector")
         super().read_into(offset, buffer)
 
 
@@ -183,11 +184,11 @@ class FaultyWriter(WriterWrapper):
 
     def __init__(self, inner: DiskWriter, offset: int | None, error: BaseException | None = None) -> None:
         super().__init__(inner)
-        self._offset, self._error = offset, error or DiskWriteFailed(f"the volume cannot be written at offset {offset}: full")
+        self._offset, self._error = offset, error
 
     def _fail(self, offset: int, length: int) -> None:
         if self._offset is not None and offset <= self._offset < offset + length:
-            raise self._error
+            raise self._error or DiskWriteFailed(f"the volume cannot be written at offset {self._offset}: full")
 
     def write(self, offset: int, buffer: memoryview) -> None:
         self._fail(offset, len(buffer))
@@ -199,7 +200,7 @@ class FaultyWriter(WriterWrapper):
 
     def flush(self) -> None:
         if self._offset is None:
-            raise self._error
+            raise self._error or DiskWriteFailed(f"the volume cannot be written at offset {self._offset}: full")
         super().flush()
 
 
