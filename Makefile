@@ -41,7 +41,7 @@ run: setup
 WORKERS ?= $$(($$(nproc) + 1))
 
 test: setup-test
-	$(BIN)/python -m tests.reaping -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal --durations 100
+	SAY_PROCESSORS=1 $(BIN)/python -m tests.reaping -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal --durations 100
 
 # More than two are no accident of one noisy moment.
 test-again: setup-test

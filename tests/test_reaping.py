@@ -1,6 +1,7 @@
 """What the tests are run by (make test)."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -27,6 +28,26 @@ def test_it_takes_in_orphans_buries_them_and_ends_as_the_tests_do() -> None:
     argv = [sys.executable, "-m", "tests.reaping", "-c", textwrap.dedent(ORPHANS)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
+BURNING = """
+    import subprocess
+    from pathlib import Path
+    from tests.processes import until
+
+    burning = ["sh", "-c", "python3 -c 'while __import__(\\"time\\").process_time() < 0.5: pass' >/dev/null 2>&1 & echo $!"]
+    orphan = int(subprocess.run(burning, stdout=subprocess.PIPE, check=True).stdout)
+    until(lambda: not Path(f"/proc/{orphan}").exists())
+"""
+
+
+def test_it_says_what_orphans_took_of_the_processors_too() -> None:
+    argv = [sys.executable, "-m", "tests.reaping", "-c", textwrap.dedent(BURNING)]
+    environment = os.environ | {"SAY_PROCESSORS": ""}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=environment)
+    found = re.fullmatch(r"(\d+\.\d) s of a processor in (\d+\.\d) s: \d+ % of \d+ cores\n", done.stderr)
+    assert found, done.stderr
+    assert float(found[1]) >= 0.5
 
 
 LEAVING = """
