@@ -37,8 +37,8 @@ setup-test: $(VENV)/.dev
 run: setup
 	$(BIN)/synvirt demo
 
-# One worker more than there are cores: each waits a good part of its time, for a process, a guest or a disk. WORKERS=n: so many.
-WORKERS ?= $$(($$(nproc) + 1))
+# Two workers more than there are cores: each waits half of its time, for a process, a guest or a disk. WORKERS=n: so many.
+WORKERS ?= $$(($$(nproc) + 2))
 
 test: setup-test
 	SAY_PROCESSORS=1 $(BIN)/python -m tests.reaping -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal --durations 100
