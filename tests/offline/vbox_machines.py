@@ -1,9 +1,12 @@
 """Folders of VirtualBox machines, by hand: VirtualBox itself is in no Debian release."""
 
+import os
 import struct
 from pathlib import Path
 from uuid import UUID
 
+from synvirt import programs
+from tests.needs import need
 from tests.offline import appliances
 
 MACHINE = (appliances.DESCRIPTIONS / "machine.vbox").read_bytes()
@@ -17,12 +20,19 @@ def vdi(raw: bytes, uuid: str, parent: str | None = None) -> bytes:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        content = bytearray(appliances.image(Path(folder), "disk.vdi", "vdi", raw).read_bytes())
-    content[392:408] = UUID(uuid).bytes_le
-    if parent is not None:
-        struct.pack_into("<I", content, 76, 4)
-        content[424:440] = UUID(parent).bytes_le
-    return bytes(content)
+        (source := Path(folder, "raw")).write_bytes(raw)
+        return vdi_file(Path(folder, "disk.vdi"), source, uuid, parent).read_bytes()
+
+
+def vdi_file(target: Path, raw: Path, uuid: str, parent: str | None = None) -> Path:
+    """The same, of a file that may be large."""
+    programs.run([need("qemu-img", "qemu-utils"), "convert", "-f", "raw", "-O", "vdi", str(raw), str(target)], timeout_s=60)
+    with target.open("r+b") as file:
+        os.pwrite(file.fileno(), UUID(uuid).bytes_le, 392)
+        if parent is not None:
+            os.pwrite(file.fileno(), struct.pack("<I", 4), 76)
+            os.pwrite(file.fileno(), UUID(parent).bytes_le, 424)
+    return target
 
 
 def vmdk(raw: bytes, uuid: str, parent: str | None = None) -> bytes:

@@ -70,17 +70,19 @@ def _vmx_folder(imports: Path, sample: Sample) -> Path:
 
 def _vbox_folder(imports: Path, sample: Sample) -> Path:
     """A snapshot was taken in the middle of its life: each second mebibyte was written after it."""
-    folder, raw = imports / "wrapped", _raw(sample).read_bytes()
+    folder, parts = imports / "wrapped", [imports.parent / "before", imports.parent / "after"]
     (folder / "Snapshots").mkdir(parents=True)
     (folder / "wrapped.vbox").write_bytes(vbox_machines.one_disk(memory_mib=256))
-    mebibytes = [raw[start : start + MIB] for start in range(0, len(raw), MIB)]
-    before, after = (
-        b"".join(bytes(len(one)) if number % 2 == left_out else one for number, one in enumerate(mebibytes))
-        for left_out in (1, 0)
-    )
-    (folder / "web.vdi").write_bytes(vbox_machines.vdi(before, vbox_machines.BASE))
+    with _raw(sample).open("rb") as raw, parts[0].open("wb") as before, parts[1].open("wb") as after:
+        for at in range(0, sample.capacity_bytes, MIB):
+            part = after if at // MIB % 2 else before
+            part.seek(at)
+            part.write(raw.read(MIB))
+        for part in (before, after):
+            part.truncate(sample.capacity_bytes)
+    vbox_machines.vdi_file(folder / "web.vdi", parts[0], vbox_machines.BASE)
     snapshot = folder / f"Snapshots/{{{vbox_machines.FIRST}}}.vdi"
-    snapshot.write_bytes(vbox_machines.vdi(after, vbox_machines.FIRST, vbox_machines.BASE))
+    vbox_machines.vdi_file(snapshot, parts[1], vbox_machines.FIRST, vbox_machines.BASE)
     return folder
 
 
