@@ -33,6 +33,7 @@ from uuid import UUID
 from synvirt.blocks import DiskReader, DiskWriter, Extent
 from synvirt.buffers import new_buffer
 from synvirt.copying import default_threads
+from synvirt.disks.changed import Over
 from synvirt.disks.checking.ledger import BLOCK_BYTES
 from synvirt.disks.memory import is_zero
 
@@ -253,18 +254,11 @@ class BlockHashes:
                     os.ftruncate(file, 0)  # where it could not be removed
 
 
-class _Reading:
+class _Reading(Over):
     def __init__(self, hashes: BlockHashes, over: DiskReader, *, fresh: bool, since: int) -> None:
-        self._hashes, self._over, self._fresh, self._since = hashes, over, fresh, since
+        super().__init__(over)
+        self._hashes, self._fresh, self._since = hashes, fresh, since
         self._extents_asked = 0
-
-    @property
-    def size(self) -> int:
-        return self._over.size
-
-    @property
-    def max_readers(self) -> int:
-        return self._over.max_readers
 
     def extents(self) -> Iterator[Extent]:
         self._extents_asked += 1
@@ -289,7 +283,7 @@ class _Reading:
             self._hashes.is_zero_from(start, end)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._over.read_into(offset, buffer)
+        super().read_into(offset, buffer)
         self._hashes.has_read(offset, buffer)
 
     def close(self) -> None:

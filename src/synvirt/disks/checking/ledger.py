@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, coalesced
 from synvirt.copying import default_threads
+from synvirt.disks.changed import Over
 from synvirt.disks.checking.looking import PIECE_BYTES, Tally, first_found
 from synvirt.disks.memory import is_zero
 from synvirt.errors import DiskWriteFailed, MalformedArchive
@@ -211,7 +212,7 @@ class _Rows:
         self.now = Row(self.now.start + length, left, None) if left else next(self._rows, None)
 
 
-class Hashing:
+class Hashing(Over):
     """A reader that keeps the hash of all that is read through it, for a copy to read instead of `over`, which it owns.
 
     Its extents are those of `over`, but where data and zeros share a block of 4 MiB, the zeros are read and hashed with it: so
@@ -219,23 +220,15 @@ class Hashing:
     """
 
     def __init__(self, over: DiskReader) -> None:
-        self._over = over
+        super().__init__(over)
         # By start. Threads only ever add to it, each its own.
         self._read: dict[int, Row] = {}
-
-    @property
-    def size(self) -> int:
-        return self._over.size
-
-    @property
-    def max_readers(self) -> int:
-        return self._over.max_readers
 
     def extents(self) -> Iterator[Extent]:
         return coalesced(_by_blocks(coalesced(self._over.extents())))
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._over.read_into(offset, buffer)
+        super().read_into(offset, buffer)
         start, end = offset, offset + len(buffer)
         while start < end:
             stop = min(end, start - start % BLOCK_BYTES + BLOCK_BYTES)
@@ -250,9 +243,6 @@ class Hashing:
         zeros = (extent for extent in self.extents() if extent.zero and extent.start not in self._read)
         rows = [*self._read.values(), *(Row(extent.start, extent.length, None) for extent in zeros)]
         return Ledger(disk, self.size, sorted(rows, key=lambda row: row.start), number=number)
-
-    def close(self) -> None:
-        self._over.close()
 
 
 def _by_blocks(extents: Iterator[Extent]) -> Iterator[Extent]:

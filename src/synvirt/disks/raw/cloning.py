@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from synvirt.blocks import DiskReader, DiskWriter, Extent, Place, Placed
+from synvirt.disks.changed import Over
 from synvirt.disks.raw.files import RawWriter
 from synvirt.errors import Cancelled
 from synvirt.sizes import GIB
@@ -69,20 +70,13 @@ def _clone(descriptor: int, piece: Place) -> None:
     fcntl.ioctl(descriptor, FICLONERANGE, struct.pack("=qQQQ", piece.descriptor, piece.at, piece.length, piece.start))
 
 
-class Rest:
+class Rest(Over):
     """A reader without the extents that were cloned, ascending ranges (start, end)."""
 
     def __init__(self, over: DiskReader, cloned: list[tuple[int, int]]) -> None:
-        self._over, self._cloned = over, cloned
+        super().__init__(over)
+        self._cloned = cloned
         self.bytes_cloned = sum(end - start for start, end in cloned)
-
-    @property
-    def size(self) -> int:
-        return self._over.size
-
-    @property
-    def max_readers(self) -> int:
-        return self._over.max_readers
 
     def extents(self) -> Iterator[Extent]:
         cloned = iter(self._cloned)
@@ -96,9 +90,3 @@ class Rest:
                 if at < start:
                     yield Extent(at, upto - at, extent.zero)
                 at = upto
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._over.read_into(offset, buffer)
-
-    def close(self) -> None:
-        self._over.close()
