@@ -11,7 +11,6 @@ from uuid import UUID
 
 import pytest
 
-from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
 from synvirt.backups.service import Backups
 from synvirt.backups.sources.guest import Sources
 from synvirt.backups.sources.made import MadeRows
@@ -21,14 +20,15 @@ from tests.fakes.backups import backups_of
 from tests.guest.zfs_backups import MIB, SIZE, Connection, Domain, volume, without_libvirt, write
 from tests.guest.zvols import POOL, zfs
 from tests.kinds.laws import LAWS, Kind, Place, cases, holds
-from tests.kinds.runs import HOST, Backup
+from tests.kinds.runs import HOST, BackupAgain
 
 DATA = Random(41).randbytes(MIB)
 
 
-class OfZvols(Backup):
-    """The second run of its job: the first has left a point, and the bookmark that this one counts from."""
+class OfZvols(BackupAgain):
+    """The mark is a bookmark."""
 
+    way = "zfs"
     content = DATA + bytes(SIZE - len(DATA))
 
     def __init__(self, place: Place) -> None:
@@ -48,52 +48,23 @@ class OfZvols(Backup):
 
     def prepare(self) -> None:
         write(self.domain.volumes[0], 0, DATA)
-        (self.place.folder / "repository").mkdir()
-        asked = BackupRepositoryRequest(name="here", kind="local", path=str(self.place.folder / "repository"))
-        known = self.backups.add_repository(asked)
-        wanted = BackupJobRequest(name="nightly", vm_ids=("guest",), repository_id=known.id, quiesce="off")
-        self.place.outside |= {"repository": known.id, "job": self.backups.add_job(wanted).id, "before": set[UUID]()}
-        self.backed_up()
+        self.first_run("guest")
         # The same bytes, in blocks that zfs calls changed.
         write(self.domain.volumes[0], 0, DATA[: MIB // 2])
 
     def steps(self) -> Sequence[tuple[object, str]]:
         return [(Moment, "take"), (Moment, "device"), (Moment, "mark"), (Moment, "end")]
 
-    def check(self, job_id: UUID) -> None:
-        self.backups.look()
-        run = self.backups.runs.get(job_id)
-        assert len(self.points()) == 2
-        assert all(disk.changes_only for guest in run.guests for disk in guest.disks)
-        if len(self.marks()) > 1 or list((self.place.folder / "journals").rglob("*.stored")):
-            # Killed when its point was written, or about to be: which of two marks is wanted, the job's next run knows.
-            assert self.backed_up().disks
-
-    def check_undone(self, job_id: UUID) -> None:
-        self.backups.look()
-        assert len(self.points()) == 1
-
-    def left(self, job_id: UUID | None) -> list[str]:
-        """One bookmark stays, for the job's next run."""
-        self.sources.close()
-        with self.store._engine.connect() as db:
-            states = db.exec_driver_sql("SELECT state FROM ledger WHERE kind = 'zfs'").scalars().all()
-        left = [one for one in super().left(job_id) if not one.startswith("zfs ")]
-        left += [] if states == ["lasting"] else [f"marks {states}"]
-        left += [] if len(self.marks()) == 1 else [f"bookmarks {self.marks()}"]
-        return left + self.ours("volume,snapshot")
-
     def marks(self) -> list[str]:
         return self.ours("bookmark")
+
+    def left(self, job_id: UUID | None) -> list[str]:
+        return super().left(job_id) + self.ours("volume,snapshot")
 
     def ours(self, kinds: str) -> list[str]:
         (name,) = self.domain.volumes
         names = zfs("list", "-Hp", "-o", "name", "-t", kinds, "-r", POOL).split()
         return [one for one in names if "synvirt-" in one and one.startswith((name, f"{POOL}/synvirt-"))]
-
-    def close(self) -> None:
-        super().close()
-        self.sources.close()
 
 
 KIND = Kind("backup", "of zfs volumes", OfZvols, parts=12, taken=(0,), surely=10, late=20)

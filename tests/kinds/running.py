@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
-from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
 from synvirt.backups.service import Backups
 from synvirt.backups.sources.ways import job_folder, sources_of
 from synvirt.kvm.connection import Connection
@@ -15,7 +14,7 @@ from synvirt.live.libvirt import backup as jobs
 from synvirt.settings import Settings
 from tests.fakes.backups import backups_of
 from tests.kinds.laws import Place
-from tests.kinds.runs import CONTENT, HOST, Backup
+from tests.kinds.runs import CONTENT, HOST, BackupAgain
 from tests.needs import need
 
 # It finds nothing to boot from, and runs on.
@@ -27,9 +26,10 @@ XML = """<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory><v
 _METADATA = 2 | 8 | 16
 
 
-class ByBitmap(Backup):
-    """The second run of its job: the first has left a point, and the bitmap that this one counts from."""
+class ByBitmap(BackupAgain):
+    """The mark is a bitmap, and a checkpoint that names it."""
 
+    way = "bitmap"
     content = CONTENT + bytes(-len(CONTENT) % 512)
 
     def __init__(self, place: Place) -> None:
@@ -52,12 +52,7 @@ class ByBitmap(Backup):
         self.place.outside["uuid"] = domain.UUIDString()
         self.place.closing.callback(self._gone, domain)
         domain.create()
-        (folder / "repository").mkdir()
-        asked = BackupRepositoryRequest(name="here", kind="local", path=str(folder / "repository"))
-        known = self.backups.add_repository(asked)
-        wanted = BackupJobRequest(name="nightly", vm_ids=(name,), repository_id=known.id, quiesce="off")
-        self.place.outside |= {"repository": known.id, "job": self.backups.add_job(wanted).id, "before": set[UUID]()}
-        self.backed_up()
+        self.first_run(name)
 
     @staticmethod
     def _gone(domain: Any) -> None:
@@ -72,32 +67,10 @@ class ByBitmap(Backup):
     def steps(self) -> Sequence[tuple[object, str]]:
         return [(jobs, "begin"), (jobs, "end"), (jobs, "delete")]
 
-    def check(self, job_id: UUID) -> None:
-        self.backups.look()
-        run = self.backups.runs.get(job_id)
-        assert len(self.points()) == 2
-        assert all(disk.changes_only for guest in run.guests for disk in guest.disks)
-        journals = list((self.place.folder / "journals").rglob("*.stored"))
-        if len(self.domain.listAllCheckpoints(0)) > 1 or journals:
-            # Killed when its point was written, or about to be: which of two marks is wanted, the job's next run knows.
-            assert self.backed_up().disks
-
-    def check_undone(self, job_id: UUID) -> None:
-        self.backups.look()
-        assert len(self.points()) == 1
+    def marks(self) -> list[str]:
+        return [one.getName() for one in self.domain.listAllCheckpoints(0)]
 
     def left(self, job_id: UUID | None) -> list[str]:
-        """One mark stays, for the job's next run."""
-        self.sources.close()
-        with self.store._engine.connect() as db:
-            states = db.exec_driver_sql("SELECT state FROM ledger WHERE kind = 'bitmap'").scalars().all()
-        marks = [one.getName() for one in self.domain.listAllCheckpoints(0)]
-        left = [one for one in super().left(job_id) if not one.startswith("bitmap ")]
-        left += [] if states == ["lasting"] else [f"marks {states}"]
-        left += [] if len(marks) == 1 else [f"checkpoints {marks}"]
+        left = super().left(job_id)
         left += [] if jobs.running(self.domain) is None else ["a backup job"]
         return left + [str(path) for path in job_folder(self.connection).glob("*")]
-
-    def close(self) -> None:
-        super().close()
-        self.sources.close()
