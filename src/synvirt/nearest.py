@@ -10,6 +10,7 @@ LOOKED_AT_MAX = 10_000
 
 
 def most_like(name: str, names: Iterable[str]) -> str | None:
+    """The name of `names` that `name` may be a slip of; None, where none is like it."""
     import difflib
 
     return next(iter(difflib.get_close_matches(name, list(itertools.islice(names, LOOKED_AT_MAX)), n=1)), None)

@@ -26,7 +26,7 @@ from synvirt.cli.disk import program as disk
 from synvirt.cli.interrupts import raised
 from synvirt.cli.migrating import importing, migrations
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import failed, told_as_json
+from synvirt.cli.program import failed, tell_as_json
 from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
 
@@ -49,6 +49,7 @@ class Program(TyperGroup):
         return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Of Click. Wrong usage is worded here, and printed as JSON where the command line has `--json`."""
         as_json = "--json" in args
         try:
             context = super().make_context(info_name, args, parent, **extra)
@@ -82,7 +83,7 @@ def _worded(error: Any, *, as_json: bool) -> Any:
     if hasattr(cause, "errors"):  # pydantic's ValidationError, of a value
         error.message = worded(cause.errors(include_url=False, include_input=False)[0])
     if as_json:
-        told_as_json(BadRequest(error.format_message()))
+        tell_as_json(BadRequest(error.format_message()))
     return error
 
 

@@ -18,7 +18,7 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
     """
     if isinstance(error, SynvirtError):
         if as_json:
-            told_as_json(error)
+            tell_as_json(error)
         tell(error.code, error.detail, error.hint)
         # BadRequest: an option or a setting is wrong, wherever that was noticed.
         return WRONG_USAGE if isinstance(error, BadRequest) else FAILED
@@ -28,7 +28,8 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
     return failed(Internal(detail, hint="SYNVIRT_LOG_LEVEL=debug shows where; please report it"), as_json=as_json)
 
 
-def told_as_json(error: SynvirtError) -> None:
+def tell_as_json(error: SynvirtError) -> None:
+    """Prints an error on stdout as the API answers it: `{"error": {"code", "detail", "hint"}}`."""
     import json
 
     print(json.dumps({"error": {"code": error.code, "detail": error.detail, "hint": error.hint}}))

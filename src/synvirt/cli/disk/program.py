@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from synvirt.cli.interrupts import raised
-from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed, told_as_json
+from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed, tell_as_json
 from synvirt.errors import BadRequest
 
 _IMAGE = "a disk image, an OVA, or the folder or description of a VM"
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str], *, json: bool = False) -> int:
         return end.code if isinstance(end.code, int) else WRONG_USAGE
     except _WrongUsage as wrong:
         if json or "--json" in arguments:
-            told_as_json(BadRequest(wrong.detail))
+            tell_as_json(BadRequest(wrong.detail))
         print(f"{wrong.usage}{wrong.detail}", file=sys.stderr)
         return WRONG_USAGE
     options.json = options.json or json
