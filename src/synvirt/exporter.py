@@ -12,16 +12,24 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from synvirt.cage import enter
 from synvirt.disks import open_reader
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.errors import Internal, SynvirtError, UnsupportedFormat
 from synvirt.jobs.activity import Activity, Noticed
-from synvirt.jobs.exports import ACTIVITY, LIVES, LOCK, SERVES, ExportOrder, cage_of_export
+from synvirt.jobs.exports import ACTIVITY, LIVES, LOCK, SERVES, Exported, ExportOrder, cage_of_export
 from synvirt.jobs.wire import Broken
 from synvirt.jobs.worker import ADDRESS_SPACE_BYTES
 from synvirt.outgoing import permit
+from synvirt.repository.specs import PointSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from synvirt.blocks import DiskReader
+    from synvirt.cage import Cage
 
 # Between two looks for the folder: what removed it wants the end.
 LOOK_EVERY_S = 1.0
@@ -89,10 +97,10 @@ def _opened(order: ExportOrder) -> list[NbdServer]:
     activity = Activity(folder / ACTIVITY)
     (folder / ACTIVITY).chmod(0o644)
     permit(order.outgoing)
-    enter(cage_of_export(order))  # before there are threads, and before a byte of the source is read
-    servers = []
+    enter(_cage(order))  # before there are threads, and before a byte of the source is read
+    servers, open_disk = [], _opener(order)
     for number, spec in enumerate(order.disks):
-        reader = open_reader(spec)
+        reader = open_disk(spec)
         if reader.max_readers <= 1:
             raise UnsupportedFormat("the disk comes as a stream, and a guest reads in any order")
         # What a killed one left.
@@ -101,6 +109,28 @@ def _opened(order: ExportOrder) -> list[NbdServer]:
         servers.append(NbdServer(Noticed(reader, activity)))
         servers[-1].listen(folder / str(number))
     return servers
+
+
+def _has_points(order: ExportOrder) -> bool:
+    return any(isinstance(spec, PointSpec) for spec in order.disks)
+
+
+def _cage(order: ExportOrder) -> "Cage":
+    if not _has_points(order):
+        return cage_of_export(order)
+    from synvirt.backups.caging import cage_of_restore
+
+    return cage_of_export(order, cage_of_restore)
+
+
+def _opener(order: ExportOrder) -> "Callable[[Exported], DiskReader]":
+    """Their repository stays open for as long as this process lives."""
+    if not _has_points(order):
+        return open_reader  # type: ignore[return-value]
+    from synvirt.repository.opening import OpenRepositories
+
+    repositories = OpenRepositories()
+    return lambda spec: repositories.point(spec) if isinstance(spec, PointSpec) else open_reader(spec)
 
 
 def _broken(error: BaseException) -> Broken:

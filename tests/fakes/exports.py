@@ -4,9 +4,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import SynvirtError
-from synvirt.jobs.exports import ACTIVITY
+from synvirt.jobs.exports import ACTIVITY, Exported
 
 
 class FakeExports:
@@ -20,7 +19,7 @@ class FakeExports:
     def folder(self, name: str) -> Path:
         return self._root / name / "served"
 
-    def serve(self, name: str, disks: Sequence[ReaderSpec]) -> None:
+    def serve(self, name: str, disks: Sequence[Exported]) -> None:
         self.served += 1
         if self.failing is not None:
             raise self.failing

@@ -1,4 +1,4 @@
-"""The disks of a source as NBD exports that outlive the service, each on a Unix socket: a guest runs from them.
+"""The disks of a source or a restore point as NBD exports that outlive the service, each on a Unix socket: a guest runs there.
 
     serve(folder, disks) ─▶ `python -m synvirt.exporter` ─▶ caged, serving, detached: no process waits for it
     folder/lock             held for as long as it lives, by which it is found again, and known from what has its number later;
@@ -30,6 +30,7 @@ from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.process import ENVIRONMENT
 from synvirt.jobs.wire import Broken, Order
 from synvirt.kvm import qemu_user
+from synvirt.repository.specs import PointSpec
 
 LOCK, ACTIVITY = "lock", "activity"
 # The bytes of the lock.
@@ -42,13 +43,17 @@ LOOK_EVERY_S = 0.02
 _FLOCK = struct.Struct("hhqqi4x")
 
 
+# A disk of a source, or of a restore point.
+Exported = ReaderSpec | PointSpec
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOrder(Order):
     """`disks`: the n-th is served on the socket `n` in `folder`."""
 
     kind: Literal["export"] = "export"
     folder: str
-    disks: tuple[ReaderSpec, ...]
+    disks: tuple[Exported, ...]
 
 
 class Exports(Protocol):
@@ -59,7 +64,7 @@ class Exports(Protocol):
     - `end(name)`: nothing of them is left; nothing, where there is nothing."""
 
     def folder(self, name: str) -> Path: ...
-    def serve(self, name: str, disks: Sequence[ReaderSpec]) -> None: ...
+    def serve(self, name: str, disks: Sequence[Exported]) -> None: ...
     def end(self, name: str) -> None: ...
 
 
@@ -72,7 +77,7 @@ class ProcessExports:
     def folder(self, name: str) -> Path:
         return self._root() / name / "served"
 
-    def serve(self, name: str, disks: Sequence[ReaderSpec]) -> None:
+    def serve(self, name: str, disks: Sequence[Exported]) -> None:
         folder = self.folder(name)
         try:
             # QEMU may run as another user, who must get through; what lies in here is each its own.
@@ -148,8 +153,8 @@ def _start(order: ExportOrder) -> None:
     raise from_code(broken.code, broken.detail, broken.hint)
 
 
-def cage_of_export(order: ExportOrder) -> Cage:
-    """Reads what its readers name, and makes sockets in its folder."""
+def cage_of_export(order: ExportOrder, cage_of: Callable[[CopyOrder], Cage] = cage_of) -> Cage:
+    """Reads what its readers name, and makes sockets in its folder. `cage_of`: what reads them needs."""
     nowhere = FileWriterSpec(path=os.devnull, size_bytes=0)
     disks = tuple(DiskOrder(key=str(number), reader=spec, writer=nowhere) for number, spec in enumerate(order.disks))
     own = cage_of(CopyOrder(disks=disks))

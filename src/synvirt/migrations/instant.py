@@ -12,7 +12,6 @@ when it can. The export outlives the service; whoever has the job finds it, or m
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -30,8 +29,9 @@ from synvirt.disks.specs import (
     XvaSpec,
 )
 from synvirt.errors import Cancelled, GuestBootFailed, Internal, InvalidPlan, PersistFailed, SynvirtError
-from synvirt.hypervisor import Early, Volume
+from synvirt.hypervisor import Volume
 from synvirt.jobs.exports import ACTIVITY, Exports
+from synvirt.jobs.instant import AGAIN_S, LOOK_EVERY_S, OTHER_DESTINATION, is_started, keep_going, layers, why_not_onto
 from synvirt.migrations import source_vm
 from synvirt.migrations.job import Job, copied_disks
 from synvirt.migrations.landing import define_on, land
@@ -43,10 +43,6 @@ from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
 
-# Between two looks whether the guest stands still, or its export is gone.
-LOOK_EVERY_S = 1.0
-# Between two tries of what failed while the guest runs; the last repeats.
-AGAIN_S = (2, 5, 10, 30, 60)
 # Servers that are asked for ranges by this service itself.
 _RANGES = ("http://", "https://", "s3://")
 
@@ -79,12 +75,8 @@ def refuse_plan(rooms: Rooms, plan: MigrationPlan, *, converts: bool) -> None:
         raise InvalidPlan("this service serves no disks to its guests")
     if plan.source.Offline in rooms.passthroughs:
         raise InvalidPlan(f"a {plan.source.Offline} is converted as a whole: nothing of it can be read before")
-    destination = rooms.destination_named(plan.target.destination)
-    if destination.device_type not in ("file", "block"):
-        raise InvalidPlan(
-            f"a guest cannot get onto a volume of kind {destination.device_type} while it runs",
-            hint="choose a destination of kind zfs or directory, or leave instant out",
-        )
+    if (why := why_not_onto(rooms.destination_named(plan.target.destination))) is not None:
+        raise InvalidPlan(why, hint=OTHER_DESTINATION)
 
 
 def refuse_readers(readers: Sequence[ReaderSpec]) -> None:
@@ -159,7 +151,7 @@ async def _landed(job: Job, volumes: list[Volume]) -> None:
 
     async def starts(job: Job) -> None:
         await source_vm.refuse_living(job)
-        if _is_started(job):
+        if is_started(job.migration.instant):
             return
         # Noted before it is done: from here on its writes are to be kept.
         await _be(job, "running", started_at=now())
@@ -179,7 +171,7 @@ async def _until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[None]]) 
         except (Cancelled, PersistFailed):
             raise
         except SynvirtError as error:
-            if not _is_started(job):
+            if not is_started(job.migration.instant):
                 raise
             pause_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
             tries += 1
@@ -228,11 +220,10 @@ async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
     name = str(job.id)
     while True:
         await job.stop.sleep(LOOK_EVERY_S)
-        stood = False
         try:
-            await job.in_thread(_exports(job).serve, name, readers)
-            if (domain := job.migration.domain) is not None:
-                stood = await job.in_thread(job.rooms.hypervisor.resume, UUID(domain.uuid))
+            domain = job.migration.domain
+            uuid = None if domain is None else UUID(domain.uuid)
+            stood = await job.in_thread(keep_going, _exports(job), job.rooms.hypervisor, name, readers, uuid)
         except PersistFailed:
             raise
         except SynvirtError as error:
@@ -287,23 +278,11 @@ def _exports(job: Job) -> Exports:
 
 def _early_volumes(job: Job) -> list[Volume]:
     """Blocks. In the order of the pass, by which the sockets are numbered."""
-    folder, destination = _exports(job).folder(str(job.id)), job.destination
+    exports, destination = _exports(job), job.destination
     return [
-        Volume(disk.key, destination.device(volume), destination.device_type, _layers(folder, number))
+        Volume(disk.key, destination.device(volume), destination.device_type, layers(exports, str(job.id), number))
         for number, (disk, volume) in enumerate(copied_disks(job))
     ]
-
-
-def _layers(folder: Path, number: int) -> Early:
-    return Early(
-        top=str(folder.parent / f"{number}-top.qcow2"),
-        between=str(folder.parent / f"{number}-between.qcow2"),
-        socket=str(folder / str(number)),
-    )
-
-
-def _is_started(job: Job) -> bool:
-    return job.migration.instant is not None and job.migration.instant.started_at is not None
 
 
 async def _be(job: Job, state: InstantState, **fields: object) -> None:

@@ -19,6 +19,7 @@ import structlog
 
 from synvirt.acting import submitter
 from synvirt.errors import Conflict, PersistFailed, SynvirtError
+from synvirt.jobs.instant import is_started
 from synvirt.jobs.lease import GRACE_S
 from synvirt.migrations.hosts import HostDestination
 from synvirt.migrations.planning.foreseen import refuse_unfit
@@ -223,7 +224,7 @@ class TakingOver:
 
 def _refuse_instant(job: Migration, host: str) -> None:
     """Conflict: what its guest wrote lies on that host alone."""
-    if job.instant is not None and job.instant.started_at is not None:
+    if is_started(job.instant):
         raise Conflict(
             f"the guest of job {job.id} was started at once on host {host}, and what it wrote since is there alone",
             hint="wait for that host: it goes on there; or submit its plan again: that guest begins from its source",

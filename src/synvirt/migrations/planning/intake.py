@@ -7,12 +7,13 @@ kind): what takes longer to find out is found out by the job itself, in Queued.
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID, uuid4
 
 from synvirt.acting import bring, submitter
 from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
+from synvirt.jobs.instant import GuestWrites, refuse_loss
 from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse, refuse_taken
 from synvirt.migrations.planning.retrying import corrected, has_kept_copy, is_taken_up, taken_up
 from synvirt.migrations.removing import Removal, Volumes
@@ -26,9 +27,6 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 from synvirt.offline.elsewhere import name_of, separated
 from synvirt.store import Store
-
-# What becomes of what a guest wrote since its instant start.
-GuestWrites = Literal["keep", "lose"]
 
 
 class Intake:
@@ -158,13 +156,7 @@ class Intake:
     def cancel(self, job_id: UUID, *, guest_writes: GuestWrites = "keep") -> Migration:
         """Conflict when the job has ended, or would lose what a guest wrote since its instant start, unless that is asked for;
         asking twice is asking once."""
-        instant = self.store.get(job_id).instant
-        if instant is not None and instant.started_at is not None and guest_writes == "keep":
-            raise Conflict(
-                f"the guest of job {job_id} has run since {instant.started_at:%Y-%m-%d %H:%M} UTC: to cancel the job stops it, "
-                "and loses all that it wrote since",
-                hint="to lose that, cancel with guest_writes=lose: --lose-guest-writes on the command line",
-            )
+        refuse_loss(f"job {job_id}", self.store.get(job_id).instant, guest_writes)
         job = self.store.request_cancel(job_id)
         self._wake(job_id)
         return job

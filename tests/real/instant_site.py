@@ -1,0 +1,98 @@
+"""A service over a folder of its own, and the image of a guest that counts: what tests of instant starts have in common."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from synvirt.cli.client import Client
+from synvirt.jobs.exports import holder
+from synvirt.model.plan import MigrationPlan
+from synvirt.sizes import MIB
+from tests.processes import command_line, until
+from tests.real import guests
+
+SIZE = 96 * MIB
+# Slow enough that there is a middle.
+SLOWLY = {"bandwidth_bps": 3 * MIB}
+
+
+@dataclass
+class Site:
+    """`before`: the disk as it was exported."""
+
+    data_dir: Path
+    image: Path
+    before: Path
+    environment: dict[str, str]
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @contextmanager
+    def service(self, *program: str) -> Iterator[Client]:
+        said = self.data_dir.parent / "serve.log"
+        with said.open("wb") as log:
+            argv = [sys.executable, *(program or ("-m", "synvirt"))]
+            argv += ["serve", "--data-dir", str(self.data_dir), "--listen", "127.0.0.1:0"]
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | self.environment)
+        try:
+            until(lambda: "SynVirt serves at" in said.read_text() or self.process.poll() is not None)  # type: ignore[union-attr]
+            assert self.process.poll() is None, said.read_text()[-3000:]
+            with Client.local(self.data_dir / "synvirt.sock") as client:
+                yield client
+        finally:
+            self.process.terminate()
+            self.process.wait(60)
+
+    def plan(self, **fields: Any) -> MigrationPlan:
+        ref = {"kind": "offline_host_path", "path": str(self.image)}
+        asked = {"source": {"Offline": "qcow2"}, "source_ref": ref, "mode": "Cold", "instant": True, "limits": SLOWLY}
+        return MigrationPlan.model_validate(asked | fields)
+
+    def guests(self) -> list[int]:
+        found = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+        return [pid for pid in found if re.match(r"\S*qemu-system", command := command_line(pid)) and self._is_ours(command)]
+
+    def _is_ours(self, command: str) -> bool:
+        return str(self.data_dir) in command or any(str(link) in command for link in self._links())
+
+    def _links(self) -> list[Path]:
+        """By which the embedded driver reaches a folder whose path is too long for sockets."""
+        links = [link for link in Path("/run").glob("sv-*") if link.is_symlink()]
+        return [link for link in links if link.readlink().is_relative_to(self.data_dir)]
+
+    def served(self, id_: UUID | str) -> Path:
+        """By a job or a run."""
+        return self.data_dir / "libvirt" / "instant" / str(id_) / "served"
+
+    def check(self, volume: Path) -> None:
+        counted = guests.counters(volume)
+        assert counted == list(range(counted[0], counted[0] + len(counted))), "a write was lost"
+        after = guests.SECTOR_BYTES * guests.COUNTERS.stop
+        assert volume.read_bytes()[after:] == self.before.read_bytes()[after:]
+
+
+def a_site(tmp_path: Path) -> Iterator[Site]:
+    """For a fixture: nothing of it runs on."""
+    data_dir = tmp_path / "data"
+    (data_dir / "imports").mkdir(parents=True)
+    before = guests.boot_sector(tmp_path / "before.raw", guests.COUNTS, size=SIZE)
+    with before.open("r+b") as file:
+        file.seek(MIB)
+        file.write(random.Random(22).randbytes(40 * MIB))
+    image = data_dir / "imports" / "counts.qcow2"
+    subprocess.run(["qemu-img", "convert", "-O", "qcow2", str(before), str(image)], check=True)
+    site = Site(data_dir, image, before, {"SYNVIRT_BOOT_ACTIVITY_S": "5", "SYNVIRT_REMOTE_ALLOWED_HOSTS": "127.0.0.1"})
+    yield site
+    for pid in site.guests():
+        os.kill(pid, signal.SIGKILL)
+    for folder in (data_dir / "libvirt" / "instant").glob("*/served"):
+        if (process := holder(folder)) is not None:
+            os.kill(process, signal.SIGKILL)
