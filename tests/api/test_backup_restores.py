@@ -4,14 +4,18 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from uuid import UUID
 
 import pytest
 from typer.testing import CliRunner
 
-from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest
+from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
 from synvirt.cli import app
 from tests.fakes.backups import ended
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.restoring import XML, restore_host_of
 from tests.fakes.service import Service
+from tests.processes import until
 
 CONTENT = Random(1).randbytes(1_000_001)
 
@@ -28,6 +32,10 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 @pytest.fixture
 def point(service: Service, tmp_path: Path) -> str:
+    return backed_up(service, tmp_path)
+
+
+def backed_up(service: Service, tmp_path: Path) -> str:
     asked = BackupRepositoryRequest(name="here", kind="local", path=str(tmp_path / "repository"))
     repository = service.backups.add_repository(asked)
     job = service.backups.add_job(BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=repository.id))
@@ -49,12 +57,39 @@ def test_the_command_exports_as_it_is_told(service: Service, point: str) -> None
     assert [(service.settings.data_dir / "exports/raw/0-vda.raw").read_bytes() == CONTENT] == [True]
 
 
+def test_a_guest_runs_at_once_and_only_who_means_it_loses_what_it_wrote(tmp_path: Path) -> None:
+    hypervisor = FakeHypervisor()
+    service = Service(tmp_path / "service", restore_host=restore_host_of(tmp_path, hypervisor))
+    service.guests.image("web", CONTENT)
+    service.guests.xml = XML
+    (tmp_path / "repository").mkdir()
+    with service.served():
+        point = backed_up(service, tmp_path)
+        code, output = said(service, "restore", point, "--target", "new-domain", "--name", "at-once", "--instant", "--json")
+        run = json.loads(output)
+        assert (code, run["status"], run["instant"]["state"]) == (0, "completed", "done")
+        assert hypervisor.domains[UUID(run["id"])].running, "--instant is --start too"
+        hypervisor.fail = "pivot"
+        asked = RestoreRequest(target="new_domain", name="again", start=True, instant=True)
+        again = service.backups.restore(UUID(point), asked).id
+        until(lambda: service.backups.runs.get(again).error)
+        code, output = said(service, "cancel", str(again))
+        assert (code, "E_BAK_CONFLICT" in output, "--lose-guest-writes" in output) == (1, True, True)
+        code, output = said(service, "show", str(again))
+        assert ("moving" in output, "The guest runs on" in output) == (True, True)
+        assert said(service, "cancel", str(again), "--lose-guest-writes")[0] == 0
+        assert ended(service.backups, again).status == "cancelled"
+    assert [str(uuid) for uuid in hypervisor.domains] == [run["id"]]
+    service.close()
+
+
 REFUSED = (
     ("E_BAK_BAD_REQUEST", "restore {point} --path /"),
     ("E_BAK_BAD_REQUEST", "restore {point} --disk vdz"),
     ("E_BAK_BAD_REQUEST", "restore {point} --target new-domain --path /srv"),
     ("E_BAK_BAD_REQUEST", "restore {point} --target in-place"),
     ("E_BAK_BAD_REQUEST", "restore {point} --name out/../.."),
+    ("E_BAK_BAD_REQUEST", "restore {point} --instant"),
     ("E_BAK_BAD_REQUEST", "boot-test {point}"),
     ("E_BAK_NOT_FOUND", "boot-test 00000000-0000-0000-0000-000000000000"),
     ("E_BAK_NOT_FOUND", "mount none"),

@@ -54,7 +54,7 @@ COMMANDS = {
     "GET /backup/runs/stream": "backup watch run_id=",
     "GET /backup/runs/{}": "backup show",
     "DELETE /backup/runs/{}": "backup remove-run",
-    "POST /backup/runs/{}/cancel": "backup cancel",
+    "POST /backup/runs/{}/cancel": "backup cancel guest_writes=--lose-guest-writes",
     "GET /migrator/destinations": "destinations limit=",
     "GET /migrator/host-files": "files path=",
     "POST /migrator/host-files/inspect": "inspect",

@@ -11,6 +11,7 @@ from synvirt.backups.limits import Limits
 from synvirt.backups.model import ENDS, BackupRun
 from synvirt.backups.offers import Offers
 from synvirt.backups.repositories import Repositories
+from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.service import Backups
 from synvirt.backups.sources.guest import Ask, Guest, SourceDisk, Sources
 from synvirt.backups.working import Working
@@ -27,13 +28,15 @@ ENDS_WITHIN_S = 60
 
 
 class FakeGuests:
-    """Guests of one raw disk each, named by its file; `gate` is called when a run opens one, and holds it there. `mark`: what
-    a later run could count changes from; `bases`: the points that runs were given to count from."""
+    """Guests of one raw disk each, named by its file; `xml`: their definition, where it has more than a name. `gate` is called
+    when a run opens one, and holds it there. `mark`: what a later run could count changes from; `bases`: the points that runs
+    were given to count from."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(exist_ok=True)
         self.changed = False
+        self.xml: str | None = None
         self.mark: Mark | None = None
         self.bases: list[UUID | None] = []
         self.gate: Callable[[], object] = lambda: None
@@ -66,7 +69,8 @@ class FakeGuests:
         self.bases.append(None if base is None else base.shown.id)
         disk = SourceDisk("vda", str(path), RawSpec(path=str(path)), mark=self.mark)
         moment = f"{path.stat().st_ino} {path.stat().st_mtime_ns}"
-        yield Guest(f"id-of-{vm_id}", vm_id, f"<domain name='{vm_id}'/>", "bnZyYW0=", None, (disk,), check, moment=moment)
+        xml = self.xml or f"<domain name='{vm_id}'/>"
+        yield Guest(f"id-of-{vm_id}", vm_id, xml, "bnZyYW0=", None, (disk,), check, moment=moment)
 
 
 def authors_of(folder: Path, *, host: str = "local", signers: Path | None = None) -> Authors:
@@ -82,6 +86,7 @@ def backups_of(
     limits: Limits | None = None,
     authors: Authors | None = None,
     offers: Offers | None = None,
+    restore_host: RestoreHost | None = None,
 ) -> Backups:
     """Not started yet. `folder` gets `keyring`, `journals` and `exports`. Its disks are copied by workers in this process,
     where no others are given; its points are signed by a key of its own."""
@@ -98,6 +103,7 @@ def backups_of(
         journals=folder / "journals",
         limits=limits,
         offers=offers,
+        restore_host=restore_host,
     )
 
 

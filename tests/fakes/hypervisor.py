@@ -171,6 +171,8 @@ class FakeHypervisor:
 
     def lay(self, volume: Volume, size_bytes: int) -> None:
         assert volume.early is not None
+        running = [one for one in self.domains.values() if one.running and volume.early.top in one.domain.xml]
+        assert not running, "what a guest wrote is laid anew"
         Path(volume.early.top).write_bytes(b"")
 
     def resume(self, uuid: UUID) -> bool:
@@ -182,10 +184,11 @@ class FakeHypervisor:
 
     def guest_writes(self, uuid: UUID, disk: int, offset: int, content: bytes) -> None:
         """What it writes early stays apart until it is on its volume; then it goes there at once."""
-        found = self.domains[uuid]
-        found.written.append((disk, offset, content))
-        if found.on:
-            _put(Path(found.on[disk]), offset, content)
+        with self._lock:
+            found = self.domains[uuid]
+            found.written.append((disk, offset, content))
+            if found.on:
+                _put(Path(found.on[disk]), offset, content)
 
     def onto_volumes(self, uuid: UUID, volumes: list[Volume], stop: Callable[[], bool]) -> None:
         with self._lock:

@@ -25,6 +25,7 @@ from synvirt.api.routes.uploads import uploads_router
 from synvirt.api.routes.waves import Fleet, mount_waves
 from synvirt.api.stream import Pace
 from synvirt.backups.offers import offers_of
+from synvirt.backups.restores.host import RestoreHost
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Checkup, Finding
@@ -115,6 +116,7 @@ class Service:
         platforms: Mapping[LiveKind, Platform] = BY_KIND,
         pace: Pace = QUICK,
         idle_s: float = 20,
+        restore_host: RestoreHost | None = None,
         **settings: object,
     ) -> None:
         self.settings = Settings.model_validate({"data_dir": data_dir, "listen": "127.0.0.1:0"} | settings)
@@ -149,7 +151,7 @@ class Service:
         folder = data_dir / "sources"
         self.sources = Sources(self.store.sources, keyring, host="local", platforms=platforms, folder=folder)
         self.guests = FakeGuests(data_dir / "guests")
-        self.backups = backups_of(self.store, self.guests, data_dir, offers=offers_of(self.settings))
+        self.backups = backups_of(self.store, self.guests, data_dir, offers=offers_of(self.settings), restore_host=restore_host)
         rules = Rules(self.settings.remote_allowed_hosts or ("nothing.invalid",))
         self.destinations: dict[str, Destination] = {"directory": DirectoryDestination(self.settings.volumes_dir)}
         self.clonable = CopyingDirectory(self.settings.volumes_dir)

@@ -11,6 +11,7 @@ import pytest
 from synvirt.backups import upkeep
 from synvirt.backups.limits import Limits
 from synvirt.backups.model import ENDS, BackupJobRequest, BackupRepositoryRequest, RestorePoint, RestoreRequest, Status
+from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.service import Backups
 from synvirt.backups.sources.guest import Sources
 from synvirt.jobs.slots import Slots
@@ -50,7 +51,11 @@ class Runs(World):
     def service(self) -> Backups:
         self.guests = FakeGuests(self.place.folder / "guests")
         limits = Limits(Slots(self.store.slots, host=HOST), HOST, per_repository=2, per_host=2, per_destination=2)
-        return backups_of(self.store, self.guests, self.place.folder, limits=limits)
+        return backups_of(self.store, self.guests, self.place.folder, limits=limits, restore_host=self.restore_host())
+
+    def restore_host(self) -> RestoreHost | None:
+        """Where its guests are restored."""
+        return None
 
     def prepare(self) -> None:
         self.guests.image(GUEST, CONTENT)

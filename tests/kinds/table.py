@@ -1,6 +1,6 @@
 """The kinds of job of the product, and the ways that each of them goes."""
 
-from tests.kinds import rehearsals, restores, runs
+from tests.kinds import instant_restores, rehearsals, restores, runs
 from tests.kinds.laws import Kind
 from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, instant, live, offline
 from tests.kinds.running import ByBitmap
@@ -58,6 +58,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("backup", "of a guest that runs", ByBitmap, real=True, late=16),
     Kind("restore", "export", runs.Export),
     Kind("restore", "new_domain", restores.NewDomain, real=True),
+    Kind("restore", "new_domain, instant", instant_restores.AtOnce, parts=2, surely=15, meanwhile=instant_restores.lives_on),
     Kind("restore", "in_place", restores.InPlace, surely=15, real=True, late=20),
     Kind("boot_test", "a boot sector", restores.BootTest, real=True, late=6),
     Kind("verify", "a point", runs.OfPoint, surely=9),

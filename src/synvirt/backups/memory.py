@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from synvirt.errors import BackupNotFound, Interrupted
 from synvirt.store.backups import BackupRows, Key, Kind, Row
-from synvirt.store.documents import parsed
+from synvirt.store.documents import Unreadable, parsed
 
 _PARTS: tuple[Kind, ...] = ("request", "watermarks")
 
@@ -43,9 +43,18 @@ class Memory:
     def put_mark(self, run_id: UUID, mark: BaseModel) -> None:
         self._rows.put("watermarks", _row(run_id, "watermarks"), mark, host=self._host)
 
-    def forget_mark(self, run_id: UUID) -> None:
-        """Idempotent."""
-        self._rows.remove("watermarks", _row(run_id, "watermarks"), host=self._host)
+    def is_kept(self, run_id: UUID) -> bool:
+        """Whether it is known what was asked for. PersistFailed."""
+        try:
+            return bool(self._rows.get("request", _row(run_id, "request"), host=self._host))
+        except BackupNotFound:
+            return False
+        except Unreadable:
+            return True
+
+    def forget(self, run_id: UUID) -> None:
+        """All of it. Idempotent."""
+        self._rows.put_all([], host=self._host, gone=self.keys(run_id))
 
     @staticmethod
     def keys(run_id: UUID) -> tuple[Key, ...]:

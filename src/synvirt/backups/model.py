@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, StringConstraints, model_validator
 from synvirt.backups.retention import Retention
 from synvirt.backups.schedule import Schedule
 from synvirt.model.access import Credentials, Endpoint, Fingerprint
-from synvirt.model.job import Progress
+from synvirt.model.job import Instant, Progress
 from synvirt.model.values import WHOLE, Bytes, Model, Name, Received, Time
 from synvirt.repository.garbage import Collected
 from synvirt.repository.verify import Report
@@ -209,8 +209,10 @@ class BackupRun(Model):
     """A backup, a restore, a verification, a boot test or a collection of garbage, under way or ended. `trigger`: who began
     it; again: the schedule, since the service's end had cut the one before off. `submitted_by`: the account that
     asked for it. `stored_bytes`: what the repository grew by.
-    `path`: where a restore put the disks; `domain`: the guest that it became. `report`: what is wrong with the repository,
-    `collected`: what was removed from it. `resumed_count`: how often the service ended meanwhile, and the run went on."""
+    `path`: where a restore put the disks; `domain`: the guest that it became; `instant`: how far that one is, where it
+    was started at once. `error`: why it failed; while it is under way, what it tries again. `report`: what is wrong with the
+    repository, `collected`: what was removed from it. `resumed_count`: how often the service ended meanwhile, and the run went
+    on."""
 
     id: UUID
     kind: Literal["backup", "restore", "verify", "boot_test", "collect"] = "backup"
@@ -230,6 +232,7 @@ class BackupRun(Model):
     error: Trouble | None = None
     path: str | None = None
     domain: RestoredDomain | None = None
+    instant: Instant | None = None
     report: Report | None = None
     collected: Collected | None = None
     resumed_count: int = 0
@@ -317,12 +320,14 @@ class RestoreRequest(Received):
 
     export: files in a new folder `name` (by default the id of the restore) of {data_dir}/exports, or of the folder `path`.
     new_domain: a guest next to the others, called `name` (by default as it was); `start` it when it is restored.
-    in_place: the guest that the point is of, which must be shut off. `disks`: targets; all where it is not given."""
+    in_place: the guest that the point is of, which must be shut off. `disks`: targets; all where it is not given.
+    `instant`, with `start` alone: the new guest starts at once, over the point, and is copied while it runs."""
 
     target: Literal["export", "new_domain", "in_place"]
     name: Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
     path: Path | None = None
     format: Literal["raw", "qcow2"] = "raw"
     start: bool = False
+    instant: bool = False
     bandwidth_bps: Bandwidth | None = None
     disks: Annotated[tuple[Name, ...], Field(max_length=4096)] = ()

@@ -1,7 +1,7 @@
 """Which restore points of a job go by its retention: shown before, and done after each of its runs."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from uuid import UUID
 
 from synvirt.backups.model import BackupJob, PointFate, RestorePoint
@@ -41,16 +41,17 @@ def fates(points: Iterable[RestorePoint], retention: Retention, *, protected: Co
 
 
 class Retiring:
-    """Applies retention to the restore points of backup jobs."""
+    """Applies retention to the restore points of backup jobs. `in_use`: points that are restored now, which stay."""
 
-    def __init__(self, repositories: Repositories, points: Points) -> None:
-        self._repositories, self._points = repositories, points
+    def __init__(self, repositories: Repositories, points: Points, *, in_use: Callable[[], Collection[UUID]] = tuple) -> None:
+        self._repositories, self._points, self._in_use = repositories, points, in_use
 
     def planned(self, job: BackupJob, retention: Retention | None = None, *, vm_id: str | None = None) -> list[PointFate]:
         """What `retention`, by default the job's own, would do now."""
         mine = [point for point in self._points.all() if point.job_id == job.id and vm_id in (None, point.vm_id)]
         mine = [point for point in mine if point.repository_id == job.repository_id]
-        return fates(mine, retention or job.retention, protected=self._repositories.opened(job.repository_id).kept_ids())
+        protected = {*self._repositories.opened(job.repository_id).kept_ids(), *self._in_use()}
+        return fates(mine, retention or job.retention, protected=protected)
 
     def retire(self, job: BackupJob, *, vm_id: str | None = None) -> list[PointFate]:
         """Removes them. One that cannot be removed keeps none of the others: its error is raised at the end."""

@@ -7,7 +7,8 @@
 What a run does comes from its row and its memory alone (memory.py), whether it was just asked for or its service has ended
 since: a kind cannot do the one and not the other. A run that the service's end cuts off goes on at the next start, from what it
 had done; one that a lost lease cuts off, once the lease is held again. Where that cannot be, or the service has ended
-RESUMED_MAX times within it, it fails. What a run made that fails or is cancelled is undone, by the ledger.
+RESUMED_MAX times within it, it fails. What a run made that fails or is cancelled is undone, by the ledger. A restore that has
+started its guest at once does not fail (`until_it_goes_well`): what the guest wrote is nowhere else.
 """
 
 import contextlib
@@ -24,8 +25,10 @@ from synvirt.backups.limits import URGENT
 from synvirt.backups.memory import Memory
 from synvirt.backups.model import ENDS, BackupRun, RestoredDomain, Status, Trouble
 from synvirt.backups.under_way import UnderWay
-from synvirt.errors import BackupConflict, Cancelled, Interrupted, SynvirtError
+from synvirt.backups.working import wait
+from synvirt.errors import BackupConflict, Cancelled, Interrupted, PersistFailed, SynvirtError
 from synvirt.jobs.board import Figures
+from synvirt.jobs.instant import AGAIN_S, GuestWrites, is_started, refuse_loss
 from synvirt.jobs.ledger import Ledger
 from synvirt.jobs.runner import Runner, in_a_thread
 from synvirt.jobs.slots import Turns
@@ -115,6 +118,11 @@ class Runs:
     def _goes_on(self, run: BackupRun) -> bool:
         """Else it has its end by now. One that itself ends the service must not do so again and again."""
         _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
+        if is_started(run.instant):
+            if self._memory.is_kept(run.id):
+                return True
+            self._end(run, _interrupted(run))  # it was being undone
+            return False
         try:
             domain = self._kinds[run.kind].come_to(run)
         except SynvirtError as error:
@@ -177,12 +185,14 @@ class Runs:
         texts, following = self._rows.page("run", host=self._host, limit=limit, cursor=cursor)
         return [self._with_figures(run) for run in readable(BackupRun, texts)], following
 
-    def cancel(self, run_id: UUID) -> BackupRun:
-        """One that waits ends at once. BackupConflict, where it has ended."""
+    def cancel(self, run_id: UUID, *, guest_writes: GuestWrites = "keep") -> BackupRun:
+        """One that waits ends at once. BackupConflict, where it has ended, or would lose what a guest wrote since its instant
+        start, unless that is asked for."""
         with self.lock:
             run = self.get(run_id)
             if run.status in ENDS:
                 raise BackupConflict(f"run {run_id} has ended: it is {run.status}")
+            refuse_loss(f"run {run_id}", run.instant, guest_writes, BackupConflict)
             self._stops.get(run_id, Stop()).set()
             if run_id in self._begun and run_id not in self._at_work:
                 del self._begun[run_id]
@@ -238,7 +248,8 @@ class Runs:
         try:
             # Cancelled while it waits: `cancel` has ended it, or it is cut off.
             with contextlib.suppress(Cancelled):
-                await turns.taken(run_id, stop.or_stop)
+                if not is_started(run.instant):  # else a guest waits for it
+                    await turns.taken(run_id, stop.or_stop)
                 await in_a_thread(lambda: self._do(run, stop))
         finally:
             turns.left(run_id)
@@ -252,10 +263,7 @@ class Runs:
         with structlog.contextvars.bound_contextvars(run=str(run.id), kind=run.kind):
             under_way = UnderWay(run, stop.is_set, self._save, self.figures, lambda: self._is_cut(run.id))
             try:
-                work = self._kinds[run.kind].work(run)
-                under_way.move(Status.PREPARING, started_at=run.started_at or now())
-                work(under_way)
-                self._end(under_way.now(), None)
+                until_it_goes_well(under_way, lambda: self._to_its_end(under_way))
             except Exception as error:
                 with contextlib.suppress(SynvirtError):  # the store is gone: the next start will say it
                     if self._is_cut(run.id):
@@ -264,6 +272,13 @@ class Runs:
                         self._end(under_way.now(), error)
             finally:
                 self._at_work.discard(run.id)
+
+    def _to_its_end(self, under_way: UnderWay) -> None:
+        run = under_way.run
+        work = self._kinds[run.kind].work(run)
+        under_way.move(Status.PREPARING, started_at=run.started_at or now())
+        work(under_way)
+        self._end(under_way.now(), None)
 
     def _is_cut(self, run_id: UUID) -> bool:
         return self._closing or run_id in self._cut
@@ -276,8 +291,8 @@ class Runs:
 
     def _end(self, run: BackupRun, error: Exception | None) -> None:
         if error is not None:
-            # The mark first: what is done is not what is there, once anything is gone.
-            self._memory.forget_mark(run.id)
+            # First: what is done is not what is there, once anything is gone, and what is half undone does not go on.
+            self._memory.forget(run.id)
             self._ledger.sweep(run.id)
         status = Status.COMPLETED if error is None else Status.CANCELLED if isinstance(error, Cancelled) else Status.FAILED
         ended = {"status": status, "finished_at": now(), "error": None if error is None else _trouble(error)}
@@ -312,6 +327,38 @@ class Runs:
         self._rows.put_all([row, *with_], host=self._host, gone=gone, settled=settled)
         if announced:
             self.figures.committed()
+
+
+def until_it_goes_well(under_way: UnderWay, work: Callable[[], None]) -> None:
+    """Does the work. Until the run has started a guest, a failure is raised. From then on none ends the run: it is said, and
+    the work is tried again, until it goes well or somebody cancels, which loses what the guest wrote."""
+    tries = 0
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if not is_started(under_way.run.instant):
+                raise
+            if under_way.stop():
+                raise Cancelled from error
+            pause_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
+            tries += 1
+            trouble = _trouble(error)
+            _log.warning("the guest runs on; it is tried again", cause=trouble.message, again_s=pause_s)
+            with contextlib.suppress(PersistFailed):
+                _say(under_way, trouble)
+        wait(pause_s, under_way.stop)
+
+
+def _say(under_way: UnderWay, trouble: Trouble) -> None:
+    said = trouble.model_copy(
+        update={
+            "message": f"{trouble.message.rstrip('.')}. The guest runs on, and it is tried again",
+            "hint": trouble.hint or "cancel the run to give up: what the guest wrote is lost then",
+        }
+    )
+    if under_way.run.error != said:
+        under_way.note(error=said)
 
 
 def _sized(count: int) -> str:

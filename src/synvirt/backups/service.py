@@ -92,7 +92,7 @@ class Backups:
         self._working, self._limits = working or Working(), limits
         self.points, self._memory = Points(rows, host=host), Memory(rows, host=host)
         self._jobs = Jobs(rows, host=host)
-        self.retiring = Retiring(repositories, self.points)
+        self.retiring = Retiring(repositories, self.points, in_use=self._being_restored)
         self._backing_up = BackingUp(
             repositories,
             self.points,
@@ -248,16 +248,20 @@ class Backups:
     def change_key(self, repository_id: UUID) -> str:
         """The new recovery key. BackupConflict while a run reads or writes there, which would go on with the old one."""
         with self.runs.lock:
-            busy = [run for run in self.runs.not_ended() if run.repository_id == repository_id]
-            if busy:
-                raise BackupConflict(f"run {busy[0].id} uses this repository", hint="wait for it, or cancel it")
+            self._check_unused(repository_id)
             return self.repositories.change_key(repository_id)
 
+    def _check_unused(self, repository_id: UUID) -> None:
+        busy = [run for run in self.runs.not_ended() if run.repository_id == repository_id]
+        if busy:
+            raise BackupConflict(f"run {busy[0].id} uses this repository", hint="wait for it, or cancel it")
+
     def forget_repository(self, repository_id: UUID) -> None:
-        """BackupConflict while a job writes to it. Its points are forgotten, and stay where they are."""
+        """BackupConflict while a job writes to it, or a run uses it. Its points are forgotten, and stay where they are."""
         self.repositories.get(repository_id)
         if any(job.repository_id == repository_id for job in self._jobs.all()):
             raise BackupConflict("jobs write to this repository", hint="remove them first")
+        self._check_unused(repository_id)
         for point in self.points.all():
             if point.repository_id == repository_id:
                 self.points.forget(point.id)
@@ -381,10 +385,16 @@ class Backups:
     # ── restore points ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def remove_point(self, point_id: UUID) -> None:
-        """Its bytes are collected by a later run of a job that writes there."""
+        """Its bytes are collected by a later run of a job that writes there. BackupConflict while it is restored."""
         point = self.points.get(point_id)
+        if point_id in self._being_restored():
+            raise BackupConflict(f"restore point {point_id} is being restored", hint="wait for that run, or cancel it")
         self.repositories.opened(point.repository_id).remove(point_id)
         self.points.forget(point_id)
+
+    def _being_restored(self) -> set[UUID]:
+        """A guest may run from these (docs/instant.md)."""
+        return {point_id for run in self.runs.not_ended() if run.kind == "restore" for point_id in run.restore_point_ids}
 
     def protect(self, point_id: UUID, asked: RestorePointChange) -> RestorePoint:
         """The repository holds it: another host that uses it does not remove the point either."""
@@ -421,7 +431,14 @@ class Backups:
         """Begins a restore. What cannot work is refused at once."""
         point = self.points.get(point_id)
         bring(asked)
-        run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="restore", created_at=now(), restore_point_ids=(point_id,))
+        run = BackupRun(
+            id=uuid4(),
+            submitted_by=submitter(),
+            kind="restore",
+            created_at=now(),
+            restore_point_ids=(point_id,),
+            repository_id=point.repository_id,
+        )
         return self._begin(self._restoring.asked(run, point, asked), Memory.request(run.id, asked))
 
     def boot_test(self, point_id: UUID) -> BackupRun:

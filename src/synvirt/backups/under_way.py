@@ -4,6 +4,7 @@ move, note, warn ─▶ the store, and an event for who listens
 figure           ─▶ the board, in memory; and the store, every few seconds, for questions after a kill
 """
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from synvirt.copying import Copied
 from synvirt.errors import Cancelled
 from synvirt.jobs.board import Figures
 from synvirt.jobs.rate import Rate
+from synvirt.model.job import Progress
 
 # What a kill makes a run forget of its figures.
 SAVE_EVERY_S = 5.0
@@ -36,7 +38,8 @@ class Stores(Protocol):
 
 
 class UnderWay:
-    """`closing`: the service ends, and the next one goes on with the run: what it made stays."""
+    """`closing`: the service ends, and the next one goes on with the run: what it made stays. `lock`: held where
+    the run is read, and then changed by what was read."""
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class UnderWay:
     ) -> None:
         self.run, self.stop, self.closing = run, stop, closing
         self._save, self._board = save, board
+        self.lock = threading.RLock()
         self._rate, self._saved_at = Rate(), time.monotonic()
         self._stored: list[Stores] = []
         self._stored_before = run.stored_bytes  # by a service that ended meanwhile
@@ -67,8 +71,11 @@ class UnderWay:
     def warn(self, code: str, message: str, vm_id: str | None = None) -> None:
         """Adds a warning to the run, and announces it."""
         trouble = Trouble(code=code, message=message, vm_id=vm_id)
+        if trouble in self.run.warnings:
+            return  # by the service before
         _log.warning("backup run warns", code=code, detail=message, guest=vm_id)
-        self._put(announced=True, warnings=(*self.run.warnings, trouble))
+        with self.lock:
+            self._put(announced=True, warnings=(*self.run.warnings, trouble))
 
     def storing(self, session: Stores) -> None:
         """What the session stores counts as the run's, from now on."""
@@ -77,10 +84,11 @@ class UnderWay:
     def figure(self, total: int, done: int, zero: int = 0) -> None:
         """Bytes of the whole run: what is to be read, what was, and how much of that is zeros that needed no reading."""
         progress = self._rate.progress(total=total, done=done, zero=zero)
-        self.run = self.run.model_copy(update={"progress": progress})
-        self._board.pin(self.run.id, self.run.status, progress)
-        if time.monotonic() - self._saved_at >= SAVE_EVERY_S:
-            self._put(announced=False)
+        with self.lock:
+            self.run = self.run.model_copy(update={"progress": progress})
+            self._board.pin(self.run.id, self.run.status, progress)
+            if time.monotonic() - self._saved_at >= SAVE_EVERY_S:
+                self._put(announced=False)
 
     def now(self) -> BackupRun:
         """The run, with what is stored by now."""
@@ -89,17 +97,18 @@ class UnderWay:
         )
 
     def _put(self, *, announced: bool, **changes: Any) -> None:
-        self.run = self.now().model_copy(update=changes)
-        self._board.pin(self.run.id, self.run.status, self.run.progress)
-        self._save(self.run, announced=announced)
-        self._saved_at = time.monotonic()
+        with self.lock:
+            self.run = self.now().model_copy(update=changes)
+            self._board.pin(self.run.id, self.run.status, self.run.progress)
+            self._save(self.run, announced=announced)
+            self._saved_at = time.monotonic()
 
 
 class Sum:
-    """The figures of several copies, one after the other, behind what the run had read before."""
+    """The figures of several copies, one after the other, behind what was read `before`: by default all that the run says."""
 
-    def __init__(self, under_way: UnderWay) -> None:
-        self._under_way, self._before = under_way, under_way.run.progress
+    def __init__(self, under_way: UnderWay, before: Progress | None = None) -> None:
+        self._under_way, self._before = under_way, before or under_way.run.progress
         self._each: list[Copied] = []
 
     def next_disk(self) -> Callable[[Copied], None]:

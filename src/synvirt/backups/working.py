@@ -167,7 +167,8 @@ class Watermarks:
 
 @dataclass(frozen=True)
 class Copying:
-    """Copies of one restore: what is there before a watermark is not written again. `slot`: held while a disk is copied."""
+    """Copies of one restore: what is there before a watermark is not written again. `slot`: held while a disk is copied.
+    `yields_to`: the file that says when a guest reads the same disks (jobs/activity.py)."""
 
     working: Working
     marks: Watermarks
@@ -175,6 +176,7 @@ class Copying:
     done: Sum
     bandwidth_bps: int | None = None
     slot: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    yields_to: str | None = None
 
     def forget(self, key: str) -> None:
         """That disk is copied from its first byte again."""
@@ -193,6 +195,7 @@ class Copying:
                 threads=self.working.threads,
                 bandwidth_bps=self.bandwidth_bps,
                 flush_every_s=FLUSH_EVERY_S,
+                yields_to=self.yields_to,
             )
 
         def hear(message: Message) -> None:

@@ -177,7 +177,7 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
         # A block device has its own cache (zfs) and takes O_DIRECT; a file may lie on a file system that does not.
         direct = {"cache": "none", "io": "native"} if volume.device_type == "block" else {}
         if volume.early is not None:
-            _early_disk(element, volume.early)
+            early_disk(element, volume.early)
         else:
             ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "discard": "unmap", **direct})
             disk_source(element, volume)
@@ -194,7 +194,8 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
 RECONNECT_S = 10
 
 
-def _early_disk(element: ET.Element, early: Early) -> None:
+def early_disk(element: ET.Element, early: Early) -> None:
+    """A disk of a guest that runs before its volume is whole (early.py)."""
     ET.SubElement(
         element,
         "driver",

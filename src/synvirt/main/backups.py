@@ -69,6 +69,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
             boot_timeout_s=settings.boot_timeout_s,
             alone=guests.alone,
             read_xml=points.domain_xml,
+            exports=rooms.exports,
         ),
     )
     return stack.enter_context(running(backups))

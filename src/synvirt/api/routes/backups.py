@@ -38,6 +38,7 @@ from synvirt.backups.offers import BackupOffer
 from synvirt.backups.retention import Retention
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupBadRequest, BackupNotFound
+from synvirt.jobs.instant import GuestWrites
 from synvirt.model.job import Progress
 from synvirt.model.values import Model
 from synvirt.settings import Settings
@@ -159,7 +160,7 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
 
     @router.delete("/repositories/{repository_id}", status_code=204)
     def forget_repository(repository_id: UUID) -> None:
-        """Forget a repository. What lies in it stays, and so does its key. 409 while jobs write to it."""
+        """Forget a repository. What lies in it stays, and so does its key. 409 while jobs write to it, or a run uses it."""
         backups.forget_repository(repository_id)
 
     @router.post("/repositories/{repository_id}/verify", status_code=202, response_model=BackupRun)
@@ -298,9 +299,10 @@ def _runs(router: APIRouter, backups: Backups) -> None:
         backups.remove_run(run_id)
 
     @router.post("/runs/{run_id}/cancel", status_code=202, response_model=BackupRun)
-    def cancel_run(run_id: UUID) -> BackupRun:
-        """Ask a run to stop. 409 where it has ended."""
-        return backups.runs.cancel(run_id)
+    def cancel_run(run_id: UUID, guest_writes: Annotated[GuestWrites, Query()] = "keep") -> BackupRun:
+        """Ask a run to stop. 409 where it has ended, and for a restore whose guest was started at once, since what that
+        wrote would be lost: `guest_writes=lose` asks for it."""
+        return backups.runs.cancel(run_id, guest_writes=guest_writes)
 
 
 def _points(router: APIRouter, backups: Backups) -> None:
@@ -324,7 +326,8 @@ def _points(router: APIRouter, backups: Backups) -> None:
 
     @router.delete("/restore-points/{point_id}", status_code=204)
     def remove_restore_point(point_id: UUID) -> None:
-        """Remove a restore point. What only it needs is collected by a later run. 409 where it is protected."""
+        """Remove a restore point. What only it needs is collected by a later run. 409 where it is protected, and while it
+        is restored."""
         backups.remove_point(point_id)
 
     @router.post("/restore-points/{point_id}/verify", status_code=202, response_model=BackupRun)

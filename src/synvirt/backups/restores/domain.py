@@ -17,8 +17,8 @@ from xml.etree import ElementTree as ET  # only written here: what is read goes 
 
 from synvirt import xml_document
 from synvirt.errors import RepositoryDamaged
-from synvirt.hypervisor import Volume
-from synvirt.hypervisor.domain_xml import SOURCE_TYPES, disk_source
+from synvirt.hypervisor import Early, Volume
+from synvirt.hypervisor.domain_xml import SOURCE_TYPES, disk_source, early_disk
 from synvirt.kvm import foreign_domain
 from synvirt.kvm.identity import JOB_NAMESPACE
 
@@ -33,11 +33,12 @@ _SHOWING = ("serial", "console", "graphics", "audio", "redirdev")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a disk lies now: `device_type` as destinations have it, file, block or rbd."""
+    """Where a disk lies now: `device_type` as destinations have it, file, block or rbd. `early`: where until that is whole."""
 
     path: str
     device_type: str = "file"
     format: str = "raw"
+    early: Early | None = None
 
 
 @dataclass
@@ -186,6 +187,12 @@ def _place(disk: ET.Element, place: Place) -> None:
     for name in ("source", "backingStore", "mirror", "auth", "encryption", "transient"):
         for element in disk.findall(name):
             disk.remove(element)
+    if place.early is not None:
+        for old in disk.findall("driver"):
+            disk.remove(old)
+        disk.set("type", "file")
+        early_disk(disk, place.early)
+        return
     disk.set("type", SOURCE_TYPES.get(place.device_type, place.device_type))
     driver = disk.find("driver")
     if driver is None:

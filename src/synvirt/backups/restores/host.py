@@ -10,6 +10,7 @@ from synvirt.backups.restores.domain import ReadXml, read_here
 from synvirt.destinations import Destination
 from synvirt.errors import DiskWriteFailed, Internal
 from synvirt.hypervisor import Hypervisor
+from synvirt.jobs.exports import Exports
 from synvirt.kvm import handing, qemu_user
 from synvirt.kvm.connection import Connection, load
 from synvirt.kvm.qemu_user import embedded_root
@@ -23,7 +24,8 @@ class RestoreHost:
     """`destinations`: by name, the default first. `tpm_folder`: where libvirt keeps its emulated TPMs, each in a folder of its
     domain's UUID. `scratch`: the folder of boot tests, with a path short enough for Unix sockets; both are asked when they
     are needed. `screens`: where their pictures stay. `alone`: within it no other run uses the guest of that UUID, to back it up
-    for example; Cancelled, once the given function says so. `read_xml`: parses the XML of points' domains."""
+    for example; Cancelled, once the given function says so. `read_xml`: parses the XML of points' domains. `exports`: what
+    serves points to guests that start at once; None: nothing does."""
 
     hypervisor: Hypervisor
     connection: Connection
@@ -34,6 +36,7 @@ class RestoreHost:
     boot_timeout_s: float
     alone: Callable[[str, Callable[[], bool]], contextlib.AbstractContextManager[None]]
     read_xml: ReadXml = read_here
+    exports: Exports | None = None
 
     def give(self, path: Path, users: tuple[str, ...]) -> None:
         """As `handing.give`. DiskWriteFailed."""

@@ -8,6 +8,7 @@ The volumes lie on the default destination, and carry the run's id as a job's do
 import base64
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
@@ -19,8 +20,11 @@ from synvirt.backups.restores.host import SWTPM_USERS, RestoreHost
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.blocks import DiskReader
+from synvirt.destinations import Destination
+from synvirt.disks.specs import WriterSpec
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
 from synvirt.hypervisor.hardware import own_mac
+from synvirt.jobs.instant import is_started
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Domain
@@ -29,7 +33,23 @@ from synvirt.repository.manifest import DiskMap, Manifest
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec, RepositorySpec
 
-HOST_LACKS = "E_BAK_HOST_LACKS"
+HOST_LACKS, START_FAILED = "E_BAK_HOST_LACKS", "E_BAK_START_FAILED"
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """Of one restore, on the destination `name`: by target, their names there."""
+
+    name: str
+    destination: Destination
+    names: dict[str, str]
+
+    def places(self) -> dict[str, Place]:
+        kind = self.destination.device_type
+        return {target: Place(self.destination.device(name), kind) for target, name in self.names.items()}
+
+    def open(self, target: str, size_bytes: int) -> WriterSpec:
+        return self.destination.open(self.names[target], size_bytes)
 
 
 class NewDomain:
@@ -58,26 +78,16 @@ class NewDomain:
             return
         if not self._resumed:
             self._check_room(repository, disks)
-        domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=restore_host.read_xml)
-        name = asked.name or point.vm_name
-        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
-        restoring_domain.log_console(domain, str(restore_host.hypervisor.console_log(run_id)))
-        self._fit(under_way, domain, manifest, starts=asked.start)
-        places = self._volumes(run_id, disks)
-        wanted = frozenset(asked.disks or disks)
-        restoring_domain.with_disks(
-            domain, {target: Place(path, kind) for target, (_, path, kind) in places.items()}, wanted=wanted
-        )
-        for difference in domain.differences:
-            under_way.warn(restoring_domain.DIFFERS, difference, point.vm_id)
-        defined = Domain(name=name, uuid=str(run_id), xml=domain.xml)
+        domain = self._domain(under_way, point, manifest, asked)
+        volumes = self._volumes(run_id, disks)
+        defined = self._over(under_way, domain, volumes.places(), point, asked)
         self._ledger.record(run_id, "domain", str(run_id))
         self._try(defined)
         under_way.move(Status.TRANSFERRING)
-        for target, (volume, _, _) in places.items():
-            writer = restore_host.default()[1].open(volume, disks[target].size_bytes)
+        for target, disk in disks.items():
+            writer = volumes.open(target, disk.size_bytes)
             copying.copy(DiskOrder(key=target, reader=self._spec(manifest, target), writer=writer))
-        under_way.move(Status.COMMITTING, domain=RestoredDomain(name=name, uuid=run_id))
+        under_way.move(Status.COMMITTING, domain=RestoredDomain(name=defined.name, uuid=run_id))
         put_tpm(restore_host, self._ledger, run_id, manifest)
         define(restore_host, defined)
         if asked.start:
@@ -85,6 +95,25 @@ class NewDomain:
 
     def _spec(self, manifest: Manifest, target: str) -> PointSpec:
         return point_spec(self._repository, manifest, target)
+
+    def _domain(self, under_way: UnderWay, point: RestorePoint, manifest: Manifest, asked: RestoreRequest) -> Rewritten:
+        """Another machine than the point's, fitted to this host; its disks are where they were. HostLacks."""
+        run_id = under_way.run.id
+        domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=self._restore_host.read_xml)
+        name = asked.name or point.vm_name
+        restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
+        restoring_domain.log_console(domain, str(self._restore_host.hypervisor.console_log(run_id)))
+        self._fit(under_way, domain, manifest, starts=asked.start and not is_started(under_way.run.instant))
+        return domain
+
+    def _over(
+        self, under_way: UnderWay, domain: Rewritten, places: dict[str, Place], point: RestorePoint, asked: RestoreRequest
+    ) -> Domain:
+        """With its disks on `places`; what differs from the point's is said."""
+        restoring_domain.with_disks(domain, places, wanted=frozenset(asked.disks or places))
+        for difference in domain.differences:
+            under_way.warn(restoring_domain.DIFFERS, difference, point.vm_id)
+        return Domain(name=asked.name or point.vm_name, uuid=str(under_way.run.id), xml=domain.xml)
 
     def _is_all_there(self, copying: Copying, disks: dict[str, DiskMap], run_id: UUID) -> bool:
         """The service ended when the guest was defined, or started: it may have written since."""
@@ -116,16 +145,19 @@ class NewDomain:
                 hint="free space there, or restore single disks",
             )
 
-    def _volumes(self, run_id: UUID, disks: dict[str, DiskMap]) -> dict[str, tuple[str, str, str]]:
-        """By target: the volume's name, its path, and its type."""
-        name, destination = self._restore_host.default()
-        found = {}
+    def _volumes(self, run_id: UUID, disks: dict[str, DiskMap]) -> Volumes:
+        volumes = self._named(run_id, disks)
         for target, disk in disks.items():
-            volume = destination.volume_name(run_id, target)
-            self._ledger.record(run_id, "volume", f"{name} {volume}")
-            destination.create(volume, disk.size_bytes)
-            found[target] = volume, destination.device(volume), destination.device_type
-        return found
+            self._ledger.record(run_id, "volume", f"{volumes.name} {volumes.names[target]}")
+            volumes.destination.create(volumes.names[target], disk.size_bytes)
+        return volumes
+
+    def _named(self, run_id: UUID, disks: dict[str, DiskMap]) -> Volumes:
+        """Where the run has begun to make them; else on what is the default by now."""
+        made = [entry.name for entry in self._ledger.of(run_id) if entry.kind == "volume"]
+        name = made[0].partition(" ")[0] if made else self._restore_host.default()[0]
+        destination = self._restore_host.destination(name)
+        return Volumes(name, destination, {target: destination.volume_name(run_id, target) for target in disks})
 
     def _try(self, defined: Domain) -> None:
         """libvirt is the judge of what it takes, and it shall judge before terabytes are copied."""
@@ -134,13 +166,16 @@ class NewDomain:
 
     def _start(self, under_way: UnderWay, run_id: UUID, point: RestorePoint) -> None:
         """What is restored stays, should it not start."""
-        domain = self._restore_host.domain("lookupByUUIDString", str(run_id))
-        if domain is not None and domain.isActive():
+        if self._runs(run_id):
             return  # by the service before
         try:
             self._restore_host.hypervisor.start(run_id)
         except SynvirtError as error:
-            under_way.warn("E_BAK_START_FAILED", f"it is restored, and does not start: {error.detail}", point.vm_id)
+            under_way.warn(START_FAILED, f"it is restored, and does not start: {error.detail}", point.vm_id)
+
+    def _runs(self, run_id: UUID) -> bool:
+        domain = self._restore_host.domain("lookupByUUIDString", str(run_id))
+        return domain is not None and bool(domain.isActive())
 
 
 def point_spec(repository: RepositorySpec, manifest: Manifest, target: str) -> PointSpec:
@@ -236,6 +271,10 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
         destination, _, its_name = name.partition(" ")
         restore_host.destination(destination).destroy(its_name)
 
+    def export(run_id: UUID, name: str) -> None:
+        if restore_host.exports is not None:
+            restore_host.exports.end(name)
+
     def tpm(run_id: UUID, name: str) -> None:
         if Path(name).name == str(run_id):
             shutil.rmtree(name, ignore_errors=True)
@@ -243,6 +282,7 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
     return {
         "volume": volume,
         "domain": lambda run_id, name: restore_host.hypervisor.undefine(UUID(name), run_id),
+        "export": export,
         "variables": lambda run_id, name: restore_host.hypervisor.forget_variables(run_id),
         "tpm": tpm,
     }

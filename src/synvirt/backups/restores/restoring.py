@@ -19,7 +19,7 @@ from synvirt.backups.limits import Limits, Needs, held
 from synvirt.backups.memory import Memory
 from synvirt.backups.model import BackupRun, RestoredDomain, RestorePoint, RestoreRequest, Status
 from synvirt.backups.repositories import Repositories
-from synvirt.backups.restores import boot_test, in_place, new_domain
+from synvirt.backups.restores import boot_test, in_place, instant, new_domain
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import file_writer
 from synvirt.backups.runs import Work
@@ -30,6 +30,7 @@ from synvirt.durable import sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, Interrupted, SynvirtError
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
+from synvirt.model.job import Progress
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec
 from synvirt.store.backups import BackupRows
@@ -98,8 +99,7 @@ class Restoring:
     ) -> new_domain.NewDomain | in_place.InPlace:
         if self.restore_host is None:
             raise BackupBadRequest("this service has no hypervisor to restore a guest on")
-        kind = new_domain.NewDomain if asked.target == "new_domain" else in_place.InPlace
-        return kind(self.restore_host, self.ledger, self._repositories.spec(point.repository_id), resumed=resumed)
+        return _kind_of(asked)(self.restore_host, self.ledger, self._repositories.spec(point.repository_id), resumed=resumed)
 
     def come_to(self, run: BackupRun) -> RestoredDomain | None:
         """The guest, where a restore in place had begun to take its disks when the service ended: it has them all now. None: it
@@ -118,7 +118,7 @@ class Restoring:
 
     def _copying(self, under_way: UnderWay, asked: RestoreRequest, repository: Repository) -> Copying:
         slot = partial(held, self._limits, under_way, repository, *self._needs(asked))
-        return Copying(self._working, self._marks, under_way, Sum(under_way), asked.bandwidth_bps, slot)
+        return Copying(self._working, self._marks, under_way, Sum(under_way, Progress()), asked.bandwidth_bps, slot)
 
     def _needs(self, asked: RestoreRequest) -> tuple[Needs, ...]:
         if self.restore_host is None or asked.target == "export":
@@ -191,6 +191,12 @@ class Restoring:
             raise DiskWriteFailed(f"the export {folder.name} cannot be written: {error.strerror}") from error
 
 
+def _kind_of(asked: RestoreRequest) -> type[new_domain.NewDomain] | type[in_place.InPlace]:
+    if asked.target == "in_place":
+        return in_place.InPlace
+    return instant.InstantDomain if asked.instant else new_domain.NewDomain
+
+
 def _remove_folder(run_id: UUID, name: str) -> None:
     path = Path(name)
     assert path.name == f".{run_id}.partial"
@@ -203,9 +209,9 @@ def _check_fields(asked: RestoreRequest) -> None:
     """A field that the target has no use for is an error, not silence."""
     of_exports = {"path": asked.path is not None, "format": asked.format != "raw"}
     given = {
-        "export": {"start": asked.start},
+        "export": {"start": asked.start, "instant": asked.instant},
         "new_domain": of_exports,
-        "in_place": of_exports | {"name": asked.name is not None},
+        "in_place": of_exports | {"name": asked.name is not None, "instant": asked.instant},
     }
     for field, is_given in given[asked.target].items():
         if is_given:

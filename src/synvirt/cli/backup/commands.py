@@ -288,12 +288,21 @@ def watch(
 
 @app.command()
 @with_options
-def cancel(options: Options, run: Run) -> None:
+def cancel(
+    options: Options,
+    run: Run,
+    lose_guest_writes: Annotated[
+        bool,
+        typer.Option(
+            "--lose-guest-writes", help="Of a restore that started its guest at once: stop it, and lose what it wrote"
+        ),
+    ] = False,
+) -> None:
     """Ask a run to stop. What it stored stays for the next one; no restore point is made of it.
 
     Example: synvirt backup cancel 1f3a
     """
-    ask(options, "POST", RUNS, run, "/cancel", said="is asked to stop")
+    ask(options, "POST", RUNS, run, "/cancel?guest_writes=lose" if lose_guest_writes else "/cancel", said="is asked to stop")
 
 
 # ── restore points ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -335,6 +344,9 @@ def restore(
     format: Annotated[Format, typer.Option(help="Of exported disks")] = Format.RAW,
     disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda), and others so named")] = None,
     start: Annotated[bool, typer.Option("--start", help="Start the new guest when it is restored")] = False,
+    instant: Annotated[
+        bool, typer.Option("--instant", help="Start the new guest at once, over the point, and copy it while it runs")
+    ] = False,
     bandwidth: Annotated[
         str | None, typer.Option(metavar="SIZE", help="At most so much is written a second, for example 50MiB")
     ] = None,
@@ -342,9 +354,12 @@ def restore(
     """Restore a point: to files, to a new guest, or to the guest that it is of.
 
     Example: synvirt backup restore 1f3a --target new-domain --name web-again --start
+
+    Example: synvirt backup restore 1f3a --target new-domain --name web-again --instant
     """
     body: dict[str, Any] = {"target": target.replace("-", "_"), "disks": disk or []}
-    fields: dict[str, Any] = {"name": name, "path": None if path is None else str(path), "start": start or None}
+    fields: dict[str, Any] = {"name": name, "path": None if path is None else str(path), "start": start or instant or None}
+    fields["instant"] = instant or None
     fields["bandwidth_bps"] = size_given(bandwidth, "--bandwidth")
     fields["format"] = None if format == Format.RAW else format.value
     body |= {field: value for field, value in fields.items() if value is not None}

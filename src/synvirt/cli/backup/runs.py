@@ -39,7 +39,7 @@ def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bo
     from synvirt.cli.client import RUNS
     from synvirt.errors import Internal
 
-    warned = 0
+    warned, trouble = 0, None
     for event in client.follow(
         RUNS, job_id=run.id, on_lost=lambda: show.said("the service is gone; waiting for it to come back")
     ):
@@ -53,6 +53,9 @@ def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bo
             warned = len(run.warnings)
             if run.status in ENDS:
                 return run
+            if run.error is not None and run.error != trouble:
+                show.said(f"{run.error.code}: {run.error.message}")
+            trouble = run.error
         elif event.event == "progress":
             show.progressed(RunUpdate.model_validate_json(event.data).progress)
     raise Internal("the stream ended without the run")
@@ -98,6 +101,7 @@ def sheet(run: "BackupRun") -> None:
         froze = f", frozen for {guest.freeze_ms} ms" if guest.freeze_ms is not None else ""
         read = sum(disk.read_bytes for disk in guest.disks)
         rows.append(("guest", f"{guest.vm_name}: {guest.way}, {sized(read)} read{froze}"))
+    rows += [("instant", run.instant.state)] if run.instant else []
     rows += [("warning", f"{one.code}: {one.message}") for one in run.warnings]
     for name, value in rows:
         print(f"{name:9} {shown(value)}")

@@ -12,6 +12,7 @@ from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobReq
 from synvirt.backups.retiring import fates
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupNotFound, SynvirtError
+from synvirt.jobs.instant import is_started
 from synvirt.web.backups.words import WORDS
 from synvirt.web.fields import Field, fields, judged, typed, values
 from synvirt.web.forms import Form, Sent
@@ -24,6 +25,18 @@ ON_A_PAGE = 100
 LATEST = 20
 # Through how many of the newest its own are looked for.
 LOOKED_THROUGH = 1000
+
+# To cancel a run: the question, what it means, the answer.
+_CANCELLING = (
+    "Cancel this run?",
+    "What it has made so far is removed, or found by the next run and not stored twice. Older restore points stay.",
+    "cancel it",
+)
+_LOSING = (
+    "Stop the guest, and lose what it wrote?",
+    "It was started at once, and runs. It is stopped, what it wrote is lost, its volumes are removed; the restore point stays.",
+    "stop it, and lose that",
+)
 
 T = TypeVar("T")
 After = Annotated[str | None, Query(pattern=NUMBER)]
@@ -199,21 +212,17 @@ class BackupPages:
 
     def cancel_asked(self, run_id: UUID) -> Response:
         """Asks whether to cancel a run."""
-        run = self._backups.runs.get(run_id)
+        run, here = self._backups.runs.get(run_id), f"/backups/runs/{run_id}"
+        question, meaning, yes = _LOSING if is_started(run.instant) else _CANCELLING
+        hidden = [("guest_writes", "lose")] if is_started(run.instant) else []
+        said = f"It is {run.status}."
         return self._pages.ask(
-            "Cancel this run?",
-            f"It is {run.status}.",
-            "What it has made so far is removed, or found by the next run and not stored twice. Older restore points stay.",
-            action=f"/backups/runs/{run_id}/cancel",
-            back=f"/backups/runs/{run_id}",
-            yes="cancel it",
-            here="/backups",
-            danger=True,
+            question, said, meaning, action=f"{here}/cancel", back=here, yes=yes, here="/backups", danger=True, hidden=hidden
         )
 
-    def cancel(self, run_id: UUID) -> Response:
-        """Cancels a run."""
-        self._backups.runs.cancel(run_id)
+    def cancel(self, run_id: UUID, form: Sent) -> Response:
+        """Cancels a run; with what its guest wrote, where the answer says so."""
+        self._backups.runs.cancel(run_id, guest_writes="lose" if form.text("guest_writes") == "lose" else "keep")
         return self._pages.see(f"/backups/runs/{run_id}")
 
 

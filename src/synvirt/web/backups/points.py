@@ -52,7 +52,11 @@ TARGETS = (
         "Another guest",
         "A guest beside the others, with addresses of its own.",
         "A new guest is defined here with these disks. The guest that was backed up is not touched.",
-        {"name": "Its name (without one: as it was)", "start": "Start it when it is restored"},
+        {
+            "name": "Its name (without one: as it was)",
+            "start": "Start it when it is restored",
+            "instant": "Start it at once, and copy it while it runs",
+        },
     ),
     Target(
         "in_place",
@@ -101,6 +105,8 @@ class PointPages:
         point = self._backups.points.get(point_id)
         target = next((one for one in TARGETS if one.name == form.text("target")), TARGETS[0])
         asked = values(target.fields, form) | {"target": target.name}
+        if asked.get("instant"):
+            asked["start"] = True
         chosen = form.many("disks")
         if chosen != tuple(disk.target for disk in point.disks):
             asked["disks"] = chosen

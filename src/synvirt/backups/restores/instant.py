@@ -1,0 +1,206 @@
+"""A restore whose guest starts at once: it runs over the point, is copied while it runs, and goes over to its volumes.
+
+    point served ─▶ overlays laid ─▶ domain over them defined, started
+                                       └▶ its disks are copied to the volumes, and yield to what the guest reads
+    all copied ─▶ the guest's layers become its volumes, without a stop ─▶ domain over the volumes defined ─▶ export ended
+
+In the run's thread; a second one keeps the guest going meanwhile. From the guest's start on no failure ends the run (runs.py).
+It may be done again from anywhere: the run's `instant` says how far it came.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
+from synvirt.backups.restores.domain import Place
+from synvirt.backups.restores.host import RestoreHost
+from synvirt.backups.restores.new_domain import START_FAILED, NewDomain, Volumes, chosen_disks, define, put_tpm
+from synvirt.backups.runs import until_it_goes_well
+from synvirt.backups.under_way import Sum, UnderWay
+from synvirt.backups.working import Copying
+from synvirt.errors import BackupBadRequest, Internal, SynvirtError
+from synvirt.hypervisor import Early, Volume
+from synvirt.jobs.exports import ACTIVITY, Exports
+from synvirt.jobs.instant import LOOK_EVERY_S, OTHER_DESTINATION, is_started, keep_going, layers, why_not_onto
+from synvirt.jobs.orders import DiskOrder
+from synvirt.model.job import Domain, Instant, InstantState, Progress
+from synvirt.model.values import now
+from synvirt.repository.manifest import DiskMap, Manifest
+from synvirt.repository.repository import Repository
+from synvirt.repository.specs import PointSpec
+
+_log = structlog.get_logger("synvirt.backups")
+
+
+class InstantDomain(NewDomain):
+    """A new domain that is started first."""
+
+    def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
+        super().check(point, asked)
+        if not asked.start:
+            raise BackupBadRequest("instant: an instant start with start false starts nothing", hint="leave one of them out")
+        if self._restore_host.exports is None:
+            raise BackupBadRequest("instant: this service serves no disks to its guests", hint="leave instant out")
+        if (why := why_not_onto(self._restore_host.default()[1])) is not None:
+            raise BackupBadRequest(f"instant: {why}", hint=OTHER_DESTINATION)
+
+    def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+        under_way, run_id = copying.under_way, copying.under_way.run.id
+        manifest = repository.manifest(point.id)
+        disks = chosen_disks(manifest, asked.disks)
+        if under_way.run.instant is None and not self._resumed:
+            self._check_room(repository, disks)
+        domain = self._domain(under_way, point, manifest, asked)
+        # Once the guest moves onto them they are QEMU's.
+        is_made = _state(under_way) in ("moving", "done")
+        volumes = self._named(run_id, disks) if is_made else self._volumes(run_id, disks)
+        early = {target: layers(self._exports, str(run_id), number) for number, target in enumerate(disks)}
+        guest = _Guest(under_way, manifest, disks, volumes, early, [self._spec(manifest, target) for target in disks])
+        self._ledger.record(run_id, "export", str(run_id))
+        with self._kept_going(guest):
+            if guest.state in (None, "preparing"):
+                self._begin(guest, self._over(under_way, domain, guest.early_places(), point, asked))
+
+            def onto_its_volumes() -> None:
+                self._copy(guest, copying)
+                fitted = self._domain(under_way, point, manifest, asked)
+                self._move(guest, self._over(under_way, fitted, volumes.places(), point, asked))
+
+            until_it_goes_well(under_way, onto_its_volumes)
+        if not is_started(under_way.run.instant):
+            self._start(under_way, run_id, point)
+        self._exports.end(str(run_id))
+
+    @property
+    def _exports(self) -> Exports:
+        if self._restore_host.exports is None:
+            raise Internal("this service serves no disks to its guests")
+        return self._restore_host.exports
+
+    def _begin(self, guest: "_Guest", defined: Domain) -> None:
+        """It runs, or was found not to start: then it is copied first. What a guest wrote is never laid anew."""
+        under_way, run_id, hypervisor = guest.under_way, guest.under_way.run.id, self._restore_host.hypervisor
+        is_new = not is_started(under_way.run.instant)
+        if is_new:
+            guest.serve(self._exports)
+            put_tpm(self._restore_host, self._ledger, run_id, guest.manifest)
+            for volume in guest.layered():
+                hypervisor.lay(volume, guest.disks[volume.disk_key].size_bytes)
+            self._ledger.record(run_id, "domain", str(run_id))
+            define(self._restore_host, defined)
+            # Noted before it is done: from here on its writes are to be kept.
+            under_way.move(
+                Status.PREPARING,
+                instant=Instant(state="preparing", started_at=now()),
+                domain=RestoredDomain(name=defined.name, uuid=run_id),
+            )
+        try:
+            hypervisor.start(run_id)
+        except SynvirtError as error:
+            if not is_new or self._runs(run_id):
+                raise
+            under_way.note(instant=Instant(state="preparing"))
+            under_way.warn(START_FAILED, f"it does not start at once, and is copied first: {error.detail}")
+        else:
+            guest.be("running")
+
+    def _copy(self, guest: "_Guest", copying: Copying) -> None:
+        if guest.state in ("moving", "done"):
+            return
+        guest.under_way.move(Status.TRANSFERRING)
+        guest.serve(self._exports)
+        activity = self._exports.folder(str(guest.under_way.run.id)) / ACTIVITY
+        yielding = replace(copying, done=Sum(guest.under_way, Progress()), yields_to=str(activity))
+        for (target, disk), reader in zip(guest.disks.items(), guest.readers, strict=True):
+            yielding.copy(DiskOrder(key=target, reader=reader, writer=guest.volumes.open(target, disk.size_bytes)))
+        guest.be("moving")
+
+    def _move(self, guest: "_Guest", defined: Domain) -> None:
+        """Its disks are its volumes when this returns."""
+        if guest.state == "done":
+            return
+        under_way = guest.under_way
+        under_way.move(Status.COMMITTING)
+        self._restore_host.hypervisor.onto_volumes(under_way.run.id, guest.layered(), under_way.stop)
+        define(self._restore_host, defined)
+        under_way.move(Status.COMMITTING)  # the last moment at which a cancel is heard
+        guest.be("done")
+
+    @contextlib.contextmanager
+    def _kept_going(self, guest: "_Guest") -> Iterator[None]:
+        """Within the block, from its start on: it is served, and goes on where it stands still and can."""
+        ended = threading.Event()
+
+        def keep() -> None:
+            while not ended.wait(LOOK_EVERY_S):
+                with contextlib.suppress(SynvirtError):  # of the store: at the next look
+                    guest.look(self._exports, self._restore_host)
+
+        keeper = threading.Thread(target=keep, name="instant-restore", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            keeper.join()
+
+
+@dataclass(frozen=True)
+class _Guest:
+    """What is restored of it, and where. Its disks are numbered as they stand here."""
+
+    under_way: UnderWay
+    manifest: Manifest
+    disks: dict[str, DiskMap]
+    volumes: Volumes
+    early: dict[str, Early]
+    readers: list[PointSpec]
+    serving: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def state(self) -> InstantState | None:
+        instant = self.under_way.run.instant
+        return None if instant is None else instant.state
+
+    def be(self, state: InstantState, *, only_if: tuple[InstantState, ...] = ()) -> None:
+        """Nothing, where it is so already, or is none of `only_if`."""
+        with self.under_way.lock:
+            instant = self.under_way.run.instant
+            if instant is None:
+                raise Internal("the guest of an instant start was never defined")
+            if instant.state != state and (not only_if or instant.state in only_if):
+                self.under_way.note(instant=instant.model_copy(update={"state": state}))
+
+    def layered(self) -> list[Volume]:
+        """Each volume with its layers."""
+        places = self.volumes.places()
+        return [Volume(target, place.path, place.device_type, self.early[target]) for target, place in places.items()]
+
+    def early_places(self) -> dict[str, Place]:
+        return {target: replace(place, early=self.early[target]) for target, place in self.volumes.places().items()}
+
+    def serve(self, exports: Exports) -> None:
+        with self.serving:
+            exports.serve(str(self.under_way.run.id), self.readers)
+
+    def look(self, exports: Exports, restore_host: RestoreHost) -> None:
+        """Once: is it served, and does it go on?"""
+        run = self.under_way.run
+        if not is_started(run.instant):
+            return
+        try:
+            with self.serving:
+                stood = keep_going(exports, restore_host.hypervisor, str(run.id), self.readers, run.id)
+        except SynvirtError as error:
+            _log.warning("the guest's disks are not served now", run=str(run.id), cause=error.detail)
+            stood = True
+        self.be("waiting" if stood else "running", only_if=("running", "waiting"))
+
+
+def _state(under_way: UnderWay) -> InstantState | None:
+    instant = under_way.run.instant
+    return None if instant is None else instant.state

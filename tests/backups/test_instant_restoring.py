@@ -1,0 +1,409 @@
+"""Restores whose guest starts at once, on a hypervisor in memory: what goes wrong while it runs loses nothing.
+
+Kills and cancels at each moment are in tests/kinds; a real guest in tests/real/test_instant_restore.py."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from synvirt.backups import runs
+from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest, Status
+from synvirt.backups.restores import instant
+from synvirt.destinations.directory import DirectoryDestination
+from synvirt.disks.nbd.reader import NbdReader
+from synvirt.errors import BackupBadRequest, BackupConflict, Cancelled, DiskReadFailed, PersistFailed
+from synvirt.jobs.exports import Exports, ProcessExports, holder
+from synvirt.jobs.process import started
+from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.sizes import KIB, MIB
+from synvirt.store import Store
+from tests.contracts.readers import read_all
+from tests.fakes.backups import FakeGuests, backups_of, ended
+from tests.fakes.exports import FakeExports
+from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
+from tests.fakes.restoring import XML, restore_host_of
+from tests.fakes.workers import in_process
+from tests.kinds.runs import rows_left
+from tests.processes import until
+
+CONTENT = Random(4).randbytes(2 * CHUNK_BYTES)
+# Slow enough that there is a middle, and so slow that it does not end.
+SLOWLY, FOR_LONG = MIB, 64 * KIB
+
+
+class Place:
+    """A service with a point of a guest, and the services after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.hypervisor, self.exports = folder, FakeHypervisor(), FakeExports(folder / "instant")
+        self.processes: Exports | None = None
+        self.guests = FakeGuests(folder / "guests")
+        self.guests.xml = XML
+        self.guests.image("web", CONTENT)
+        (folder / "repository").mkdir()
+        self.begin()
+        asked = BackupRepositoryRequest(name="here", kind="local", path=str(folder / "repository"))
+        self.repository = self.backups.add_repository(asked).id
+        self.job = self.backups.add_job(BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=self.repository)).id
+        (self.point,) = ended(self.backups, self.backups.run_job(self.job).id).restore_point_ids
+
+    def begin(self) -> None:
+        """A service."""
+        self.store = Store(f"sqlite:///{self.folder / 'test.db'}")
+        restore_host = restore_host_of(self.folder, self.hypervisor, exports=self.processes or self.exports)
+        workers = started if self.processes else in_process
+        self.backups = backups_of(self.store, self.guests, self.folder, workers, restore_host=restore_host)
+        self.backups.start()
+
+    def close(self) -> None:
+        self.backups.close()
+        self.store.close()
+
+    def restart(self) -> None:
+        self.close()
+        self.begin()
+
+    def restore(self, bandwidth_bps: int | None = None, **fields: Any) -> "Restored":
+        asked = {"target": "new_domain", "name": "again", "start": True, "instant": True, "bandwidth_bps": bandwidth_bps}
+        return Restored(self, self.backups.restore(self.point, RestoreRequest.model_validate(asked | fields)).id)
+
+    def damage(self) -> None:
+        for pack in (self.folder / "repository/packs").rglob("*.pack"):
+            content = bytearray(pack.read_bytes())
+            content[1000] ^= 1
+            pack.write_bytes(content)
+
+    def left(self) -> list[str]:
+        left = [str(path) for name in ("volumes", "instant") for path in (self.folder / name).rglob("*")]
+        left += [f"domain {uuid}" for uuid in self.hypervisor.domains]
+        return left + rows_left(self.store)
+
+
+class Restored:
+    def __init__(self, place: Place, run_id: UUID) -> None:
+        self.place, self.id = place, run_id
+
+    @property
+    def run(self) -> BackupRun:
+        return self.place.backups.runs.get(self.id)
+
+    @property
+    def guest(self) -> FakeDomain:
+        return self.place.hypervisor.domains[self.id]
+
+    @property
+    def state(self) -> str | None:
+        instant_ = self.run.instant
+        return None if instant_ is None else instant_.state
+
+    def writes(self, offset: int = 5000) -> bytes:
+        """What its volume is to hold in the end."""
+        self.place.hypervisor.guest_writes(self.id, 0, offset, b"written meanwhile")
+        return CONTENT[:offset] + b"written meanwhile" + CONTENT[offset + 17 :]
+
+    def runs(self) -> None:
+        until(lambda: self.run.status is Status.TRANSFERRING and self.run.progress.bytes_done > 0)
+        assert self.guest.running
+
+    def cancelled(self) -> None:
+        """Only where that is meant; then nothing is left."""
+        with pytest.raises(BackupConflict, match="loses all that it wrote"):
+            self.place.backups.runs.cancel(self.id)
+        assert self.guest.running
+        self.place.backups.runs.cancel(self.id, guest_writes="lose")
+        assert ended(self.place.backups, self.id).status is Status.CANCELLED
+        assert self.place.left() == []
+
+    def completed(self, content: bytes) -> BackupRun:
+        run = ended(self.place.backups, self.id)
+        assert (run.status, run.error) == (Status.COMPLETED, None)
+        assert self.state == "done"
+        (volume,) = (self.place.folder / "volumes").rglob("*.raw")
+        assert str(volume) in self.guest.domain.xml
+        assert volume.read_bytes() == content
+        assert not list((self.place.folder / "instant").rglob("*"))
+        assert rows_left(self.place.store) == []
+        return run
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr(runs, "AGAIN_S", (0.05,))
+    monkeypatch.setattr(instant, "LOOK_EVERY_S", 0.02)
+    made = Place(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(place: Place) -> None:
+    restored = place.restore(SLOWLY)
+    restored.runs()
+    assert "top.qcow2" in restored.guest.domain.xml
+    assert restored.run.domain is not None
+    run = restored.completed(restored.writes())
+    assert restored.guest.running
+    assert run.progress.bytes_done == run.progress.bytes_total == len(CONTENT)
+
+
+def test_a_point_is_served_and_copied_by_processes_that_see_no_more_than_they_need(place: Place) -> None:
+    with tempfile.TemporaryDirectory(prefix="sv-") as root:
+        place.processes = ProcessExports(lambda: Path(root) / "instant")
+        place.restart()
+        restored = place.restore(512 * KIB)
+        restored.runs()
+        expected = restored.writes()
+        socket = place.processes.folder(str(restored.id)) / "0"
+        with closing(NbdReader(f"nbd+unix:///?socket={socket}")) as reader:
+            assert read_all(reader) == CONTENT
+        process = holder(socket.parent)
+        place.restart()
+        assert holder(socket.parent) == process, "it outlives the service"
+        restored.completed(expected)
+        assert not socket.parent.exists()
+
+
+def test_a_copy_that_fails_is_said_and_ends_nothing(place: Place) -> None:
+    place.damage()
+    restored = place.restore()
+    until(lambda: restored.run.error is not None)
+    error = restored.run.error
+    assert error is not None
+    assert error.code == "E_BAK_DAMAGED"
+    assert "The guest runs on" in error.message
+    assert restored.run.finished_at is None
+    restored.cancelled()
+
+
+def test_what_does_not_get_onto_its_volumes_is_tried_again(place: Place) -> None:
+    place.hypervisor.fail = "pivot"
+    restored = place.restore()
+    until(lambda: restored.run.error is not None)
+    assert restored.state == "moving"
+    expected = restored.writes()
+    place.hypervisor.fail = None
+    restored.completed(expected)
+
+
+def test_a_store_that_is_away_for_a_moment_loses_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    restored = place.restore(SLOWLY)
+    restored.runs()
+    expected = restored.writes()
+    with monkeypatch.context() as patched:
+        asked = []
+
+        def away(*_: object, **__: object) -> None:
+            asked.append(1)
+            raise PersistFailed("the disk is full")
+
+        patched.setattr(type(place.store.backups), "put_all", away)
+        patched.setattr(type(place.store.backups), "put", away)
+        until(lambda: len(asked) > 5)
+    restored.completed(expected)
+
+
+def test_a_worker_that_somebody_else_stops_is_no_cancel(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        tried = []
+
+        def stopped(*_: object, **__: object) -> None:
+            tried.append(1)
+            raise Cancelled
+
+        patched.setattr(type(place.backups._working), "carry_out", stopped)
+        restored = place.restore()
+        until(lambda: len(tried) > 2)
+        expected = restored.writes()
+    restored.completed(expected)
+
+
+def test_a_guest_that_stands_still_is_told_to_go_on(place: Place) -> None:
+    restored = place.restore(SLOWLY)
+    restored.runs()
+    place.hypervisor.source_away = restored.guest.held_up = True
+    until(lambda: restored.state == "waiting")
+    place.hypervisor.source_away = False
+    until(lambda: restored.state != "waiting")
+    assert not restored.guest.held_up
+    restored.completed(CONTENT)
+
+
+def test_exports_that_are_gone_are_made_again(place: Place) -> None:
+    restored = place.restore(SLOWLY)
+    restored.runs()
+    place.exports.failing = DiskReadFailed("the repository is away")
+    until(lambda: restored.state == "waiting")
+    place.exports.failing, asked = None, place.exports.served
+    until(lambda: place.exports.served > asked)
+    restored.completed(CONTENT)
+
+
+def test_before_its_guest_was_started_a_run_fails_as_any_other(place: Place) -> None:
+    place.exports.failing = DiskReadFailed("no such disk")
+    run = ended(place.backups, place.restore().id)
+    assert (run.status, run.instant) == (Status.FAILED, None)
+    assert place.left() == []
+
+
+def test_a_domain_that_is_refused_leaves_nothing(place: Place) -> None:
+    place.hypervisor.fail = "define"
+    run = ended(place.backups, place.restore().id)
+    assert run.error is not None
+    assert (run.status, run.error.code) == (Status.FAILED, "E_BAK_HOST_LACKS")
+    assert place.left() == []
+
+
+def test_a_guest_that_does_not_start_is_copied_first(place: Place) -> None:
+    place.hypervisor.fail = "start"
+    restored = place.restore(SLOWLY)
+    until(lambda: restored.run.progress.bytes_done > 0)
+    assert restored.run.instant is not None
+    assert restored.run.instant.started_at is None, "nothing can be lost"
+    place.hypervisor.fail = None
+    run = restored.completed(CONTENT)
+    assert [one.code for one in run.warnings if "start" in one.message] == ["E_BAK_START_FAILED"]
+    assert restored.guest.running
+
+
+def test_a_guest_that_was_shut_down_meanwhile_is_not_started_again(place: Place) -> None:
+    restored = place.restore(SLOWLY)
+    restored.runs()
+    expected = restored.writes()
+    place.hypervisor.power_off(restored.id)
+    restored.completed(expected)
+    assert not restored.guest.running
+
+
+# ── the next service ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_next_service_goes_on_however_often_it_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "RESUMED_MAX", 1)
+    restored = place.restore(512 * KIB)
+    restored.runs()
+    expected = restored.writes()
+    for _ in range(3):
+        place.restart()
+        assert restored.guest.running
+    assert restored.run.resumed_count == 3
+    restored.completed(expected)
+
+
+def test_a_run_that_cannot_go_on_waits_and_a_cancel_that_is_meant_ends_it(place: Place) -> None:
+    restored = place.restore(FOR_LONG)
+    restored.runs()
+    place.backups.points.forget(place.point)  # as if somebody had removed it elsewhere
+    place.restart()
+    until(lambda: restored.run.error is not None)
+    assert (restored.guest.running, restored.run.finished_at) == (True, None)
+    restored.cancelled()
+
+
+def test_a_repository_that_is_away_is_waited_for(place: Place) -> None:
+    restored = place.restore(FOR_LONG)
+    restored.runs()
+    expected = restored.writes()
+    place.close()
+    (place.folder / "repository").rename(place.folder / "away")
+    place.begin()
+    until(lambda: restored.run.error is not None)
+    assert restored.guest.running
+    (place.folder / "away").rename(place.folder / "repository")
+    restored.completed(expected)
+
+
+def test_a_guest_that_runs_waits_for_no_turn(place: Place) -> None:
+    """Else nobody looked after it until others have ended."""
+    all_ = [place.restore(FOR_LONG, name=f"again-{number}") for number in range(2)]
+    for restored in all_:
+        restored.runs()
+    waiting = place.backups.restore(place.point, RestoreRequest(target="export", bandwidth_bps=FOR_LONG))
+    place.restart()
+    for restored in all_:
+        until(lambda: restored.run.status is Status.TRANSFERRING)  # noqa: B023
+    place.backups.runs.cancel(waiting.id)
+    for restored in all_:
+        place.backups.runs.cancel(restored.id, guest_writes="lose")
+        ended(place.backups, restored.id)
+    assert [one for one in place.left() if "exports" not in one] == []
+
+
+def test_a_run_that_is_half_undone_does_not_go_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    restored = place.restore(FOR_LONG)
+    restored.runs()
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectoryDestination, "destroy", lambda *_: (_ for _ in ()).throw(OSError("the kill")))
+        saved = runs.Runs._save
+
+        def killed(self: runs.Runs, run: BackupRun, **more: Any) -> None:
+            if run.finished_at is not None:
+                raise PersistFailed("the kill")
+            saved(self, run, **more)
+
+        patched.setattr(runs.Runs, "_save", killed)
+        place.backups.runs.cancel(restored.id, guest_writes="lose")
+        until(lambda: restored.id not in place.hypervisor.domains)
+        place.close()
+    place.begin()
+    assert ended(place.backups, restored.id).status is Status.FAILED
+    assert place.left() == []
+
+
+def test_its_volumes_stay_where_they_are_though_the_default_is_another_now(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored = place.restore(FOR_LONG)
+    restored.runs()
+    expected = restored.writes()
+    place.close()
+    place.store = Store(f"sqlite:///{place.folder / 'test.db'}")
+    restore_host = restore_host_of(place.folder, place.hypervisor, exports=place.exports)
+    (place.folder / "elsewhere").mkdir()
+    destinations = {"other": DirectoryDestination(place.folder / "elsewhere"), **restore_host.destinations}
+    place.backups = backups_of(
+        place.store, place.guests, place.folder, restore_host=replace(restore_host, destinations=destinations)
+    )
+    place.backups.start()
+    restored.completed(expected)
+    assert not list((place.folder / "elsewhere").rglob("*"))
+
+
+# ── what stays, and what is refused ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_point_that_is_restored_stays(place: Place) -> None:
+    restored = place.restore(FOR_LONG)
+    restored.runs()
+    with pytest.raises(BackupConflict, match="is being restored"):
+        place.backups.remove_point(place.point)
+    with pytest.raises(BackupConflict, match="uses this repository"):
+        place.backups.change_key(place.repository)
+    (fate,) = place.backups.retiring.planned(place.backups.job(place.job))
+    assert fate.kept_by == ("all", "protected")
+    restored.cancelled()
+    place.backups.remove_point(place.point)
+
+
+class OnCeph(DirectoryDestination):
+    device_type = "rbd"
+
+
+@pytest.mark.parametrize("fields", [{"start": False}, {"target": "export", "start": False}, {"target": "in_place"}])
+def test_what_cannot_be_is_refused_at_the_field(place: Place, fields: dict[str, Any]) -> None:
+    asked = {"target": "new_domain", "start": True, "instant": True} | fields
+    with pytest.raises(BackupBadRequest, match=r"^instant"):
+        place.backups.restore(place.point, RestoreRequest.model_validate(asked))
+
+
+def test_no_guest_gets_onto_ceph_while_it_runs(place: Place) -> None:
+    on_ceph = restore_host_of(place.folder, place.hypervisor, destination=OnCeph(place.folder / "volumes"))
+    place.backups._restoring.restore_host = on_ceph
+    with pytest.raises(BackupBadRequest, match=r"^instant: .* kind rbd") as refused:
+        place.restore()
+    assert "zfs or directory" in str(refused.value.hint)
