@@ -139,7 +139,7 @@ class Moments:
         is_dead: Callable[[], bool] = lambda: False,
     ) -> None:
         self.count, self._at, self._then, self._is_dead = 0, at, then, is_dead
-        self._is_moment, self._is_over = world.is_moment, False
+        self._is_moment, self._is_over, self.is_reached = world.is_moment, False, False
         self._lock = threading.Lock()
         world.store.on_commit = self._happened
         for holder, name in world.steps():
@@ -156,15 +156,19 @@ class Moments:
         return counted
 
     def over(self) -> None:
-        """What is done from now on is done by the test."""
-        self._is_over = True
+        """What is done from now on is done by the test. A job's end may be seen before its last commit is counted."""
+        with self._lock:
+            self._is_over = True
 
     def _happened(self) -> None:
         if self._is_over or not self._is_moment():
             return
         with self._lock:
+            if self._is_over:
+                return
             self.count += 1
             is_it = self.count == self._at
+            self.is_reached |= is_it
         if is_it:
             self._then()
 
@@ -208,7 +212,7 @@ def killed_at(kind: Kind, place: Place, moment: int) -> bool:
             job_id = world.submit()
             ended = world.run(job_id)
         moments.over()
-        if not death.happened:
+        if not moments.is_reached:
             assert ended == kind.ends, problem_of(world, job_id)
             _well(kind, world, job_id)
             return False
