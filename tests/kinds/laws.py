@@ -161,16 +161,16 @@ class Moments:
             self._is_over = True
 
     def _happened(self) -> None:
-        if self._is_over or not self._is_moment():
-            return
-        with self._lock:
-            if self._is_over:
-                return
-            self.count += 1
-            is_it = self.count == self._at
-            self.is_reached |= is_it
-        if is_it:
+        if self._is_it():
             self._then()
+
+    def _is_it(self) -> bool:
+        with self._lock:
+            if self._is_over or not self._is_moment():
+                return False
+            self.count += 1
+            self.is_reached |= self.count == self._at
+            return self.count == self._at
 
 
 class Death:
