@@ -5,13 +5,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 
-from synvirt.backups.model import BackupRepositoryRequest
+from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.errors import (
     BackupBadRequest,
+    BackupConflict,
     BackupImmutable,
     RepositoryDamaged,
     RepositoryKeyWrong,
@@ -28,6 +30,7 @@ from tests.backups.peers import PASSWORD, USER, Peer
 from tests.backups.points import KEY, back_up, restored
 from tests.backups.test_peer_offer import OfferFolder
 from tests.backups.test_restore_script import _run
+from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.fakes.disks import MemoryReader
 
 
@@ -213,6 +216,46 @@ def test_a_next_key_that_is_half_written_is_nobodys(tmp_path: Path) -> None:
     assert made.recovery_key(known.id) == key
     assert made.change_key(known.id) != key
     made.close()
+    store.close()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("kind", get_args(BackupRun.model_fields["kind"].annotation))
+def test_a_key_is_not_changed_while_a_run_uses_the_repository(
+    kind: str, recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of any kind. `recorded`: its row says which repository it uses; older rows name only a point."""
+    store, guests = Store(f"sqlite:///{tmp_path / 'test.db'}"), FakeGuests(tmp_path / "images")
+    guests.image("web", noise(1).content)
+    with contextlib.closing(backups_of(store, guests, tmp_path)) as backups:
+        backups.start()
+        known = []
+        for name in ("here", "there"):
+            (tmp_path / name).mkdir()
+            asked = {"name": name, "kind": "local", "path": str(tmp_path / name)}
+            known.append(backups.add_repository(BackupRepositoryRequest.model_validate(asked)))
+        here, there = (one.id for one in known)
+        job = backups.add_job(BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=here))
+        (point,) = ended(backups, backups.run_job(job.id).id).restore_point_ids
+        ask: dict[str, Callable[[], BackupRun]] = {
+            "backup": lambda: backups.run_job(job.id),
+            "restore": lambda: backups.restore(point, RestoreRequest(target="export")),
+            "verify": lambda: backups.verify(point),
+            "boot_test": lambda: backups.boot_test(point),
+            "collect": lambda: backups.collect(here, dry_run=True),
+        }
+        monkeypatch.setattr(backups, "_testing", lambda: None)
+        # It waits for its turn, until it is cancelled.
+        monkeypatch.setattr(backups.runs._turns, "_most", 0)
+        monkeypatch.setattr(backups.runs._urgent, "_most", 0)
+        run = ask[kind]()
+        if not recorded and run.restore_point_ids:
+            backups.runs._save(run.model_copy(update={"repository_id": None}))
+        with pytest.raises(BackupConflict, match=str(run.id)):
+            backups.change_key(here)
+        backups.change_key(there)
+        backups.runs.cancel(run.id)
+        assert backups.change_key(here)
     store.close()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Literal
 from uuid import UUID, uuid4
 
 import structlog
@@ -160,17 +161,31 @@ class Backups:
     def _verification(self, run: BackupRun) -> Work:
         if run.restore_point_ids:
             return partial(self._upkeep.verify_point, point=self._point_of(run))
-        return partial(self._upkeep.verify_repository, repository_id=_repository_of(run))
+        return partial(self._upkeep.verify_repository, repository_id=self._repository_of(run))
 
     def _boot(self, run: BackupRun) -> Work:
         return partial(self._testing().test, point=self._point_of(run))
 
     def _collection(self, run: BackupRun) -> Work:
         asked = self._memory.asked(run.id, CollectRequest)
-        return partial(self._upkeep.collect, repository_id=_repository_of(run), asked=asked)
+        return partial(self._upkeep.collect, repository_id=self._repository_of(run), asked=asked)
 
     def _point_of(self, run: BackupRun) -> RestorePoint:
         return self.points.get(run.restore_point_ids[0])
+
+    def _repository_of(self, run: BackupRun) -> UUID:
+        """The one that a run uses, of every kind. BackupNotFound: it can use none."""
+        if run.repository_id is not None:
+            return run.repository_id
+        if not run.restore_point_ids:
+            raise BackupNotFound("the run is of no repository")
+        return self._point_of(run).repository_id  # a restore or a boot test of an earlier version
+
+    def _uses(self, run: BackupRun, repository_id: UUID) -> bool:
+        try:
+            return self._repository_of(run) == repository_id
+        except BackupNotFound:
+            return False
 
     # ── begun, let go of, ended ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -252,7 +267,7 @@ class Backups:
             return self.repositories.change_key(repository_id)
 
     def _check_unused(self, repository_id: UUID) -> None:
-        busy = [run for run in self.runs.not_ended() if run.repository_id == repository_id]
+        busy = [run for run in self.runs.not_ended() if self._uses(run, repository_id)]
         if busy:
             raise BackupConflict(f"run {busy[0].id} uses this repository", hint="wait for it, or cancel it")
 
@@ -404,16 +419,7 @@ class Backups:
 
     def verify(self, point_id: UUID) -> BackupRun:
         """Begins a run that reads every chunk of a restore point."""
-        point = self.points.get(point_id)
-        run = BackupRun(
-            id=uuid4(),
-            submitted_by=submitter(),
-            kind="verify",
-            created_at=now(),
-            restore_point_ids=(point_id,),
-            repository_id=point.repository_id,
-        )
-        return self._begin(run)
+        return self._begin(self._of_point("verify", self.points.get(point_id)))
 
     def verify_repository(self, repository_id: UUID) -> BackupRun:
         """Begins a run that reads all of a repository."""
@@ -431,22 +437,25 @@ class Backups:
         """Begins a restore. What cannot work is refused at once."""
         point = self.points.get(point_id)
         bring(asked)
-        run = BackupRun(
-            id=uuid4(),
-            submitted_by=submitter(),
-            kind="restore",
-            created_at=now(),
-            restore_point_ids=(point_id,),
-            repository_id=point.repository_id,
-        )
+        run = self._of_point("restore", point)
         return self._begin(self._restoring.asked(run, point, asked), Memory.request(run.id, asked))
 
     def boot_test(self, point_id: UUID) -> BackupRun:
         """Begins a boot test of a restore point."""
-        self.points.get(point_id)
+        point = self.points.get(point_id)
         self._testing()
-        run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="boot_test", created_at=now(), restore_point_ids=(point_id,))
-        return self._begin(run)
+        return self._begin(self._of_point("boot_test", point))
+
+    @staticmethod
+    def _of_point(kind: Literal["verify", "restore", "boot_test"], point: RestorePoint) -> BackupRun:
+        return BackupRun(
+            id=uuid4(),
+            submitted_by=submitter(),
+            kind=kind,
+            created_at=now(),
+            restore_point_ids=(point.id,),
+            repository_id=point.repository_id,
+        )
 
     def _begin(self, run: BackupRun, *with_: Row) -> BackupRun:
         with self.runs.lock:
@@ -469,12 +478,6 @@ class Backups:
             memory=self._memory,
             limits=self._limits,
         )
-
-
-def _repository_of(run: BackupRun) -> UUID:
-    if run.repository_id is None:
-        raise BackupNotFound("the run is of no repository")
-    return run.repository_id
 
 
 @contextlib.contextmanager
