@@ -15,13 +15,17 @@ import pytest
 from blake3 import blake3
 
 from synvirt.backups.authors import UNKNOWN, Author, Authors
-from synvirt.backups.model import BackupRun, RestoreRequest
+from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest
+from synvirt.backups.repositories import Repositories
 from synvirt.errors import Internal, RepositoryDamaged
+from synvirt.jobs import dataclass_json
 from synvirt.proof.signing import HostKey
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import Keys, from_recovery_text, new_key, recovery_text
-from synvirt.repository.manifest import Manifest, Sealed, Shown, Signature, statement
+from synvirt.repository.manifest import DiskMap, Manifest, Named, Sealed, Shown, Signature, statement
+from synvirt.repository.opening import OpenRepositories
 from synvirt.repository.repository import Repository, create
+from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
 from tests.backups.test_restore_script import _run as script
 from tests.backups.test_service import CONTENT, House
 from tests.fakes.backups import authors_of, backups_of
@@ -43,10 +47,18 @@ class Shared:
     def key(self, host: str) -> HostKey:
         return HostKey(self.folder / f"{host}.key", host)
 
-    def point(self, author: Authors) -> UUID:
-        shown = Shown(id=uuid4(), created_at="2026-01-01T00:00:00Z", disks=())
+    def point(self, author: Authors, *, disks: int = 0) -> UUID:
+        """Its disks have no bytes."""
+        maps, named = DiskMap(size_bytes=0, pages=()), Named(target="vda", path="/x", size_bytes=0)
+        shown = Shown(id=uuid4(), created_at="2026-01-01T00:00:00Z", disks=(maps,) * disks)
         sealed = Sealed(
-            vm_id="v", vm_name="web", consistency="offline", job_id=uuid4(), run_id=uuid4(), domain_xml="<domain/>", disks=()
+            vm_id="v",
+            vm_name="web",
+            consistency="offline",
+            job_id=uuid4(),
+            run_id=uuid4(),
+            domain_xml="<domain/>",
+            disks=(named,) * disks,
         )
 
         def sign(digest: str) -> Signature | None:
@@ -65,12 +77,12 @@ def test_who_made_a_point_is_told(shared: Shared, tmp_path: Path) -> None:
     ours, theirs = shared.key("kvm1"), shared.key("kvm2")
     point = shared.point(Authors(theirs))
     theirs_is = theirs.public.fingerprint
-    assert Authors(theirs).of(shared.repository, point) == Author("own", theirs_is, "synvirt@kvm2")
-    assert Authors(ours).of(shared.repository, point) == Author("unknown", theirs_is)
+    assert Authors(theirs).of(shared.repository.unread(point)) == Author("own", theirs_is, "synvirt@kvm2")
+    assert Authors(ours).of(shared.repository.unread(point)) == Author("unknown", theirs_is)
     signers = tmp_path / "signers"
     signers.write_text(f"# of the fleet\n\n{ours.allowed_signers}{theirs.allowed_signers}")
-    assert Authors(ours, signers).of(shared.repository, point) == Author("known", theirs_is, "synvirt@kvm2")
-    assert Authors(ours).of(shared.repository, shared.point(Authors())) == Author("none")
+    assert Authors(ours, signers).of(shared.repository.unread(point)) == Author("known", theirs_is, "synvirt@kvm2")
+    assert Authors(ours).of(shared.repository.unread(shared.point(Authors()))) == Author("none")
 
 
 def test_ssh_keygen_says_the_same(shared: Shared, tmp_path: Path) -> None:
@@ -89,10 +101,10 @@ def test_ssh_keygen_says_the_same(shared: Shared, tmp_path: Path) -> None:
 def test_a_file_of_signers_that_is_none_is_an_error(shared: Shared, tmp_path: Path) -> None:
     point, signers = shared.point(Authors(shared.key("kvm2"))), tmp_path / "signers"
     with pytest.raises(Internal, match="cannot be read"):
-        Authors(shared.key("kvm1"), signers).of(shared.repository, point)
+        Authors(shared.key("kvm1"), signers).of(shared.repository.unread(point))
     signers.write_text("root ssh-rsa AAAA\n")
     with pytest.raises(Internal, match="synvirt receipt key"):
-        Authors(shared.key("kvm1"), signers).of(shared.repository, point)
+        Authors(shared.key("kvm1"), signers).of(shared.repository.unread(point))
 
 
 # ── what those who have the repository's key make of a point ─────────────────────────────────────────────────────────
@@ -155,10 +167,10 @@ def test_what_was_signed_is_changed_by_nobody(shared: Shared, forgery: str) -> N
     point = shared.point(Authors(key))
     path = shared.folder / "repository/points" / f"{point}.point"
     rewritten(path, shared.master, lambda shown, plain: (shown, plain))
-    assert Authors(key).of(shared.repository, point).standing == "own"  # so it is the change that shows below
+    assert Authors(key).of(shared.repository.unread(point)).standing == "own"  # so it is the change that shows below
     rewritten(path, shared.master, FORGERIES[forgery])
     with pytest.raises(RepositoryDamaged):
-        Authors(key).of(shared.repository, point)
+        Authors(key).of(shared.repository.unread(point))
 
 
 def test_a_signature_is_of_one_point(shared: Shared) -> None:
@@ -170,7 +182,7 @@ def test_a_signature_is_of_one_point(shared: Shared) -> None:
     path = shared.folder / "repository/points" / f"{second}.point"
     rewritten(path, shared.master, in_json(lambda outer, inner: inner.update(signature=taken.model_dump())))
     with pytest.raises(RepositoryDamaged, match="not what its author signed"):
-        Authors(key).of(shared.repository, second)
+        Authors(key).of(shared.repository.unread(second))
 
 
 def test_another_s_key_makes_another_author_and_no_key_none(shared: Shared) -> None:
@@ -178,13 +190,13 @@ def test_another_s_key_makes_another_author_and_no_key_none(shared: Shared) -> N
     point = shared.point(Authors(shared.key("kvm2")))
     path = shared.folder / "repository/points" / f"{point}.point"
     rewritten(path, shared.master, in_json(lambda outer, inner: inner.pop("signature")))
-    assert Authors(shared.key("kvm2")).of(shared.repository, point) == Author("none")
+    assert Authors(shared.key("kvm2")).of(shared.repository.unread(point)) == Author("none")
 
 
 def test_a_signature_is_no_other_host_s(shared: Shared) -> None:
     key = shared.key("kvm2")
     with pytest.raises(RepositoryDamaged):
-        Authors(key).of(shared.repository, shared.point(Forger(shared.key("kvm3"), key)))
+        Authors(key).of(shared.repository.unread(shared.point(Forger(shared.key("kvm3"), key))))
 
 
 class Forger(Authors):
@@ -284,6 +296,59 @@ def test_a_forged_point_is_restored_by_nobody_and_damaged_for_a_verification(hou
     assert whole.report is not None
     assert whole.report.damaged_points == (point,)
     assert "not what its author signed" in whole.report.wrongs[0]
+
+
+def test_a_point_that_is_swapped_after_its_author_was_checked_is_not_restored(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A genuine one for an unsigned one: no warning could come any more."""
+    point = backed_up(house)
+    swap_after_check(monkeypatch, house.folder, house.backups.repositories, house.backups.points.get(point))
+    ended = house.ended(house.backups.restore(point, EXPORT))
+    assert ended.error is not None
+    assert (ended.status, ended.error.code, ended.warnings) == ("failed", RepositoryDamaged.code, ())
+    assert "not the one whose author was checked" in ended.error.message
+    assert not list((house.folder / "exports").iterdir())
+
+
+def swap_after_check(monkeypatch: pytest.MonkeyPatch, folder: Path, repositories: Repositories, point: RestorePoint) -> None:
+    """As soon as its author was checked another manifest lies in its place, which nobody has signed."""
+    master = from_recovery_text(repositories.recovery_key(point.repository_id))
+    tell = Authors.tell
+
+    def swapped(inner: dict[str, Any]) -> None:
+        inner.pop("signature", None)
+        inner["vm_name"] = "evil"
+
+    def told(*asked: Any) -> Author | None:
+        author = tell(*asked)
+        path = folder / f"repository/points/{point.id}.point"
+        rewritten(path, master, in_json(lambda outer, inner: swapped(inner)))
+        return author
+
+    monkeypatch.setattr(Authors, "tell", told)
+
+
+def test_a_disk_of_a_point_is_opened_as_it_was_checked_or_as_it_is(shared: Shared) -> None:
+    """The hash is of what is signed, not of the signature or of how it is sealed. An order without one takes what is there."""
+    point, folder = shared.point(Authors(shared.key("kvm2")), disks=1), shared.folder / "repository"
+    path, sha256 = folder / f"points/{point}.point", shared.repository.manifest(point).sha256
+    assert sha256 == shared.repository.unread(point).sha256
+
+    def opened(sha256: str | None) -> None:
+        here = RepositorySpec(place=FolderSpec(path=str(folder)), key=base64.b64encode(shared.master).decode())
+        line = dataclass_json.dump(PointSpec(repository=here, point_id=str(point), number=0, sha256=sha256))
+        with OpenRepositories() as repositories:
+            repositories.point(dataclass_json.load(PointSpec, line)).close()
+
+    opened(sha256)
+    rewritten(path, shared.master, in_json(lambda outer, inner: inner.pop("signature")))
+    opened(sha256)  # it says the same
+    rewritten(path, shared.master, FORGERIES["domain"])
+    opened(None)
+    with pytest.raises(RepositoryDamaged, match="replaced meanwhile") as caught:
+        opened(sha256)
+    assert caught.value.hint
 
 
 def test_a_host_that_takes_a_repository_up_knows_who_signed(house: House, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_cold_page_costs_a_chunk_at_most_and_a_warm_one_nothing() -> None:
     content = noise(8)
     _, point_id = point_in(folder, content)
     repository = Repository(folder, KEY)
-    with mounted(repository, point_id) as (one,):
+    with mounted(repository, repository.manifest(point_id)) as (one,):
         client = nbd.NBD()
         client.connect_uri(one.uris[0])
         for number in range(8):
@@ -88,7 +88,7 @@ def test_extents_of_a_range_are_those_of_the_disk() -> None:
 def test_each_disk_has_a_socket_and_nothing_is_left(tmp_path: Path) -> None:
     first, second = disk("AB--C"), disk("DDDD")
     repository, point_id = point_in(MemoryFolder(), first, second)
-    with mounted(repository, point_id) as disks:
+    with mounted(repository, repository.manifest(point_id)) as disks:
         for one, reader in zip(disks, (first, second), strict=True):
             path = tmp_path / one.target
             subprocess.run([need("nbdcopy", "libnbd-bin"), one.uris[0], path], check=True, timeout=60)
@@ -97,11 +97,11 @@ def test_each_disk_has_a_socket_and_nothing_is_left(tmp_path: Path) -> None:
         folder = Path(disks[0].uris[0].partition("socket=")[2]).parent
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
-    with pytest.raises(BackupBadRequest, match="vdx"), mounted(repository, point_id, ("vdx",)):
+    with pytest.raises(BackupBadRequest, match="vdx"), mounted(repository, repository.manifest(point_id), ("vdx",)):
         pass
-    with pytest.raises(BackupBadRequest, match="port"), mounted(repository, point_id, port=0):
+    with pytest.raises(BackupBadRequest, match="port"), mounted(repository, repository.manifest(point_id), port=0):
         pass
-    with mounted(repository, point_id, ("disk1",), port=0) as (one,):
+    with mounted(repository, repository.manifest(point_id), ("disk1",), port=0) as (one,):
         assert one.uris[1].startswith("nbd://127.0.0.1:")
 
 
@@ -112,7 +112,7 @@ def test_damage_is_an_error_of_the_read_and_is_told() -> None:
     content = bytearray(folder.files[name].content)
     content[100] ^= 1
     folder.files[name].content = bytes(content)
-    with mounted(repository, point_id) as (one,):
+    with mounted(repository, repository.manifest(point_id)) as (one,):
         client = nbd.NBD()
         client.connect_uri(one.uris[0])
         with pytest.raises(nbd.Error):
@@ -133,7 +133,7 @@ def test_a_file_system_in_a_point_is_read_without_a_restore(tmp_path: Path) -> N
     repository = opened(MemoryFolder(), new=True)
     point_id = back_up(repository, reader)
     reader.close()
-    with mounted(repository, point_id) as (one,):
+    with mounted(repository, repository.manifest(point_id)) as (one,):
         copied = tmp_path / "copied"
         subprocess.run([need("nbdcopy", "libnbd-bin"), one.uris[0], copied], check=True, timeout=60)
         shown = subprocess.run(["debugfs", "-R", "cat hello", copied], capture_output=True, check=True)

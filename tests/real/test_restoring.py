@@ -22,6 +22,7 @@ from synvirt.hypervisor.hardware import own_mac
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.settings import Settings
+from tests.backups.test_authors import swap_after_check
 from tests.devices import loop_device
 from tests.needs import lacking, need
 from tests.real.guests import WRITES, boot_sector
@@ -144,6 +145,25 @@ def test_damage_leaves_nothing_of_a_new_domain(room: Room) -> None:
     assert run.error is not None
     assert run.error.code == "E_BAK_DAMAGED"
     nothing_left(room, point)
+
+
+@pytest.mark.parametrize("kind", ["new_domain", "boot_test"])
+def test_a_point_that_is_swapped_after_its_author_was_checked_becomes_no_guest(
+    room: Room, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = boot_sector(room.folder / "images/disk.raw", WRITES)
+    point = room.point(xml(disk), {"vda": disk})
+    swap_after_check(monkeypatch, room.folder, room.backups.repositories, point)
+    backups = room.backups
+    begun = (
+        backups.boot_test(point.id) if kind == "boot_test" else backups.restore(point.id, RestoreRequest(target="new_domain"))
+    )
+    run = room.ended(begun)
+    assert run.error is not None
+    assert run.error.code == "E_BAK_DAMAGED"
+    assert "not the one whose author was checked" in run.error.message
+    assert backups.points.get(point.id).boot_test is None
+    _nothing_of_the_test(room, run.id, point)
 
 
 @pytest.mark.parametrize("format_", ["raw", "qcow2"])

@@ -13,7 +13,7 @@ from uuid import UUID
 from synvirt.backups.under_way import UnderWay
 from synvirt.errors import BackupNotFound, Internal, MalformedArchive, RepositoryDamaged
 from synvirt.proof.signing import BACKUPS, HostKey, PublicKey
-from synvirt.repository.manifest import Signature, Unread
+from synvirt.repository.manifest import Manifest, Signature, Unread
 from synvirt.repository.repository import Repository
 
 # Of a run's warning.
@@ -49,9 +49,10 @@ class Authors:
         """Of this host's key."""
         return None if self._key is None else self._key.public.fingerprint
 
-    def of(self, repository: Repository, point_id: UUID) -> Author:
-        """RepositoryDamaged: it is signed, and not as it is now; Internal: backup_signers cannot be read."""
-        return self._author(_signer(repository.unread(point_id)))
+    def of(self, unread: Unread) -> Author:
+        """Of these bytes alone: another manifest may be in their place when the point is read again. RepositoryDamaged: it is
+        signed, and not as it is now; Internal: backup_signers cannot be read."""
+        return self._author(_signer(unread))
 
     def _author(self, key: PublicKey | None) -> Author:
         if key is None:
@@ -84,16 +85,23 @@ class Authors:
 
     # ── what a run says of them ──────────────────────────────────────────────────────────────────────────────────────
 
-    def tell(self, under_way: UnderWay, repository: Repository, point_id: UUID, vm_id: str) -> Author | None:
+    def tell(self, under_way: UnderWay, unread: Unread, vm_id: str) -> Author | None:
         """Warns of an author who is not known; None where this host signs nothing. RepositoryDamaged."""
         if self._key is None:
             return None
-        author = self.of(repository, point_id)
+        author = self.of(unread)
         reason = doubt(author)
         # A run that goes on after its service has ended has said so already.
         if reason is not None and all(warning.code != UNKNOWN for warning in under_way.run.warnings):
             under_way.warn(UNKNOWN, reason, vm_id)
         return author
+
+    def checked(self, under_way: UnderWay, repository: Repository, point_id: UUID, vm_id: str) -> Manifest:
+        """Of a point to be restored, after `tell`, both from one reading: its `sha256` is that of what was judged.
+        BackupNotFound, RepositoryDamaged."""
+        unread = repository.unread(point_id)
+        self.tell(under_way, unread, vm_id)
+        return repository.parsed(unread)
 
     def tell_all(self, under_way: UnderWay, repository: Repository) -> Sequence[tuple[UUID, str]]:
         """As `tell`, in one warning; the points that are not what was signed, each with what is wrong."""

@@ -163,13 +163,15 @@ class RepositoryVerified(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOrder(Order):
-    """`sockets`: a path for each disk, by its number in the point. Result `serving` when all of them listen."""
+    """`sockets`: a path for each disk, by its number in the point. `sha256`: as of a PointSpec. Result `serving` when all of
+    them listen."""
 
     watched: ClassVar[Watched] = Watched.NEVER
     kind: Literal["serve"] = "serve"
     repository: RepositorySpec
     point_id: str
     sockets: dict[int, str]
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,7 +246,7 @@ def serve(order: ServeOrder, wire: Wire) -> None:
     with OpenRepositories() as repositories, ExitStack() as stack:
         servers = {}
         for number in order.sockets:
-            spec = PointSpec(repository=order.repository, point_id=order.point_id, number=number)
+            spec = PointSpec(repository=order.repository, point_id=order.point_id, number=number, sha256=order.sha256)
             servers[number] = server = NbdServer(stack.enter_context(closing(repositories.point(spec))))
             stack.callback(server.close)
         uris = {number: server.listen(Path(order.sockets[number])) for number, server in servers.items()}

@@ -76,7 +76,7 @@ class Upkeep:
         found = looked() or PointLooked()
         garbage.condemn(repository.folder, found.damaged_packs)
         try:
-            authors.tell(under_way, repository, point.id, point.vm_id)
+            authors.tell(under_way, repository.unread(point.id), point.vm_id)
         except RepositoryDamaged:
             self._tell({point.id: True})
             raise

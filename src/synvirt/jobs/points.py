@@ -46,9 +46,9 @@ class CagedPoints:
         self._looking = looking
 
     def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]:
-        """What they say. Signatures are those that the service itself has found."""
+        """What they say. Signatures and hashes are those that the service itself has found."""
         return [
-            found if isinstance(found, RepositoryDamaged) else found.signed(one.signature)
+            found if isinstance(found, RepositoryDamaged) else found.read_from(one)
             for one, found in zip(many, self._read("manifests", many, Manifest, lambda found: found.shown.id), strict=True)
         ]
 

@@ -112,13 +112,17 @@ class Sealed(Model):
 
 
 class Manifest(Model):
-    """A restore point: what anyone can read of it, and what the key opens."""
+    """A restore point: what anyone can read of it, and what the key opens. `sha256`: in hex, of the bytes that were read, as in
+    its statement; None: it was not read."""
 
     shown: Shown
     sealed: Sealed
+    sha256: str | None = None
 
-    def signed(self, signature: Signature | None) -> "Manifest":
-        return self.model_copy(update={"sealed": self.sealed.model_copy(update={"signature": signature})})
+    def read_from(self, one: "Unread") -> "Manifest":
+        """With what the bytes themselves show, no matter who parsed them."""
+        sealed = self.sealed.model_copy(update={"signature": one.signature})
+        return self.model_copy(update={"sealed": sealed, "sha256": one.sha256})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +136,14 @@ class Unread:
     signature: Signature | None = None
 
     @property
+    def sha256(self) -> str:
+        """In hex, of all that its signature is of."""
+        return _digest(self.shown, self.inside or b"")
+
+    @property
     def statement(self) -> bytes:
         """What its signature must be of."""
-        return statement(self.point_id, _digest(self.shown, self.inside or b""))
+        return statement(self.point_id, self.sha256)
 
     @property
     def size_bytes(self) -> int:
@@ -273,7 +282,7 @@ def read(one: Unread) -> Manifest:
         raise _damaged(one.point_id, "its signature is not at its end")
     if [disk.size_bytes for disk in inside.disks] != [disk.size_bytes for disk in shown.disks]:
         raise _damaged(one.point_id, "its disks are not those that it seals")
-    return Manifest(shown=shown, sealed=inside).signed(one.signature)
+    return Manifest(shown=shown, sealed=inside).read_from(one)
 
 
 def _damaged(point_id: str, why: str) -> RepositoryDamaged:

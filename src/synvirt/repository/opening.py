@@ -37,7 +37,7 @@ class OpenRepositories:
     def point(self, spec: PointSpec) -> PointReader:
         """BackupNotFound, RepositoryDamaged, and as above."""
         repository = self.repository(spec.repository)
-        return PointReader(repository, repository.manifest(UUID(spec.point_id)).shown.disks[spec.number])
+        return PointReader(repository, repository.manifest(UUID(spec.point_id), spec.sha256).shown.disks[spec.number])
 
 
 def _folder(place: FolderSpec | PeerSpec) -> Folder:

@@ -198,9 +198,19 @@ class Repository:
         """The points that nothing may remove."""
         return {UUID(name) for name in _names(self.folder, KEPT_SUFFIX)}
 
-    def manifest(self, point_id: UUID) -> Manifest:
-        """BackupNotFound, RepositoryDamaged."""
-        return manifests.sound(self._reading.manifests([self.unread(point_id)])[0])
+    def manifest(self, point_id: UUID, sha256: str | None = None) -> Manifest:
+        """`sha256`: what it had when its author was checked. BackupNotFound, RepositoryDamaged."""
+        unread = self.unread(point_id)
+        if sha256 not in (None, unread.sha256):
+            raise RepositoryDamaged(
+                f"restore point {point_id} is not the one whose author was checked: its manifest was replaced meanwhile",
+                hint="somebody who can write to the repository did that: find out who, and verify the point before a restore",
+            )
+        return self.parsed(unread)
+
+    def parsed(self, unread: Unread) -> Manifest:
+        """RepositoryDamaged."""
+        return manifests.sound(self._reading.manifests([unread])[0])
 
     def unread(self, point_id: UUID) -> Unread:
         """Its manifest, decrypted and not parsed. BackupNotFound, RepositoryDamaged."""

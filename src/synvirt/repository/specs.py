@@ -36,9 +36,11 @@ class RepositorySpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointSpec(Spec):
-    """Disk `number` of a restore point, counted from 0 as its manifest has them."""
+    """Disk `number` of a restore point, counted from 0 as its manifest has them. `sha256`: of the manifest whose author was
+    checked, which another one in its place does not have; None: any is read."""
 
     format: Literal["point"] = "point"
     repository: RepositorySpec
     point_id: str
     number: int
+    sha256: str | None = None

@@ -86,8 +86,7 @@ class BootTesting:
         self, under_way: UnderWay, repository: Repository, point: RestorePoint, closing: contextlib.ExitStack
     ) -> Domain:
         restore_host, run_id = self._restore_host, under_way.run.id
-        self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
-        manifest = repository.manifest(point.id)
+        manifest = self._repositories.authors.checked(under_way, repository, point.id, point.vm_id)
         domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=restore_host.read_xml)
         name = f"boot-test-{run_id}"
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
@@ -116,6 +115,7 @@ class BootTesting:
             repository=self._repositories.spec(point.repository_id),
             point_id=str(point.id),
             sockets={number: str(folder / str(number)) for number in range(len(manifest.shown.disks))},
+            sha256=manifest.sha256,
         )
         served = closing.enter_context(self._working.serving(order))
         for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):

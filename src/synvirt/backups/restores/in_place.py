@@ -99,15 +99,18 @@ class InPlace:
         sizes = {disk.target: disk.size_bytes for disk in point.disks if not asked.disks or disk.target in asked.disks}
         self._places(_definition(domain), sizes)
 
-    def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+    def restore(
+        self, copying: Copying, repository: Repository, manifest: Manifest, point: RestorePoint, asked: RestoreRequest
+    ) -> None:
         """Restores the disks and the definition while nothing else reads or restores the guest."""
         with self._restore_host.alone(point.vm_id, copying.under_way.stop):
-            self._restore(copying, repository, point, asked)
+            self._restore(copying, repository, manifest, point, asked)
 
-    def _restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+    def _restore(
+        self, copying: Copying, repository: Repository, manifest: Manifest, point: RestorePoint, asked: RestoreRequest
+    ) -> None:
         self.check(point, asked)
-        under_way = copying.under_way
-        manifest, domain = repository.manifest(point.id), self._domain(point)
+        under_way, domain = copying.under_way, self._domain(point)
         disks = new_domain.chosen_disks(manifest, asked.disks)
         places = self._places(_definition(domain), {target: disk.size_bytes for target, disk in disks.items()})
         definition = None

@@ -48,9 +48,10 @@ class InstantDomain(NewDomain):
         if (why := why_not_onto(self._restore_host.default()[1])) is not None:
             raise BackupBadRequest(f"instant: {why}", hint=OTHER_DESTINATION)
 
-    def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+    def restore(
+        self, copying: Copying, repository: Repository, manifest: Manifest, point: RestorePoint, asked: RestoreRequest
+    ) -> None:
         under_way, run_id = copying.under_way, copying.under_way.run.id
-        manifest = repository.manifest(point.id)
         disks = chosen_disks(manifest, asked.disks)
         if under_way.run.instant is None and not self._resumed:
             self._check_room(repository, disks)

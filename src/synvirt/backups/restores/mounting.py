@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import UUID
 
 from synvirt.backups.restores.new_domain import chosen_disks
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.errors import BackupBadRequest, SynvirtError
 from synvirt.repository.disk import PointReader
+from synvirt.repository.manifest import Manifest
 from synvirt.repository.repository import Repository
 
 
@@ -37,11 +37,11 @@ class MountedDisk:
 
 @contextlib.contextmanager
 def mounted(
-    repository: Repository, point_id: UUID, targets: tuple[str, ...] = (), *, port: int | None = None
+    repository: Repository, manifest: Manifest, targets: tuple[str, ...] = (), *, port: int | None = None
 ) -> Iterator[tuple[MountedDisk, ...]]:
-    """Until the block ends. `targets`: all disks, where none is named. `port`: on 127.0.0.1 too, where every user of this host
-    can read it; of one disk alone."""
-    disks = chosen_disks(repository.manifest(point_id), targets)
+    """Until the block ends. `manifest`: of the point that is served. `targets`: all disks, where none is named. `port`: on
+    127.0.0.1 too, where every user of this host can read it; of one disk alone."""
+    disks = chosen_disks(manifest, targets)
     if unknown := set(targets) - disks.keys():
         raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
     if port is not None and len(disks) != 1:

@@ -66,11 +66,12 @@ class NewDomain:
                 f"this host has a domain {name} already", hint="give the restored one another name, or restore in place"
             )
 
-    def restore(self, copying: Copying, repository: Repository, point: RestorePoint, asked: RestoreRequest) -> None:
+    def restore(
+        self, copying: Copying, repository: Repository, manifest: Manifest, point: RestorePoint, asked: RestoreRequest
+    ) -> None:
         """Makes the volumes, copies the disks and defines the domain, and starts it if asked. A resumed run goes on from its
         watermarks."""
         restore_host, under_way, run_id = self._restore_host, copying.under_way, copying.under_way.run.id
-        manifest = repository.manifest(point.id)
         disks = chosen_disks(manifest, asked.disks)
         if self._resumed and self._is_all_there(copying, disks, run_id):
             if asked.start:
@@ -181,7 +182,7 @@ class NewDomain:
 def point_spec(repository: RepositorySpec, manifest: Manifest, target: str) -> PointSpec:
     """The point's disk of that target, for a worker."""
     number = next(number for number, named in enumerate(manifest.sealed.disks) if named.target == target)
-    return PointSpec(repository=repository, point_id=str(manifest.shown.id), number=number)
+    return PointSpec(repository=repository, point_id=str(manifest.shown.id), number=number, sha256=manifest.sha256)
 
 
 def data_bytes(reader: DiskReader) -> int:

@@ -31,11 +31,12 @@ from synvirt.errors import BackupBadRequest, BackupConflict, DiskWriteFailed, In
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Progress
+from synvirt.repository.manifest import Manifest
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec
 from synvirt.store.backups import BackupRows
 
-_Restore = Callable[[Copying, Repository, RestorePoint, RestoreRequest], None]
+_Restore = Callable[[Copying, Repository, Manifest, RestorePoint, RestoreRequest], None]
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -89,8 +90,8 @@ class Restoring:
 
         def work(under_way: UnderWay) -> None:
             repository = self._repositories.opened(point.repository_id)
-            self._repositories.authors.tell(under_way, repository, point.id, point.vm_id)
-            restore(self._copying(under_way, asked, repository), repository, point, asked)
+            manifest = self._repositories.authors.checked(under_way, repository, point.id, point.vm_id)
+            restore(self._copying(under_way, asked, repository), repository, manifest, point, asked)
 
         return work
 
@@ -159,13 +160,14 @@ class Restoring:
         self,
         copying: Copying,
         repository: Repository,
+        manifest: Manifest,
         point: RestorePoint,
         asked: RestoreRequest,
         *,
         folder: Path,
         resumed: bool,
     ) -> None:
-        under_way, manifest = copying.under_way, repository.manifest(point.id)
+        under_way = copying.under_way
         hidden = folder.parent / f".{under_way.run.id}.partial"
         self.ledger.record(under_way.run.id, "folder", str(hidden))
         under_way.move(Status.TRANSFERRING)
@@ -181,7 +183,7 @@ class Restoring:
                 # The target comes from a domain's XML: of it only what a file name may have.
                 safe = "".join(letter for letter in named.target if letter.isalnum())
                 path = hidden / f"{number}-{safe}.{asked.format}"
-                reader = PointSpec(repository=spec, point_id=str(point.id), number=number)
+                reader = PointSpec(repository=spec, point_id=str(point.id), number=number, sha256=manifest.sha256)
                 writer = file_writer(path, disk.size_bytes, asked.format)
                 copying.copy(DiskOrder(key=f"{number}", reader=reader, writer=writer))
             under_way.move(Status.COMMITTING)

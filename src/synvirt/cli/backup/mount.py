@@ -36,11 +36,11 @@ def mount(
         raise BackupBadRequest("mount reads the repository itself: it works on the service's own host alone")
     output = sys.stdout
     # The log goes elsewhere: our output is for who called us.
-    with contextlib.redirect_stdout(sys.stderr), _repository(options, point) as (repository, point_id):
+    with contextlib.redirect_stdout(sys.stderr), _repository(options, point) as (repository, manifest):
         # Before any thread is begun, so that each of them leaves these signals to the one that waits for them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
-            with mounted(repository, point_id, tuple(disk or ()), port=port) as disks:
+            with mounted(repository, manifest, tuple(disk or ()), port=port) as disks:
                 _say(options, disks, output)
                 signal.sigwait(ENDING)
                 failures = [one.failure for one in disks if one.failure is not None]
@@ -54,7 +54,7 @@ def mount(
 
 @contextlib.contextmanager
 def _repository(options: Options, point: str) -> Iterator[Any]:
-    """The open repository of that restore point, and the point's id."""
+    """The open repository of that restore point, and the point's manifest: the very one whose author was checked."""
     from synvirt.backups.authors import UNKNOWN, Authors, doubt
     from synvirt.backups.points import Points
     from synvirt.backups.repositories import Repositories
@@ -76,10 +76,11 @@ def _repository(options: Options, point: str) -> Iterator[Any]:
             authors=Authors(HostKey(settings.keyring_dir / "receipts.key", settings.host_id), settings.backup_signers),
         )
         repository = repositories.opened(known.repository_id)
-        reason = doubt(repositories.authors.of(repository, known.id))
+        unread = repository.unread(known.id)
+        reason = doubt(repositories.authors.of(unread))
         if reason is not None:
             tell(UNKNOWN, reason, None)
-        yield repository, known.id
+        yield repository, repository.parsed(unread)
     finally:
         store.close()
 
