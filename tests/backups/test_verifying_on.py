@@ -9,7 +9,7 @@ from synvirt.jobs import dataclass_json
 from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
-from synvirt.repository.verify import PacksLooked, PointLooked, judged, look_at_packs, verify_point
+from synvirt.repository.verify import PacksLooked, PointLooked, judged, look_at_packs, verify_point, verify_repository
 from tests.backups.folders import MemoryFolder
 from tests.backups.points import KEY, back_up, disk, opened
 from tests.fakes.disks import MemoryReader
@@ -121,3 +121,34 @@ def test_a_broken_pack_that_is_gone_is_not_told(folder: MemoryFolder) -> None:
     folder.delete(f"{packs.FOLDER}/{broken}")
     again = Repository(folder, KEY)
     assert judged(again, look_at_packs(again, since=looked)).wrongs == ()
+
+
+@pytest.mark.parametrize("read", ["footer", "bytes"])
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_pack_that_goes_meanwhile_is_damaged_only_if_a_point_needs_it(
+    folder: MemoryFolder, read: str, needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection deletes it after it was listed, and before its footer, or its bytes, are read."""
+    repository = opened(folder, new=True)
+    before = {name for name in folder.files if name.startswith(packs.FOLDER)}
+    point = back_up(repository, disk("ZZZZ"), threads=1)
+    gone = {name for name in folder.files if name.startswith(packs.FOLDER)} - before
+    back_up(repository, noise(), threads=1)
+    if not needed:
+        repository.remove(point)
+    looking = opened(folder) if read == "bytes" else None
+    name = "check_whole" if read == "bytes" else "read_tail"
+    real = getattr(packs, name)
+
+    def late(*given: object, **named: object) -> object:
+        for one in gone:
+            folder.delete(one)
+        return real(*given, **named)
+
+    monkeypatch.setattr(packs, name, late)
+    looking = looking or opened(folder)
+    assert looking.unreadable == {}
+    report = verify_repository(looking)
+    assert report.damaged_packs == ()
+    assert report.damaged_points == ((point,) if needed else ())
+    assert len(report.wrongs) == needed

@@ -136,7 +136,11 @@ class Repository:
             there = {entry.name: entry.size_bytes for entry in self.folder.entries(packs.FOLDER)}
             with contextlib.suppress(RepositoryDamaged):  # a list that cannot be read stops who writes, not who restores
                 self._condemned = condemned_packs(self.folder)
-            self.unreadable = self.index.update(there)
+            unreadable = self.index.update(there)
+            if unreadable:  # of a pack that a collection has deleted since it was listed, there is nothing to read
+                left = {entry.name for entry in self.folder.entries(packs.FOLDER)}
+                unreadable = {name: why for name, why in unreadable.items() if name in left}
+            self.unreadable = unreadable
 
     def places(self, name: bytes) -> "list[Place]":
         """Where it lies; in packs that will not soon be removed first. Several, where two hosts wrote it at once, or where

@@ -79,8 +79,9 @@ def verify_repository(
 
 def judged(repository: Repository, looked: PacksLooked, stop: Stop = lambda: False) -> Report:
     """The repository, and each of its points, once all packs were looked at. Cancelled, once `stop()`."""
+    # A pack that could not be read may be gone by now: a collection has deleted it. Points that need it lack its chunks.
+    repository.refresh()
     wrongs = [*_header_and_lists(repository), *repository.unreadable.values()]
-    # One that was broken may be gone by now: it was condemned.
     sizes = repository.pack_sizes()
     broken = {pack: why for pack, why in looked.broken.items() if pack in sizes}
     wrongs += broken.values()
