@@ -23,8 +23,10 @@ from synvirt.backups.model import (
 )
 from synvirt.backups.retention import Retention
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
-from synvirt.jobs import runner
+from synvirt.jobs import process, runner
+from synvirt.repository import garbage, packs, verify
 from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import condemned_packs
 from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.processes import until
@@ -377,3 +379,35 @@ def test_a_repository_that_jobs_write_to_is_not_forgotten(house: House) -> None:
     house.backups.remove_job(job.id)
     house.backups.forget_repository(job.repository_id)
     assert (house.folder / "repository/repository").exists()
+
+
+def test_damage_of_any_extent_is_found_by_worker_and_service(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's messages are short. All packs are condemned, all points marked; the report lists some, and counts the rest."""
+    monkeypatch.setattr(packs, "PACK_BYTES", CHUNK_BYTES)
+    names = [f"web{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        house.image(name, Random(number).randbytes(2 * CHUNK_BYTES))
+    job = house.job(*names)
+    points = house.run(job).restore_point_ids
+    repository = house.backups.repositories.opened(job.repository_id)
+    for pack in repository.pack_sizes():
+        content = bytearray((house.folder / "repository/packs" / pack).read_bytes())
+        content[100] ^= 1
+        (house.folder / "repository/packs" / pack).write_bytes(content)
+    monkeypatch.setattr(verify, "LISTED_MAX", 2, raising=False)
+    monkeypatch.setattr(process, "LINE_BYTES_MAX", 1600)
+    monkeypatch.setattr(garbage, "CONDEMNED_AT_ONCE", 5, raising=False)
+    assert house.ended(house.backups.verify(points[0])).error.code == "E_BAK_DAMAGED"  # type: ignore[union-attr]
+    condemned = condemned_packs(repository.folder)
+    assert 1 <= len(condemned) < len(repository.pack_sizes())
+    run = house.ended(house.backups.verify_repository(job.repository_id))
+    assert run.error is not None
+    assert run.error.code == "E_BAK_DAMAGED"
+    assert condemned_packs(repository.folder) == repository.pack_sizes().keys()
+    assert {house.backups.points.get(point).state for point in points} == {"damaged"}
+    report = run.report
+    assert report is not None
+    assert [len(one) for one in (report.wrongs, report.damaged_points, report.damaged_packs)] == [2, 2, 2]
+    packs_count, points_count = len(repository.pack_sizes()), len(points)
+    assert (report.more_damaged_packs, report.more_damaged_points) == (packs_count - 2, points_count - 2)
+    assert report.more_wrongs == packs_count + points_count - 2

@@ -2,14 +2,27 @@
 
 from random import Random
 from typing import TypeVar, cast
+from uuid import uuid4
 
 import pytest
 
+from synvirt.backups.orders import PacksSeen
 from synvirt.jobs import dataclass_json
+from synvirt.jobs.process import LINE_BYTES_MAX
+from synvirt.jobs.wire import Result
 from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
-from synvirt.repository.verify import PacksLooked, PointLooked, judged, look_at_packs, verify_point, verify_repository
+from synvirt.repository.verify import (
+    LISTED_MAX,
+    PacksLooked,
+    PointLooked,
+    Report,
+    judged,
+    look_at_packs,
+    verify_point,
+    verify_repository,
+)
 from tests.backups.folders import MemoryFolder
 from tests.backups.points import KEY, back_up, disk, opened
 from tests.fakes.disks import MemoryReader
@@ -63,7 +76,7 @@ def test_a_point(folder: MemoryFolder, wrong: int | None, monkeypatch: pytest.Mo
     marks = [PointLooked()]
     whole = verify_point(repository, point, on_looked=marks.append)
     assert (whole.chunks, whole.bytes_read) == (CHUNKS, CHUNKS * CHUNK_BYTES)
-    assert (whole.wrong is None, len(whole.damaged_packs)) == (wrong is None, wrong is not None)
+    assert (whole.wrong is None, len(whole.broken)) == (wrong is None, wrong is not None)
     assert marks[-1].chunks == CHUNKS
     read: list[bytes] = []
     read_chunk = Repository.read_chunk
@@ -152,3 +165,28 @@ def test_a_pack_that_goes_meanwhile_is_damaged_only_if_a_point_needs_it(
     assert report.damaged_packs == ()
     assert report.damaged_points == ((point,) if needed else ())
     assert len(report.wrongs) == needed
+
+
+@pytest.mark.parametrize("count", [0, 1, LISTED_MAX, LISTED_MAX + 1, 7 * LISTED_MAX])
+def test_parts_are_short_and_lose_nothing(count: int) -> None:
+    """Names of 255 bytes that no encoding has: a file of a hostile repository may be called so."""
+    names = [f"{number:06}" + "\udc80" * 249 for number in range(count)]
+    broken = {name: f"pack {name} has changed" for name in names}
+    known = PacksLooked(bytes_read=1, packs=1, broken=dict([*broken.items()][: count // 3]))
+    seen, heard = PacksLooked(bytes_read=9, packs=count, broken=broken), known
+    parts = [*seen.parts(known)]
+    for part in parts:
+        assert heard.bytes_read == known.bytes_read, "only the last says how far it is"
+        line = Result(name="looked", content=dataclass_json.plain(PacksSeen(looked=part))).to_line()
+        assert len(line) < LINE_BYTES_MAX
+        heard = over_the_wire(part).after(heard)
+    assert heard == seen
+    ids = tuple(uuid4() for _ in names)
+    report, joined = Report(packs=count, wrongs=tuple(names), damaged_points=ids[::2], damaged_packs=()), Report()
+    for piece in report.parts():
+        assert len(piece.wrongs) <= LISTED_MAX
+        joined = piece.after(joined)
+    assert joined == report
+    listed = report.listed()
+    assert len(listed.wrongs) + listed.more_wrongs == count
+    assert len(listed.damaged_points) + listed.more_damaged_points == len(ids[::2])

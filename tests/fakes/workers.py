@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from synvirt.errors import SynvirtError
+from synvirt.jobs import process
 from synvirt.jobs.process import Ended, Hear
 from synvirt.jobs.wire import Broken, Message, WireModel, message_of
 from synvirt.jobs.worker import Tasks, carry_out, read_order
@@ -47,7 +48,9 @@ class InProcess:
             if self._gone:
                 raise _Gone
             try:
-                asyncio.run_coroutine_threadsafe(heard(message_of(message.to_line())), loop).result()
+                line = message.to_line()
+                assert len(line) <= process.LINE_BYTES_MAX, "a process would not be heard any more"
+                asyncio.run_coroutine_threadsafe(heard(message_of(line)), loop).result()
             except BaseException as error:  # the service's own: the order did not fail
                 self._error = error
                 raise _Gone from error

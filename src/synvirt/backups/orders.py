@@ -142,21 +142,24 @@ class VerifyRepositoryOrder(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointSeen(WireModel):
-    """Result `looked`, now and then and at the end."""
+    """Result `looked`, now and then and at the end: what has come since the one before (`Looked.parts`). `more`: of the same
+    moment follow more."""
 
     looked: PointLooked
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacksSeen(WireModel):
-    """Result `looked`, now and then, and when all packs are looked at."""
+    """Result `looked`, now and then, and when all packs are looked at; as of a point."""
 
     looked: PacksLooked
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryVerified(WireModel):
-    """Result `verified`: `report` is `repository.verify.Report` as JSON."""
+    """Result `verified`, several: `report` is a part of a `repository.verify.Report`, as JSON."""
 
     report: str
 

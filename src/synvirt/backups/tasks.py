@@ -6,12 +6,12 @@ Imported by the worker alone, and by tests.
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from synvirt.backups.caging import cage_of_look, cage_of_serving, cage_of_take
@@ -51,7 +51,7 @@ from synvirt.repository.manifest import Manifest, Sealed, Shown, Signature
 from synvirt.repository.opening import OpenRepositories
 from synvirt.repository.repository import Session
 from synvirt.repository.specs import PointSpec
-from synvirt.repository.verify import PointLooked, judged, look_at_packs, verify_point
+from synvirt.repository.verify import Looked, PacksLooked, PointLooked, judged, look_at_packs, verify_point
 
 # Of a verification there is one disk: all that is read.
 ALL = "all"
@@ -179,28 +179,37 @@ class _Figures:
 # ── looking for damage ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Marks:
-    """How far a verification is, said now and then: what was looked at since is looked at again after a kill."""
+L = TypeVar("L", bound=Looked)
 
-    def __init__(self, wire: Wire, every_s: float) -> None:
-        self._wire, self._every_s, self._said_at = wire, every_s, time.monotonic()
 
-    def looked(self, seen: WireModel) -> None:
-        if time.monotonic() - self._said_at >= self._every_s:
-            self.say(seen)
+class _Marks(Generic[L]):
+    """How far a verification is, said now and then: what was looked at since is looked at again after a kill. `since`: what the
+    service has; `seen`: makes a message of what has come to that."""
 
-    def say(self, seen: WireModel) -> None:
-        self._wire.say(_result("looked", seen))
+    def __init__(self, wire: Wire, every_s: float, since: L, seen: Callable[[L, bool], WireModel]) -> None:
+        self._wire, self._every_s, self._said, self._seen = wire, every_s, since, seen
         self._said_at = time.monotonic()
+
+    def looked(self, so_far: L) -> None:
+        if time.monotonic() - self._said_at >= self._every_s:
+            self.say(so_far)
+
+    def say(self, so_far: L) -> None:
+        *first, last = so_far.parts(self._said)
+        for part in first:
+            self._wire.say(_result("looked", self._seen(part, True)))
+        self._wire.say(_result("looked", self._seen(last, False)))
+        self._said, self._said_at = so_far, time.monotonic()
 
 
 def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
     """The task of a VerifyPointOrder: says PointSeen as it goes, and at its end."""
-    progress, marks = Progress(ALL, wire), _Marks(wire, order.mark_every_s)
+    since, progress = order.since or PointLooked(), Progress(ALL, wire)
+    marks = _Marks(wire, order.mark_every_s, since, lambda part, more: PointSeen(looked=part, more=more))
 
     def looked(so_far: PointLooked) -> None:
         progress.moved(Copied(so_far.bytes_read, so_far.bytes_read, 0, 0))
-        marks.looked(PointSeen(looked=so_far))
+        marks.looked(so_far)
 
     with OpenRepositories() as repositories:
         try:
@@ -212,13 +221,14 @@ def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
                 on_looked=looked,
             )
         except (BackupNotFound, RepositoryDamaged) as error:
-            found = replace(order.since or PointLooked(), wrong=error.detail)
-    marks.say(PointSeen(looked=found))
+            found = replace(since, wrong=error.detail)
+    marks.say(found)
 
 
 def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
-    """The task of a VerifyRepositoryOrder: says PacksSeen as it goes, RepositoryVerified at its end."""
-    progress, speaking, marks = Progress(ALL, wire), threading.Lock(), _Marks(wire, order.mark_every_s)
+    """The task of a VerifyRepositoryOrder: says PacksSeen as it goes, the parts of RepositoryVerified at its end."""
+    progress, speaking = Progress(ALL, wire), threading.Lock()
+    marks = _Marks(wire, order.mark_every_s, order.since or PacksLooked(), lambda part, more: PacksSeen(looked=part, more=more))
 
     def read(total: int, done: int) -> None:
         with speaking:
@@ -226,16 +236,11 @@ def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
 
     with OpenRepositories() as repositories:
         repository = repositories.repository(order.repository)
-        looked = look_at_packs(
-            repository,
-            wire.stop,
-            read,
-            since=order.since,
-            on_looked=lambda so_far: marks.looked(PacksSeen(looked=so_far)),
-        )
-        marks.say(PacksSeen(looked=looked))
+        looked = look_at_packs(repository, wire.stop, read, since=order.since, on_looked=marks.looked)
+        marks.say(looked)
         report = judged(repository, looked, wire.stop)
-    wire.say(_result("verified", RepositoryVerified(report=report.model_dump_json())))
+    for part in report.parts():
+        wire.say(_result("verified", RepositoryVerified(report=part.model_dump_json())))
 
 
 # ── disks served to a guest ──────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ again: a 30,000th of the bytes.
 """
 
 from collections.abc import Mapping
+from typing import TypeVar
 from uuid import UUID
 
 from pydantic import RootModel
@@ -32,6 +33,8 @@ from synvirt.repository.verify import PacksLooked, PointLooked, Report
 
 # What a kill makes a verification read again at the most.
 MARK_EVERY_S = 5.0
+# The packs of 32 TiB: what a verification finds is in memory.
+NAMED_MAX = 1 << 19
 _HINT = "back the guests up again; other points may be whole: verify them"
 
 
@@ -41,6 +44,17 @@ class _OfPoint(RootModel[PointLooked]):
 
 class _OfPacks(RootModel[PacksLooked]):
     """The mark of a repository's verification."""
+
+
+F = TypeVar("F", PointLooked, PacksLooked, Report)
+
+
+def _bounded(found: F) -> F:
+    """RepositoryDamaged, where it names more than NAMED_MAX: the worker has read what may be hostile."""
+    named = (found.wrongs, found.damaged_points, found.damaged_packs) if isinstance(found, Report) else (found.broken,)
+    if max(map(len, named)) > NAMED_MAX:
+        raise RepositoryDamaged(f"more than {NAMED_MAX:,} packs and restore points are damaged", hint=_HINT)
+    return found
 
 
 class Upkeep:
@@ -57,24 +71,26 @@ class Upkeep:
         repository, authors = self._repositories.opened(point.repository_id), self._repositories.authors
         spec, run_id = self._repositories.spec(point.repository_id), under_way.run.id
 
-        def looked() -> PointLooked | None:
-            mark = self._memory.mark(run_id, _OfPoint)
-            return None if mark is None else mark.root
+        mark = self._memory.mark(run_id, _OfPoint)
+        found = PointLooked() if mark is None else mark.root
 
         def order() -> VerifyPointOrder:
-            return VerifyPointOrder(repository=spec, point_id=str(point.id), since=looked(), mark_every_s=MARK_EVERY_S)
+            return VerifyPointOrder(repository=spec, point_id=str(point.id), since=found, mark_every_s=MARK_EVERY_S)
 
         def hear(message: Message) -> None:
+            nonlocal found
             if isinstance(message, Moved):
                 under_way.figure(point.size_bytes, message.bytes_done)
             elif isinstance(message, Result):
-                self._memory.put_mark(run_id, _OfPoint(PointSeen.of(message.content).looked))
+                seen = PointSeen.of(message.content)
+                found = _bounded(seen.looked.after(found))
+                if not seen.more:
+                    self._memory.put_mark(run_id, _OfPoint(found))
 
         under_way.move(Status.TRANSFERRING)
         with held(self._limits, under_way, repository):
             self._working.carry_out(order, hear, under_way.stop)
-        found = looked() or PointLooked()
-        garbage.condemn(repository.folder, found.damaged_packs)
+        garbage.condemn(repository.folder, sorted(found.broken))
         try:
             authors.tell(under_way, repository.unread(point.id), point.vm_id)
         except RepositoryDamaged:
@@ -88,21 +104,26 @@ class Upkeep:
         """RepositoryDamaged, where anything in it is: the run has the report."""
         repository, authors = self._repositories.opened(repository_id), self._repositories.authors
         spec, run_id = self._repositories.spec(repository_id), under_way.run.id
-        report = Report()
+        mark, report = self._memory.mark(run_id, _OfPacks), Report()
+        since = None if mark is None else mark.root
 
         def order() -> VerifyRepositoryOrder:
-            mark = self._memory.mark(run_id, _OfPacks)
-            since = None if mark is None else mark.root
+            nonlocal report
+            report = Report()
             return VerifyRepositoryOrder(repository=spec, since=since, mark_every_s=MARK_EVERY_S)
 
         def hear(message: Message) -> None:
-            nonlocal report
+            nonlocal report, since
             if isinstance(message, Moved):
                 under_way.figure(message.bytes_total, message.bytes_done)
             elif isinstance(message, Result) and message.name == "verified":
-                report = Report.model_validate_json(RepositoryVerified.of(message.content).report)
+                part = Report.model_validate_json(RepositoryVerified.of(message.content).report)
+                report = _bounded(part.after(report))
             elif isinstance(message, Result):
-                self._memory.put_mark(run_id, _OfPacks(PacksSeen.of(message.content).looked))
+                seen = PacksSeen.of(message.content)
+                since = _bounded(seen.looked.after(since or PacksLooked()))
+                if not seen.more:
+                    self._memory.put_mark(run_id, _OfPacks(since))
 
         under_way.move(Status.TRANSFERRING)
         with held(self._limits, under_way, repository):
@@ -113,9 +134,10 @@ class Upkeep:
             report = report.model_copy(update={"wrongs": wrongs, "damaged_points": (*report.damaged_points, *points_too)})
         there = set(repository.point_ids())
         mine = [point.id for point in self._points.all() if point.repository_id == repository_id]
-        self._tell({id_: id_ in report.damaged_points or id_ not in there for id_ in mine})
+        sound = there.difference(report.damaged_points)
+        self._tell({id_: id_ not in sound for id_ in mine})
         garbage.condemn(repository.folder, report.damaged_packs)
-        under_way.note(report=report)
+        under_way.note(report=report.listed())
         if report.wrongs:
             more = f", and {len(report.wrongs) - 1} more" if len(report.wrongs) > 1 else ""
             raise RepositoryDamaged(f"{report.wrongs[0]}{more}", hint=_HINT)

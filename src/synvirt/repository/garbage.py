@@ -32,6 +32,8 @@ YOUNG_S = 7 * 24 * 3600
 # New packs, 64 MiB each, until those that they were filled from are condemned: what a kill makes a collection move again at the
 # most. Each list of condemned packs is a file that every run reads.
 MOVED_AT_ONCE = 16
+# Packs in one list: 7 MiB, where a list of over CONDEMNED_BYTES_MAX is read by nobody.
+CONDEMNED_AT_ONCE = 100_000
 
 
 class Collected(Model):
@@ -204,6 +206,6 @@ def _store(repository: Repository, pack: packs.Pack) -> None:
 def condemn(folder: Folder, names: Sequence[str]) -> None:
     """No run relies on these packs from here on: what it finds in them it writes again. They go a day later, if nothing needs
     them. Damaged ones too: the next backups store again what guests still have, which repairs the older points too."""
-    if names:
-        content = "".join(f"{name}\n" for name in names).encode()
+    for at in range(0, len(names), CONDEMNED_AT_ONCE):
+        content = "".join(f"{name}\n" for name in names[at : at + CONDEMNED_AT_ONCE]).encode()
         put(folder, f"{CONDEMNED_FOLDER}/{blake3(content).hexdigest()}", [content])

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from typing import Self
 from uuid import UUID
 
 from synvirt.copying import default_threads
@@ -30,9 +31,14 @@ Stop = Callable[[], bool]
 OnProgress = Callable[[int, int], None]
 
 
+# Of each kind of damage that a report lists, and that one message of a worker has. A name or a sentence takes 1.6 KiB at most.
+LISTED_MAX = 200
+
+
 class Report(Model):
     """What was looked at, and what is wrong. `wrongs`: each in a sentence, none for a repository that is whole.
-    `damaged_points`: those of which not every byte can be restored; `damaged_packs`: those that are not what was written."""
+    `damaged_points`: those of which not every byte can be restored; `damaged_packs`: those that are not what was written.
+    `more_…`: how many more of each there are than a list of 200 has."""
 
     packs: int = 0
     points: int = 0
@@ -40,30 +46,69 @@ class Report(Model):
     wrongs: tuple[str, ...] = ()
     damaged_points: tuple[UUID, ...] = ()
     damaged_packs: tuple[str, ...] = ()
+    more_wrongs: int = 0
+    more_damaged_points: int = 0
+    more_damaged_packs: int = 0
+
+    def parts(self) -> Iterator["Report"]:
+        """The same in reports whose lists have LISTED_MAX each; `after` puts them together."""
+        longest = max(len(getattr(self, name)) for name in _LISTS)
+        for at in range(0, max(longest, 1), LISTED_MAX):
+            yield self._cut(at)
+
+    def after(self, before: "Report") -> "Report":
+        """One of `parts`, with those before it."""
+        return self.model_copy(update={name: (*getattr(before, name), *getattr(self, name)) for name in _LISTS})
+
+    def listed(self) -> "Report":
+        """As people get it, and as it is kept: the first LISTED_MAX of each list, and how many more there are."""
+        more = {f"more_{name}": max(len(getattr(self, name)) - LISTED_MAX, 0) for name in _LISTS}
+        return self._cut(0).model_copy(update=more)
+
+    def _cut(self, at: int) -> "Report":
+        return self.model_copy(update={name: getattr(self, name)[at : at + LISTED_MAX] for name in _LISTS})
+
+
+_LISTS = ("wrongs", "damaged_points", "damaged_packs")
 
 
 @dataclass(frozen=True, slots=True)
-class PacksLooked:
-    """How far the packs of a repository were looked at, the oldest first: up to `pack`, written at `written_at` (seconds since
-    1970, by the clock of the host that stores it). `packs` and `bytes_read`: how many packs, and their bytes. `broken`: by the
-    name of each pack that is not whole, what is wrong with it."""
+class Looked:
+    """How far a verification has come: `bytes_read`. `broken`: by the name of each pack in which anything is wrong, what that
+    is, in the order in which it was found."""
+
+    bytes_read: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
+
+    def parts(self, before: Self) -> Iterator[Self]:
+        """What has come to `before`, with LISTED_MAX packs each. Only the last says how far it is: whoever has not all of them
+        goes on where `before` was."""
+        new = [one for one in self.broken.items() if one[0] not in before.broken]
+        for at in range(0, max(len(new), 1), LISTED_MAX):
+            is_last = at + LISTED_MAX >= len(new)
+            yield replace(self if is_last else before, broken=dict(new[at : at + LISTED_MAX]))
+
+    def after(self, before: Self) -> Self:
+        """One of `parts`, with what was known before it."""
+        return replace(self, broken={**before.broken, **self.broken})
+
+
+@dataclass(frozen=True, slots=True)
+class PacksLooked(Looked):
+    """Of a repository's packs, the oldest first: up to `pack`, written at `written_at` (seconds since 1970, by the clock of the
+    host that stores it); `packs`: how many that are."""
 
     written_at: float = 0.0
     pack: str = ""
     packs: int = 0
-    bytes_read: int = 0
-    broken: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class PointLooked:
-    """How far a restore point was looked at: its first `chunks`, which have `bytes_read` bytes. `wrong`: what was found wrong
-    first, in words, or None; `damaged_packs`: the packs in which anything is wrong."""
+class PointLooked(Looked):
+    """Of a restore point: its first `chunks`. `wrong`: what was found wrong first, in words, or None."""
 
     chunks: int = 0
-    bytes_read: int = 0
     wrong: str | None = None
-    damaged_packs: tuple[str, ...] = ()
 
 
 def verify_repository(
@@ -217,8 +262,9 @@ class _Looking:
 
     def is_wrong(self, why: str, pack: str | None) -> None:
         with self._lock:
-            damaged = {*self.now.damaged_packs, *(() if pack is None else (pack,))}
-            self.now = replace(self.now, wrong=self.now.wrong or why, damaged_packs=tuple(sorted(damaged)))
+            self.now = replace(self.now, wrong=self.now.wrong or why)
+            if pack is not None and pack not in self.now.broken:
+                self.now = replace(self.now, broken={**self.now.broken, pack: why})
 
 
 def verify_point(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from synvirt.backups.model import BackupRun
     from synvirt.cli.migrating.watching import Display
     from synvirt.cli.options import Options
+    from synvirt.repository.verify import Report
 
 
 def follow(options: "Options", client: Any, answer: str, *, print_events: bool = False) -> None:
@@ -74,9 +75,7 @@ def show_result(run: "BackupRun") -> None:
         for point in run.restore_point_ids:
             print(f"restore point {point}")
     if run.report is not None:
-        print(f"{run.report.packs} packs and {run.report.points} restore points, {sized(run.report.bytes_read)} read")
-        for wrong in run.report.wrongs:
-            print(shown(wrong))
+        _show_report(run.report)
     if run.collected is not None:
         gone, later = run.collected.bytes_deleted, run.collected.bytes_condemned
         print(f"{sized(gone)} in {run.collected.packs_deleted} packs are removed")
@@ -85,6 +84,14 @@ def show_result(run: "BackupRun") -> None:
         print(f"in {shown(run.path)}" + ("" if run.path.startswith("/") else " of the service's data folder"))
     if run.domain is not None and run.error is None:
         print(f"domain {shown(run.domain.name)} ({run.domain.uuid})")
+
+
+def _show_report(report: "Report") -> None:
+    print(f"{report.packs} packs and {report.points} restore points, {sized(report.bytes_read)} read")
+    for wrong in report.wrongs:
+        print(shown(wrong))
+    if report.more_wrongs:
+        print(f"and {report.more_wrongs} more")
 
 
 def sheet(run: "BackupRun") -> None:
