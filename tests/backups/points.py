@@ -2,6 +2,8 @@
 
 from uuid import UUID, uuid4
 
+import pytest
+
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.copying import copy
 from synvirt.model.values import now
@@ -69,3 +71,16 @@ def restored(repository: Repository, point_id: UUID, *, threads: int | None = No
             copy(PointReader(repository, one), writer, threads=threads)
         found.append(bytes(writer.content))
     return found
+
+
+def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The names of all chunks that repositories are asked for from now on, each time it happens."""
+    read: list[bytes] = []
+    read_chunk = Repository.read_chunk
+
+    def counted(self: Repository, name: bytes, into: memoryview) -> None:
+        read.append(name)
+        read_chunk(self, name, into)
+
+    monkeypatch.setattr(Repository, "read_chunk", counted)
+    return read

@@ -24,7 +24,7 @@ from synvirt.repository.verify import (
     verify_repository,
 )
 from tests.backups.folders import MemoryFolder
-from tests.backups.points import KEY, back_up, disk, opened
+from tests.backups.points import KEY, back_up, chunks_read, disk, opened
 from tests.fakes.disks import MemoryReader
 
 CHUNKS = 5
@@ -78,14 +78,7 @@ def test_a_point(folder: MemoryFolder, wrong: int | None, monkeypatch: pytest.Mo
     assert (whole.chunks, whole.bytes_read) == (CHUNKS, CHUNKS * CHUNK_BYTES)
     assert (whole.wrong is None, len(whole.broken)) == (wrong is None, wrong is not None)
     assert marks[-1].chunks == CHUNKS
-    read: list[bytes] = []
-    read_chunk = Repository.read_chunk
-
-    def counted(self: Repository, name: bytes, into: memoryview) -> None:
-        read.append(name)
-        read_chunk(self, name, into)
-
-    monkeypatch.setattr(Repository, "read_chunk", counted)
+    read = chunks_read(monkeypatch)
     for mark in marks:
         read.clear()
         assert verify_point(Repository(folder, KEY), point, since=over_the_wire(mark)) == whole

@@ -18,7 +18,7 @@ from synvirt.backups.model import BackupRun, RestoreRequest
 from synvirt.jobs.process import started
 from synvirt.jobs.wire import Flushed, Result
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import Repository
+from tests.backups.points import chunks_read
 from tests.backups.test_service import House
 from tests.fakes.backups import backups_of
 from tests.processes import open_files, until, workers
@@ -132,14 +132,7 @@ def test_a_killed_restore_goes_on_from_its_watermark(tmp_path: Path, monkeypatch
     argv = [sys.executable, "-c", CHILD, str(tmp_path), "1"]
     killed = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=100, check=False)
     assert killed.returncode == 9, killed.stdout + killed.stderr
-    read: list[bytes] = []
-    read_chunk = Repository.read_chunk
-
-    def counted(self: Repository, name: bytes, into: memoryview) -> None:
-        read.append(name)
-        read_chunk(self, name, into)
-
-    monkeypatch.setattr(Repository, "read_chunk", counted)
+    read = chunks_read(monkeypatch)
     again = House(tmp_path)
     (run,), _ = again.backups.runs.page(limit=1, cursor=None)
     done = again.ended(run)

@@ -52,9 +52,7 @@ class Authors:
     def of(self, unread: Unread) -> Author:
         """Of these bytes alone: another manifest may be in their place when the point is read again. RepositoryDamaged: it is
         signed, and not as it is now; Internal: backup_signers cannot be read."""
-        return self._author(_signer(unread))
-
-    def _author(self, key: PublicKey | None) -> Author:
+        key = _signer(unread)
         if key is None:
             return Author("none")
         if self._key is not None and key == self._key.public:
@@ -115,7 +113,7 @@ class Authors:
             except (RepositoryDamaged, BackupNotFound):
                 continue  # which the verification itself tells
             try:
-                author = self._author(_signer(unread))
+                author = self.of(unread)
             except RepositoryDamaged as error:
                 wrongs.append((point_id, error.detail))
                 continue

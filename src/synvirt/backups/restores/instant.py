@@ -164,8 +164,7 @@ class _Guest:
 
     @property
     def state(self) -> InstantState | None:
-        instant = self.under_way.run.instant
-        return None if instant is None else instant.state
+        return _state(self.under_way)
 
     def be(self, state: InstantState, *, only_if: tuple[InstantState, ...] = ()) -> None:
         """Nothing, where it is so already, or is none of `only_if`."""
