@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreachable, StoreWriteFailed
+from synvirt.sizes import WRITE_BYTES
 
 # What is being written, and has no name that counts. What a crash leaves here is swept by the next collection of garbage.
 UNFINISHED = "tmp"
@@ -123,14 +124,14 @@ class HostFolder:
             for piece in pieces:
                 left = memoryview(piece)
                 while left:
-                    left = left[file.write(left) :]
+                    left = left[file.write(left[:WRITE_BYTES]) :]
 
     def append(self, name: str, piece: bytes) -> None:
         """To a file that was written here."""
         with _as_ours(name), (self._path / name).open("ab", buffering=0) as file:
             left = memoryview(piece)
             while left:
-                left = left[file.write(left) :]
+                left = left[file.write(left[:WRITE_BYTES]) :]
 
     def sync(self, name: str) -> None:
         self._fsync(name, os.O_RDONLY)

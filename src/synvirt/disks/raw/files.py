@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 from synvirt.blocks import Extent, Place
 from synvirt.disks.layers import Layer
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
-from synvirt.sizes import MIB
+from synvirt.sizes import MIB, WRITE_BYTES
 
 # preadv and pwritev need no lock, so as many as there may be copy threads.
 CALLS_AT_ONCE = 64
@@ -162,7 +162,7 @@ class RawWriter:
         at = 0
         while at < len(buffer):
             try:
-                at += os.pwrite(self._fd, buffer[at:] if at else buffer, offset + at)
+                at += os.pwrite(self._fd, buffer[at : at + WRITE_BYTES], offset + at)
             except OSError as error:
                 self._failed(f"{len(buffer) - at} bytes", offset + at, error)
 
