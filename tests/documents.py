@@ -53,6 +53,49 @@ FIRST: dict[str, str] = {
     "E_MIG_SERVICE_UNREACHABLE": "The command line's own word, never a job's: no service listens there, or its certificate is not trusted. "
     "`synvirt serve`, or `systemctl status synvirt`; `--data-dir` and `--server` say which service is meant.",
     "E_MIG_INTERNAL": "A bug of ours: send a `synvirt support-bundle` with the incident's number.",
+    "E_BAK_BAD_REQUEST": "The detail names the field or the option. [backup.md](backup.md) says what a job, a repository and a restore take.",
+    "E_BAK_NOT_FOUND": "`synvirt backup repositories`, `synvirt backup jobs`, `synvirt backup points` and `synvirt backup runs` show what there is. "
+    "A point may have been removed by retention.",
+    "E_BAK_CONFLICT": "The detail says what is in the way: a run of the same job or repository (`synvirt backup runs`), a name that is taken, or a "
+    "guest that runs or has snapshots. Ask again when that is over.",
+    "E_BAK_BUSY": "Wait a moment and ask again; a run does so by itself.",
+    "E_BAK_CANCELLED": "An operator asked for it. No restore point was made, and what a restore had made is gone; what is stored already is used by the next run.",
+    "E_BAK_INTERNAL": "A bug of ours: send a `synvirt support-bundle` with the incident's number.",
+    "E_BAK_INTERRUPTED": "The service ended too often during the run, or in the middle of what cannot be continued. Find out why it ended "
+    "(`journalctl -u synvirt`), then start the run again: what is stored is not stored twice.",
+    "E_BAK_SOURCE_RUNNING": "The guest was started meanwhile, or has saved memory. Start the run again; saved memory goes when the guest is started, or by "
+    "`virsh managedsave-remove GUEST`. A restore in place needs a guest that is shut off.",
+    "E_BAK_SOURCE_UNSUPPORTED": "The detail names the disk. Raw and qcow2 files, zfs volumes and block devices are backed up: [backup.md](backup.md).",
+    "E_BAK_QUIESCE_FAILED": "Install qemu-guest-agent in the guest and see that it runs; or set the job's quiesce to `try`, which takes a point like one after a power cut.",
+    "E_BAK_GUEST_STILL_FROZEN": "Look at this guest at once: it cannot write. `virsh domfsthaw GUEST`; if its agent does not answer, `virsh reset GUEST`.",
+    "E_BAK_SNAPSHOT_FAILED": "The pool or the scratch folder has no room, or another backup of the guest is under way (`virsh domjobinfo GUEST`).",
+    "E_BAK_SOURCE_READ_FAILED": "The guest was shut down in the middle, or its disk cannot be read: look at the host's disk (`dmesg`), then start the run again.",
+    "E_BAK_DELTA_FALLBACK": "Nothing is wrong with the backup: the whole disk was read instead. If it comes at each run, something else removes the marks: "
+    "checkpoints of the guest, or bookmarks of its volumes.",
+    "E_BAK_REPOSITORY_UNREACHABLE": "A folder: is it there, and its NFS export mounted? A peer: does it run, does a firewall let this host through, was its certificate renewed?",
+    "E_BAK_REPOSITORY_FULL": "Let retention remove points (`synvirt backup retention JOB`), then `synvirt backup collect REPOSITORY`: room comes back a day "
+    "later. Or make the disk, or the quota of the peer's offer, larger.",
+    "E_BAK_KEY_WRONG": "A recovery key has 55 letters and digits in groups of four. If another host changed the key, forget the repository here, and add it again with the new one.",
+    "E_BAK_DAMAGED": "`synvirt backup verify-repository REPOSITORY` names the damaged points. Do not restore those; check the disk that the repository lies on. "
+    "The next run stores again what is missing, if the guest still has it.",
+    "E_BAK_IMMUTABLE": "The peer keeps it for `keep_days`, or it is protected there. Wait, or ask its operator: `synvirt backup release-point OFFER POINT` there.",
+    "E_BAK_STORE_WRITE_FAILED": "The health of the repository's disk, and who owns its folder: the service's user must be able to write there.",
+    "E_BAK_DISK_WRITE_FAILED": "Usually the destination has no room: `synvirt destinations`. Then start the restore again.",
+    "E_BAK_HOST_LACKS": "The detail names it: a machine type, a firmware (`apt-get install ovmf`). Or restore with `--target export`, and define the guest by hand.",
+    "E_BAK_BOOT_TEST_FAILED": "`synvirt backup screenshot POINT` shows the guest's screen; `synvirt backup verify POINT` says whether the bytes are right.",
+    "E_BAK_AUTHOR_UNKNOWN": "Compare the key's fingerprint with what the other host's `synvirt receipt key` prints; if it is right, put that line into the file of the "
+    "setting `backup_signers`. Else do not restore it.",
+    "E_BAK_DOMAIN_DIFFERS": "The guest lacks a device that this host does not have: the warning names it. `virsh edit GUEST` gives it one of this host's.",
+    "E_BAK_NO_WAY_BACK": "Nothing failed. If the restore is cancelled or fails now, what the device held is lost: let it end.",
+    "E_BAK_START_FAILED": "The disks are restored, or are being copied. The detail has libvirt's words: `synvirt doctor`, then `virsh start GUEST`.",
+}
+
+# Codes that only a run of the backups warns with: no error has them. Their titles.
+WARNINGS: dict[str, str] = {
+    "E_BAK_AUTHOR_UNKNOWN": "The restore point is not signed, or signed by a key that this host does not know.",
+    "E_BAK_DOMAIN_DIFFERS": "The restored guest differs from what it was.",
+    "E_BAK_NO_WAY_BACK": "A disk is overwritten directly: a restore that fails cannot undo that.",
+    "E_BAK_START_FAILED": "The restored guest did not start.",
 }
 
 
@@ -72,15 +115,19 @@ def troubleshooting() -> str:
         "HTTP: the status where the API answers with it. Jobs that run have most of these in `last_error`, whatever the number says.",
         "",
     ]
-    for code in sorted(BY_CODE, key=lambda code: (not code.startswith("E_MIG_"), code)):
-        kinds = [kind for kind in _kinds(SynvirtError) if kind.code == code and _is_the_services(kind)]
-        statuses = sorted({kind.status for kind in kinds})
-        lines += [f"## {code}", "", f"HTTP {', '.join(map(str, statuses))}"]
-        # The root has the code of Internal, and its words.
-        lines += [f"- {title}" for title in dict.fromkeys(kind.title() for kind in kinds)]
-        lines += ["", FIRST[code]] if code in FIRST else []
-        lines.append("")
+    for code in sorted({*BY_CODE, *WARNINGS}, key=lambda code: (not code.startswith("E_MIG_"), code)):
+        lines += [f"## {code}", "", *_meaning(code), "", FIRST[code], ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _meaning(code: str) -> list[str]:
+    if code in WARNINGS:
+        return ["A warning of a run", f"- {WARNINGS[code]}"]
+    kinds = [kind for kind in _kinds(SynvirtError) if kind.code == code and _is_the_services(kind)]
+    statuses = sorted({kind.status for kind in kinds})
+    # The root has the code of Internal, and its words.
+    titles = dict.fromkeys(kind.title() for kind in kinds)
+    return [f"HTTP {', '.join(map(str, statuses))}", *(f"- {title}" for title in titles)]
 
 
 def _kinds(root: type[SynvirtError]) -> list[type[SynvirtError]]:
