@@ -1,11 +1,13 @@
 """How the settings become the house."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from synvirt.errors import DiskWriteFailed
+from synvirt.errors import Conflict, DiskWriteFailed
 from synvirt.main.destinations import make_destinations
+from synvirt.main.running import service
 from synvirt.settings import DirectorySetting, Settings, ZfsSetting
 
 
@@ -32,3 +34,16 @@ def test_the_settings_destinations_are_the_services(tmp_path: Path, monkeypatch:
     with pytest.raises(DiskWriteFailed, match="zfs is not installed"):
         made["zfs"].free_bytes()
     assert made["archive"].free_bytes() > 0
+
+
+def test_who_cannot_listen_has_changed_nothing_and_shown_no_password(tmp_path: Path) -> None:
+    """The password of the first start is shown once, and would be lost among the lines of the failure."""
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        settings = Settings(data_dir=tmp_path, listen=f"127.0.0.1:{other.getsockname()[1]}")
+        with pytest.raises(Conflict, match="in use by another program"), service(settings, announce=said.append):
+            pytest.fail("it serves")
+    assert said == []
+    assert not (tmp_path / "keyring/users").exists()
+    assert list(tmp_path.glob("migrator.db*")) == []
+    assert not settings.socket_path.exists()

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from typer.testing import CliRunner
 
-from synvirt.api.server import ELSEWHERE
+from synvirt.api.listening import ELSEWHERE
 from synvirt.cli.migrating import importing
 from synvirt.cli.options import SHARED, Options
 from synvirt.cli.program import shown

@@ -2,6 +2,7 @@
 
 from synvirt.api.app import create_app
 from synvirt.api.callers.auth import authenticator
+from synvirt.api.listening import Listening
 from synvirt.api.server import Server, data_dir_locked, serve
 
-__all__ = ["Server", "authenticator", "create_app", "data_dir_locked", "serve"]
+__all__ = ["Listening", "Server", "authenticator", "create_app", "data_dir_locked", "serve"]

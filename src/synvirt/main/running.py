@@ -1,7 +1,7 @@
 """The service, put together, begun and ended in its order."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -58,15 +58,13 @@ class Service:
 def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterator[Service]":
     """A service on settings.data_dir, its jobs running, its sockets bound: `run()` it. All is let go of at the end.
 
-    The order matters: one service a folder (the lock) before anything of it is opened; the sockets before the jobs, so that
-    who cannot listen has begun nothing.
+    The order matters: one service a folder (the lock) before anything of it is opened; then the sockets are bound, so that who
+    cannot listen has changed nothing and shown no password.
     """
-    from synvirt.api.app import create_app
-    from synvirt.api.callers.auth import authenticator
+    from synvirt.api import Listening, Server, authenticator, create_app, data_dir_locked
     from synvirt.api.callers.coming import counts_written
     from synvirt.api.routes.backups import mount
     from synvirt.api.routes.waves import mount_waves
-    from synvirt.api.server import Server, data_dir_locked
     from synvirt.doctor import Checkup
     from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
@@ -83,6 +81,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     prepare_data_dir(settings)
     with ExitStack() as stack:
         stack.enter_context(data_dir_locked(settings.data_dir))
+        sockets = stack.enter_context(closing(Listening(settings)))
         warn_if_missing()
         keyring = Keyring(settings.keyring_dir / "migrator.key")
         board = Board()
@@ -146,7 +145,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         )
         mount(app, backups, settings)
         mount_waves(app, fleet, board, settings)
-        server = Server(app, settings)
+        server = Server(app, settings, sockets)
         for going_on in (counts_written(app.state.coming), swept(uploads), trials_swept(sources.trials)):
             stack.enter_context(going_on)
         _begin(stack, engine, rehearsals, carrying, taking_over, among_hosts=bool(settings.database_url))
