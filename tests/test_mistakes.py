@@ -117,3 +117,15 @@ def test_a_number_of_a_query_is_told_in_plain_words(value: str, said: str) -> No
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(int).validate_python(value)
     assert worded(caught.value.errors()[0]) == said
+
+
+class _Chosen(BaseModel):
+    mode: Literal["warm", "cold"]
+
+
+@pytest.mark.parametrize(("value", "near"), [("wram", "; did you mean warm?"), ("x", ""), ("c" * 100_000, ""), (5, "")])
+def test_a_word_that_may_not_be_is_answered_by_the_nearest_that_may(value: Any, near: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Chosen.model_validate({"mode": value})
+    assert worded(caught.value.errors()[0]) == f"must be 'warm' or 'cold'{near}"
+    assert worded(caught.value.errors(include_input=False)[0]) == "must be 'warm' or 'cold'"

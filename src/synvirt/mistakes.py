@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from synvirt.nearest import did_you_mean
+
 # Each form that a request, a setting or a source's parameters may have to keep: what a text of that form is.
 FORMS: Mapping[str, str] = {
     r"^[\w.-]+$": "letters, digits, dot, hyphen and underscore alone",
@@ -58,6 +60,9 @@ _SUBJECT = re.compile(r"^[A-Z][a-z]+ should ")
 _AFTERWARDS = re.compile(r" after validation, not \S+$")
 
 
+# Of one word of several.
+_CHOICES = ("literal_error", "enum")
+
 # Who sent many mistakes learns of some at a time.
 _SAID = 5
 
@@ -68,15 +73,21 @@ def listed(mistakes: Iterable[Mapping[str, Any]], what: str) -> str:
 
 
 def worded(mistake: Mapping[str, Any]) -> str:
-    """What is wrong, without the value and without its place: one of pydantic's `ErrorDetails`."""
+    """What is wrong, without the value and without its place: one of pydantic's `ErrorDetails`. With its input, a value that is
+    none of the words that it may be is answered by the nearest of them."""
     kind, context = mistake["type"], mistake.get("ctx") or {}
     if kind == "string_pattern_mismatch":
         form = FORMS.get(context.get("pattern", ""))
         return f"must be {form}" if form else "is not of the form it must have"
     if kind in _WORDS:
         return _WORDS[kind].format_map({"error": ""} | context)
-    said = str(mistake["msg"]).removeprefix("Value error, ")
-    return _AFTERWARDS.sub("", _SUBJECT.sub("must ", said))
+    said = _AFTERWARDS.sub("", _SUBJECT.sub("must ", str(mistake["msg"]).removeprefix("Value error, ")))
+    near = _meant(mistake.get("input"), said) if kind in _CHOICES else None
+    return f"{said}; {near}" if near else said
+
+
+def _meant(value: object, choices: str) -> str | None:
+    return did_you_mean(value, re.findall("'([^']*)'", choices)) if isinstance(value, str) else None
 
 
 def place(parts: Iterable[str | int]) -> str:

@@ -2,17 +2,21 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # Of a longer list no more are looked at.
 LOOKED_AT_MAX = 10_000
+# NAME_MAX: no longer name is one of anything.
+NAME_CHARS_MAX = 255
 
 
 def most_like(name: str, names: Iterable[str]) -> str | None:
     """The name of `names` that `name` may be a slip of; None, where none is like it."""
     import difflib
 
+    if len(name) > NAME_CHARS_MAX:
+        return None
     return next(iter(difflib.get_close_matches(name, list(itertools.islice(names, LOOKED_AT_MAX)), n=1)), None)
 
 
@@ -23,10 +27,26 @@ def did_you_mean(name: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean_file(path: Path, *folders: Path) -> str | None:
-    """The same of what lies in `folders`, or where none are named next to where it would be."""
+    """The same of what lies in `folders`, or where none are named next to where it would be. Where its folder is not there
+    either, it is that folder's name which is looked for."""
+    if not folders:
+        for folder in reversed(path.parents):
+            if not folder.exists():
+                return did_you_mean_file(folder, folder.parent)
     names: list[str] = []
     for folder in dict.fromkeys(folders or (path.parent,)):
         with contextlib.suppress(OSError):
             names += (one.name for one in folder.iterdir())
     near = most_like(path.name, names)
     return None if near is None else f"did you mean {path.parent / near}?"
+
+
+def hint_for(path: Path, error: OSError) -> str | None:
+    """A hint for who named a file that could not be opened."""
+    return did_you_mean_file(path) if isinstance(error, FileNotFoundError) else None
+
+
+def none_of(word: str, words: Sequence[str]) -> str:
+    """Says that `word` is none of `words`, and which of them was meant."""
+    near = did_you_mean(word.lower(), words)
+    return f"{word} is none of {', '.join(words)}" + (f"; {near}" if near else "")

@@ -17,7 +17,7 @@ from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
 from synvirt.model.plan import DestinationName
 from synvirt.model.values import Received
-from synvirt.nearest import did_you_mean, did_you_mean_file
+from synvirt.nearest import did_you_mean, hint_for
 from synvirt.sizes import GIB
 
 ENV_PREFIX = "SYNVIRT_"
@@ -384,7 +384,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        hint = did_you_mean_file(path) if isinstance(error, FileNotFoundError) else None
+        hint = hint_for(path, error)
         raise BadRequest(f"settings file {path} cannot be read: {error.strerror}", hint=hint) from error
     except tomllib.TOMLDecodeError as error:
         raise BadRequest(f"settings file {path}: {error}") from error

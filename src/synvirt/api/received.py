@@ -35,7 +35,7 @@ def json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Call
                 return await run_in_threadpool(model.model_validate_json, body, strict=True)
             return model.model_validate_json(body, strict=True)
         except ValidationError as error:
-            mistakes = error.errors(include_url=False, include_input=False)
+            mistakes = error.errors(include_url=False)
             raise refused([{**mistake, "loc": ("body", *mistake["loc"])} for mistake in mistakes]) from None
 
     return read

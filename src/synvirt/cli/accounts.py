@@ -11,6 +11,7 @@ from synvirt.cli.options import Options, with_options
 from synvirt.cli.password import users_file
 from synvirt.cli.program import shown
 from synvirt.cli.secret import secret
+from synvirt.nearest import none_of
 
 accounts = typer.Typer(
     help="Accounts of the users file, and their roles.\n\nExample: synvirt accounts list", no_args_is_help=True
@@ -49,7 +50,7 @@ def add(options: Options, name: Annotated[str, typer.Argument(metavar="USER")], 
 
     path = users_file(options)
     if role not in list(Role):
-        raise BadRequest(f"{role!r} is no role", hint="viewer, operator or admin")
+        raise BadRequest(none_of(role, [str(one) for one in Role]))
     set_password(path, name, secret(f"New password of {name}", confirm=True), Role(role))
     print(f"{shown(name)} is {role}")
 

@@ -10,7 +10,7 @@ from synvirt.cli.listing import at, full_id, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 from synvirt.cli.secret import secret
-from synvirt.nearest import did_you_mean
+from synvirt.nearest import did_you_mean, hint_for, none_of
 
 app = typer.Typer(no_args_is_help=True, help="The platforms that VMs are moved from.")
 keyring = typer.Typer(no_args_is_help=True, help="The key that seals the credentials of sources.")
@@ -60,8 +60,8 @@ def add(
     if kind is None and endpoint.strip().lower().startswith("qemu"):
         kind = "libvirt_remote"
     if kind not in KINDS:
-        reason = "this address does not say what answers there" if kind is None else f"{kind} is none of those that there are"
-        raise typer.BadParameter(f"{reason}: {', '.join(KINDS)}", param_hint="--kind")
+        reason = f"this address does not say what answers there: {', '.join(KINDS)}" if kind is None else none_of(kind, KINDS)
+        raise typer.BadParameter(reason, param_hint="--kind")
     body = {
         "name": name,
         "kind": kind,
@@ -385,7 +385,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:
-        raise BadRequest(f"{path} cannot be read: {error.strerror}") from error
+        raise BadRequest(f"{path} cannot be read: {error.strerror}", hint=hint_for(path, error)) from error
     except UnicodeDecodeError as error:
         raise BadRequest(f"{path} is no text") from error
 

@@ -9,6 +9,7 @@ import typer
 from synvirt.cli.listing import Listed, at, id_of, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
+from synvirt.nearest import hint_for
 
 WAVES = Listed("wave", "/waves", "synvirt waves list", "name")
 
@@ -415,7 +416,7 @@ def _content(document: Path) -> bytes:
     try:
         return document.read_bytes() if str(document) != "-" else typer.get_binary_stream("stdin").read()
     except OSError as error:
-        raise BadRequest(f"{document} cannot be read: {error.strerror}") from error
+        raise BadRequest(f"{document} cannot be read: {error.strerror}", hint=hint_for(document, error)) from error
 
 
 def _parsed(document: Path, content: bytes) -> Any:

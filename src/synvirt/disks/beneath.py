@@ -30,6 +30,8 @@ _NAME_MAX_BYTES = 4095
 _LINKS_MAX = 40
 # openat2 answers EAGAIN while something in the tree is being renamed; a walk that loses this often is being played with.
 _RACES_MAX = 128
+# A deeper path gets no suggestion.
+_TYPED_PARTS_MAX = 32
 
 _HINTS = {
     errno.EACCES: "Let the service's user read the file and its folders.",
@@ -74,7 +76,7 @@ def open_folder_beneath(root: Path | str, name: str) -> tuple[int, Path]:
 
     Raises what `open_beneath` does, HostPathRejected for what is no folder.
     """
-    with _found(Path(root), name) as (descriptor, found):
+    with _named(Path(root), name) as (descriptor, found):
         if not stat.S_ISDIR(found.st_mode):
             raise HostPathRejected(f"{name!r} is not a folder")
         path = _real_path(descriptor, Path(root), name)
@@ -96,7 +98,7 @@ def resolve_beneath(root: Path | str, name: str) -> Path:
     Takes and raises what `open_beneath` does. The answer is for showing, storing and comparing: who opens it later asks
     `open_beneath` again, since the tree may have changed.
     """
-    with _found(Path(root), name) as (descriptor, found):
+    with _named(Path(root), name) as (descriptor, found):
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
             raise HostPathRejected(f"{name!r} is neither a plain file nor a folder")
         return _real_path(descriptor, Path(root), name)
@@ -124,6 +126,36 @@ def open_reference(root: Path | str | None, image: str, reference: str) -> tuple
             f"{image} needs the file {reference!r}, which is not there",
             hint="Copy all files of the disk into one folder under the import root.",
         ) from problem
+
+
+@contextlib.contextmanager
+def _named(root: Path, name: str) -> Iterator[tuple[int, os.stat_result]]:
+    """`_found`, of a name that a person may have typed: NotFound has the nearest one in its hint."""
+    try:
+        with _found(root, name) as found:
+            yield found
+    except NotFound as error:
+        raise NotFound(error.detail, hint=_meant(root, name)) from error
+
+
+def _meant(root: Path, name: str) -> str | None:
+    from synvirt.nearest import most_like  # a copy that goes well does not need it
+
+    path = PurePosixPath(name)
+    if path.name in ("", "..") or len(path.parts) > _TYPED_PARTS_MAX:
+        return None
+    try:
+        descriptor, _ = open_folder_beneath(root, str(path.parent))
+    except SynvirtError as error:
+        return error.hint if isinstance(error, NotFound) else None
+    try:
+        with os.scandir(descriptor) as entries:
+            near = most_like(path.name, (entry.name for entry in entries if not entry.name.startswith(".")))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None if near is None else f"did you mean {path.parent / near}?"
 
 
 @contextlib.contextmanager

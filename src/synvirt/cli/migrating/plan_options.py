@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from synvirt.cli.options import size_given
+from synvirt.nearest import none_of
 
 BUSES = ("virtio", "scsi", "sata", "ide", "nvme")
 CONVERSIONS = ("auto", "always", "never")
@@ -215,7 +216,7 @@ def option_of(name: str) -> str:
 def checked(option: str, word: str | None, words: Sequence[str]) -> None:
     """typer.BadParameter for a word that is none of `words`."""
     if word is not None and word not in words:
-        raise typer.BadParameter(f"{word} is none of {', '.join(words)}", param_hint=option)
+        raise typer.BadParameter(none_of(word, words), param_hint=option)
 
 
 def as_plan(chosen: PlanOptions) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from synvirt.errors import BadRequest
-from synvirt.nearest import did_you_mean_file
+from synvirt.nearest import hint_for
 
 CHUNK_BYTES = 1 << 20
 
@@ -23,7 +23,7 @@ class Sending(AbstractContextManager["Sending"]):
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would wait for its writer
             found = os.fstat(descriptor)
         except OSError as error:
-            hint = did_you_mean_file(path) if isinstance(error, FileNotFoundError) else None
+            hint = hint_for(path, error)
             raise BadRequest(f"{path} cannot be read: {error.strerror}", hint=hint) from error
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)

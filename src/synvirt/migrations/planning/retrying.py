@@ -58,7 +58,7 @@ def corrected(job: Migration, patch: Mapping[str, Any]) -> MigrationPlan:
     try:
         plan = MigrationPlan.model_validate_json(json.dumps(merged(job.plan.model_dump(mode="json"), patch)))
     except ValidationError as error:
-        raise InvalidPlan(listed(error.errors(include_url=False, include_input=False), "plan")) from None
+        raise InvalidPlan(listed(error.errors(include_url=False), "plan")) from None
     kept = has_kept_copy(job)
     fixed = _MACHINE if not kept else _COPIED_BY if job.plan.source.Live is None else _COPIED_LIVE_BY
     for path in fixed:
