@@ -23,6 +23,19 @@ FILES = (
     "disk convert {} x.raw",
     "disk compare {} {}",
     "disk verify {} --ledger {}",
+    "disk info --key-file {} x.qcow2",
+    "waves import {}",
+    "waves replace 00000000-0000-0000-0000-000000000001 {}",
+    "waves simulate 00000000-0000-0000-0000-000000000001 --what-if {}",
+    "receipt verify {}",
+    "receipt verify . --key {}",
+    "receipt verify . --chain {}",
+    "receipt verify . --tsa-roots {}",
+    "receipt verify . --volume vda={}",
+    "sources add lab qemu+ssh://host/system --credential ssh_key=@{}",
+    "inspect https://files.example/web.ova --credentials {}",
+    "doctor --config {}",
+    "migrations list --server https://192.0.2.1 --cacert {}",
 )
 
 
@@ -48,6 +61,26 @@ def test_a_file_that_is_nearly_called_so_is_named_wherever_one_is_asked_for(
     assert f"did you mean {before}web01.qcow2?" in done.stderr + capfd.readouterr().err
 
 
+def test_a_folder_that_is_nearly_called_so_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "exports").mkdir()
+    done = run("waves", "import", tmp_path / "exprots" / "november.xlsx")
+    assert f"did you mean {tmp_path}/exports?" in done.stderr
+
+
+def test_what_lies_in_the_import_root_is_named_by_the_service(service: Service, run: Run) -> None:
+    (service.settings.imports_dir / "exports").mkdir()
+    (service.settings.imports_dir / "exports" / "web01.qcow2").write_bytes(b"not looked at")
+    (service.settings.imports_dir / ".secret").write_bytes(b"")
+    assert "did you mean exports?" in run("files", "exprots").stderr
+    assert "did you mean exports?" in run("files", "exprots/2026/november").stderr
+    assert "hint" not in run("files", "secret").stderr
+    with service.local() as client:
+        for path in ("exports/wbe01.qcow2", str(service.settings.imports_dir / "exports/wbe01.qcow2")):
+            found = client.post("/host-files/inspect", json={"path": path}).json()
+            assert found["hint"] == f"did you mean {path.replace('wbe', 'web')}?"
+        assert client.get("/host-files", params={"path": "a/" * 2000}).json().get("hint") is None
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -56,6 +89,15 @@ def test_a_file_that_is_nearly_called_so_is_named_wherever_one_is_asked_for(
         ("import web --source lba", "did you mean lab?"),
         ("migratons list", "Did you mean 'migrations'?"),
         ("import web.ova --nmae x", "--name"),
+        ("import web.ova --mode wram", "wram is none of warm, cold; did you mean warm?"),
+        ("import web.ova --kind qcow", "did you mean qcow2?"),
+        ("import web.ova --disk-bus virtoi", "did you mean virtio?"),
+        ("sources add new https://vc.example --kind vim", "did you mean vim_api?"),
+        ("accounts add eve --role amdin", "did you mean admin?"),
+        ("completion bahs", "bahs is none of bash, zsh, fish; did you mean bash?"),
+        ("waves select x --source lab --power of", "did you mean off?"),
+        ("waves list --state runing", "did you mean running?"),
+        ("migrations list --state Faild", "did you mean Failed?"),
     ],
 )
 def test_a_name_that_is_nearly_called_so_is_named(service: Service, run: Run, line: str, said: str) -> None:

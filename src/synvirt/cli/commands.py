@@ -1,5 +1,6 @@
 """All commands, put together. Modules that one needs are imported when it runs: `synvirt --help` has nothing to wait for."""
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,7 @@ from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import failed, tell_as_json
 from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
+from synvirt.nearest import none_of
 
 # As `synvirt --help` lists them: what a new user needs first, then what runs every day, then what is set up once.
 _ORDER = (
@@ -38,6 +40,8 @@ _ORDER = (
 )  # fmt: skip
 
 
+# Of a value of an enumeration, as Typer says it.
+_NO_CHOICE = re.compile(r"'(.*)' is not one of (.*)\.")
 # Where a context keeps whether --json was typed anywhere: a command that cannot be parsed has noted no options.
 _JSON = "synvirt.json"
 
@@ -81,7 +85,9 @@ def _worded(error: Any, *, as_json: bool) -> Any:
     """A wrong option or argument, which Typer prints with the command's usage: in words for a person, and as JSON besides."""
     cause = error.__cause__
     if hasattr(cause, "errors"):  # pydantic's ValidationError, of a value
-        error.message = worded(cause.errors(include_url=False, include_input=False)[0])
+        error.message = worded(cause.errors(include_url=False)[0])
+    if (wrong := _NO_CHOICE.fullmatch(error.message)) is not None:
+        error.message = none_of(wrong[1], re.findall("'([^']*)'", wrong[2]))
     if as_json:
         tell_as_json(BadRequest(error.format_message()))
     return error
@@ -143,8 +149,9 @@ def _disk(context: typer.Context) -> None:
 
     Example: synvirt disk info web01.qcow2
     """
-    before = context.find_root().obj
-    raise typer.Exit(disk.main(context.args, json=isinstance(before, Options) and before.json))
+    before = context.find_root().obj or Options()
+    before.work_here("disk images are read here")
+    raise typer.Exit(disk.main(context.args, json=before.json))
 
 
 app.add_typer(doctor.app, name="doctor")

@@ -9,6 +9,8 @@ from synvirt.cli.program import shown
 
 app = typer.Typer(help="The settings, and where each value came from. No service is needed.")
 
+_OF_HERE = "these are the settings of this host"
+
 
 @app.command()
 @with_options
@@ -21,6 +23,7 @@ def show(options: Options) -> None:
 
     from synvirt.settings import origins
 
+    options.work_here(_OF_HERE, about_service=True)
     settings = options.settings
     came_from = origins(config=options.settings_file, flags={"data_dir": options.data_dir})
     values = _without_secrets(settings)
@@ -51,6 +54,7 @@ def check(options: Options) -> None:
     """
     import json
 
+    options.work_here(_OF_HERE, about_service=True)
     settings = options.settings
     settings.check_host_id()
     settings.check_oidc()

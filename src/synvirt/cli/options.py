@@ -50,6 +50,38 @@ class Options:
     def address(self) -> str | None:
         return self.server or os.environ.get("SYNVIRT_SERVER")
 
+    def work_here(self, why: str, *, about_service: bool = False) -> None:
+        """BadRequest, where a service elsewhere is named to a command that works on this host alone; `why` it does.
+        `about_service`: SYNVIRT_SERVER names one, too, which of a command about files means nothing."""
+        from synvirt.errors import BadRequest
+
+        if self.address if about_service else self.server:
+            names = "--server and SYNVIRT_SERVER" if about_service else "--server"
+            raise BadRequest(f"a service elsewhere is named, and {why}", hint=f"leave {names} out")
+
+    def _check_cacert(self) -> None:
+        """BadRequest, before a password is asked for in vain."""
+        from synvirt.errors import BadRequest
+        from synvirt.nearest import hint_for
+
+        if self.cacert is None:
+            return
+        try:
+            self.cacert.open().close()
+        except OSError as error:
+            hint = hint_for(self.cacert, error)
+            raise BadRequest(f"the certificate file {self.cacert} cannot be read: {error.strerror}", hint=hint) from error
+
+    def check_whose(self) -> None:
+        """BadRequest for options of a service elsewhere where none is named."""
+        from synvirt.errors import BadRequest
+
+        given = [name for name in ("user", "cacert", "insecure") if getattr(self, name)]
+        if given and self.address is None:
+            raise BadRequest(
+                f"--{given[0]} is for a service elsewhere, and none is named", hint="name it: --server https://HOST:8441"
+            )
+
     def connect(self) -> "Client":
         """The service at --server, else the one of this host by its Unix socket. It is first spoken to by the first request."""
         from synvirt.cli.client import Client
@@ -57,6 +89,7 @@ class Options:
         if self.address is None:
             settings = self.settings
             return Client.local(settings.socket_path, base_url=settings.base_url)
+        self._check_cacert()
         user = self.user or os.environ.get("SYNVIRT_USER") or "admin"
         password = secret(f"Password of {user} at {self.address}", variable="SYNVIRT_PASSWORD")
         return Client.remote(self.address, user=user, password=password, ca_file=self.cacert, verify=not self.insecure)
@@ -103,6 +136,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         before = context.find_root().obj
         context.obj = given.over(before) if isinstance(before, Options) else given
         context.find_root().obj = context.obj  # the printer of the command's errors looks there whether to print JSON
+        if context.parent is not None:
+            context.obj.check_whose()
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(context.obj, **values)

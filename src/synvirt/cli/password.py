@@ -31,9 +31,8 @@ def users_file(options: Options) -> "Path":
     from synvirt.errors import BadRequest
     from synvirt.settings import prepare_data_dir
 
+    options.work_here("its accounts are set on its own host", about_service=True)
     settings = options.settings
-    if options.address is not None:
-        raise BadRequest("passwords are set on the service's own host", hint="leave --server and SYNVIRT_SERVER out")
     if settings.auth != "file":
         raise BadRequest(f'the service checks the host\'s own accounts (auth = "{settings.auth}")', hint="passwd sets those")
     prepare_data_dir(settings)

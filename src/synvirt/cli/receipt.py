@@ -10,6 +10,7 @@ from synvirt.cli.listing import full_id
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 from synvirt.errors import BadRequest, Conflict, DiskWriteFailed, MalformedArchive, NotFound
+from synvirt.nearest import did_you_mean_file
 
 if TYPE_CHECKING:
     from synvirt.proof.signing import PublicKey
@@ -89,6 +90,10 @@ def verify(  # noqa: PLR0917 - the framework gives them by name
     from synvirt.proof.signing import PublicKey
     from synvirt.proof.verifying import chained, checked, stamped
 
+    options.work_here("a receipt is read here")
+    for named in (folder, chain, key_file, tsa_roots, *(Path(each.partition("=")[2]) for each in volume or ())):
+        if named is not None and not named.exists():
+            raise NotFound(f"there is no {named}", hint=did_you_mean_file(named))
     trusted = None if key_file is None else PublicKey.from_signers(_read(key_file), key_file.name)
     found = checked(folder, trusted)
     problems = list(found.problems)

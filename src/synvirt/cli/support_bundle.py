@@ -47,6 +47,7 @@ def support_bundle(
 
     from synvirt.errors import Conflict
 
+    options.work_here("a bundle holds the logs and settings of this host", about_service=True)
     settings = options.settings
     name = f"synvirt-{socket.gethostname()}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     target = file or Path(f"{name}.tar.gz")
@@ -183,7 +184,7 @@ def _asked_or_read(options: Options, settings: "Settings", path: str, query: str
     try:
         return _asked(options, path, limit=JOBS_MAX)
     except ServiceUnreachable as error:
-        if settings.database_url or options.address is not None:
+        if settings.database_url:
             raise
         try:
             with closing(sqlite3.connect(f"file:{quote(str(settings.data_dir / 'migrator.db'))}?mode=ro", uri=True)) as store:

@@ -42,6 +42,7 @@ def serve(
 
     Example: synvirt serve --data-dir /var/lib/synvirt --listen 0.0.0.0:8441
     """
+    options.work_here("this starts one here: --listen says where")
     end_at_once()
     os.umask(0o027)  # whatever folder it is given: what the service makes there is not for everybody
     from synvirt.logs import log_to
@@ -70,6 +71,7 @@ def demo(
     from synvirt.logs import log_to
     from synvirt.settings import load, prepare_data_dir
 
+    options.work_here("this starts one here: --listen says where")
     os.umask(0o027)  # as `serve`
     # What the guest has on its disk is asked of its agent.
     settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen, "boot_check": "agent"})

@@ -33,7 +33,10 @@ def mount(
     from synvirt.backups.restores.mounting import mounted
 
     if options.address is not None:
-        raise BackupBadRequest("mount reads the repository itself: it works on the service's own host alone")
+        raise BackupBadRequest(
+            "mount reads the repository itself: it works on the service's own host alone",
+            hint="leave --server and SYNVIRT_SERVER out",
+        )
     output = sys.stdout
     # The log goes elsewhere: our output is for who called us.
     with contextlib.redirect_stdout(sys.stderr), _repository(options, point) as (repository, manifest):
