@@ -244,7 +244,7 @@ def test_a_plan_that_is_refused_comes_back_with_the_reason(page: Page, service: 
     page.goto(machine_of(service))
     page.fill("#f-name", TAKEN)
     page.click("text=Review the plan")
-    expect(page.locator("#problems li")).to_contain_text("target.name: taken is the name of a guest here")
+    expect(page.locator("#problems li")).to_contain_text("Name: taken is the name of a guest here")
     expect(page.locator("#problems .hint")).to_have_text("choose another name")
     page.click("text=Start the migration")
     expect(page.locator(".banner.bad")).to_contain_text("has the name of the guest")

@@ -33,7 +33,7 @@ from synvirt.web.pages import Pages, static_router
 from synvirt.web.several import Several, several_router
 from synvirt.web.sources import sources_router
 from synvirt.web.uploads import uploads_router
-from synvirt.web.waves.night import waves_router
+from synvirt.web.waves.wave import waves_router
 
 __all__ = ["web_routers"]
 

@@ -22,6 +22,7 @@ from synvirt.model.plan import MigrationPlan, RemoteUrlRef, SourceRef
 from synvirt.offline.elsewhere import CREDENTIALS
 from synvirt.web.finding import Finder, Found, reference
 from synvirt.web.forms import Form, Sent
+from synvirt.web.labels import LABELS
 from synvirt.web.new import Beginning
 from synvirt.web.pages import Pages
 from synvirt.web.plans import critical, filled, networks_of, written
@@ -140,31 +141,6 @@ class Setup:
         return await self.finder.find(_ref(form), form.text("sealed"), destination=form.text("destination"))
 
 
-# Where a mistake is shown at the top of the page: what its field is called there.
-LABELS = {
-    "name": "Name",
-    "cpu_count": "Processors",
-    "memory": "Memory",
-    "disk_bus": "Disk bus",
-    "destination": "Storage",
-    "bandwidth": "The most to read in a second",
-    "mode": "How it moves",
-    "delta_threshold": "Small enough",
-    "max_passes": "Passes",
-    "interval": "Seconds between two passes",
-    "sync_rule": "Rule of the schedule",
-    "sync_start": "First time of the schedule",
-    "sync_zone": "Time zone of the schedule",
-    "sync_every": "Seconds between two syncs",
-    "start_at": "When it begins",
-    "shutdown": "How it is shut down",
-    "shutdown_timeout": "Seconds to shut down in",
-    "outage_budget": "Seconds off at the most",
-    "on_overrun": "Where it takes longer",
-    "instant": "Start at once",
-    "disk": "Disks to copy",
-    "waive": "What to know before",
-}
 _WEIGHT = {"Critical": 0, "Warning": 1, "Information": 2}
 
 

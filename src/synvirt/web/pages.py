@@ -23,6 +23,7 @@ from synvirt.errors import NotFound, SynvirtError
 from synvirt.programs import ProgramFailed
 from synvirt.sizes import duration
 from synvirt.web import words
+from synvirt.web.labels import as_labels
 
 # Content Security Policy level 3: files of our own address, nothing written in the page, in no other site's frame.
 POLICY = (
@@ -79,7 +80,9 @@ class Pages:
             "clock",
             "as_json",
         )
-        self._environment.filters |= {"duration": duration} | {name: getattr(words, name) for name in names}
+        self._environment.filters |= {"duration": duration, "as_labels": as_labels} | {
+            name: getattr(words, name) for name in names
+        }
         self._environment.globals |= {
             "root": root,
             "file": self._address,

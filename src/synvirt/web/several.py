@@ -19,7 +19,8 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source
 from synvirt.web.finding import Found, reference
 from synvirt.web.forms import Form, Sent
-from synvirt.web.machine import LABELS, Setup, planned
+from synvirt.web.labels import LABELS
+from synvirt.web.machine import Setup, planned
 from synvirt.web.new import MACHINES_MAX
 from synvirt.web.plans import filled, networks_of
 from synvirt.web.review import lines, runs_cold

@@ -313,8 +313,10 @@ def _sheet(answer: str) -> None:
     )
     rows += [("by", job.submitted_by)] if job.submitted_by else []
     if job.last_error is not None:
-        rows.append(("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {job.last_error.message}"))
-        rows += [("hint", job.last_error.hint)] if job.last_error.hint else []
+        rows.append(
+            ("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {as_options(job.last_error.message)}")
+        )
+        rows += [("hint", as_options(job.last_error.hint))] if job.last_error.hint else []
     if job.progress.bytes_total or not job.ended:
         rows.append(("progress", described(job.progress, state=job.state)))
     rows += [("pass", line) for line in _passes(job)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
+from synvirt.cli.migrating.dry_runs import as_options
 from synvirt.cli.program import shown, sized, tell
 from synvirt.errors import Internal
 from synvirt.model.job import BootAttempt, DiskProgress, Migration, Progress, ProgressUpdate
@@ -75,7 +76,7 @@ def verdict(job: Migration) -> bool:
         return True
     error = job.last_error
     code, message, hint = (error.code, error.message, error.hint) if error else ("E_MIG_CANCELLED", str(job.state), None)
-    tell(code, message, hint)
+    tell(code, as_options(message), hint and as_options(hint))
     return False
 
 
@@ -114,7 +115,7 @@ class Lines:
             self.said(f"held until it is asked to cut over: synvirt migrations cutover {job.id}")
         if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
             self._error = job.last_error
-            self.said(f"{self._error.code}: {self._error.message}")
+            self.said(f"{self._error.code}: {as_options(self._error.message)}")
         for attempt in job.boot_attempts[self._attempts :]:
             if attempt.trouble is not None:
                 self._attempts += 1
