@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from synvirt.cli.client import Client
 from synvirt.errors import InvalidPlan
 from synvirt.model.kinds import OfflineKind
 from synvirt.model.plan import HostPathRef, MigrationPlan, UploadRef
@@ -105,6 +107,39 @@ def test_what_was_sent_for_a_plan_that_is_refused_stays(service: Service, run: R
     [upload] = service.uploads.page(limit=10)[0]
     assert (done.exit_code, f"synvirt uploads show {upload.id}" in done.stderr) == (1, True)
     assert "E_MIG_INVALID_PLAN: not this one" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        ("/host-files/inspect", "no job is made\n"),
+        ("/inspect", "no job is made; the file stays at the service until it expires: synvirt uploads show "),
+        ("/migrations", "the service may have taken the job: synvirt migrations list\n"),
+    ],
+)
+def test_who_stops_it_is_told_what_stays(
+    service: Service, run: Run, ova: Path, monkeypatch: pytest.MonkeyPatch, at: str, said: str
+) -> None:
+    ask = Client.ask
+
+    def interrupted(self: Client, method: str, path: str, **content: Any) -> str:
+        if path.endswith(at):
+            raise KeyboardInterrupt
+        return ask(self, method, path, **content)
+
+    monkeypatch.setattr(Client, "ask", interrupted)
+    sent = ["--upload"] if at == "/inspect" else []
+    if not sent:
+        ova = ova.rename(service.settings.imports_dir / ova.name)
+    done = run("import", ova, *sent)
+    assert (done.exit_code, f"Interrupted: {said}" in done.stderr) == (130, True), done.stderr
+
+
+def test_a_file_that_was_sent_to_be_tried_stays(service: Service, run: Run, ova: Path) -> None:
+    done = run("import", ova, "--upload", "--dry-run")
+    [upload] = service.uploads.page(limit=10)[0]
+    assert f"synvirt uploads show {upload.id}" in done.stderr
+    assert service.begun == []
 
 
 def test_a_file_outside_the_import_root_may_be_sent(service: Service, run: Run, ova: Path) -> None:

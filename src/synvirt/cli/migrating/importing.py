@@ -4,6 +4,9 @@ The service says of which kind a file is. One that is not where the service can 
 """
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -14,8 +17,9 @@ from synvirt.cli.migrating.dry_runs import show_dry_run, speaking_as_options
 from synvirt.cli.migrating.elsewhere import ElsewhereOptions, is_url, request
 from synvirt.cli.migrating.migrations import follow
 from synvirt.cli.migrating.plan_options import PlanOptions, as_plan, checked
-from synvirt.cli.migrating.upload_shown import kept, send
+from synvirt.cli.migrating.upload_shown import file_stays, kept, send
 from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import INTERRUPTED
 from synvirt.cli.sources import live_vm
 from synvirt.errors import BadRequest, HostPathRejected, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.nearest import did_you_mean_file
@@ -66,22 +70,26 @@ def import_(
     """
     checked("--kind", kind, KINDS)
     plan = as_plan(chosen)
-    with options.connect() as client:
+    stays = ["no job is made"]
+    with options.connect() as client, _interruptible(stays):
+        inspection: Inspection | None = None
         if source is not None:
             plan["source"], plan["source_ref"] = live_vm(client, source, path)
         elif is_url(path):
             asked = request(path, elsewhere) | _meant(vm)
-            plan["source_ref"] = {"kind": "remote_url", **asked}
-            plan["source"] = {"Offline": kind or _kind(client, ("/remote-files/inspect", asked))}
+            plan["source_ref"], inspection = {"kind": "remote_url", **asked}, ("/remote-files/inspect", asked)
         else:
-            reference, inspection = _placed(options, client, Path(path), vm=vm, upload=upload, known=kind is not None)
-            plan["source_ref"] = reference
-            plan["source"] = {"Offline": kind or _kind(client, inspection)}
-        if dry_run:
-            with speaking_as_options():
+            plan["source_ref"], inspection = _placed(options, client, Path(path), vm=vm, upload=upload, known=kind is not None)
+        upload_id = plan["source_ref"].get("upload_id")
+        if upload_id is not None:
+            stays.append(f"no job is made; {file_stays(upload_id)}")
+        with kept(upload_id), speaking_as_options():
+            if inspection is not None:
+                plan["source"] = {"Offline": kind or _kind(client, inspection)}
+            if dry_run:
                 show_dry_run(options, client, plan)
-            return
-        with kept(plan["source_ref"].get("upload_id")), speaking_as_options():
+                raise typer.Exit  # no job is made: `kept` says what stays
+            stays.append("the service may have taken the job: synvirt migrations list")
             answer = client.ask("POST", "/migrations", json={"plan": plan})
         if wait:
             follow(options, client, _field(answer, "id"))
@@ -89,6 +97,16 @@ def import_(
             print(answer)
         else:
             print(f"Job {_field(answer, 'id')} is queued. Watch it: synvirt migrations watch {_field(answer, 'id')}")
+
+
+@contextmanager
+def _interruptible(stays: list[str]) -> Iterator[None]:
+    """Ctrl-C ends the command; the last of `stays` says what is left of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"Interrupted: {stays[-1]}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @with_options
@@ -151,7 +169,7 @@ def _received(model: type[Received], asked: dict[str, Any]) -> Received:
     try:
         return model.model_validate(asked)
     except ValidationError as error:  # its own words would show the input
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors(include_url=False)[0]
         raise BadRequest(f"{place(first['loc'])}: {worded(first)}") from None
 
 

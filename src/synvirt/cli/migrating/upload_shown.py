@@ -32,14 +32,19 @@ def send(client: "Client", file: Path, *, sha256: str | None = None, quiet: bool
         raise typer.Exit(INTERRUPTED) from None
 
 
+def file_stays(upload_id: object) -> str:
+    """What is said of a file that was sent, where no job is made of it."""
+    return f"the file stays at the service until it expires: synvirt uploads show {upload_id}"
+
+
 @contextmanager
 def kept(upload_id: object) -> Iterator[None]:
-    """What was sent is not lost with the plan that is refused: it can be imported by its path there."""
+    """What was sent is not lost with the plan that is refused, or only tried: it can be imported by its path there."""
     try:
         yield
-    except SynvirtError:
+    except (SynvirtError, typer.Exit):
         if upload_id is not None:
-            print(f"The file stays at the service until it expires: synvirt uploads show {upload_id}", file=sys.stderr)
+            print(file_stays(upload_id).capitalize(), file=sys.stderr)
         raise
 
 
