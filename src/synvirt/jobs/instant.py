@@ -45,7 +45,7 @@ def layers(exports: Exports, name: str, number: int) -> Early:
 
 
 def keep_going(exports: Exports, hypervisor: Hypervisor, name: str, disks: Sequence[Exported], uuid: UUID | None) -> bool:
-    """An export that is gone is made again, and a guest that stands still is told to go on: True, where it stood. `uuid`: of
+    """An export that is gone is made again, and a guest that stands still is made to go on: True, where it stood. `uuid`: of
     its domain, once there is one. The error of a disk that cannot be opened."""
     exports.serve(name, disks)
     return uuid is not None and hypervisor.resume(uuid)

@@ -4,9 +4,9 @@
                                 └▶ the pass copies the same disks to the volumes, and yields to what the guest reads
     Starting      the guest's layers become its volumes, without a stop ─▶ domain over the volumes defined ─▶ export ended
 
-From its start on the guest has a life of its own: what goes wrong with the copy then fails nothing, is told, and is tried again
-until it goes well or an operator cancels, which loses what the guest wrote. A guest that cannot read stands still, and goes on
-when it can. The export outlives the service; whoever has the job finds it, or makes it again.
+Once the guest has started, a failure of the copy does not fail the job: the job shows it, and tries again until the copy is
+whole or an operator cancels, which loses what the guest wrote. A guest that cannot read stands still, and goes on when it can.
+The export outlives the service; the host that has the job finds it, or makes it again.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ async def copy_under_the_guest(job: Job, disks: Sequence[PassDisk], check: Calla
 
 
 async def _lay(job: Job, volumes: Sequence[Volume]) -> None:
-    """Once: what a guest wrote is never laid anew."""
+    """Once: what a guest wrote is never laid again."""
     if job.migration.instant is not None:
         return
     sizes = {disk.key: disk.capacity_bytes for disk in job.manifest.disks}
@@ -216,7 +216,7 @@ async def _while_guest_is_kept(job: Job, readers: Sequence[ReaderSpec], work: Se
 
 
 async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
-    """For ever: an export that is gone is made again, and a guest that stands still is told to go on."""
+    """For ever: an export that is gone is made again, and a guest that stands still is made to go on."""
     name = str(job.id)
     while True:
         await job.stop.sleep(LOOK_EVERY_S)

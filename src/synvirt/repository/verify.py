@@ -81,8 +81,8 @@ class Looked:
     broken: dict[str, str] = field(default_factory=dict)
 
     def parts(self, before: Self) -> Iterator[Self]:
-        """What has come to `before`, with LISTED_MAX packs each. Only the last says how far it is: whoever has not all of them
-        goes on where `before` was."""
+        """What has come to `before`, with LISTED_MAX packs each. Only the last says how far it is: a reader that has not all
+        of them goes on where `before` was."""
         new = [one for one in self.broken.items() if one[0] not in before.broken]
         for at in range(0, max(len(new), 1), LISTED_MAX):
             is_last = at + LISTED_MAX >= len(new)

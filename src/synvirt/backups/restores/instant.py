@@ -83,7 +83,7 @@ class InstantDomain(NewDomain):
         return self._restore_host.exports
 
     def _begin(self, guest: "_Guest", defined: Domain) -> None:
-        """It runs, or was found not to start: then it is copied first. What a guest wrote is never laid anew."""
+        """It runs, or was found not to start: then it is copied first. What a guest wrote is never laid again."""
         under_way, run_id, hypervisor = guest.under_way, guest.under_way.run.id, self._restore_host.hypervisor
         is_new = not is_started(under_way.run.instant)
         if is_new:
