@@ -1,4 +1,4 @@
-"""What users of an earlier version stumbled on (U), and the descriptions that it read wrongly (D), each with its tests.
+"""What users of an earlier version stumbled on (U), what it read wrongly (D), and its speed (P), each with its tests.
 
 They fail without its mending. The rest of this file holds the table to what there is.
 """
@@ -40,6 +40,10 @@ TESTS: Tests = {
             "test_the_doctor_looks_at_what_the_service_is_set_to",
         ),
         "cli/test_equals_api.py": ("test_every_command_takes_the_shared_options",),
+        "cli/test_here.py": (
+            "test_each_command_asks_the_service_or_refuses_one_elsewhere",
+            "test_a_service_elsewhere_is_refused",
+        ),
     },
     "U8 many VMs are many plans": {"fleet/test_seeded_nights.py": ("test_the_laws_of_a_wave_hold",)},
     "U9 errors are no JSON": {"cli/test_dry_runs.py": ("test_an_error_is_json_where_json_is_asked_for",)},
@@ -78,6 +82,7 @@ TESTS: Tests = {
             "test_each_form_that_is_asked_for_has_words",
             "test_a_form_without_words_is_not_shown_as_a_regular_expression",
         ),
+        "web/test_labels.py": ("test_no_text_names_a_field_of_the_api_on_a_page", "test_every_field_of_the_form_has_a_label"),
         "api/test_host_files.py": ("test_a_file_where_a_folder_is_wanted_has_a_title_that_fits",),
     },
     "U18 a URL that is taken for a file; foreign lines": {
@@ -132,10 +137,34 @@ TESTS: Tests = {
             "test_a_file_that_lost_the_bytes_of_its_format_is_no_raw_disk",
         ),
     },
+    "P1 figures of the documents that are not true any more": {
+        "test_bench.py": (
+            "test_a_table_is_written_between_the_marks_alone",
+            "test_the_documents_have_their_marks",
+            "test_figures_say_what_they_are_of",
+            "test_what_others_do_is_told_from_what_we_do",
+        ),
+    },
+    "P2 half a second before the first byte": {
+        "cli/test_startup.py": (
+            "test_an_image_waits_for_what_it_needs_alone",
+            "test_the_worker_waits_for_no_importer_and_no_model",
+            "test_the_help_of_all_commands_is_quick",
+        ),
+    },
+    "P3 a loss of speed that nothing sees": {
+        "test_bench.py": (
+            "test_a_copy_that_costs_a_fifth_more_ends_badly",
+            "test_a_loss_fails_on_the_processor_that_the_bounds_are_of",
+        ),
+    },
+    "P4 backups that cost more than those of others": {
+        "test_bench.py": ("test_a_restore_takes_six_tenths_of_restics_time",),
+    },
 }
 
 
-@pytest.mark.parametrize(("letter", "last"), [("U", 22), ("D", 9)])
+@pytest.mark.parametrize(("letter", "last"), [("U", 22), ("D", 9), ("P", 4)])
 def test_each_stumble_has_its_tests(letter: str, last: int) -> None:
     numbers = [name.split()[0] for name in TESTS if name.startswith(letter)]
     assert numbers == [f"{letter}{number}" for number in range(1, last + 1)]

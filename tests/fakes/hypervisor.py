@@ -66,11 +66,11 @@ class FakeHypervisor:
             guests_cpus=sum(int(xml.findtext("vcpu", "0")) for xml in running),
         )
 
-    def add_foreign(self, name: str, uuid: UUID) -> None:
+    def add_foreign(self, name: str, uuid: UUID, mac: str = "") -> None:
         """A domain that somebody else made: no mark of ours."""
-        self.domains[uuid] = FakeDomain(
-            Domain(name=name, uuid=str(uuid), xml=f"<domain><name>{name}</name><uuid>{uuid}</uuid></domain>")
-        )
+        card = f"<devices><interface><mac address='{mac}'/></interface></devices>" if mac else ""
+        xml = f"<domain><name>{name}</name><uuid>{uuid}</uuid>{card}</domain>"
+        self.domains[uuid] = FakeDomain(Domain(name=name, uuid=str(uuid), xml=xml))
 
     def power_off(self, uuid: UUID) -> None:
         """As a guest does by itself."""

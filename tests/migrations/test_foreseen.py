@@ -221,6 +221,16 @@ def test_a_name_that_is_taken_here(rooms: Rooms, house: House) -> None:
         check_plan(rooms, live_plan(target={"name": "web"}))
 
 
+def test_a_mac_address_that_is_taken_here(rooms: Rooms, house: House) -> None:
+    manifest = dry_run(rooms, live_plan()).manifest
+    assert manifest is not None
+    mac = manifest.nics[0].mac
+    assert mac is not None
+    house.hypervisor.add_foreign("another", UUID(int=1), mac)
+    assert mac.lower() in problems(rooms, live_plan())["target"][0]
+    assert problems(rooms, live_plan(target={"identity": "new", "name": "copy"})) == {}
+
+
 def test_an_offline_plan_is_looked_at_too(rooms: Rooms, house: House) -> None:
     folder = house.imports / "web"
     folder.mkdir()
