@@ -1,13 +1,14 @@
-"""python -m bench.instant: how soon the guest of a 100 GiB OVA runs by an instant start.
+"""python -m bench.instant: how soon the guest of a 100 GiB OVA runs by an instant start, and the guest of a restore by one.
 
     POST ─▶ answered ─▶ the guest's console speaks ─▶ its agent answers ─▶ copied, and on its volume
 
 The measure: its console speaks within 15 s of POST; the rest is its own boot. A real service, libvirt and QEMU; the sample's
 guest (syslinux, Debian's kernel, an agent) on a disk that is grown to that size and is empty beyond. Its boot alone is that of
-the same guest, copied first.
+the same guest, copied first. That one is then backed up to a folder, and restored beside itself.
 """
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -16,10 +17,12 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 from bench.page import service
+from synvirt.backups.model import BackupRun
 from synvirt.cli.client import Client
-from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
@@ -44,13 +47,16 @@ def main() -> None:
             with Client.local(data_dir / "synvirt.sock") as client:
                 at_once = _run(client, data_dir, placed, instant=True)
                 copied_first = _run(client, data_dir, placed, instant=False)
+                restored = _restored(client, data_dir, root / "repository", "grown-false")
     print(f"| POST answers | {at_once['answered']:.1f} s | |")
     print(f"| POST to the first word of the guest's console | {at_once['speaks']:.1f} s | < {REACH_S:g} s |")
     print(f"| from there to its agent's first answer, while it is copied | {at_once['booted'] - at_once['speaks']:.1f} s | |")
     print(f"| the same, copied before | {copied_first['booted'] - copied_first['speaks']:.1f} s | |")
     print(f"| POST to on its volume | {at_once['ended']:.1f} s | |")
     print(f"| POST to its agent's first answer, copied before | {copied_first['booted']:.1f} s | |")
-    if at_once["speaks"] > REACH_S:
+    print(f"| POST of its restore to the first word of the guest's console | {restored['speaks']:.1f} s | < {REACH_S:g} s |")
+    print(f"| POST of its restore to on its volume | {restored['ended']:.1f} s | |")
+    if max(at_once["speaks"], restored["speaks"]) > REACH_S:
         sys.exit("it is too slow")
 
 
@@ -95,7 +101,7 @@ def _run(client: Client, data_dir: Path, ova: Path, *, instant: bool) -> dict[st
     job = client.submit(plan)
     seen["answered"] = time.monotonic() - began
     while not (now := client.migration(job.id)).ended:
-        if "speaks" not in seen and _speaks(data_dir, now):
+        if "speaks" not in seen and now.domain is not None and _speaks(data_dir, now.domain.uuid):
             seen["speaks"] = time.monotonic() - began
         if "booted" not in seen and now.boot_sign is not None:
             seen["booted"] = time.monotonic() - began
@@ -116,11 +122,52 @@ def _stop(name: str) -> None:
             os.kill(int(folder.name), signal.SIGKILL)
 
 
-def _speaks(data_dir: Path, job: Migration) -> bool:
-    if job.domain is None:
-        return False
-    log = data_dir / "libvirt" / "serial" / f"synvirt-{job.domain.uuid}.log"
+def _speaks(data_dir: Path, uuid: UUID | str) -> bool:
+    log = data_dir / "libvirt" / "serial" / f"synvirt-{uuid}.log"
     return log.exists() and log.stat().st_size > 0
+
+
+def _restored(client: Client, data_dir: Path, repository: Path, name: str) -> dict[str, float]:
+    """Seconds since the POST of the restore of a guest that is off. It is backed up before."""
+    repository.mkdir()
+    known = _posted(client, "/backup/repositories", {"name": "bench", "kind": "local", "path": str(repository)})
+    backup = _posted(client, "/backup/jobs", {"name": "bench", "vm_ids": [name], "repository_id": known})
+    taken = _ended(client, _posted(client, f"/backup/jobs/{backup}/run"))
+    (point,) = taken.restore_point_ids
+    began, seen = time.monotonic(), dict[str, float]()
+    asked = {"target": "new_domain", "name": "restored", "start": True, "instant": True}
+    run = _posted(client, f"/backup/restore-points/{point}/restore", asked)
+    while (now := _backup_run(client, run)).finished_at is None:
+        if "speaks" not in seen and now.domain is not None and _speaks(data_dir, now.domain.uuid):
+            seen["speaks"] = time.monotonic() - began
+        if time.monotonic() - began > ENDS_WITHIN_S:
+            sys.exit(f"it does not end: {now.status}")
+        time.sleep(0.05)
+    seen["ended"] = time.monotonic() - began
+    if now.error is not None or "speaks" not in seen:
+        sys.exit(f"{now.status}, its console spoke: {'speaks' in seen}: {now.error}")
+    _stop("restored")
+    return seen
+
+
+def _posted(client: Client, path: str, asked: dict[str, Any] | None = None) -> str:
+    """The id of what was made."""
+    return str(json.loads(client.ask("POST", path, json=asked))["id"])
+
+
+def _backup_run(client: Client, run: str) -> BackupRun:
+    return BackupRun.model_validate_json(client.ask("GET", f"/backup/runs/{run}"))
+
+
+def _ended(client: Client, run: str) -> BackupRun:
+    began = time.monotonic()
+    while (now := _backup_run(client, run)).finished_at is None:
+        if time.monotonic() - began > ENDS_WITHIN_S:
+            sys.exit(f"it does not end: {now.status}")
+        time.sleep(0.2)
+    if now.error is not None:
+        sys.exit(f"{now.status}: {now.error}")
+    return now
 
 
 if __name__ == "__main__":
