@@ -120,8 +120,8 @@ def test_the_inventory_is_listed_with_its_folders(platform: VCenter, disk: Path)
 
 def test_a_datastores_space_is_looked_at(platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the machine has that the tests run on: none is enough."""
-    monkeypatch.setattr("synvirt.live.vsphere.machines.LOW_SPACE", 2)
-    monkeypatch.setattr("synvirt.live.vsphere.machines.capacity_of", lambda _: 1 << 62)
+    monkeypatch.setattr("synvirt.live.vsphere.concerns.LOW_SPACE", 2)
+    monkeypatch.setattr("synvirt.live.vsphere.concerns.capacity_of", lambda _: 1 << 62)
     concerns = ask(platform.access(), lambda adapter: adapter.inspect(VM)).concerns
     assert "vim.store_full:LocalDS_0" in [concern.id for concern in concerns]
 

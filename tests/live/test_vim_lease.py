@@ -85,7 +85,8 @@ async def opened(adapter: VimApi, name: str = "synvirt-a-1") -> ReaderSpec:
 
 def forgotten(adapter: VimApi) -> ExportLease:
     """Its lease, which the adapter does not end."""
-    lease, adapter._lease = adapter._lease, None
+    disks = adapter._disks
+    lease, disks._lease = disks._lease, None
     assert lease is not None
     assert lease._guard is not None
     lease._guard.leave()
@@ -239,7 +240,7 @@ def test_a_vm_that_cannot_be_exported_holds_no_cold_copy_up(
     by_any_way: VimHouse, platform: VCenter, mostly_empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One with a virtual TPM says so as another export that is under way does."""
-    monkeypatch.setattr("synvirt.live.vsphere.adapter.SPARER_BUSY_S", 0.2)
+    monkeypatch.setattr("synvirt.live.vsphere.reading.SPARER_BUSY_S", 0.2)
     platform.fault("ExportSnapshot", "InvalidState", times=1000)
     job = by_any_way.run(by_any_way.intake.submit(plan("Cold")).id)
     assert (job.state, job.last_error) == (State.COMPLETED, None)
@@ -250,7 +251,7 @@ def test_files_that_no_host_opens_are_read_by_a_lease_but_deltas_wait_a_minute(
     platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("synvirt.disks.vsphere.datastore.RETRY_DELAYS_S", (0.01,))
-    monkeypatch.setattr("synvirt.live.vsphere.adapter.FILES_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("synvirt.live.vsphere.reading.FILES_PAUSES_S", (0.01, 0.01))
 
     async def use(adapter: VimApi) -> None:
         one = (await adapter.inspect(VM)).disks[0]

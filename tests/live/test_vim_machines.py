@@ -161,7 +161,7 @@ def test_only_the_stores_of_disks_are_asked_whether_we_may_read_them(monkeypatch
 
     monkeypatch.setattr(vim_privileges, "may", may)
     adapter = VimApi(SourceAccess("https://vcenter", {"user": "u", "password": "p"}))
-    ways = adapter._chosen_ways(virtual_disks([*disks, drive]), {"home": "VMFS", "old": "VMFS"})
+    ways = adapter._inventory.ways(virtual_disks([*disks, drive]), {"home": "VMFS", "old": "VMFS"})
     assert asked == ["datastore-1", "datastore-2"]
     assert {one.name for one in ways.values()} == {"datastore"}
 

@@ -11,7 +11,8 @@ from uuid import uuid4
 import pytest
 
 from synvirt.live.vsphere import hosts as vim_hosts
-from synvirt.live.vsphere.adapter import FORM, VimApi
+from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.vsphere.form import FORM
 from synvirt.migrations.sources.probing import measured_rates, probe
 from synvirt.model.sources import SourceCheck, SourceTest
 from synvirt.store.sources import Trial

@@ -15,8 +15,8 @@ from synvirt.live.nutanix.adapter import FORM as PRISM_API
 from synvirt.live.nutanix.adapter import PrismApi
 from synvirt.live.proxmox.adapter import FORM as PVE_API
 from synvirt.live.proxmox.adapter import pve_api
-from synvirt.live.vsphere.adapter import FORM as VIM_API
 from synvirt.live.vsphere.adapter import VimApi
+from synvirt.live.vsphere.form import FORM as VIM_API
 from synvirt.live.xen.adapter import FORM as XEN_API
 from synvirt.live.xen.adapter import XenApi
 from synvirt.model.kinds import LiveKind

@@ -1,7 +1,24 @@
-"""vim_api: vSphere by its SOAP API (pyvmomi). adapter.py keeps the laws of LiveAdapter; the other files are its parts:
+"""vSphere: vCenter 6.5 and later, and ESXi, by the vSphere Web Services API on port 443 (pyvmomi).
 
-session.py     log-in, calls, faults as our errors  privileges.py  what our user may do
-machines.py    properties as rows and manifests     power.py       shut down, power on
-disks.py       disks of a snapshot                  changes.py     QueryChangedDiskAreas
-ways.py        how a disk can be read: files.py (/folder), lease.py (export lease, kept alive by lease_guard.py), VDDK
+    adapter      keeps the laws of LiveAdapter: asyncio outside, threads inside
+    form         a source's credentials and options
+    session      login, keep-alive, properties, tasks, faults                blocking
+    versions     which version of the API is spoken                          blocking
+    privileges   what our user must be allowed to do                         blocking
+    inventory    its VMs, folders, hosts, networks, datastores               blocking
+    machines     VMs as manifests                                            no I/O
+    concerns     what may hinder a VM's move                                 no I/O
+    disks        disks by their backings                                     no I/O
+    changes      snapshots, change tracking                                  blocking
+    ways         how a disk is read: VDDK, files, an export lease            no I/O
+    reading      a snapshot's disks, opened by one of these ways             blocking
+    files        the datastore's files                                       blocking
+    lease        the export lease                                            blocking
+    lease_guard  a process that ends a lease whose service was killed
+    hosts        which ESXi hosts can be reached from here                   blocking
+    nvram        UEFI variables in VMware's form                             no I/O
+    power        off, on, marked                                             blocking
+    tap          what the platform answers, for `sources record`             blocking
+
+The bytes are read by disks/vsphere/.
 """

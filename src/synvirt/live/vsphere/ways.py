@@ -1,13 +1,13 @@
-"""By which way a disk is read: VDDK, the datastore's files, an export lease; the first that can. No I/O."""
+"""How a disk is read: by VDDK, by the datastore's files or by an export lease; the first that works is taken. No I/O."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from synvirt.live.vsphere.disks import OBJECT_STORES, chain, store_of
+from synvirt.live.vsphere.disks import OBJECT_STORES, allocated_of, capacity_of, chain, store_of, virtual_disks
 
 WayName = Literal["vddk", "datastore", "esxi", "lease"]
 
-# As the operator reads them.
+# What the operator reads.
 READ_BY: Final[dict[WayName, str]] = {
     "vddk": "VDDK, VMware's own transport",
     "datastore": "the datastore's files over HTTPS (/folder)",
@@ -15,21 +15,20 @@ READ_BY: Final[dict[WayName, str]] = {
     "lease": "an export lease, which sends whole disks as compressed streams (ExportSnapshot)",
 }
 
-
-# The privilege that it takes.
+# The privilege that an export lease needs.
 EXPORT: Final = "VApp.Export"
-# A lease is one stream, which the host compresses and which cannot be resumed: worth it where it saves most of a disk.
+# A lease is one stream. The host compresses it, and it cannot be resumed: it is worth it only where it saves most of a disk.
 SPARED_BYTES_LEAST: Final = 1 << 30
 
 
 def mostly_empty(capacity_bytes: int, allocated_bytes: int | None) -> bool:
-    """Would a lease, which sends what is allocated alone, spare at least half of the disk?"""
+    """Whether a lease, which sends only what is allocated, would save at least half of the disk."""
     spared = 0 if allocated_bytes is None else capacity_bytes - allocated_bytes
     return spared >= SPARED_BYTES_LEAST and 2 * spared >= capacity_bytes
 
 
 class Way(NamedTuple):
-    """`why`: what forbids the ways before it; empty where nothing does. `chosen`: by the operator, whatever it forbids."""
+    """`why`: what forbids the ways that come first; empty where nothing does. `chosen`: the operator chose it."""
 
     name: WayName
     why: str = ""
@@ -41,7 +40,7 @@ class Way(NamedTuple):
 
     @property
     def no_deltas(self) -> str | None:
-        """Why there can be no warm copy by this way, said of a disk; None: there can."""
+        """Why this way allows no warm copy, as the end of a sentence about a disk. None: it allows one."""
         if self.name != "lease":
             return None
         return f"is read by an export lease, which has no deltas{f': {self.why}' if self.why else ''}"
@@ -55,7 +54,7 @@ def way(
     store_types: Mapping[str, str],
     missing_privilege: str | None,
 ) -> Way:
-    """Of one of the VM's disks. `missing_privilege`: one that our user lacks to read the datastores' files."""
+    """The way to read `disk`. `missing_privilege`: the one that our user lacks to read the datastores' files."""
     if wished != "auto":
         return Way(wished, chosen=True)
     if has_vddk:
@@ -68,3 +67,14 @@ def way(
     if chain(disk.backing) is None:
         return Way("lease", "it is not kept in files that we read")
     return Way("datastore")
+
+
+def mostly_empty_disks(found: Mapping[str, Any], ways: Mapping[str, Way]) -> list[tuple[Any, int]]:
+    """The mostly empty disks that are read by their files, each with its allocated bytes. Those that have a change id are left
+    out: the platform lists which parts of them are allocated."""
+    files = found.get("layoutEx.file") or ()
+    disks = [
+        disk for disk in virtual_disks(found.get("config.hardware.device") or ()) if ways[str(disk.key)].name == "datastore"
+    ]
+    allocated = [(disk, allocated_of(disk, files)) for disk in disks if not getattr(disk.backing, "changeId", None)]
+    return [(disk, taken) for disk, taken in allocated if taken is not None and mostly_empty(capacity_of(disk), taken)]
