@@ -6,28 +6,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from synvirt.cli import (
-    accounts,
-    completion,
-    config,
-    destinations,
-    doctor,
-    host_files,
-    hosts,
-    password,
-    receipt,
-    rehearsals,
-    sources,
-    support_bundle,
-    uploads,
-    waves,
-)
+from synvirt.cli import accounts, completion, password, receipt, rehearsals, sources, uploads
 from synvirt.cli.backup import commands as backups
 from synvirt.cli.disk import program as disk
 from synvirt.cli.interrupts import raised
 from synvirt.cli.migrating import importing, migrations
+from synvirt.cli.operating import config, destinations, doctor, host_files, hosts, support_bundle
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import failed, tell_as_json
+from synvirt.cli.waves import commands as waves
 from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
 from synvirt.nearest import none_of

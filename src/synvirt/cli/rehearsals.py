@@ -114,7 +114,7 @@ def together(
         members = [{"migration_id": ids[job], "checks": asked[job]} for job in ids]
         body: dict[str, Any] = {"members": members}
         if wave is not None:
-            from synvirt.cli.waves import WAVES
+            from synvirt.cli.waves.asking import WAVES
 
             body = {"wave_id": id_of(client, WAVES, wave)}
         answer = client.ask("POST", "/rehearsals", json=body)

@@ -1,0 +1,236 @@
+"""What is known of waves: lists, members, events, the forecast, deliveries to webhooks, the report."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from synvirt.cli.listing import at, id_of, print_page, print_table
+from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import shown
+from synvirt.cli.waves.asking import WAVES, MemberName, WaveName, read
+
+
+@with_options
+def list_waves(
+    options: Options,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only waves in this state; may be given again")] = None,
+    name: Annotated[str | None, typer.Option(help="Only waves of this name")] = None,
+) -> None:
+    """List the waves, newest first.
+
+    Example: synvirt waves list --state running
+    """
+    asked = {"limit": limit, "cursor": cursor, "state": state, "name": name}
+    with options.connect() as client:
+        answer = client.ask("GET", WAVES.path, params={key: value for key, value in asked.items() if value})
+    print_page(answer, none="There are no waves", show=_waves, as_json=options.json)
+
+
+@with_options
+def show(options: Options, wave: WaveName) -> None:
+    """Show a wave, and what each member waits for.
+
+    Example: synvirt waves show november
+    """
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}")
+    if options.json:
+        print(answer)
+        return
+    found = json.loads(answer)
+    print(shown(f"{found['name']}: {found['state']}" + (f". {found['reason']}" if found["reason"] else "")))
+    _members(found["members"])
+
+
+@with_options
+def members(
+    options: Options,
+    wave: WaveName,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most this many")] = 10_000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only members in this state; may be given again")] = None,
+) -> None:
+    """List the members of a wave, and what each of them waits for.
+
+    Example: synvirt waves members november --state failed
+    """
+    asked = {"limit": limit, "cursor": cursor, "state": state}
+    params = {key: value for key, value in asked.items() if value}
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members", params=params)
+    print_page(answer, none="There are no such members", show=_members, as_json=options.json)
+
+
+@with_options
+def member(options: Options, wave: WaveName, member: MemberName) -> None:
+    """Show one member.
+
+    Example: synvirt waves member november db01
+    """
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members/{member}")
+    if options.json:
+        print(answer)
+    else:
+        _members([json.loads(answer)])
+
+
+@with_options
+def watch(options: Options, wave: WaveName) -> None:
+    """Follow a wave as it moves. Ctrl-C stops the watching, not the wave.
+
+    Example: synvirt waves watch november
+    """
+    from synvirt.cli import client as clients
+
+    with options.connect() as client:
+        id_ = id_of(client, WAVES, wave)
+        for event in client.follow(clients.WAVES, job_id=id_):
+            if event.event == "wave":
+                print(event.data if options.json else _moved(json.loads(event.data)), flush=True)
+
+
+@with_options
+def simulate(
+    options: Options,
+    wave: WaveName,
+    *,
+    more_destinations: Annotated[int, typer.Option(min=0, max=1000, help="With this many more hosts to copy to")] = 0,
+    what_if: Annotated[
+        Path | None, typer.Option(metavar="WHAT-IF.json", help="With other rates, limits or windows, as the API takes them")
+    ] = None,
+    format_: Annotated[Literal["json", "svg"], typer.Option("--format", help="svg: print the forecast as a picture")] = "json",
+) -> None:
+    """Simulate a wave: when each member cuts over, when all is done, and what holds it back.
+
+    Example: synvirt waves simulate november --more-destinations 1
+    """
+    asked = {} if what_if is None else read(what_if)
+    if more_destinations:
+        asked |= {"more_destinations": more_destinations}
+    with options.connect() as client:
+        path = f"{WAVES.path}/{id_of(client, WAVES, wave)}/simulate"
+        answer = client.ask("POST", path, json=asked, params={"format": format_})
+    if options.json or format_ == "svg":
+        print(answer)
+        return
+    found = json.loads(answer)
+    for line in _forecast(found):
+        print(shown(line))
+    print_table(
+        ("MEMBER", "CUTS OVER", "HEALTHY", "WHY THEN"),
+        [
+            (shown(one["id"]), at(one["planned_at"] or ""), at(one["healthy_at"] or ""), shown(one["reason"]))
+            for one in found["members"]
+        ],
+    )
+
+
+@with_options
+def deliveries(
+    options: Options,
+    wave: WaveName,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
+    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only those in this state; may be given again")] = None,
+) -> None:
+    """List what is sent to the webhooks of a wave, and what came of it.
+
+    Example: synvirt waves deliveries november --state given_up
+    """
+    asked = {"limit": limit, "cursor": cursor, "state": state}
+    params = {key: value for key, value in asked.items() if value}
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/deliveries", params=params)
+    print_page(answer, none="Nothing is sent to webhooks", show=_deliveries, as_json=options.json)
+
+
+@with_options
+def report(
+    options: Options,
+    wave: WaveName,
+    format_: Annotated[
+        Literal["csv", "json", "html"], typer.Option("--format", help="csv: a line a member; html: to be sent or printed")
+    ] = "csv",
+) -> None:
+    """Print the report of a wave: planned and real times, outages, failures by cause.
+
+    Example: synvirt waves report november --format html > november.html
+    """
+    chosen = "json" if options.json else format_
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/report", params={"format": chosen})
+    print(answer, end="\n" if chosen == "json" else "")
+
+
+def _forecast(found: dict[str, Any]) -> list[str]:
+    forecast = found["forecast"]
+    lines = []
+    if found["difference"]:  # it has the end and the bottleneck in it
+        lines.append(found["difference"])
+    elif forecast is not None:
+        lines.append(f"It ends on {at(forecast['ends_p50'])}, with 95 % by {at(forecast['ends_p95'])}.")
+        lines.append(f"What holds it back: {forecast['bottleneck']}")
+    if forecast is None:
+        lines.append("No member cuts over: each says why.")
+    elif found["unfinished"]:
+        lines.append(f"{found['unfinished']} members do not cut over.")
+    if found["assumed"]:
+        lines.append(f"The size of {len(found['assumed'])} members is not known. The forecast takes the median of the others.")
+    return lines
+
+
+def _waves(items: list[Any]) -> None:
+    rows = [
+        (
+            one["id"],
+            shown(one["name"]),
+            one["state"],
+            ", ".join(f"{count} {state}" for state, count in one["counts"].items()),
+            at(one["created_at"]),
+        )
+        for one in items
+    ]
+    print_table(("ID", "NAME", "STATE", "MEMBERS", "CREATED"), rows)
+
+
+def _members(items: list[Any]) -> None:
+    rows = [
+        (
+            shown(one["id"]),
+            one["state"],
+            (one["job_id"] or "")[:8],
+            shown(f"{one['host']}/{one['destination']}" if one["host"] else ""),
+            shown(one["waits_for"] or one["cause"] or ""),
+        )
+        for one in items
+    ]
+    print_table(("MEMBER", "STATE", "JOB", "TO", "WHY"), rows)
+
+
+def _moved(update: Any) -> str:
+    if update["member"] is None:
+        return shown(f"wave: {update['state']}" + (f". {update['reason']}" if update["reason"] else ""))
+    return shown(f"{update['member']}: {update['member_state']}" + (f". {update['cause']}" if update["cause"] else ""))
+
+
+def _deliveries(items: list[Any]) -> None:
+    rows = [
+        (
+            str(one["number"]),
+            one["event"],
+            shown(one["member"] or ""),
+            one["state"],
+            str(one["attempts"]),
+            at(one["next_at"] or ""),
+            shown(one["answer"] or ""),
+        )
+        for one in items
+    ]
+    print_table(("NUMBER", "EVENT", "MEMBER", "STATE", "ATTEMPTS", "NEXT", "ANSWER"), rows)
