@@ -12,7 +12,8 @@ from uuid import UUID
 
 from synvirt.fleet.model import MemberRequest, WaveLimits, WaveRequest, Window
 from synvirt.fleet.order import order
-from synvirt.fleet.simulate import Load, Site, simulate
+from synvirt.fleet.simulation.forecast import simulate
+from synvirt.fleet.simulation.nouns import Load, Site
 from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import GIB, MIB
 

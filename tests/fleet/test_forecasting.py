@@ -12,7 +12,7 @@ import pytest
 from synvirt.errors import SourceUnreachable
 from synvirt.fleet.forecasting import SIZE_ASSUMED, Forecaster, WhatIf, loads_of, site_of
 from synvirt.fleet.model import Member, MemberState, Wave, WaveLimits
-from synvirt.fleet.simulate import CHANGE_BPS_ASSUMED, COPY_BPS_ASSUMED, OUTAGE_ASSUMED_S, RESIDUALS_ASSUMED
+from synvirt.fleet.simulation.nouns import CHANGE_BPS_ASSUMED, COPY_BPS_ASSUMED, OUTAGE_ASSUMED_S, RESIDUALS_ASSUMED
 from synvirt.fleet.waves import Waves, change_members
 from synvirt.live import VmRow
 from synvirt.model.job import Forecast, Migration, OutageForecast, OutagePart, Pass, Progress
@@ -20,7 +20,7 @@ from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import Disk, VmManifest
 from synvirt.model.values import now
 from synvirt.sizes import GIB
-from synvirt.store.store import Store
+from synvirt.store import Store
 from tests.fleet.made import SOURCE, member, plan, wave
 
 ROWS: Mapping[str, VmRow] = {

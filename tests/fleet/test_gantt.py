@@ -6,7 +6,8 @@ from xml.etree import ElementTree as ET
 from bench.fleet import NOW, fleet
 from synvirt.fleet.gantt import ROWS_MAX, gantt
 from synvirt.fleet.openings import spans_of
-from synvirt.fleet.simulate import Load, MemberForecast, Simulation, Site, simulate
+from synvirt.fleet.simulation.forecast import simulate
+from synvirt.fleet.simulation.nouns import Load, MemberForecast, Simulation, Site
 from synvirt.sizes import GIB
 from tests.fleet.made import member, wave
 

@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 from synvirt.fleet.model import Canary, Group, LockOut, MemberState, Wave, WaveLimits, WaveRequest, Window
 from synvirt.fleet.openings import spans_of
 from synvirt.fleet.order import order, problems
-from synvirt.fleet.simulate import (
-    Change,
-    Load,
-    Simulation,
-    Site,
-    _Draws,
-    _Run,
-    _Setting,
-    changed,
-    difference_in_words,
-    simulate,
-)
+from synvirt.fleet.simulation.changes import Change, changed, difference_in_words
+from synvirt.fleet.simulation.drawing import Draws
+from synvirt.fleet.simulation.explaining import forecast_of
+from synvirt.fleet.simulation.forecast import simulate
+from synvirt.fleet.simulation.nouns import Load, Simulation, Site
+from synvirt.fleet.simulation.running import Run, Setting
 from synvirt.sizes import GIB, MIB
 from tests.fleet.made import member, wave
 
@@ -98,7 +92,7 @@ def most_at_once(spans: Iterable[tuple[datetime, datetime]]) -> int:
     return most
 
 
-def laws(made: WaveRequest | Wave, loads: dict[str, Load], run: _Run) -> None:
+def laws(made: WaveRequest | Wave, loads: dict[str, Load], run: Run) -> None:
     openings = spans_of(made, NOW)
     anyway = [span for spans in openings.values() for span in spans]
     needs = order(made)
@@ -135,7 +129,7 @@ def laws(made: WaveRequest | Wave, loads: dict[str, Load], run: _Run) -> None:
         assert all(most_at_once(spans) <= (limits.per_destination or 99) for spans in by_destination.values())
         assert most_at_once(running.values()) <= (limits.wave or 99)
     for one in made.members:
-        assert one.id in run.healthy or len(run.forecast_of(one.id).reason) > 10, f"{one.id} neither ends nor says why"
+        assert one.id in run.healthy or len(forecast_of(run, one.id).reason) > 10, f"{one.id} neither ends nor says why"
 
 
 @settings(max_examples=40)
@@ -145,9 +139,9 @@ def test_the_laws_hold_in_every_run(seed: int) -> None:
     if problems(made):  # a group that would wait for itself: its members wait for nobody then
         free = tuple(one.model_copy(update={"after": ()}) for one in made.members)
         made = made.model_copy(update={"members": free})
-    setting = _Setting(made, loads, site, order(made), spans_of(made, NOW), NOW)
-    for draws in (None, _Draws(site.residuals, seed), _Draws((0.1, 9.0), seed)):
-        run = _Run(setting, draws)
+    setting = Setting(made, loads, site, order(made), spans_of(made, NOW), NOW)
+    for draws in (None, Draws(site.residuals, seed), Draws((0.1, 9.0), seed)):
+        run = Run(setting, draws)
         run.go()
         laws(made, loads, run)
         # As forecast, nothing is begun that its window is too short for.

@@ -7,7 +7,7 @@ members may cut over. Read `model.py` first: it has every noun. Then:
                      openings.py, queueing.py, facts.py, words.py
     where            placement.py (pure), placing.py (of waves under way), listed_vms.py
     done             carrying.py (the leader), host_side.py (the host of a job), sharing.py
-    foreseen         forecasting.py, simulate.py, gantt.py
+    forecast         forecasting.py, simulation/, gantt.py
     in and out       sheets/, querying.py, reporting.py
     notifications    webhooks/
 """

@@ -21,17 +21,9 @@ from synvirt.fleet.gantt import gantt
 from synvirt.fleet.listed_vms import Rows
 from synvirt.fleet.model import Member, Wave, WaveForecast, WaveLimits, WaveRequest, Window
 from synvirt.fleet.openings import spans_of
-from synvirt.fleet.simulate import (
-    RESIDUALS_ASSUMED,
-    Change,
-    Load,
-    MemberForecast,
-    Simulation,
-    Site,
-    changed,
-    difference_in_words,
-    simulate,
-)
+from synvirt.fleet.simulation.changes import Change, changed, difference_in_words
+from synvirt.fleet.simulation.forecast import simulate
+from synvirt.fleet.simulation.nouns import RESIDUALS_ASSUMED, Load, MemberForecast, Simulation, Site
 from synvirt.fleet.waves import Waves
 from synvirt.live import VmRow
 from synvirt.migrations.planning.forecast import MEASURED_LEAST_S
@@ -39,9 +31,9 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import WHOLE, Model, Received, now
 from synvirt.sizes import GIB, KIB, TIB
+from synvirt.store import Store
 from synvirt.store.documents import Unreadable, parsed, readable
 from synvirt.store.filters import Only
-from synvirt.store.store import Store
 
 # A guess for a wave of which nothing is known: what an average server's disks hold.
 SIZE_ASSUMED: Final = 100 * GIB

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from html import escape
 
-from synvirt.fleet.simulate import MemberForecast, Simulation
+from synvirt.fleet.simulation.nouns import MemberForecast, Simulation
 from synvirt.fleet.windows import Span
 
 ROWS_MAX = 60
