@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from synvirt.errors import AuthFailed, DiskReadFailed, NotFound, SourceUnreachable, SynvirtError, UnsupportedFormat
-from synvirt.remote import reading
+from synvirt.remote import places, retrying
 from synvirt.remote.reading import RemoteReader
 from tests import remote_servers as servers
 from tests.contracts.readers import read, read_all
@@ -27,7 +27,7 @@ NAME = "disk.raw"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSES_S", (0.01,) * 7)
+    monkeypatch.setattr(retrying, "PAUSES_S", (0.01,) * 7)
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_retry_after_is_kept_to() -> None:
         return honest(CONTENT, asked) if headers is None else (429, {**headers, "Content-Length": "0"}, b"")
 
     with servers.scripted(script) as url:
-        place = reading._connected(servers.remote(url))
-        reading.insisting(lambda: place.open(NAME), NAME, pause=waited.append)
+        place = places.place_of(servers.remote(url))
+        retrying.retried(lambda: place.open(NAME), NAME, pause=waited.append)
         place.close()
     assert waited[0] == 7
     assert max(waited[1:3]) < 1
@@ -257,7 +257,7 @@ def test_a_file_that_is_replaced_while_smb_is_away_is_an_error(samba: servers.Sa
     with servers.wire(samba.port) as wire:
         reader = RemoteReader(servers.remote(f"smb://127.0.0.1:{wire.port}/disks/", credentials=SMB), path.name)
         read(reader, 0, 4096)
-        place = reader._live.place
+        place = reader._connection.place
         path.unlink()
         path.write_bytes(bytes(len(CONTENT)))
         place.broken(place.tree())  # type: ignore[attr-defined]
@@ -430,7 +430,7 @@ def test_a_server_that_dribbles_does_not_keep_a_caller_for_ever() -> None:
         remote = servers.remote(f"http://127.0.0.1:{server.server_address[1]}/")
 
         def look() -> None:
-            with reading.connected(remote, within_s=0.6):
+            with places.connected(remote, within_s=0.6):
                 reader = RemoteReader(remote, NAME)
                 try:
                     read(reader, 0, 65536)
@@ -444,4 +444,4 @@ def test_a_server_that_dribbles_does_not_keep_a_caller_for_ever() -> None:
             ended.set()
             server.shutdown()
             thread.join()
-    assert reading._lives == {}
+    assert places._connections == {}

@@ -23,7 +23,7 @@ from smbprotocol.open import (
 )
 
 from synvirt.errors import DiskReadFailed
-from synvirt.remote import Interrupted, reading, smb_native
+from synvirt.remote import Interrupted, retrying, smb_native
 from synvirt.remote.reading import RemoteReader
 from synvirt.remote.smb import SmbPlace
 from tests.processes import until
@@ -55,7 +55,7 @@ def opened(share: Samba) -> RemoteReader:
 
 
 def place_of(reader: RemoteReader) -> SmbPlace:
-    place = reader._live.place
+    place = reader._connection.place
     assert isinstance(place, SmbPlace)
     return place
 
@@ -136,7 +136,7 @@ def test_a_lane_that_was_given_up_answers_nobody(share: Samba, monkeypatch: pyte
 
 
 def test_a_process_that_dies_in_the_middle_costs_nothing_but_time(share: Samba, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSES_S", (0.01,) * 7)
+    monkeypatch.setattr(retrying, "PAUSES_S", (0.01,) * 7)
     reader = opened(share)
     piece = bytearray(1 << 20)
     reader.read_into(0, memoryview(piece))

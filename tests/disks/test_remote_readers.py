@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.remote import Remote
-from synvirt.remote.reading import KEPT_BYTES, RemoteReader, connected, names, requested_bytes
+from synvirt.remote.pieces import KEPT_BYTES
+from synvirt.remote.places import connected, requested_bytes
+from synvirt.remote.reading import RemoteReader, names
 from synvirt.remote.smb import SmbPlace
 from tests import remote_servers as servers
 from tests.cases import cases
@@ -197,7 +199,7 @@ def test_smb_with_few_credits_reads_all_the_same(samba: servers.Samba, monkeypat
     monkeypatch.setattr("synvirt.remote.smb._CREDITS_WANTED", 1)
     reader = RemoteReader(by_smb(samba), NAME)
     assert read_all(reader) == CONTENT
-    place = reader._live.place
+    place = reader._connection.place
     assert isinstance(place, SmbPlace)
     assert place.request_bytes <= 1 << 20
     reader.close()
@@ -225,7 +227,7 @@ def test_nobody_may_write_the_file_while_it_is_read_by_smb(samba: servers.Samba,
 
 def test_two_that_read_the_same_file_in_order_fetch_it_once(nginx: servers.Nginx, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy and the checksum of an archive's member, whichever of them is quicker."""
-    monkeypatch.setattr("synvirt.remote.reading.WAIT_FOR_S", 60.0)
+    monkeypatch.setattr("synvirt.remote.pieces.WAIT_FOR_S", 60.0)
     large = nginx.folder / "twice"
     with large.open("wb") as file:
         file.truncate(3 * KEPT_BYTES)

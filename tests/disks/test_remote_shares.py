@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from synvirt.errors import AuthFailed, DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable
-from synvirt.remote import Remote, reading, smb_shares
+from synvirt.remote import Remote, retrying, smb_shares
 from synvirt.remote.smb import SmbPlace
 from tests.ports import free_port
 from tests.remote_servers import PASSWORD, Samba, remote, samba, wire
@@ -96,7 +96,7 @@ def test_what_is_no_export_is_not_walked(share: Samba) -> None:
 
 
 def test_a_connection_that_breaks_is_made_anew(share: Samba, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSES_S", (0.01,) * 7)
+    monkeypatch.setattr(retrying, "PAUSES_S", (0.01,) * 7)
     with wire(share.port) as between:
         between.cuts = {1: 1200, 2: 1500}
         smb_shares.make_folder(remote(f"smb://127.0.0.1:{between.port}/disks/", credentials=LOGIN), "cut/here")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.errors import MalformedArchive, SynvirtError
-from synvirt.remote import reading, s3
+from synvirt.remote import places, retrying, s3
 from synvirt.remote.reading import RemoteReader, names
 from tests import remote_servers as servers
 from tests.cases import cases
@@ -35,10 +35,10 @@ CHANGES = st.fixed_dictionaries({}, optional={name: values | st.none() for name,
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(reading, "PAUSES_S", (0.0,) * 2)
+    monkeypatch.setattr(retrying, "PAUSES_S", (0.0,) * 2)
     monkeypatch.setattr("synvirt.remote.http.READ_TIMEOUT_S", 2.0)
     yield
-    assert reading._lives == {}
+    assert places._connections == {}
 
 
 @given(

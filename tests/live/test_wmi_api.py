@@ -28,7 +28,7 @@ from synvirt.live.hyperv.session import Address, Credentials, Session
 from synvirt.live.sessions import StaysLoggedIn
 from synvirt.machines.concerns import LEFT_OUT
 from synvirt.model.machine import Disk, VmManifest
-from synvirt.remote import reading
+from synvirt.remote import retrying
 from synvirt.transport import Answer
 from tests.contracts.live import in_session, read
 from tests.fakes.hyperv.host import FakeHost
@@ -415,7 +415,7 @@ def test_a_recorder_is_given_each_script_its_parameters_and_its_answer(hyperv: F
 
 
 def test_a_share_that_is_cut_in_the_middle_is_read_on(hyperv: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSES_S", (0.05,) * 7)
+    monkeypatch.setattr(retrying, "PAUSES_S", (0.05,) * 7)
     content = random.Random(8).randbytes(12 << 20)
     vm = hyperv.hyperv.add_vm(f"vm-{uuid4().hex[:8]}", content)
     hyperv.hyperv.power(vm, OFF)

@@ -17,7 +17,7 @@ from synvirt.live.hyperv.session import Session
 from synvirt.migrations.memory import PassMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, Mode, State
-from synvirt.remote import reading
+from synvirt.remote import retrying
 from tests.fakes.hyperv.host import EXPORTING, FakeHost
 from tests.fakes.hyperv.model import OFF, RUNNING, FakeVm
 from tests.fakes.hyperv.wsman import Refusal, Wsman, served
@@ -46,7 +46,7 @@ class WmiHouse(House):
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "POLL_S", 0.01)
     monkeypatch.setattr(power, "POLL_S", 0.01)
-    monkeypatch.setattr(reading, "PAUSES_S", (0.05,) * 7)
+    monkeypatch.setattr(retrying, "PAUSES_S", (0.05,) * 7)
     quick_tries(monkeypatch)
 
 

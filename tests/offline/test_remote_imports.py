@@ -21,8 +21,8 @@ from synvirt.model.access import RemoteFileRequest, RemoteOptions
 from synvirt.offline import browsing
 from synvirt.offline.elsewhere import Rules, joined, name_of, place, separated
 from synvirt.offline.registry import detect
-from synvirt.remote import reading
-from synvirt.remote.reading import connected, requested_bytes
+from synvirt.remote import places
+from synvirt.remote.places import connected, requested_bytes
 from tests import remote_servers as servers
 from tests.contracts.readers import read_all
 from tests.disks import xva_archives
@@ -181,7 +181,7 @@ def assert_same(elsewhere: Elsewhere, url: str, path: Path, root: Path, kind: st
         assert len(opened.checksums) == len(local.checksums)
         for checksum in opened.checksums:
             check(checksum)
-    assert reading._lives == {}, "a place is still connected to"
+    assert places._connections == {}, "a place is still connected to"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,7 +211,7 @@ def test_a_file_that_belongs_to_it_is_missing(elsewhere: Elsewhere, tmp_path: Pa
     there, remote = place(elsewhere.asked("lacking/web.vmx"), RULES)
     with pytest.raises(MalformedArchive, match=r"web\.vmdk"):
         detect(there, remote).inspect(there, remote)
-    assert reading._lives == {}
+    assert places._connections == {}
 
 
 FLAT = """\

@@ -68,7 +68,7 @@ def connected(root: Root, *, within_s: float | None = None) -> AbstractContextMa
     """Within it, a Remote is logged in to once, however many files are opened; SourceUnreachable after `within_s`."""
     if not isinstance(root, Remote):
         return nullcontext()
-    from synvirt.remote.reading import connected as connected_remote
+    from synvirt.remote.places import connected as connected_remote
 
     return connected_remote(root, within_s=within_s)
 

@@ -1,13 +1,14 @@
-"""Files elsewhere, read where they lie: by HTTP ranges, from S3, from SMB shares. Never downloaded first.
+"""Remote files, read in place: by HTTP ranges, from S3, from SMB shares. They are never downloaded first.
 
-    Remote ── as data: which folder, how to get in       a field of specs, sealed with its job, opened again after a crash
-    RemoteReader ── a DiskReader of a file below it     pieces kept for a while, reading in order foreseen, retried
+    Remote ── as data: which folder, which credentials    a field of specs, sealed with its job, opened again after a crash
+    RemoteReader (reading.py) ── a DiskReader of a file    of its pieces (pieces.py), each fetched with patience (retrying.py)
         │ fetch(offset, length)
-    http.py · s3.py · smb.py ── one file a protocol       each knows what «the same file as before» means there
+    places.py ── which places are connected to, and the table of protocols
+    http.py · s3.py · smb.py ── one file a protocol        each knows what «the same file as before» means there
         │ connect
-    Guard ── which hosts may be spoken to at all
+    Guard ── which hosts may be connected to at all
 
-A file has a version: its ETag, its date, or the handle that keeps others from writing. All bytes come from one version; a file
+A file has a version: its ETag, its date, or the handle that keeps others from writing. All bytes come from one version. A file
 that changes while it is read is an error, never a mixture.
 """
 
@@ -17,17 +18,17 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from synvirt.errors import SynvirtError
 
-if TYPE_CHECKING:  # a copy of a local disk speaks to nobody, and does not wait for what it takes to
+if TYPE_CHECKING:  # a copy of a local disk connects to no host, and does not load what that takes
     from synvirt.outgoing import Guard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """A folder elsewhere, below which files are read: `url` ends with a slash and has no secrets in it.
+    """A remote folder, below which files are read. `url` ends with a slash and has no secrets in it.
 
     `query` (of a signed URL) goes with every request; `credentials` are those of `urls.CREDENTIALS` for the scheme. `ca_file`
     is trusted beside the host's authorities; a `fingerprint_sha256` (hexadecimal, colons or none) is trusted instead of all.
-    `frozen`: a platform holds the files still. Where its own program has them open for writing, they are read all the same.
+    `frozen`: a platform keeps the files unchanged. They are read even where its own program has them open for writing.
     `allowed_hosts`: the setting remote_allowed_hosts; `of_source`: a source's own host, to which source_allowed_hosts applies.
     """
 
@@ -57,8 +58,8 @@ class Remote:
 
 
 class Interrupted(Exception):
-    """One attempt failed in a way that another may not: `got` bytes came before, and `after_s` is how long the server asks us
-    to wait. Never leaves this package."""
+    """One attempt failed, and another may succeed. `got`: the bytes that came before; `after_s`: how long the server asks us to
+    wait. It never leaves this package."""
 
     def __init__(self, cause: str, *, got: int = 0, after_s: float | None = None) -> None:
         super().__init__(cause)
@@ -78,13 +79,13 @@ class RemoteFile(Protocol):
     def head(self) -> bytes: ...
 
     def fetch(self, offset: int, into: memoryview) -> None:
-        """Fill `into`, in one attempt: Interrupted, or an error that no other attempt would mend. From any thread."""
+        """Fills `into`, in one attempt, from any thread. Interrupted, or an error that another attempt would not mend."""
 
     def close(self) -> None: ...
 
 
 class Place(Protocol):
-    """A connection to where a Remote lies. `fetches_at_once`: as many as make it faster."""
+    """A connection to where a Remote is. `fetches_at_once`: so many requests at once make it faster, and more do not."""
 
     fetches_at_once: int
 
@@ -92,10 +93,10 @@ class Place(Protocol):
         """The file `name` under the Remote, in one attempt. NotFound, AuthFailed, SourceUnreachable, Interrupted …"""
 
     def names(self, folder: str) -> Iterable[str] | None:
-        """What lies in a folder below (`""`: in it); None where the place cannot tell."""
+        """The names in a folder below (`""`: in the Remote itself); None where the protocol has no folders."""
 
     def close(self) -> None:
-        """Ends what is under way in other threads, too."""
+        """Closes it. Requests of other threads end too."""
 
 
 def unexpected(error: SynvirtError | Interrupted) -> str:

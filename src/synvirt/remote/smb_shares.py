@@ -25,7 +25,7 @@ from smbprotocol.open import (
 
 from synvirt.errors import DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable
 from synvirt.remote import Interrupted, Remote
-from synvirt.remote.reading import insisting
+from synvirt.remote.retrying import retried
 from synvirt.remote.smb import SmbPlace
 
 log = structlog.get_logger(__name__)
@@ -179,7 +179,7 @@ def _insisted(remote: Remote, path: str, use: Callable[[SmbPlace], T]) -> T:
             raise _final(place, error, path) from error
 
     try:
-        return insisting(attempt, place.shown(path))
+        return retried(attempt, place.shown(path))
     finally:
         place.close()
 
