@@ -151,13 +151,13 @@ def test_nobody_is_fenced_by_a_host_that_has_only_just_its_own_lease(fleet: Flee
 def test_a_host_that_is_back_keeps_its_jobs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     job = fleet.a.intake.submit(live_plan())
     fleet.lives("a", ttl_s=-1000)
-    store, take_over = fleet.b.store, fleet.b.store.take_over
+    store, take_over = fleet.b.store, fleet.b.store.lost_jobs.take_over
 
     def too_late(*arguments: object, **named: object) -> bool:
         fleet.lives("a", ttl_s=1000)
         return take_over(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "take_over", too_late)
+    monkeypatch.setattr(store.lost_jobs, "take_over", too_late)
     fleet.taking_over().look()
     assert (store.host_of(job.id), fleet.begun) == ("a", [])
 

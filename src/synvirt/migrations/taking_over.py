@@ -73,7 +73,7 @@ class TakingOver:
         try:
             for host in self._store.hosts.fence_expired(grace_s=self._grace_s):
                 log.warning("a host is lost", host=host)
-            waiting = self._store.ids_of_fenced(but=self._host)
+            waiting = self._store.lost_jobs.all(but=self._host)
             self._pauses.keep([job_id for job_id, _ in waiting])
             for job_id, lost in waiting:
                 if self._pauses.is_over(job_id):
@@ -151,7 +151,7 @@ class TakingOver:
             )
 
     def _go_on(self, job: Migration, lost: Fence) -> None:
-        if not self._store.take_over(job.id, lost, to=self._host):
+        if not self._store.lost_jobs.take_over(job.id, lost, to=self._host):
             raise Conflict(
                 f"job {job.id} is not to be had: its host is back, another took it, or a job here has its name or address"
             )
@@ -191,12 +191,12 @@ class TakingOver:
             return before.model_copy(update={**end, "history": (*before.history, visit)})
 
         if secret is None:
-            done = self._store.restart_elsewhere(job.id, lost, failed, again, to=self._host)
+            done = self._store.lost_jobs.restart_elsewhere(job.id, lost, failed, again, to=self._host)
         elif self._secrets is None:
             raise Conflict(f"the credentials of job {job.id} cannot be sealed here")
         else:
             with self._secrets.sealed(again.id, secret) as sealed:
-                done = self._store.restart_elsewhere(job.id, lost, failed, again, to=self._host, sealed=sealed)
+                done = self._store.lost_jobs.restart_elsewhere(job.id, lost, failed, again, to=self._host, sealed=sealed)
         if not done:
             raise Conflict(f"job {job.id} is not to be had: its host is back, another took it, or it is being cancelled")
         log.warning("a job is restarted", job=str(job.id), again=str(again.id), host=lost.host)

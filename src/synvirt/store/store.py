@@ -1,7 +1,8 @@
-"""Queries by name. Each method is one transaction; a job's move is a compare-and-set on its state plus an event row.
+"""The store: its transactions, the queries about migrations by name, and all other queries as its parts.
 
-Every failure of the database is PersistFailed. `on_commit` is called after each commit that wrote: the engine wakes its
-listeners with it, and the tests crash there.
+Each method is one transaction. A job's move is a compare-and-set on its state plus an event row. Every failure of the database
+is PersistFailed. `on_commit` is called after each commit that wrote: the engine wakes its listeners with it, and the tests
+crash there.
 """
 
 import time
@@ -9,62 +10,59 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    delete,
-    exists,
-    func,
-    insert,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import Conflict, NotFound, PersistFailed
 from synvirt.model.job import Migration
-from synvirt.model.kinds import ENDS, State
+from synvirt.model.kinds import State
 from synvirt.store import ledger as ledgers
 from synvirt.store import watermarks as marks
 from synvirt.store.access import AuditRows, TokenRows
 from synvirt.store.backups import BackupRows
-from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
+from synvirt.store.documents import is_known, parsed, readable, rewritten, version_after
 from synvirt.store.events import OF_MIGRATIONS, Event
 from synvirt.store.filters import ALL, Only
 from synvirt.store.host_claim import HostClaim
 from synvirt.store.hosts import Fence, HostRows
-from synvirt.store.ledger import LedgerEntry, LedgerRows, Owner, owned_by
+from synvirt.store.ledger import LedgerEntry, LedgerRows
+from synvirt.store.lost_jobs import LostJobRows
 from synvirt.store.memory import MemoryRows, forget_passes
+from synvirt.store.migration_rows import (
+    CLAIMS_LOCK,
+    ENDED,
+    OWNED,
+    add,
+    announce,
+    claimed,
+    forget_secrets_and_slots,
+    one_at_a_time,
+    owner,
+    parse,
+    rewrite,
+    row_of,
+)
 from synvirt.store.opening import opened
 from synvirt.store.rehearsals import RehearsalRows
 from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import events, hosts, ledger, migrations, rehearsals, secrets, slots
+from synvirt.store.tables import events, ledger, migrations, rehearsals, secrets
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
 from synvirt.store.watermarks import Watermark
 from synvirt.store.wave_hooks import HookRows
 from synvirt.store.waves import WaveRows
 
-# A job that waits for a source for months tells of it again and again. Who was away longer than this sees the job as it is.
-EVENTS_KEPT, FOLDED_EVERY = 200, 16
-# Two jobs that claim one name at the same moment must not both find it free: "clms".
-CLAIMS_LOCK = 0x636C6D73
 # One upgrade of the schema at a time: "upgr".
 UPGRADE_LOCK = 0x75706772
-_ENDED = tuple(str(end) for end in ENDS)
 _STATES = frozenset(str(state) for state in State)
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an operator asked of a job: to cancel, or else to cut over or to be rehearsed."""
+    """A request of an operator. `cancel`: the job is to be cancelled; else it is to cut over, or to be rehearsed."""
 
     job_id: UUID
     cancel: bool
@@ -81,6 +79,7 @@ class Store:
         self.sources = SourceRows(reading=self._reading, writing=self._writing)
         self.slots = SlotRows(reading=self._reading, writing=self._writing)
         self.ledgers = LedgerRows(reading=self._reading, writing=self._writing)
+        self.lost_jobs = LostJobRows(reading=self._reading, writing=self._writing)
         self.memory = MemoryRows(reading=self._reading, writing_of=self._writing_of)
         self.rehearsals = RehearsalRows(reading=self._reading, writing=self._writing)
         self.waves = WaveRows(reading=self._reading, writing=self._writing)
@@ -91,8 +90,8 @@ class Store:
         self._fence: Fence | None = None
         try:
             with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
-                # Hosts of a fleet start together, and one of them upgrades. SQLite's transaction is such a lock by itself.
-                _one_at_a_time(connection, UPGRADE_LOCK)
+                # The hosts of a fleet may start together. One of them upgrades, and the others wait.
+                one_at_a_time(connection, UPGRADE_LOCK)
                 upgrade(connection)
         except SQLAlchemyError as error:
             self._engine.dispose()
@@ -105,42 +104,43 @@ class Store:
         self._engine.dispose()
 
     def write_under(self, fence: Fence | None) -> None:
-        """From now on every transaction that writes is refused (LeaseLost) once the host's epoch is another. None: none is."""
+        """From now on a transaction that writes raises LeaseLost when the host's epoch has changed. None: no check."""
         self._fence = fence
 
     def claim_host(self, host: str) -> HostClaim:
+        """The claim that keeps a second service from running under this host's id."""
         return HostClaim(self._engine, host)
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, job: Migration, *, host: str, sealed: bytes | None = None) -> None:
-        """`sealed`: the job's own secrets, which go when it ends."""
+        """Adds a job. `sealed`: its own secrets; they are deleted when it ends."""
         with self._writing() as db:
-            _add(db, job, host, sealed)
+            add(db, job, host, sealed)
 
     def get(self, job_id: UUID) -> Migration:
         """The job. NotFound."""
         with self._reading() as db:
-            return _parse(_row(db, job_id))
+            return parse(row_of(db, job_id))
 
     def sealed(self, job_id: UUID) -> bytes | None:
-        """What `add` was given; None where that was nothing, or the job has ended."""
+        """The sealed secrets of a job; None, where it has none or has ended."""
         with self._reading() as db:
             return db.execute(select(secrets.c.sealed).where(secrets.c.migration_id == str(job_id))).scalar()
 
     def host_of(self, job_id: UUID) -> str:
         """The id of the host that has the job. NotFound."""
         with self._reading() as db:
-            return str(_row(db, job_id).host)
+            return str(row_of(db, job_id).host)
 
     def is_of(self, job_id: UUID, host: str) -> bool:
-        """Whether there is such a job, and it is this host's."""
+        """Whether there is such a job, and this host has it."""
         with self._reading() as db:
             asked = select(migrations.c.id).where(migrations.c.id == str(job_id), migrations.c.host == host)
             return db.execute(asked).first() is not None
 
     def documents(self, *, limit: int, cursor: int | None = None, only: Only = ALL) -> tuple[list[str], int | None]:
-        """Newest first: the jobs as JSON text, and the cursor of the next page (None: this was the last)."""
+        """A page of jobs as JSON text, newest first, and the cursor of the next page (None: this was the last)."""
         query = select(migrations.c.number, migrations.c.document).order_by(migrations.c.number.desc()).limit(limit + 1)
         if cursor is not None:
             query = query.where(migrations.c.number < cursor)
@@ -152,7 +152,7 @@ class Store:
 
     def unended(self, *, host: str | None = None) -> list[Migration]:
         """The jobs that have not ended, oldest first; of one host, or of all."""
-        chosen = (migrations.c.state.not_in(_ENDED), is_known(migrations.c.version))
+        chosen = (migrations.c.state.not_in(ENDED), is_known(migrations.c.version))
         query = select(migrations.c.document).where(*chosen)
         if host is not None:
             query = query.where(migrations.c.host == host)
@@ -160,31 +160,31 @@ class Store:
             return readable(Migration, db.execute(query.order_by(migrations.c.number)).scalars())
 
     def ended(self, *, host: str) -> list[Migration]:
-        """Oldest first."""
-        chosen = (migrations.c.host == host, migrations.c.state.in_(_ENDED))
+        """The ended jobs of a host, oldest first."""
+        chosen = (migrations.c.host == host, migrations.c.state.in_(ENDED))
         query = select(migrations.c.document).where(*chosen, is_known(migrations.c.version))
         with self._reading() as db:
             return readable(Migration, db.execute(query.order_by(migrations.c.number)).scalars())
 
     def remove(self, job_id: UUID) -> None:
-        """An ended job with all that is known of it. Conflict, where it has not ended; NotFound."""
+        """Removes an ended job and all that is stored about it. Conflict, where it has not ended; NotFound."""
         with self._writing() as db:
-            row = _row(db, job_id, lock=True)
-            if row.state not in _ENDED:
+            row = row_of(db, job_id, lock=True)
+            if row.state not in ENDED:
                 raise Conflict(f"job {job_id} has not ended: it is {row.state}", hint="cancel it first")
-            ledgers.forget(db, _owner(job_id))
+            ledgers.forget(db, owner(job_id))
             db.execute(delete(migrations).where(migrations.c.id == str(job_id)))
 
     def unended_ids(self, *, host: str) -> list[UUID]:
-        """Oldest first. No document is read."""
-        chosen = (migrations.c.host == host, migrations.c.state.not_in(_ENDED))
+        """The ids of the jobs that have not ended, oldest first. No document is read."""
+        chosen = (migrations.c.host == host, migrations.c.state.not_in(ENDED))
         with self._reading() as db:
             found = db.execute(select(migrations.c.id).where(*chosen).order_by(migrations.c.number))
             return [UUID(row.id) for row in found]
 
     def wishes(self, *, host: str) -> list[Wish]:
-        """What operators asked of the jobs that have not ended."""
-        chosen = (migrations.c.host == host, migrations.c.state.not_in(_ENDED))
+        """The requests of operators to jobs of a host that have not ended."""
+        chosen = (migrations.c.host == host, migrations.c.state.not_in(ENDED))
         rehearsed = exists().where(rehearsals.c.migration_id == migrations.c.id, rehearsals.c.state == "Waiting")
         asked = migrations.c.cancel_requested | migrations.c.cutover_requested | rehearsed
         query = select(migrations.c.id, migrations.c.cancel_requested).where(*chosen, asked)
@@ -192,68 +192,15 @@ class Store:
             return [Wish(UUID(row.id), bool(row.cancel_requested)) for row in db.execute(query)]
 
     def move_unended(self, job_id: UUID, *, to: str) -> bool:
-        """The job is another host's from now on. Call it once the host that had it is fenced. False, when it has ended."""
-        unended = migrations.c.state.not_in(_ENDED)
+        """Gives a job to another host. Call it only when the host that had it is fenced. False, when the job has ended."""
+        unended = migrations.c.state.not_in(ENDED)
         with self._writing() as db:
             moved = update(migrations).where(migrations.c.id == str(job_id), unended).values(host=to)
             return db.execute(moved).rowcount == 1
 
-    # ── jobs of a host that is lost ──────────────────────────────────────────────────────────────────────────────────
-
-    def ids_of_fenced(self, *, but: str) -> list[tuple[UUID, Fence]]:
-        """The jobs that have not ended of the hosts that are fenced, each with its host's epoch. Oldest first."""
-        query = select(migrations.c.id, hosts.c.id.label("host"), hosts.c.epoch).join(hosts, hosts.c.id == migrations.c.host)
-        lost = (hosts.c.fenced != "", hosts.c.id != but, migrations.c.state.not_in(_ENDED))
-        with self._reading() as db:
-            return [(UUID(row.id), Fence(row.host, row.epoch)) for row in db.execute(query.where(*lost).order_by("number"))]
-
-    def take_over(self, job_id: UUID, lost: Fence, *, to: str) -> bool:
-        """The job of a host that is fenced is host `to`'s from now on. False, where that host is back, the job has ended or is
-        another's by now, or a job of `to` has claimed what this one has."""
-        with self._writing() as db:
-            row = _lost_row(db, job_id, lost)
-            if row is None:
-                return False
-            mine = select(ledger.c.name).where(owned_by(_owner(job_id)), ledger.c.kind == "claim")
-            _one_at_a_time(db, CLAIMS_LOCK)
-            if db.execute(_claimed(job_id, mine, to)).first() is not None:
-                return False
-            db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(host=to))
-            db.execute(update(secrets).where(secrets.c.migration_id == str(job_id)).values(host=to))
-            db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
-            return True
-
-    def restart_elsewhere(
-        self,
-        job_id: UUID,
-        lost: Fence,
-        failed: Callable[[Migration], Migration],
-        again: Migration,
-        *,
-        to: str,
-        sealed: bytes | None = None,
-    ) -> bool:
-        """The job of a host that is fenced ends as `failed` says, and `again` begins on host `to`, with what the ledger says
-        was done to the source. False, where that host is back, the job has ended, is another's by now or is to be cancelled."""
-        with self._writing() as db:
-            row = _lost_row(db, job_id, lost)
-            if row is None or row.cancel_requested:
-                return False
-            before = _parse(row)
-            after = failed(before)
-            document = rewritten(row.document, before, after)
-            _rewrite(db, row, after, document)
-            db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
-            db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
-            _announce(db, after, document, version_after(row.version))
-            _add(db, again, to, sealed)
-            at_source = (owned_by(_owner(job_id)), ledger.c.kind.in_(("snapshot", "source_power", "tracking")))
-            db.execute(update(ledger).where(*at_source).values(owner_id=str(again.id)))
-            return True
-
     def count_unended(self) -> dict[str, int]:
-        """By host."""
-        unended = migrations.c.state.not_in(_ENDED)
+        """How many jobs have not ended, by host."""
+        unended = migrations.c.state.not_in(ENDED)
         query = select(migrations.c.host, func.count().label("jobs")).where(unended).group_by(migrations.c.host)
         with self._reading() as db:
             return {row.host: row.jobs for row in db.execute(query)}
@@ -262,11 +209,11 @@ class Store:
         """How many jobs of a host are in each state. States with none are left out."""
         query = select(migrations.c.state, func.count()).where(migrations.c.host == host).group_by(migrations.c.state)
         with self._reading() as db:
-            # A later version's state is none of ours; its job is quarantined.
+            # A later version may have other states. A job in such a state is quarantined.
             return {State(state): count for state, count in db.execute(query) if state in _STATES}
 
     def oldest(self, state: State, *, host: str) -> Migration | None:
-        """The job that came first of those in `state`."""
+        """The oldest job in `state`."""
         chosen = (migrations.c.host == host, migrations.c.state == str(state), is_known(migrations.c.version))
         query = select(migrations.c.document).where(*chosen).order_by(migrations.c.number).limit(1)
         with self._reading() as db:
@@ -274,35 +221,34 @@ class Store:
         return None if document is None else parsed(Migration, document)
 
     def change(self, job_id: UUID, expected: State, change: Callable[[Migration], Migration]) -> Migration:
-        """Rewrite a job that is still in `expected`, else Conflict. A move, an error, a boot attempt is an event too."""
+        """Rewrites a job that is still in `expected`, else Conflict. A move, an error or a boot attempt adds an event."""
         with self._writing_of(job_id) as db:
-            row = _row(db, job_id, lock=True)
-            before = _parse(row)
+            row = row_of(db, job_id, lock=True)
+            before = parse(row)
             if before.state != expected:
                 raise Conflict(f"job {job_id} is {before.state}, not {expected}")
             after = change(before)
             document = rewritten(row.document, before, after)
-            _rewrite(db, row, after, document)
+            rewrite(db, row, after, document)
             if after.ended:
-                db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
-                db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
+                forget_secrets_and_slots(db, job_id)
             if _reported(after) != _reported(before):
-                _announce(db, after, document, version_after(row.version))
+                announce(db, after, document, version_after(row.version))
             return after
 
-    # ── what others ask of a job ─────────────────────────────────────────────────────────────────────────────────────
+    # ── requests of operators ────────────────────────────────────────────────────────────────────────────────────────
 
     def request_cancel(self, job_id: UUID) -> Migration:
         return self._request(job_id, "cancel_requested")
 
     def request_cutover(self, job_id: UUID, *, until: datetime | None = None) -> Migration:
-        """`until`: not asked for any more from then on, where it has not begun: a window closes."""
+        """`until`: the request expires then if the cut-over has not begun, because a window closes."""
         moment = None if until is None else until.timestamp()
         return self._request(job_id, "cutover_requested", cutover_until=moment)
 
     def _request(self, job_id: UUID, flag: str, **values: object) -> Migration:
         with self._writing() as db:
-            job = _parse(_row(db, job_id, lock=True))
+            job = parse(row_of(db, job_id, lock=True))
             if job.ended:
                 raise Conflict(f"job {job_id} has ended: it is {job.state}")
             db.execute(update(migrations).where(migrations.c.id == str(job_id)).values({flag: True, **values}))
@@ -317,7 +263,7 @@ class Store:
         return self._is_requested(job_id, migrations.c.cutover_requested & in_time)
 
     def _is_requested(self, job_id: UUID, flag: ColumnElement[bool]) -> bool:
-        """Asked often: no document is read."""
+        """No document is read: this is asked often."""
         with self._reading() as db:
             found = db.execute(select(flag).where(migrations.c.id == str(job_id))).scalar()
         if found is None:
@@ -338,7 +284,7 @@ class Store:
 
     def newest_events(self, *, job_id: UUID | None = None) -> list[Event]:
         """The newest event of each job that has not ended, or of `job_id` whatever its state; the job as it is now."""
-        chosen = migrations.c.id == str(job_id) if job_id else migrations.c.state.not_in(_ENDED)
+        chosen = migrations.c.id == str(job_id) if job_id else migrations.c.state.not_in(ENDED)
         with self._reading() as db:
             return OF_MIGRATIONS.newest(db, migrations, chosen)
 
@@ -354,7 +300,7 @@ class Store:
             marks.put(db, job_id, mark)
 
     def watermarks(self, job_id: UUID, pass_number: int) -> dict[str, Watermark]:
-        """By disk key."""
+        """The watermarks of a pass, by disk key."""
         with self._reading() as db:
             return marks.of_pass(db, job_id, pass_number)
 
@@ -364,40 +310,40 @@ class Store:
             return marks.copied_before(db, job_id, pass_number)
 
     def fold_passes(self, job_id: UUID, number: int) -> None:
-        """What is known of the passes before `number` becomes one watermark a disk; the first pass stays. Call it when the next
-        pass builds on `number` alone."""
+        """Joins the watermarks of the passes before `number` into one for each disk; the first pass stays. Call it when the
+        next pass builds on `number` alone."""
         with self._writing_of(job_id) as db:
             marks.fold(db, job_id, number)
             forget_passes(db, job_id, but=(1, number))
 
     def record(self, job_id: UUID, kind: str, name: str) -> None:
-        """Into the ledger, before the thing is made. Idempotent."""
+        """Adds a ledger entry. Call it before the thing is made. Idempotent."""
         with self._writing_of(job_id) as db:
-            ledgers.record(db, _owner(job_id), LedgerEntry(kind, name))
+            ledgers.record(db, owner(job_id), LedgerEntry(kind, name))
 
     def claim(self, job_id: UUID, names: list[str], *, hint: str) -> None:
-        """Into the ledger too: what only one job of a host may have until it ends. Conflict, when another has one of them."""
+        """Adds ledger entries for names that only one unended job of a host may have. Conflict, when another has one."""
         with self._writing_of(job_id) as db:
-            _one_at_a_time(db, CLAIMS_LOCK)
-            if (taken := db.execute(_claimed(job_id, names, _row(db, job_id).host)).first()) is not None:
+            one_at_a_time(db, CLAIMS_LOCK)
+            if (taken := db.execute(claimed(job_id, names, row_of(db, job_id).host)).first()) is not None:
                 raise Conflict(f"migration {taken.id}, which has not ended, has the {taken.name} too", hint=hint)
             for name in names:
-                ledgers.record(db, _owner(job_id), LedgerEntry("claim", name))
+                ledgers.record(db, owner(job_id), LedgerEntry("claim", name))
 
     def strike(self, job_id: UUID, kind: str, name: str) -> None:
-        """Out of the ledger, after the thing is gone, or is the operator's to keep. Idempotent."""
+        """Deletes a ledger entry. Call it when the thing is gone, or the operator keeps it. Idempotent."""
         with self._writing_of(job_id) as db:
-            ledgers.strike(db, _owner(job_id), kind, name)
+            ledgers.strike(db, owner(job_id), kind, name)
 
     def ledger(self, job_id: UUID) -> list[LedgerEntry]:
-        """In the order the things were made."""
+        """The job's ledger entries, oldest first."""
         with self._reading() as db:
-            return ledgers.entries_of(db, _owner(job_id))
+            return ledgers.entries_of(db, owner(job_id))
 
     def untidied(self, owed: Sequence[str], *, host: str) -> list[Migration]:
-        """Ended jobs whose ledger is not empty: of one that went well, entries of the kinds that it still owes."""
-        left = _of_migration & ((migrations.c.state != str(State.COMPLETED)) | ledger.c.kind.in_(owed))
-        ended = (migrations.c.host == host, migrations.c.state.in_(_ENDED), is_known(migrations.c.version))
+        """Ended jobs with entries left in their ledger. Of a completed job only entries of the kinds `owed` count."""
+        left = OWNED & ((migrations.c.state != str(State.COMPLETED)) | ledger.c.kind.in_(owed))
+        ended = (migrations.c.host == host, migrations.c.state.in_(ENDED), is_known(migrations.c.version))
         query = select(migrations.c.document).where(*ended, exists().where(left)).order_by(migrations.c.number)
         with self._reading() as db:
             return readable(Migration, db.execute(query).scalars())
@@ -421,11 +367,11 @@ class Store:
 
     @contextmanager
     def _writing_of(self, job_id: UUID) -> Iterator[Connection]:
-        """The same, for what only the job's own host writes. A thread that a lost lease left behind may still come here once
-        the lease is held again, and the job be another host's by then."""
+        """As `_writing`, and LeaseLost where the job belongs to another host. A thread that began before a lease was lost may
+        come here after the host has a lease again; another host may have the job by then."""
         with self._writing() as db:
             if self._fence is not None:
-                self._fence.check_host(_row(db, job_id, lock=True).host)
+                self._fence.check_host(row_of(db, job_id, lock=True).host)
             yield db
 
     @contextmanager
@@ -438,75 +384,9 @@ class Store:
         self.on_commit()
 
 
-def _add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None:
-    document = job.model_dump_json()
-    values = {"id": str(job.id), "host": host, "state": job.state, "document": document, "version": VERSION}
-    db.execute(insert(migrations).values(**values))
-    if sealed is not None:
-        db.execute(insert(secrets).values(migration_id=str(job.id), host=host, sealed=sealed))
-    _announce(db, job, document, VERSION)
-
-
-_of_migration = (ledger.c.owner_kind == "migration") & (ledger.c.owner_id == migrations.c.id)
-
-
-def _owner(job_id: UUID) -> Owner:
-    return Owner("migration", job_id)
-
-
-def _claimed(job_id: UUID, names: list[str] | Select[tuple[str]], host: str) -> Select[tuple[str, str]]:
-    """Which of these another job of the host has claimed that has not ended."""
-    return (
-        select(ledger.c.name, migrations.c.id)
-        .join(migrations, _of_migration)
-        .where(ledger.c.kind == "claim", ledger.c.name.in_(names), ledger.c.owner_id != str(job_id))
-        .where(migrations.c.host == host, migrations.c.state.not_in(_ENDED))
-    )
-
-
-def _lost_row(db: Connection, job_id: UUID, lost: Fence) -> Row[Any] | None:
-    """The job's row, while its host is fenced in this epoch and cannot come back before the transaction's end; else None."""
-    query = select(hosts.c.epoch, hosts.c.fenced).where(hosts.c.id == lost.host)
-    host = db.execute(query.with_for_update() if db.dialect.name == "postgresql" else query).first()
-    if host is None or host.epoch != lost.epoch or not host.fenced:
-        return None
-    row = _row(db, job_id, lock=True)
-    return None if row.host != lost.host or row.state in _ENDED else row
-
-
-def _rewrite(db: Connection, row: Row[Any], after: Migration, document: str) -> None:
-    values = {"state": after.state, "document": document, "version": version_after(row.version)}
-    db.execute(update(migrations).where(migrations.c.number == row.number).values(**values))
-
-
 def _reported(job: Migration) -> tuple[object, ...]:
-    """What listeners get at once."""
+    """The parts of a job whose change is an event."""
     return job.state, job.last_error, job.boot_attempts
-
-
-def _announce(db: Connection, job: Migration, document: str, version: str) -> None:
-    if OF_MIGRATIONS.add(db, job.id, document, version) % FOLDED_EVERY == 0:
-        of_job = OF_MIGRATIONS.of(job.id)
-        kept = select(events.c.id).where(of_job).order_by(events.c.id.desc()).limit(1).offset(EVENTS_KEPT).scalar_subquery()
-        OF_MIGRATIONS.forget(db, of_job, events.c.id <= kept)
-
-
-def _one_at_a_time(db: Connection, lock: int) -> None:
-    """SQLite has one writer anyway."""
-    if db.dialect.name == "postgresql":
-        db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": lock})
-
-
-def _row(db: Connection, job_id: UUID, *, lock: bool = False) -> Row[Any]:
-    query = select(migrations).where(migrations.c.id == str(job_id))
-    row = db.execute(query.with_for_update() if lock else query).first()
-    if row is None:
-        raise NotFound(f"there is no migration {job_id}")
-    return row
-
-
-def _parse(row: Row[Any]) -> Migration:
-    return parsed(Migration, row.document, row.version)
 
 
 def _persist_failed(error: SQLAlchemyError) -> PersistFailed:

@@ -1,0 +1,88 @@
+"""The rows of migrations: what several queries do with them, in the caller's transaction."""
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, Select, delete, insert, select, text, update
+
+from synvirt.errors import NotFound
+from synvirt.model.job import Migration
+from synvirt.model.kinds import ENDS
+from synvirt.store.documents import VERSION, parsed, version_after
+from synvirt.store.events import OF_MIGRATIONS
+from synvirt.store.ledger import Owner
+from synvirt.store.tables import events, ledger, migrations, secrets, slots
+
+# A job that waits for a source for months reports it again and again, so its older events are deleted. A listener that was
+# away for longer sees the job as it is now.
+EVENTS_KEPT, FOLDED_EVERY = 200, 16
+# Two jobs that claim one name at the same moment must not both find it free: "clms".
+CLAIMS_LOCK = 0x636C6D73
+ENDED = tuple(str(end) for end in ENDS)
+# Joins the ledger's rows to the migrations that own them.
+OWNED = (ledger.c.owner_kind == "migration") & (ledger.c.owner_id == migrations.c.id)
+
+
+def owner(job_id: UUID) -> Owner:
+    """The job as an owner of ledger entries."""
+    return Owner("migration", job_id)
+
+
+def row_of(db: Connection, job_id: UUID, *, lock: bool = False) -> Row[Any]:
+    """The job's row, locked for this transaction where `lock`. NotFound."""
+    query = select(migrations).where(migrations.c.id == str(job_id))
+    row = db.execute(query.with_for_update() if lock else query).first()
+    if row is None:
+        raise NotFound(f"there is no migration {job_id}")
+    return row
+
+
+def parse(row: Row[Any]) -> Migration:
+    """The job of a row. Unreadable."""
+    return parsed(Migration, row.document, row.version)
+
+
+def add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None:
+    """Adds the row of a new job, its sealed secrets, and its first event."""
+    document = job.model_dump_json()
+    values = {"id": str(job.id), "host": host, "state": job.state, "document": document, "version": VERSION}
+    db.execute(insert(migrations).values(**values))
+    if sealed is not None:
+        db.execute(insert(secrets).values(migration_id=str(job.id), host=host, sealed=sealed))
+    announce(db, job, document, VERSION)
+
+
+def rewrite(db: Connection, row: Row[Any], after: Migration, document: str) -> None:
+    """Writes a job's new document into its row."""
+    values = {"state": after.state, "document": document, "version": version_after(row.version)}
+    db.execute(update(migrations).where(migrations.c.number == row.number).values(**values))
+
+
+def forget_secrets_and_slots(db: Connection, job_id: UUID) -> None:
+    """For a job that ends."""
+    db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
+    db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
+
+
+def announce(db: Connection, job: Migration, document: str, version: str) -> None:
+    """Adds an event. Now and then it deletes events older than the last EVENTS_KEPT."""
+    if OF_MIGRATIONS.add(db, job.id, document, version) % FOLDED_EVERY == 0:
+        of_job = OF_MIGRATIONS.of(job.id)
+        kept = select(events.c.id).where(of_job).order_by(events.c.id.desc()).limit(1).offset(EVENTS_KEPT).scalar_subquery()
+        OF_MIGRATIONS.forget(db, of_job, events.c.id <= kept)
+
+
+def claimed(job_id: UUID, names: list[str] | Select[tuple[str]], host: str) -> Select[tuple[str, str]]:
+    """A query for those of `names` that another unended job of the host has claimed, each with that job's id."""
+    return (
+        select(ledger.c.name, migrations.c.id)
+        .join(migrations, OWNED)
+        .where(ledger.c.kind == "claim", ledger.c.name.in_(names), ledger.c.owner_id != str(job_id))
+        .where(migrations.c.host == host, migrations.c.state.not_in(ENDED))
+    )
+
+
+def one_at_a_time(db: Connection, lock: int) -> None:
+    """Waits until no other transaction holds this lock, and holds it until its own end. SQLite has one writer anyway."""
+    if db.dialect.name == "postgresql":
+        db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": lock})
