@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.disks.vhdx.crc32c import crc32c
+from synvirt.disks.crc32c import crc32c
 from tests.cases import cases
 
 

@@ -14,8 +14,8 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
+from synvirt.disks.crc32c import crc32c
 from synvirt.disks.raw.files import punch_hole
-from synvirt.disks.vhdx.crc32c import crc32c
 from synvirt.programs import run
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -1,1 +1,1 @@
-"""VHDX ([MS-VHDX]): header.py and log.py bring the file to one state, reader.py reads it, crc32c.py checks both."""
+"""VHDX ([MS-VHDX]): header.py and log.py bring the file to one state, reader.py reads it."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.vhdx.crc32c import crc32c
+from synvirt.disks.crc32c import crc32c
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import KIB, MIB, TIB
 

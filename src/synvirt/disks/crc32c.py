@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli; RFC 3720, section 12.1), which VHDX puts on its headers, tables and log.
+"""CRC-32C (Castagnoli; RFC 3720, section 12.1): VHDX puts it on its headers, tables and log, Btrfs on its tree blocks.
 
 zlib has the other CRC-32. Structures of 4 KiB to some MiB are checked once an image, so array arithmetic is quick enough (a
 millisecond for 64 KiB) and saves a dependency: the data is cut into lanes that are taken together, byte by byte, and the lanes'
