@@ -647,6 +647,15 @@ def test_what_moves_during_a_flush_is_not_taken_back_by_its_end() -> None:
     assert (tally.progress().bytes_done, tally.checked_bytes()) == (9, 4)
 
 
+def test_a_pass_says_what_it_would_see_of_the_disk_that_it_saw_least_of() -> None:
+    tally = Tally(before={})
+    for key, checked in (("a", 8), ("b", 4), ("c", 0)):
+        tally.take(
+            Flushed(key=key, offset_bytes=9, bytes_total=9, bytes_done=9, bytes_zero=0, finished=True, bytes_checked=checked)
+        )
+    assert (tally.checked_bytes(), tally.least_checked_bytes()) == (12, 4)
+
+
 def test_a_live_job_goes_by_the_name_that_people_know(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The platform's id of a VM (vm-98) tells its owner nothing, on a list or in the note that is left on the source."""
     inspect = FakeAdapter.inspect

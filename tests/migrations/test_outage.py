@@ -8,12 +8,14 @@ from uuid import uuid4
 
 import pytest
 
-from synvirt.disks.checking.sampling import BLOCK_BYTES, would_see
+from synvirt.disks.changed import ChangedReader
+from synvirt.disks.checking.sampling import BLOCK_BYTES, differing, would_see
 from synvirt.migrations.planning.outage import Record, measured_parts, outage_forecast, record, too_long
 from synvirt.model.job import BootAttempt, Migration, OutageForecast, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.rehearsal import Rehearsal, RehearsalState
 from synvirt.sizes import MIB
+from tests.fakes.disks import MemoryReader
 from tests.house import live_plan
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -163,13 +165,44 @@ def test_a_budget_is_for_warm_jobs(fields: dict[str, Any]) -> None:
         live_plan(**{"mode": "Warm", "outage_budget_s": 60, **fields})
 
 
-def test_what_a_sample_would_see_it_sees() -> None:
-    """Of the half of its places that is drawn evenly: a source that loses this share is found 95 times of 100, and more."""
+# Half of it has data.
+HALVES = "A" * 128 + "-" * 128
+
+
+class Lost(ChangedReader):
+    """A disk of which nothing is said to have changed, and these blocks have."""
+
+    def __init__(self, over: MemoryReader, wrong: range) -> None:
+        super().__init__(over, [])
+        self._wrong = wrong
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        super().read_into(offset, buffer)
+        if offset // BLOCK_BYTES in self._wrong:
+            buffer[0] ^= 1
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+@pytest.mark.parametrize("where", ["data", "holes", "all"])
+def test_what_a_sample_would_see_it_sees(where: str, confidence: float) -> None:
+    """A source that loses this share of a disk is found so often, wherever it loses it, by what is really looked at."""
+    copy = MemoryReader(HALVES)
+    blocks = copy.size // BLOCK_BYTES
+    share = would_see(64 * BLOCK_BYTES, confidence)
+    lost = math.ceil(share * blocks)
+    found, chance = 0, random.Random(where)
+    for seed in range(200):
+        first, last = {"data": (0, blocks // 2), "holes": (blocks // 2, blocks), "all": (0, blocks)}[where]
+        at = chance.randrange(first, last - lost + 1)
+        offset, checked = differing(Lost(copy, range(at, at + lost)), copy, f"{seed}", 64)
+        assert offset is not None or checked == 64 * BLOCK_BYTES
+        found += offset is not None
+    # Four standard deviations of 200 tries.
+    assert found >= 200 * confidence - 4 * math.sqrt(200 * confidence * (1 - confidence))
+
+
+def test_a_larger_sample_would_see_less() -> None:
     assert would_see(0) == 1.0
     assert would_see(4096 * BLOCK_BYTES) < would_see(64 * BLOCK_BYTES) < 0.1
     for blocks in (64, 512):
-        share = would_see(blocks * BLOCK_BYTES)
-        assert (1 - share) ** (blocks / 2) == pytest.approx(0.05)
-        chance = random.Random(blocks)
-        found = sum(any(chance.random() < share for _ in range(blocks // 2)) for _ in range(1000))
-        assert 930 <= found <= 970
+        assert (1 - would_see(blocks * BLOCK_BYTES)) ** (blocks / 2) == pytest.approx(0.05)

@@ -82,6 +82,11 @@ class Tally:
     def checked_bytes(self) -> int:
         return sum(disk.bytes_checked for disk in self.disks.values() if isinstance(disk, Flushed))
 
+    def least_checked_bytes(self) -> int:
+        """Of the disk of which the least was compared: what was lost may all lie there."""
+        each = (disk.bytes_checked for disk in self.disks.values() if isinstance(disk, Flushed))
+        return min((checked for checked in each if checked), default=0)
+
     def progress(self) -> Progress:
         """The figures of all disks together, with the rate and the time to go."""
         return self._rate.progress(
@@ -176,13 +181,13 @@ async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"])
 async def _finish(job: Job, number: int, tally: Tally, clock: "_Clock") -> Pass:
     progress = tally.progress()
     begun = next(one for one in job.migration.passes if one.number == number)
-    checked = tally.checked_bytes()
+    checked, least = tally.checked_bytes(), tally.least_checked_bytes()
     done = begun.model_copy(
         update={
             "bytes": tally.moved_bytes(),
             "bytes_checked": checked,
             # What was compared whole leaves nothing to chance.
-            "would_see": (0.0 if begun.verify else would_see(checked, job.migration.plan.warm.confidence)) if checked else None,
+            "would_see": (0.0 if begun.verify else would_see(least, job.migration.plan.warm.confidence)) if checked else None,
             "seconds": clock.seconds(),
             "finished_at": now(),
         }

@@ -38,8 +38,8 @@ class Pass(Model):
     """`seconds` are those spent copying: what passes while the service is down does not count. `snapshot_at`: the moment of the
     source that it copied. `whole`: a delta that compared whole disks, since what had changed was not known for sure.
     `bytes_checked` of what should not have changed were compared, beside `bytes`; all of it, where it is to `verify`.
-    `would_see`: had the source lost this share of the blocks that it called unchanged, or more, the comparison would have seen
-    it, with the plan's `confidence`; null where nothing was compared."""
+    `would_see`: had the source lost this share of the blocks of a disk that it called unchanged, or more, the comparison would
+    have seen it, with the plan's `confidence`; null where nothing was compared."""
 
     number: int
     kind: Literal["full", "delta", "final"]

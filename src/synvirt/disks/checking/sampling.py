@@ -6,7 +6,7 @@ block that it left out would go unnoticed until the guest reads it. A sample in 
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from synvirt.blocks import DiskReader, Extent
 from synvirt.errors import CbtReset
@@ -40,8 +40,8 @@ def blocks_to_check(delta_bytes: int) -> int:
 
 def would_see(checked_bytes: int, confidence: float = CONFIDENCE) -> float:
     """The least share of wrong blocks, of those called unchanged, of which a sample of so many bytes finds at least one, with
-    this confidence: n blocks drawn miss all of a share s with a chance of (1 - s)^n. Only the half of the places that is drawn
-    evenly counts: wrong blocks may lie anywhere. 0 to 1."""
+    this confidence: n blocks drawn miss all of a share s with a chance of (1 - s)^n. Only those that are drawn evenly count,
+    half of them at least: wrong blocks may lie anywhere. 0 to 1."""
     blocks = checked_bytes // BLOCK_BYTES // 2
     return float(1 - (1 - confidence) ** (1 / blocks)) if blocks else 1.0
 
@@ -49,19 +49,17 @@ def would_see(checked_bytes: int, confidence: float = CONFIDENCE) -> float:
 def differing(source: DiskReader, copy: DiskReader, seed: str, blocks: int, *, zeros: bool = False) -> tuple[int | None, int]:
     """The offset of a block outside the source's extents that is not the same in the copy, or None; and how many bytes of such
     blocks were read. With `zeros`, those that the source says are zeros are doubted too, though the copy has no others. The
-    same seed looks at the same places. Half of them are where the copy has data."""
-    chosen = sorted(set(_places(source, copy, random.Random(seed), blocks)))  # noqa: S311 - an attacker gains nothing by knowing it
+    same seed looks at the same places. Half of them, and never more, are where the copy has data."""
+    draw = random.Random(seed)  # noqa: S311 - an attacker gains nothing by knowing it
     mine, theirs = bytearray(BLOCK_BYTES), bytearray(BLOCK_BYTES)
     done = 0
-    for start in _unchanged(source, chosen, zeros=zeros):
+    for start in _chosen(source, copy, draw, blocks, zeros=zeros):
         length = min(BLOCK_BYTES, source.size - start)
         source.read_into(start, memoryview(theirs)[:length])
         copy.read_into(start, memoryview(mine)[:length])
         done += length
         if mine[:length] != theirs[:length]:
             return start, done
-        if done >= blocks * BLOCK_BYTES:
-            break
     return None, done
 
 
@@ -84,13 +82,27 @@ def lost_around(source: DiskReader, copy: DiskReader, at: int) -> Extent:
     return Extent(start, end - start)
 
 
-def _places(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: int) -> Iterator[int]:
-    """Offsets of whole blocks; more than are wanted, since some lie in what changed."""
+def _chosen(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: int, *, zeros: bool) -> list[int]:
+    """Offsets of so many blocks that the source calls unchanged, in no order: all parts of the disk are seen early."""
+    evenly = dict.fromkeys(_evenly(source, draw, blocks))
+    data = dict.fromkeys(at for at in _where_data_is(source, copy, draw, blocks) if at not in evenly)
+    unchanged = set(_unchanged(source, sorted([*evenly, *data]), zeros=zeros))
+    everywhere, in_data = ([at for at in places if at in unchanged] for places in (evenly, data))
+    even = min(len(everywhere), blocks - min(len(in_data), blocks // 2))
+    found = everywhere[:even] + in_data[: min(even, blocks - even)]
+    draw.shuffle(found)
+    return found
+
+
+def _evenly(source: DiskReader, draw: random.Random, blocks: int) -> list[int]:
+    """More than are wanted, since some lie in what changed. Of a small disk all."""
     count = -(-source.size // BLOCK_BYTES)
     if count <= blocks * TRIES_A_BLOCK:
-        yield from range(0, source.size, BLOCK_BYTES)
-        return
-    yield from (draw.randrange(count) * BLOCK_BYTES for _ in range(blocks * TRIES_A_BLOCK // 2))
+        return draw.sample(range(0, source.size, BLOCK_BYTES), count)
+    return [draw.randrange(count) * BLOCK_BYTES for _ in range(blocks * TRIES_A_BLOCK // 2)]
+
+
+def _where_data_is(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: int) -> Iterator[int]:
     data = [extent for extent in copy.extents() if not extent.zero and extent.start < source.size]
     if data:
         for extent in draw.choices(data, weights=[extent.length for extent in data], k=blocks * TRIES_A_BLOCK // 2):
@@ -98,16 +110,12 @@ def _places(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: i
             yield at // BLOCK_BYTES * BLOCK_BYTES
 
 
-def _unchanged(source: DiskReader, places: list[int], *, zeros: bool) -> list[int]:
-    """Those that touch none of the source's extents (if `zeros`, of those with data), shuffled: who stops early has seen all
-    parts of the disk."""
+def _unchanged(source: DiskReader, places: Sequence[int], *, zeros: bool) -> Iterator[int]:
+    """Those that touch none of the source's extents (if `zeros`, of those with data). `places` ascend."""
     changed = (extent for extent in source.extents() if not (zeros and extent.zero))
     extent = next(changed, None)
-    found = []
     for start in places:
         while extent is not None and extent.end <= start:
             extent = next(changed, None)
         if extent is None or extent.start >= start + BLOCK_BYTES:
-            found.append(start)
-    random.Random(len(found)).shuffle(found)  # noqa: S311 - only spread
-    return found
+            yield start
