@@ -16,11 +16,14 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
+
+from synvirt.guests.seekable import Seekable
 
 SECONDS_MAX, MEMORY_MAX = 2.0, 512 << 20
 # A disk of exbibytes may have as many as it likes: a copy asks for them one after the other.
@@ -53,7 +56,9 @@ IMAGES = {
 DESCRIPTIONS = ("a.ova", "a.ovf", "a.vmx", "a.vbox", "a.xva", "a.vmcx", "a-2012.xml")
 # What a restore point says: the two lines of its manifest, once it is decrypted, and its domain.
 POINTS = ("point-shown.json", "point-sealed.json", "point-domain.xml")
-READERS = (*IMAGES, *DESCRIPTIONS, *POINTS, "s3.xml")
+# What the disks of a guest hold, as rehearsals read it: of Btrfs the pages that are used, of LVM a label and its metadata.
+INSIDE = ("a.btrfs", "a.lvm")
+READERS = (*IMAGES, *DESCRIPTIONS, *POINTS, *INSIDE, "s3.xml")
 S3_LIST = """<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name>
 <IsTruncated>false</IsTruncated><Contents><Key>web/web.ova</Key><Size>7</Size></Contents>
 <Contents><Key>web/web.mf</Key><Size>9</Size></Contents><CommonPrefixes><Prefix>web/disks/</Prefix></CommonPrefixes>
@@ -93,6 +98,8 @@ def seed_of(reader: str, folder: Path) -> bytes:
         return S3_LIST.encode()
     if reader in POINTS:
         return restore_point(reader)
+    if reader in INSIDE:
+        return inside(reader, folder)
     if reader not in ("a.ova", "a.ovf"):
         return machine(reader, bytes(content), folder)
     (folder / "disk.vmdk").write_bytes(seed_of("stream.vmdk", folder))
@@ -167,6 +174,7 @@ def child(reader: str, count: int, seed: int, folder: Path) -> dict[str, object]
     from synvirt.offline.registry import BY_KIND  # noqa: F401 - all importers are loaded before the cage
 
     good, (path, whole) = (folder / f"seed-{reader}").read_bytes(), placed(reader, folder)
+    pages = json.loads((folder / "pages").read_text()) if reader == "a.btrfs" else []
     buffer = memoryview(bytearray(1 << 16))
 
     def read() -> None:
@@ -178,6 +186,9 @@ def child(reader: str, count: int, seed: int, folder: Path) -> dict[str, object]
             return
         if reader in POINTS:
             look_at_point(reader, path.read_bytes())
+            return
+        if reader in INSIDE:
+            look_inside(reader, path.read_bytes(), pages)
             return
         disk = open_reader(detect(path))
         try:
@@ -245,6 +256,60 @@ def look_at_point(reader: str, content: bytes) -> None:
     read = HERE.shown if reader == "point-shown.json" else HERE.manifests
     line = content if reader == "point-shown.json" else SHOWN
     sound(read([Unread(str(UUID(int=1)), line, content)])[0])
+
+
+PAGE = 4096
+
+
+class Paged(Seekable):
+    """`content`: pages of a volume, one after the other. `pages`: their numbers; the others hold zeros."""
+
+    def __init__(self, content: bytes, pages: Sequence[int]) -> None:
+        super().__init__((max(pages) + 1) * PAGE)
+        self._content, self._places = content, {number: place for place, number in enumerate(pages)}
+
+    def _bytes(self, offset: int, length: int) -> bytes:
+        first, last = offset // PAGE, (offset + length - 1) // PAGE
+        whole = b"".join(self._page(number) for number in range(first, last + 1))
+        return whole[offset - first * PAGE :][:length]
+
+    def _page(self, number: int) -> bytes:
+        place = self._places.get(number)
+        return bytes(PAGE) if place is None else self._content[place * PAGE : (place + 1) * PAGE].ljust(PAGE, b"\0")
+
+
+def inside(reader: str, folder: Path) -> bytes:
+    """Of Btrfs the superblock's page comes first, and `pages` in the folder says which they are."""
+    from tests.guests import btrfs_images, linux_trees, lvm_disks
+
+    if reader == "a.lvm":
+        root = lvm_disks.segment(1, 0, 2, "striped", 'stripe_count = 1\nstripes = ["pv0", 0]')
+        text = lvm_disks.group("vg", {"pv0": "A" * 32}, {"root": root, "home": root.replace("0]", "2]")})
+        return lvm_disks.physical("A" * 32, text, lvm_disks.DATA)[: lvm_disks.AREA + 512 + len(text)]
+    content = btrfs_images.made(folder / "image", linux_trees.planted(folder / "tree"), "-n", str(PAGE)).read_bytes()
+    found = [number for number in range(len(content) // PAGE) if content[number * PAGE : (number + 1) * PAGE].strip(b"\0")]
+    found.sort(key=lambda number: number != 0x10000 // PAGE)
+    (folder / "pages").write_text(json.dumps(found))
+    return b"".join(content[number * PAGE : (number + 1) * PAGE] for number in found)
+
+
+def look_inside(reader: str, content: bytes, pages: list[int]) -> None:
+    """As `guests/inside.py` does. Checksums of Btrfs are not looked at, so that what lies behind them is reached."""
+    from synvirt.guests import linux_facts, lvm, superblocks
+    from synvirt.guests.btrfs import trees
+    from synvirt.guests.btrfs.subvolumes import Btrfs
+    from synvirt.guests.files import UnixFiles
+
+    volume = Paged(content, pages or list(range(len(content) // PAGE + 1)))
+    if reader == "a.lvm":
+        held = lvm.physical(volume)
+        for _, found in lvm.logical_volumes([] if held is None else [held], {}):
+            found.read(PAGE)
+        return
+    trees.CHECKSUMS = {}
+    superblocks.btrfs(volume)
+    for place in Btrfs([volume]).subvolumes():
+        linux_facts.facts_of(UnixFiles(place))
 
 
 def look(path: Path, root: Path) -> None:

@@ -13,54 +13,21 @@ import pytest
 from synvirt.guests.looking_inside import facts_of
 from synvirt.proof.sameness import compared
 from synvirt.sizes import MIB
-from tests.guests import phony_windows
+from tests.guests import btrfs_images, lvm_disks, phony_windows
+from tests.guests.linux_trees import FILES, LINUX, planted
 from tests.needs import need, need_root
 
-LINUX = {
-    "host name": "web01",
-    "system": "Debian GNU/Linux 12 (bookworm)",
-    "time zone": "Europe/Berlin",
-    "user root": "number 0, shell /bin/bash",
-    "user web": "number 1000, shell /bin/sh",
-    "mount /": "UUID=1234 ext4",
-    "mount /srv": "/dev/sdb1 xfs",
-    "enabled nginx.service": "by multi-user.target",
-    "enabled open-vm-tools.service": "by multi-user.target, vmware.target",
-}
-FILES = {
-    "etc/hostname": "web01\n",
-    "usr/lib/os-release": 'NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nBAD="\n',
-    "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nweb:x:1000:1000::/home/web:/bin/sh\n",
-    "etc/fstab": "# a comment\nUUID=1234 / ext4 defaults 0 1\n/dev/sdb1 /srv xfs defaults 0 2\nproc none proc\n",
-    "etc/netplan/50.yaml": "network:\n  ethernets:\n    ens192:\n      addresses: [10.77.0.5/24, 'fd00::5/64']\n",
-    "etc/network/interfaces": "iface ens3 inet static\n  address 10.0.0.9\n  netmask 255.255.255.0\n",
-}
-LINKS = {
-    "etc/os-release": "../usr/lib/os-release",
-    "etc/localtime": "/usr/share/zoneinfo/Europe/Berlin",
-    "etc/systemd/system/multi-user.target.wants/nginx.service": "/lib/systemd/system/nginx.service",
-    "etc/systemd/system/multi-user.target.wants/open-vm-tools.service": "/lib/systemd/system/open-vm-tools.service",
-    "etc/systemd/system/vmware.target.requires/open-vm-tools.service": "/lib/systemd/system/open-vm-tools.service",
-    # Ways that lead nowhere, and round in a circle.
-    "etc/netplan/out.yaml": "../../../../../../../../etc/shadow",
-    "etc/netplan/circle.yaml": "circle.yaml",
-}
+# Of all that are made here: a move keeps it.
+UUID = "11111111-2222-3333-4444-555555555555"
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("root")
-    for name, text in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    for name, target in LINKS.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).symlink_to(target)
-    return root
+    return planted(tmp_path_factory.mktemp("root"))
 
 
 def ext4(image: Path, tree: Path) -> None:
-    subprocess.run([need("mkfs.ext4", "e2fsprogs"), "-q", "-F", "-d", tree, image, "32M"], check=True)
+    subprocess.run([need("mkfs.ext4", "e2fsprogs"), "-q", "-F", "-U", UUID, "-L", "root", "-d", tree, image, "32M"], check=True)
 
 
 def xfs(image: Path, tree: Path) -> None:
@@ -81,24 +48,36 @@ def partitioned(disk: Path, part: Path, table: str) -> None:
     """A boot partition, and the root behind it."""
     with disk.open("wb") as file:
         file.truncate(part.stat().st_size + 20 * MIB)
-    script = f"label: {table}\nstart=1MiB, size=8MiB\nstart=10MiB, size={part.stat().st_size // 512}\n"
+    # Of an extended partition, which holds the root.
+    label, extended = ("dos", "start=9MiB, type=5\n") if table == "extended" else (table, "")
+    script = f"label: {label}\nstart=1MiB, size=8MiB\n{extended}start=10MiB, size={part.stat().st_size // 512}\n"
     subprocess.run([need("sfdisk", "fdisk"), "-q", disk], input=script, text=True, check=True)
     with disk.open("r+b") as file, part.open("rb") as content:
         file.seek(10 * MIB)
         shutil.copyfileobj(content, file)
 
 
-@pytest.mark.parametrize("kind", [ext4, xfs])
-@pytest.mark.parametrize("table", [None, "gpt", "dos"])
-def test_a_linux_is_read_from_its_disks(tree: Path, tmp_path: Path, kind: object, table: str | None) -> None:
+def btrfs(image: Path, tree: Path) -> None:
+    btrfs_images.made(image, tree)
+
+
+Make = Callable[[Path, Path], None]
+
+
+@pytest.mark.parametrize("kind", [ext4, xfs, btrfs])
+@pytest.mark.parametrize("table", [None, "gpt", "dos", "extended"])
+def test_a_linux_is_read_from_its_disks(tree: Path, tmp_path: Path, kind: Make, table: str | None) -> None:
     root = tmp_path / "root.img"
-    (ext4 if kind is ext4 else xfs)(root, tree)
+    kind(root, tree)
     disk, other = root, tmp_path / "other.img"
     if table is not None:
         disk = tmp_path / "disk.img"
         partitioned(disk, root, table)
     other.write_bytes(bytes(MIB))
     found = facts_of([str(other), str(disk)])
+    start = 0 if table is None else 10 * MIB
+    of_itself = found.pop(f"volume disk 2 from byte {start} on")
+    assert of_itself.split()[0] == kind.__name__
     network = {name: found.pop(name) for name in list(found) if name.startswith("network file")}
     assert found == LINUX
     assert {name.rpartition("/")[2]: value.partition(";")[0] for name, value in network.items()} == {
@@ -148,6 +127,35 @@ def test_a_linux_on_logical_volumes_is_read(tree: Path, tmp_path: Path) -> None:
         file.seek(start)
         file.write(root.read_bytes())
     found = facts_of([str(disk)])
+    assert found[f"volume logical volume {group}/root"].startswith("ext4 ")
+    assert LINUX.items() <= found.items()
+
+
+def test_a_linux_is_read_beside_volumes_that_are_not(tree: Path, tmp_path: Path) -> None:
+    """Its group, of two disks, is one of two; the other has a thin volume."""
+    root, disks = tmp_path / "root.img", [tmp_path / f"disk{number}.img" for number in range(3)]
+    btrfs(root, tree)
+    first, second, third = "a" * 32, "b" * 32, "c" * 32
+    # 128 MiB in extents of 4 MiB, half of them on each disk.
+    halves = "".join(lvm_disks.segment(n, 16 * (n - 1), 16, "striped", f'stripes = ["pv{n}", 0]') for n in (1, 2))
+    text = lvm_disks.group("system", {"pv1": first, "pv2": second}, {"root": halves}, extent_sectors=8192)
+    thin = lvm_disks.segment(1, 0, 1, "thin", 'thin_pool = "pool"')
+    other = lvm_disks.group("data", {"pv0": third}, {"srv": thin}, extent_sectors=8192)
+    with root.open("rb") as content:
+        for disk, name, said, size in ((disks[0], first, text, 64), (disks[1], second, "", 64), (disks[2], third, other, 0)):
+            disk.write_bytes(lvm_disks.physical(name, said, lvm_disks.DATA) + content.read(size * MIB))
+    found = facts_of([str(disk) for disk in disks])
+    assert found["not read logical volume data/srv"] == "volumes of the type thin are not read"
+    assert found["volume logical volume system/root"].startswith("btrfs ")
+    assert LINUX.items() <= found.items()
+
+
+def test_a_linux_on_a_mirror_of_software_raid_is_read(tree: Path, tmp_path: Path) -> None:
+    root, disk = tmp_path / "root.img", tmp_path / "disk.img"
+    ext4(root, tree)
+    raid(disk, 1, root.read_bytes())
+    found = facts_of([str(disk)])
+    assert found.pop("volume disk 1 from byte 0 on").startswith("ext4 ")
     assert LINUX.items() <= found.items()
 
 
@@ -175,10 +183,10 @@ def test_what_a_conversion_or_a_first_boot_changes_is_seen(tree: Path, tmp_path:
     }
 
 
-@pytest.mark.parametrize("kind", [ext4, xfs])
-def test_damaged_file_systems_break_nobody(tree: Path, tmp_path: Path, kind: object) -> None:
+@pytest.mark.parametrize("kind", [ext4, xfs, btrfs])
+def test_damaged_file_systems_break_nobody(tree: Path, tmp_path: Path, kind: Make) -> None:
     image = tmp_path / "root.img"
-    (ext4 if kind is ext4 else xfs)(image, tree)
+    kind(image, tree)
     clean = {at: page for at, page in _pages(image) if page.strip(b"\0")}
     used = list(clean)
     for seed in range(8):
@@ -220,17 +228,22 @@ def luks(image: Path) -> None:
     subprocess.run(words, input=b"secret", check=True)
 
 
-def btrfs(image: Path) -> None:
-    with image.open("wb") as file:
-        file.truncate(128 * MIB)
-    subprocess.run([need("mkfs.btrfs", "btrfs-progs"), "-q", image], check=True)
-
-
 def bitlocker(image: Path) -> None:
     image.write_bytes(b"\xeb\x58\x90-FVE-FS-".ljust(MIB, b"\0"))
 
 
-UNREAD = [(luks, "it is encrypted (LUKS)"), (btrfs, "Btrfs is not read"), (bitlocker, "it is encrypted (BitLocker)")]
+def raid(image: Path, level: int = 5, content: bytes = b"") -> None:
+    """A part of a software RAID, version 1.2, whose data begins behind its first MiB (md_p.h)."""
+    head = bytearray(256)
+    head[:8] = b"\xfc\x4e\x2b\xa9\1\0\0\0"
+    head[0x48:0x4C], head[0x80:0x88] = level.to_bytes(4, "little"), (2048).to_bytes(8, "little")
+    image.write_bytes((bytes(4096) + head).ljust(MIB, b"\0") + content)
+
+
+RAID = "it is a part of a software RAID, which is not put together"
+
+
+UNREAD = [(luks, "it is encrypted (LUKS)"), (raid, RAID), (bitlocker, "it is encrypted (BitLocker)")]
 
 
 @pytest.mark.parametrize(("made", "why"), UNREAD)
@@ -255,4 +268,6 @@ def test_a_volume_that_is_not_read_is_a_row_that_says_why(
 def test_logical_volumes_that_cannot_be_read_are_a_row_too(tmp_path: Path) -> None:
     disk = tmp_path / "disk.img"
     disk.write_bytes((bytes(512) + b"LABELONE").ljust(2 * MIB, b"\0"))
-    assert facts_of([str(disk)])["not read logical volumes"].startswith("LVM is not read as it is there")
+    [(item, why)] = facts_of([str(disk)]).items()
+    assert item.startswith("not read ")
+    assert why.startswith("LVM is not read as it is there")

@@ -73,6 +73,9 @@ def graded(item: str, source: str | None, here: str | None, kind: str = "") -> t
     return next(((one.grade, one.reason) for one in rows if one.item == item), None)
 
 
+WHERE = "volume logical volume vg/root"
+
+
 @pytest.mark.parametrize(
     ("item", "source", "here", "grade"),
     [
@@ -101,6 +104,10 @@ def graded(item: str, source: str | None, here: str | None, kind: str = "") -> t
         ("mount /srv", "/dev/sdb1 ext4", "/dev/vdb1 ext4", "expected"),
         ("mount /srv", "UUID=1 ext4", "UUID=2 ext4", "look"),
         ("mount /srv", "UUID=1 ext4", None, "wrong"),
+        (WHERE, "btrfs «root» 1f, 100 of 900 bytes", "btrfs «root» 1f, 200 of 900 bytes", "expected"),
+        (WHERE, "btrfs «root» 1f, 100 of 900 bytes", "btrfs «root» 2f, 100 of 900 bytes", "wrong"),
+        (WHERE, "xfs 1f, 1000000000 of 9000000000 bytes", "xfs 1f, 10 of 9000000000 bytes", "look"),
+        (WHERE, "xfs 1f, 1000 of 9000 bytes", None, "wrong"),
         ("network file /etc/netplan/a.yaml", "10.0.0.5/24; aa", "10.0.0.6/24; bb", "wrong"),
         ("network file /etc/netplan/a.yaml", "10.0.0.5/24; aa", "10.0.0.5/24, 10.0.0.6; bb", "look"),
     ],

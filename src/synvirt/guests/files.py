@@ -2,7 +2,9 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+from synvirt.errors import DiskReadFailed
 
 # Configuration is small; a registry is a hundred MiB, and read where it lies.
 FILE_BYTES_MAX = 1 << 20
@@ -10,6 +12,8 @@ FILE_BYTES_MAX = 1 << 20
 LINKS_MAX = 8
 NAMES_MAX = 5000
 _LINK = 0o120000
+# What damage raises: in the libraries, and in our own reader.
+_DAMAGE: Final = (OSError, DiskReadFailed)
 
 
 class Files(Protocol):
@@ -35,7 +39,7 @@ class Files(Protocol):
 
 
 class UnixFiles:
-    """libfsext's, and libfsxfs'."""
+    """libfsext's, libfsxfs', and our own of Btrfs."""
 
     is_ntfs = False
 
@@ -82,7 +86,7 @@ class UnixFiles:
         return way
 
     def _at(self, way: list[str]) -> Any:
-        with contextlib.suppress(OSError):  # a damaged one is none
+        with contextlib.suppress(*_DAMAGE):  # a damaged one is none
             return self._volume.get_file_entry_by_path("/" + "/".join(way))
         return None
 
@@ -120,7 +124,7 @@ def _is_link(entry: Any) -> bool:
 
 def _children(entry: Any) -> Iterator[Any]:
     for number in range(min(entry.number_of_sub_file_entries, NAMES_MAX) if entry is not None else 0):
-        with contextlib.suppress(OSError):  # this one is damaged
+        with contextlib.suppress(*_DAMAGE):  # this one is damaged
             yield entry.get_sub_file_entry(number)
 
 
@@ -131,7 +135,7 @@ def _names(entry: Any) -> list[str]:
 def _text(entry: Any) -> str | None:
     if entry is None:
         return None
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(*_DAMAGE):
         size = entry.get_size()
         content: bytes = entry.read_buffer_at_offset(min(size, FILE_BYTES_MAX), 0) if size else b""
         return content.decode(errors="replace")

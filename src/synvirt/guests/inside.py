@@ -2,31 +2,32 @@
 
     python -P -m synvirt.guests.inside DESCRIPTOR...         open for reading, a disk each; prints facts as one JSON object
 
-    disk ─▶ partitions, LVM ─▶ file systems ─▶ linux_facts.py │ windows_facts.py
+    disk ─▶ partitions, mirrors, LVM ─▶ file systems ─▶ superblocks.py, linux_facts.py │ windows_facts.py
 
-File systems and registries are read by Debian's libfsext, libfsxfs, libfsntfs, libvslvm and libregf: nothing of a guest is ever
-mounted by this host's kernel. What none of them reads (an encrypted volume, Btrfs) is a fact, too: where it lies, and why.
-Whatever is on the disks may break them: then this process ends, and nobody else does.
+ext4, XFS, NTFS and registries are read by Debian's libfsext, libfsxfs, libfsntfs and libregf, LVM and Btrfs by ourselves:
+nothing of a guest is ever mounted by this host's kernel. What is not read (an encrypted volume) is a fact, too: where it lies,
+and why. Whatever is on the disks may break them: then this process ends, and nobody else does.
 """
 
-import io
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyfsext
 import pyfsntfs
 import pyfsxfs
 import pyregf  # noqa: F401 - imported before the cage closes
-import pyvslvm
 
 from synvirt.blocks import Extent
 from synvirt.cage import Cage, enter
-from synvirt.errors import DiskReadFailed
-from synvirt.guests import linux_facts, windows_facts
+from synvirt.errors import DiskReadFailed, SynvirtError
+from synvirt.guests import linux_facts, lvm, superblocks, windows_facts
+from synvirt.guests.btrfs.subvolumes import Btrfs
+from synvirt.guests.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT
 from synvirt.guests.files import Files, NtfsFiles, UnixFiles
+from synvirt.guests.seekable import Bytes, Window, read_at
 from synvirt.machines.partitions import starts
 from synvirt.model.facts import NOT_READ, bounded
 from synvirt.sizes import GIB, MIB
@@ -35,28 +36,21 @@ MEMORY_BYTES = 2 * GIB
 CPU_S = 30
 # Guests with more volumes than that have the rest unread.
 VOLUMES_MAX = 64
-_MAGIC: Final = ((pyfsext.volume, 0x438, b"\x53\xef"), (pyfsxfs.volume, 0, b"XFSB"), (pyfsntfs.volume, 3, b"NTFS    "))
-# What nobody here reads: headers of LUKS and BitLocker, superblocks of Btrfs, F2FS, ReFS and software RAID (1.1, 1.2).
+EXT4, XFS, BTRFS, NTFS = ((0x438, b"\x53\xef"), (0, b"XFSB"), (SUPERBLOCK_AT + MAGIC_AT, MAGIC), (3, b"NTFS    "))
+# What nobody here reads: headers of LUKS and BitLocker, superblocks of F2FS, ReFS and software RAID (1.1, 1.2).
+_RAID = b"\xfc\x4e\x2b\xa9"
 _UNREAD: Final = (
     (0, b"LUKS\xba\xbe", "it is encrypted (LUKS)"),
     (3, b"-FVE-FS-", "it is encrypted (BitLocker)"),
-    (0x10040, b"_BHRfS_M", "Btrfs is not read"),
     (0x400, b"\x10\x20\xf5\xf2", "F2FS is not read"),
     (3, b"ReFS\0", "ReFS is not read"),
-    (0, b"\xfc\x4e\x2b\xa9", "it is a part of a software RAID, which is not put together"),
-    (0x1000, b"\xfc\x4e\x2b\xa9", "it is a part of a software RAID, which is not put together"),
+    (0, _RAID, "it is a part of a software RAID, which is not put together"),
+    (0x1000, _RAID, "it is a part of a software RAID, which is not put together"),
 )
-# In one of the first four sectors (lvm2, label.h).
-_LVM, _LABEL_BYTES = b"LABELONE", 4 * 512
-
-
-class Bytes(Protocol):
-    """What the libraries take for a file."""
-
-    def read(self, size: int = -1) -> bytes: ...
-    def seek(self, offset: int, whence: int = 0) -> int: ...
-    def tell(self) -> int: ...
-    def get_size(self) -> int: ...
+# The master file table's seventh entry: $Bitmap.
+_BITMAP = 6
+# What the libraries raise where a disk is odd, or hostile; ours says why.
+_DAMAGE: Final = (OSError, RuntimeError, ValueError, TypeError, MemoryError, RecursionError)
 
 
 class Disk:
@@ -79,96 +73,114 @@ class Disk:
         os.close(self.descriptor)
 
 
-class Window:
-    """What lies on a disk from `start` on: how long it is, a file system knows itself."""
-
-    def __init__(self, disk: Disk, start: int) -> None:
-        self._disk, self._start, self._size, self._at = disk, start, disk.size - start, 0
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(self._size - self._at, 0)
-        content = os.pread(self._disk.descriptor, left if size < 0 else min(size, left), self._start + self._at)
-        self._at += len(content)
-        return content
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def get_size(self) -> int:
-        return self._size
-
-
-def volumes(descriptors: Sequence[int], unread: dict[str, str]) -> Iterator[tuple[str, Bytes]]:
+def volumes(descriptors: Sequence[int], unread: dict[str, str]) -> list[tuple[str, Bytes]]:
     """Disks, partitions and logical volumes that may hold a file system, each with where it lies. `unread`: to be added to."""
-    held = []
+    found: list[tuple[str, Bytes]] = []
+    held: list[lvm.Physical] = []
     for number, disk in enumerate(map(Disk, descriptors), 1):
         for start in (starts(disk) or [0])[:VOLUMES_MAX]:
-            part = Window(disk, start)
-            if _LVM in part.read(_LABEL_BYTES):
-                held.append(part)
+            where = f"disk {number} from byte {start} on"
+            part = _mirrored(Window(disk.descriptor, disk.size, start))
+            try:
+                physical = lvm.physical(part)
+            except DiskReadFailed as error:
+                unread[where] = f"{lvm.NOT_READ}: {error.detail}"
+                continue
+            if physical is None:
+                found.append((where, part))
             else:
-                yield f"disk {number} from byte {start} on", part
-    yield from _logical(held, unread)
+                held.append(physical)
+    return [*found, *lvm.logical_volumes(held, unread)]
 
 
-def _logical(held: Sequence[Window], unread: dict[str, str]) -> Iterator[tuple[str, Bytes]]:
-    """Of the first group that these parts are of: a system has one."""
-    if not held:
-        return
-    handle = pyvslvm.handle()
-    try:
-        handle.open_file_object(held[0])
-        handle.open_physical_volume_files_as_file_objects(list(held))
-        group = handle.get_volume_group()
-        yield from [(f"logical volume {one.name}", one) for one in list(group.logical_volumes)[:VOLUMES_MAX]]
-    except (OSError, RuntimeError):
-        unread["logical volumes"] = "LVM is not read as it is there: several groups, thin or cached volumes, or damage"
+def _mirrored(part: Window) -> Window:
+    """What a software RAID of level 1 has on this part: all of it (Linux, include/uapi/linux/raid/md_p.h, mdp_superblock_1)."""
+    for at in (0, 0x1000):
+        block = read_at(part, at, 256)
+        if block.startswith(_RAID) and block[0x48:0x4C] == b"\1\0\0\0":
+            return part.behind(int.from_bytes(block[0x80:0x88], "little") * 512)
+    return part
 
 
-def opened(volume: Bytes) -> Files | None:
-    """Its file system, where it has one that is read here."""
-    for kind, offset, magic in _MAGIC:
-        if _has(volume, offset, magic):
-            found: Any = kind()
-            found.open_file_object(volume)
-            return NtfsFiles(found) if kind is pyfsntfs.volume else UnixFiles(found)
+def _together(found: Sequence[tuple[str, Bytes]]) -> list[tuple[str, list[Bytes]]]:
+    """File systems: one of Btrfs may lie on several volumes."""
+    groups: dict[str | bytes, tuple[str, list[Bytes]]] = {}
+    for where, volume in found:
+        try:
+            number = read_at(volume, SUPERBLOCK_AT + 0x20, 16) if _is(volume, BTRFS) else where
+        except DiskReadFailed:
+            number = where
+        groups.setdefault(number, (where, []))[1].append(volume)
+    return list(groups.values())
+
+
+def _is(volume: Bytes, kind: tuple[int, bytes]) -> bool:
+    offset, magic = kind
+    return read_at(volume, offset, len(magic)) == magic
+
+
+def opened(parts: Sequence[Bytes]) -> tuple[str, Iterator[Files]] | None:
+    """What its file system says of itself, and the places in it where a system may lie. None: there is none that is read here.
+
+    `parts`: all that it lies on."""
+    [volume, *_] = parts
+    if _is(volume, EXT4):
+        return superblocks.ext4(volume), _by_library(pyfsext.volume(), volume)
+    if _is(volume, XFS):
+        return superblocks.xfs(volume), _by_library(pyfsxfs.volume(), volume)
+    if _is(volume, BTRFS):
+        return superblocks.btrfs(volume), _of_btrfs(parts)
+    if _is(volume, NTFS):
+        found = pyfsntfs.volume()
+        found.open_file_object(volume)
+        return superblocks.ntfs(volume, found.name or "", found.get_file_entry(_BITMAP)), iter([NtfsFiles(found)])
     return None
 
 
-def _has(volume: Bytes, offset: int, magic: bytes) -> bool:
-    volume.seek(offset)
-    return volume.read(len(magic)) == magic
+def _by_library(library: Any, volume: Bytes) -> Iterator[Files]:
+    library.open_file_object(volume)
+    yield UnixFiles(library)
 
 
-def _facts_of(where: str, volume: Bytes, unread: dict[str, str]) -> dict[str, str]:
-    """Facts of the system on it; none, where there is none. Why it was not read, where it holds something."""
+def _of_btrfs(parts: Sequence[Bytes]) -> Iterator[Files]:
+    for place in Btrfs(parts).subvolumes():
+        yield UnixFiles(place)
+
+
+def _facts_of(where: str, parts: Sequence[Bytes], unread: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Of the file system, and of the system on it; none, where there is none. Why it was not read, where it holds something."""
+    of_itself: dict[str, str] = {}
     try:
         for offset, magic, why in _UNREAD:
-            if _has(volume, offset, magic):
+            if _is(parts[0], (offset, magic)):
                 unread[where] = why
-                return {}
-        files = opened(volume)
-        return {} if files is None else windows_facts.facts_of(files) if files.is_ntfs else linux_facts.facts_of(files)
-    # What the libraries raise where a disk is odd, or hostile.
-    except (OSError, RuntimeError, ValueError, TypeError, MemoryError, RecursionError):
+                return {}, {}
+        found = opened(parts)
+        if found is not None:
+            of_itself[f"volume {where}"], places = found
+            for files in places:
+                facts = windows_facts.facts_of(files) if files.is_ntfs else linux_facts.facts_of(files)
+                if facts:
+                    return of_itself, facts
+    except SynvirtError as error:
+        unread[where] = f"its file system cannot be read: {error.detail}"
+    except _DAMAGE:
         unread[where] = "its file system cannot be read: it is damaged, or of a kind that is too new"
-        return {}
+    return of_itself, {}
 
 
 def facts(descriptors: Sequence[int]) -> dict[str, str]:
-    """Of the first system that is found, and of all that was not read."""
-    found: dict[str, str] = {}
+    """Of the first system that is found, of all file systems, and of all that was not read."""
+    system: dict[str, str] = {}
+    file_systems: dict[str, str] = {}
     unread: dict[str, str] = {}
-    for where, volume in volumes(descriptors, unread):
-        said = _facts_of(where, volume, unread)
-        found = found or said
-    if descriptors and not found and not unread:
+    for where, parts in _together(volumes(descriptors, unread)):
+        of_itself, found = _facts_of(where, parts, unread)
+        file_systems |= of_itself
+        system = system or found
+    if descriptors and not system and not unread:
         unread["disks"] = "no system was found on them that is known here"
-    return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **found})
+    return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **file_systems, **system})
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,7 +1,6 @@
 """What the disks of a guest say of it, asked of a process in a cage (`inside.py`). Blocking.
 
-Needs Debian's python3-libfsext, -libfsxfs, -libfsntfs, -libvslvm and -libregf; a host without them knows nothing of disks, and
-says so.
+Needs Debian's python3-libfsext, -libfsxfs, -libfsntfs and -libregf; a host without them knows nothing of disks, and says so.
 """
 
 import json

@@ -5,7 +5,7 @@ A look, not a proof: a disk without a table says nothing, and nothing here ever 
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
@@ -44,6 +44,9 @@ _FAMILIES: dict[UUID | int, Family] = {
 # Windows dynamic disks (LDM): no other system, and no driver injection, reads what lies in them.
 _DYNAMIC = frozenset({UUID("5808C8AA-7E8F-42E0-85D2-E1E90434CFB3"), UUID("AF9B60A0-1431-4F62-BC68-3311714A69AD"), 0x42})
 _GPT_PROTECTIVE = 0xEE
+# Extended partitions hold others: each begins behind a table of its own, which names the next one.
+_EXTENDED = frozenset({0x05, 0x0F, 0x85})
+_LOGICAL_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,15 @@ def look(reader: DiskReader, *, within: int | None = None) -> Layout:
 
 
 def starts(reader: DiskReader) -> list[int]:
-    """Where its partitions begin; none, where it has no table. Those within an extended partition are not looked for."""
+    """Where its partitions begin, those within an extended one too; none, where it has no table."""
     try:
         disk = _Beginning(reader, reader.size)
-        return sorted(start for _, start in _table(disk)[0] if 0 < start < reader.size)
+        table, gpt = _table(disk)
+        found = {start for kind, start in table if gpt or kind not in _EXTENDED}
+        for kind, start in table:
+            if not gpt and kind in _EXTENDED:
+                found.update(_logical(disk, start))
+        return sorted(start for start in found if 0 < start < reader.size)
     except (SynvirtError, struct.error):
         return []
 
@@ -109,6 +117,21 @@ def _table(disk: _Beginning) -> tuple[list[tuple[UUID | int, int]], bool]:
         (kind, start * 512) for kind, start in struct.iter_unpack("<4xB3xI4x", mbr[446:510]) if kind
     ]
     return (_gpt(disk), True) if any(kind == _GPT_PROTECTIVE for kind, _ in table) else (table, False)
+
+
+def _logical(disk: _Beginning, extended: int) -> Iterator[int]:
+    """Where partitions within an extended one begin: counted from their own table, which is counted from the first one."""
+    at = extended
+    for _ in range(_LOGICAL_MAX):
+        table = disk.read(at, 512)
+        if table[510:] != b"\x55\xaa":
+            return
+        entries = [(kind, start * 512) for kind, start in struct.iter_unpack("<4xB3xI4x", table[446:478]) if kind]
+        yield from (at + start for kind, start in entries if kind not in _EXTENDED)
+        following = [extended + start for kind, start in entries if kind in _EXTENDED]
+        if not following:
+            return
+        at = following[0]
 
 
 def _gpt(disk: _Beginning) -> list[tuple[UUID | int, int]]:

@@ -4,7 +4,7 @@
     firmware, boot order, processors, memory                         of the machine
     disk KEY, card MAC, addresses of MAC, file system MOUNT, route TO, listens on PROTOCOL PORT, service UNIT, user NAME,
     application NAME                                                 of a running guest
-    enabled UNIT, mount PLACE, network file PATH                     of what its disks say
+    enabled UNIT, mount PLACE, network file PATH, volume WHERE       of what its disks say
     not read WHERE                                                   of what its disks say that nobody here can read: why
 
 The texts are a guest's own, and so hostile: they are cut, and there are only so many of them.

@@ -278,6 +278,7 @@ KINDS: dict[str, Kind] = {
     ),
     "user": Kind(_user, ("wrong", "the user is not there"), ("look", "the source has no such user"), tools=True),
     "mount": Kind(_mount, ("wrong", "it is not mounted any more"), ("look", "the source does not mount it")),
+    "volume": Kind(_file_system, ("wrong", "the file system is not there"), ("look", "the source does not have it")),
     "network file": Kind(_network_file, ("wrong", "it is not there"), ("look", "the source does not have it")),
     # Of machines, which both sides tell.
     "firmware": Kind(_wrong, everywhere=True),
@@ -287,5 +288,5 @@ KINDS: dict[str, Kind] = {
     "disk": Kind(_disk, ("wrong", "it is not there"), everywhere=True),
     "network card": Kind(_wrong, ("wrong", "it is not there"), everywhere=True),
 }
-_ON_DISKS = frozenset({"host name", "system", "time zone", "enabled", "user", "mount", "network file"})
+_ON_DISKS = frozenset({"host name", "system", "time zone", "enabled", "user", "mount", "volume", "network file"})
 _LATE = frozenset({"service", "listens on", "application", "addresses of", "route", "file system"})

@@ -1,0 +1,223 @@
+"""Files and folders of a Btrfs: names ─▶ inodes ─▶ extents, in a subvolume; and which subvolume a system may lie in."""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from types import MappingProxyType
+from typing import Final
+
+from synvirt.disks.crc32c import crc32c
+from synvirt.disks.packed import Damaged, lzo, zstd
+from synvirt.disks.packed.inflate import inflate_zlib
+from synvirt.errors import DiskReadFailed, UnsupportedFormat
+from synvirt.guests.btrfs.trees import MOST, ROOT_ITEM, Tree, Trees, unpacked
+from synvirt.guests.files import NAMES_MAX
+from synvirt.guests.seekable import Bytes
+
+# The tree of the topmost folder; of subvolumes, the first and the last number, and their topmost folder's inode.
+_TOP, _FIRST, _LAST, _ROOT_INODE = 5, 256, MOST - 255, 256
+SUBVOLUMES_MAX = 64
+# Where the default subvolume is none with a system: names that installers give to it (Ubuntu, Arch; Fedora; Debian).
+_USUAL: Final = (b"@", b"root", b"@rootfs")
+# Types of items.
+_INODE_ITEM, _DIR_ITEM, _DIR_INDEX, _EXTENT_DATA = 1, 84, 96, 108
+_NAME = struct.Struct("<QBQQHHB")
+_EXTENT, _PLACE = struct.Struct("<QQBBHB"), struct.Struct("<QQQQ")
+_INLINE, _REGULAR = 0, 1
+# BTRFS_MAX_UNCOMPRESSED; what does not become smaller is not compressed.
+_PACKED_MAX = 128 << 10
+_LINK_BYTES_MAX = 4096
+_SIZE, _MODE, _REFERENCES, _LEVEL = (struct.Struct(form) for form in ("<Q", "<I", "<I", "<B"))
+
+
+class Btrfs:
+    """A file system, on all of its devices that are there."""
+
+    def __init__(self, volumes: Sequence[Bytes]) -> None:
+        self.trees = Trees(volumes)
+
+    def subvolumes(self) -> Iterator["Subvolume"]:
+        """Where a system may lie, the likeliest first."""
+        seen: set[int] = set()
+        for number in self._numbers():
+            if number not in seen:
+                seen.add(number)
+                yield Subvolume(self, number)
+
+    def _numbers(self) -> Iterator[int]:
+        default = self._named(self.trees.superblock.root, self.trees.superblock.root_folder, b"default")
+        yield _TOP if default is None else default[0]
+        top = self.tree(_TOP)
+        for name in _USUAL:
+            if (found := self._named(top, _ROOT_INODE, name)) and found[1] == ROOT_ITEM:
+                yield found[0]
+        first, last = (_FIRST, ROOT_ITEM, 0), (_LAST, ROOT_ITEM, MOST)
+        items = self.trees.items(self.trees.superblock.root, first, last)
+        # One without references is being deleted.
+        others = (key[0] for key, data in items if key[1] == ROOT_ITEM and unpacked(_REFERENCES, data, 216)[0])
+        yield from islice(others, SUBVOLUMES_MAX)
+
+    def tree(self, number: int) -> Tree:
+        """That of a subvolume."""
+        found = self.trees.item(self.trees.superblock.root, (number, ROOT_ITEM, 0), (number, ROOT_ITEM, MOST))
+        if found is None:
+            raise DiskReadFailed(f"its subvolume {number} is not there")
+        return Tree(unpacked(_SIZE, found[1], 176)[0], unpacked(_LEVEL, found[1], 238)[0])
+
+    def _named(self, tree: Tree, folder: int, name: bytes) -> tuple[int, int] | None:
+        """What a name in a folder leads to: a number, and ROOT_ITEM, where that is a subvolume's."""
+        # btrfs_name_hash: a CRC-32C that begins with ~1, and is not inverted.
+        digest = crc32c(bytes([name[0] ^ 1]) + name[1:]) ^ 0xFFFFFFFF
+        found = self.trees.item(tree, (folder, _DIR_ITEM, digest))
+        return next((where for each, where in _names(found[1]) if each == name), None) if found else None
+
+    def child(self, tree: Tree, folder: int, name: bytes) -> tuple[Tree, int] | None:
+        """The inode, in its tree."""
+        found = self._named(tree, folder, name)
+        if found is None:
+            return None
+        return (self.tree(found[0]), _ROOT_INODE) if found[1] == ROOT_ITEM else (tree, found[0])
+
+
+def _names(data: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    """Names whose hashes are the same share an item."""
+    at = 0
+    while at < len(data):
+        number, kind, _, _, data_bytes, name_bytes, _ = unpacked(_NAME, data, at)
+        at += _NAME.size
+        yield data[at : at + name_bytes], (number, kind)
+        at += name_bytes + data_bytes
+
+
+class Subvolume:
+    """With libfsext's names, so that UnixFiles takes it for one of its volumes."""
+
+    def __init__(self, volume: Btrfs, number: int) -> None:
+        self._volume, self._tree = volume, volume.tree(number)
+
+    def get_file_entry_by_path(self, path: str) -> "Entry | None":
+        """None: there is none such. Links are not followed."""
+        tree, inode = self._tree, _ROOT_INODE
+        for word in path.split("/"):
+            if word:
+                found = self._volume.child(tree, inode, word.encode(errors="surrogateescape"))
+                if found is None:
+                    return None
+                tree, inode = found
+        return Entry(self._volume, tree, inode)
+
+
+class Entry:
+    """A file, a folder or a link, with libfsext's names."""
+
+    def __init__(self, volume: Btrfs, tree: Tree, inode: int, name: str = "") -> None:
+        self.name, self._volume, self._tree, self._inode = name, volume, tree, inode
+        self._trees = volume.trees
+
+    @cached_property
+    def _item(self) -> bytes:
+        found = self._trees.item(self._tree, (self._inode, _INODE_ITEM, 0))
+        if found is None:
+            raise DiskReadFailed(f"its inode {self._inode} is not there")
+        return found[1]
+
+    @property
+    def file_mode(self) -> int:
+        return int(unpacked(_MODE, self._item, 52)[0])
+
+    def get_size(self) -> int:
+        return int(unpacked(_SIZE, self._item, 16)[0])
+
+    @property
+    def symbolic_link_target(self) -> str:
+        return self.read_buffer_at_offset(min(self.get_size(), _LINK_BYTES_MAX), 0).decode(errors="surrogateescape")
+
+    @cached_property
+    def _children(self) -> list["Entry"]:
+        found: list[Entry] = []
+        for _, data in self._trees.items(self._tree, (self._inode, _DIR_INDEX, 0), (self._inode, _DIR_INDEX, MOST)):
+            for name, (inode, _) in _names(data):
+                found.append(Entry(self._volume, self._tree, inode, name.decode(errors="surrogateescape")))
+            if len(found) >= NAMES_MAX:
+                break
+        return found
+
+    @property
+    def number_of_sub_file_entries(self) -> int:
+        return len(self._children)
+
+    def get_sub_file_entry(self, number: int) -> "Entry":
+        """For its name: it may be the root of another subvolume."""
+        return self._children[number]
+
+    def read_buffer_at_offset(self, size: int, offset: int) -> bytes:
+        """`size` bytes of a file from `offset` on; zeros, where there is nothing."""
+        content = bytearray(size)
+        for key, data in self._trees.items(self._tree, (self._inode, _EXTENT_DATA, 0), (self._inode, _EXTENT_DATA, MOST)):
+            begin = key[2] - offset
+            if begin >= size:
+                break
+            piece, at = self._extent(data, size - begin)[max(-begin, 0) :], max(begin, 0)
+            content[at : at + len(piece)] = piece
+        return bytes(content)
+
+    def _extent(self, data: bytes, most: int) -> bytes:
+        """Its first `most` bytes; none of a hole, and of one that is only reserved."""
+        _, plain_bytes, compression, encryption, other, kind = unpacked(_EXTENT, data)
+        if encryption or other:
+            raise UnsupportedFormat("its files are encrypted")
+        if kind == _INLINE:
+            return self._plain(compression, data[_EXTENT.size :], plain_bytes)[:most]
+        at, packed_bytes, skipped, length = unpacked(_PLACE, data, _EXTENT.size)
+        if kind != _REGULAR or not at:
+            return b""
+        if not compression:
+            return self._trees.read(at + skipped, min(length, most))
+        if packed_bytes > _PACKED_MAX:
+            raise DiskReadFailed(f"an extent of it has {packed_bytes} compressed bytes")
+        return self._plain(compression, self._trees.read(at, packed_bytes), plain_bytes)[skipped:][: min(length, most)]
+
+    def _plain(self, compression: int, packed: bytes, plain_bytes: int) -> bytes:
+        if not compression:
+            return packed
+        if plain_bytes > _PACKED_MAX or compression not in _COMPRESSIONS:
+            raise DiskReadFailed(f"an extent of {plain_bytes} bytes, compressed by {compression}, is none of Btrfs")
+        # A MiB of the slowest, LZO, takes a third of a second.
+        self._trees.spend(plain_bytes // 64)
+        plain = bytearray(plain_bytes)
+        try:
+            filled = _COMPRESSIONS[compression](
+                memoryview(bytearray(packed)), memoryview(plain), self._trees.superblock.sector_bytes
+            )
+        except Damaged as error:
+            raise DiskReadFailed(f"a compressed extent of it is damaged: {error}") from error
+        return bytes(plain[:filled])
+
+
+def _lzo(stream: memoryview, into: memoryview, sector_bytes: int) -> int:
+    """Pieces of a sector each, every one behind its length, which no end of a sector cuts; before them, their sum."""
+    end, at, filled = min(_length(stream, 0), len(stream)), 4, 0
+    while at < end and filled < len(into):
+        left = sector_bytes - at % sector_bytes
+        at += left if left < 4 else 0
+        length = _length(stream, at)
+        at += 4
+        filled += lzo.decompress(stream[at : at + length], into[filled : filled + sector_bytes])
+        at += length
+    return filled
+
+
+def _length(stream: memoryview, at: int) -> int:
+    if at + 4 > len(stream):
+        raise Damaged("it ends before its time")
+    return int.from_bytes(stream[at : at + 4], "little")
+
+
+_COMPRESSIONS: Mapping[int, Callable[[memoryview, memoryview, int], int]] = MappingProxyType(
+    {
+        1: lambda stream, into, _: inflate_zlib(stream, into),
+        2: _lzo,
+        3: lambda stream, into, _: zstd.decompress(stream, into),
+    }
+)

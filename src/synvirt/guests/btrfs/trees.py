@@ -1,0 +1,256 @@
+"""A Btrfs as its trees: superblock ─▶ chunks (where logical addresses lie) ─▶ blocks of a tree ─▶ items, by their keys.
+
+All profiles are read, on one device or several: of mirrors the first copy whose checksum is right, of RAID 5 and 6 the data,
+for which no parity is needed while all devices are there. The log tree is not replayed: what was synced to it within the
+30 s of a commit is not seen. Only blocks of trees are checked by their checksums, contents of files are not.
+"""
+
+import hashlib
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import xxhash
+
+from synvirt.disks.crc32c import crc32c
+from synvirt.errors import DiskReadFailed, UnsupportedFormat
+from synvirt.guests.seekable import Bytes, read_at
+
+# The superblock's place, and that of its magic within.
+SUPERBLOCK_AT, MAGIC_AT, MAGIC = 0x10000, 0x40, b"_BHRfS_M"
+# Blocks and items that are looked at, and KiB of files: many times what the facts of a large system take. A hostile tree leads
+# to one block again and again.
+STEPS_MAX = 300_000
+_BLOCKS_KEPT = 256
+_SUPERBLOCK_BYTES, _SIZES, _LEVELS = 4096, (4096, 65536), 8
+# Up to METADATA_UUID, and SIMPLE_QUOTA: these leave files where they were. RAID1C34 is a profile below.
+_FEATURES_READ: Final = 0xFFF | 1 << 16
+# Types of chunks: which bits say that data is striped, how many copies of it there are, and how many stripes of parity.
+_RAID0, _RAID10, _RAID5, _RAID6 = 1 << 3, 1 << 6, 1 << 7, 1 << 8
+_PARITY: Final = {_RAID5: 1, _RAID6: 2}
+_COPIES_MAX = 4
+_KEY, _POINTER, _ITEM = struct.Struct("<QBQ"), struct.Struct("<Q"), struct.Struct("<II")
+_HEADER_BYTES, _POINTER_BYTES, _ITEM_BYTES = 101, 33, 25
+_CHUNK, _STRIPE = struct.Struct("<QQQQIIIHH"), struct.Struct("<QQ16s")
+# Types of items.
+ROOT_ITEM, _CHUNK_ITEM = 132, 228
+MOST = (1 << 64) - 1
+
+Key = tuple[int, int, int]
+
+# By a superblock's number for it: of bytes the digest, as it is written.
+CHECKSUMS: Mapping[int, Callable[[bytes], bytes]] = MappingProxyType(
+    {
+        0: lambda content: crc32c(content).to_bytes(4, "little"),
+        1: lambda content: xxhash.xxh64_intdigest(content).to_bytes(8, "little"),
+        2: lambda content: hashlib.sha256(content).digest(),
+        3: lambda content: hashlib.blake2b(content, digest_size=32).digest(),
+    }
+)
+
+
+class Tree(NamedTuple):
+    """Where its topmost block lies, and how far that is above the leaves."""
+
+    at: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """`fsid`: of the file system, the same on all its devices. `root_folder`: what the default subvolume's name lies in."""
+
+    fsid: bytes
+    device: int
+    root: Tree
+    chunks: Tree
+    first_chunks: bytes
+    root_folder: int
+    node_bytes: int
+    sector_bytes: int
+    checksum: int
+
+
+def superblock(volume: Bytes) -> Superblock | None:
+    """None: no Btrfs lies there. DiskReadFailed, UnsupportedFormat."""
+    block = read_at(volume, SUPERBLOCK_AT, _SUPERBLOCK_BYTES)
+    if len(block) < _SUPERBLOCK_BYTES or block[MAGIC_AT:][: len(MAGIC)] != MAGIC:
+        return None
+    root, chunk_root = struct.unpack_from("<QQ", block, 0x50)
+    (root_folder,) = struct.unpack_from("<Q", block, 0x80)
+    sector_bytes, node_bytes = struct.unpack_from("<II", block, 0x90)
+    (chunks_bytes,) = struct.unpack_from("<I", block, 0xA0)
+    features, checksum, root_level, chunk_level = struct.unpack_from("<QHBB", block, 0xBC)
+    (device,) = struct.unpack_from("<Q", block, 0xC9)
+    if unknown := features & ~_FEATURES_READ:
+        raise UnsupportedFormat(f"it has features of Btrfs that are not read ({unknown:#x})")
+    if not all(_SIZES[0] <= size <= _SIZES[1] and size.bit_count() == 1 for size in (sector_bytes, node_bytes)):
+        raise DiskReadFailed(f"its blocks of {sector_bytes} and {node_bytes} bytes are none of Btrfs")
+    return Superblock(
+        fsid=block[0x20:0x30],
+        device=device,
+        root=Tree(root, root_level),
+        chunks=Tree(chunk_root, chunk_level),
+        first_chunks=block[0x32B:][: min(chunks_bytes, 2048)],
+        root_folder=root_folder,
+        node_bytes=node_bytes,
+        sector_bytes=sector_bytes,
+        checksum=checksum,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of logical addresses. `stripes`: device and offset, each; of those side by side (RAID 0, 10, 5, 6) so many are
+    `mirrors` of each other, and so many have `parity`."""
+
+    start: int
+    length: int
+    is_striped: bool
+    stripe_bytes: int
+    mirrors: int
+    parity: int
+    stripes: tuple[tuple[int, int], ...]
+
+    def copies(self, offset: int) -> tuple[list[tuple[int, int]], int]:
+        """Where the bytes from `offset` on lie: each copy, and how many of them lie together there."""
+        if not self.is_striped:
+            return [(device, at + offset) for device, at in self.stripes], self.length - offset
+        number, within = divmod(offset, self.stripe_bytes)
+        row, column = divmod(number, len(self.stripes) // self.mirrors - self.parity)
+        # Parity lies on another device in each row.
+        first = (column + row) % len(self.stripes) if self.parity else column * self.mirrors
+        here = self.stripes[first : first + self.mirrors]
+        return [(device, at + row * self.stripe_bytes + within) for device, at in here], self.stripe_bytes - within
+
+
+def _chunk(start: int, data: bytes) -> tuple[Chunk, int]:
+    """And how many bytes say so."""
+    length, _, stripe_bytes, kind, _, _, _, count, mirrors = unpacked(_CHUNK, data)
+    end = _CHUNK.size + count * _STRIPE.size
+    if len(data) < end:
+        raise DiskReadFailed(f"its chunk at {start} is damaged")
+    stripes = tuple((device, at) for device, at, _ in _STRIPE.iter_unpack(data[_CHUNK.size : end]))
+    mirrors = max(mirrors, 1) if kind & _RAID10 else 1
+    parity = max((number for bit, number in _PARITY.items() if kind & bit), default=0)
+    if not length or not stripe_bytes or count // mirrors <= parity:
+        raise DiskReadFailed(f"its chunk at {start} is damaged")
+    is_striped = bool(kind & (_RAID0 | _RAID10 | _RAID5 | _RAID6))
+    return Chunk(start, length, is_striped, stripe_bytes, mirrors, parity, stripes), end
+
+
+class Trees:
+    """Of one file system, on all of its devices that are there. What is damaged raises DiskReadFailed."""
+
+    def __init__(self, volumes: Sequence[Bytes]) -> None:
+        """`volumes`: each has a superblock of the same file system."""
+        found = [(block, volume) for volume in volumes if (block := superblock(volume))]
+        if not found:
+            raise DiskReadFailed("no Btrfs lies there")
+        self.superblock = found[0][0]
+        self._devices = {block.device: volume for block, volume in reversed(found)}
+        self._steps = STEPS_MAX
+        self._blocks: dict[int, bytes] = {}
+        self._chunks = sorted(self._first_chunks(), key=lambda chunk: chunk.start)
+        items = self.items(self.superblock.chunks, (0, 0, 0), (MOST, 255, MOST))
+        every = [_chunk(key[2], data)[0] for key, data in items if key[1] == _CHUNK_ITEM]
+        self._chunks = sorted(every, key=lambda chunk: chunk.start)
+
+    def _first_chunks(self) -> Iterator[Chunk]:
+        """Those that the chunk tree itself lies in."""
+        left = self.superblock.first_chunks
+        while len(left) > _KEY.size:
+            chunk, length = _chunk(_KEY.unpack_from(left)[2], left[_KEY.size :])
+            yield chunk
+            left = left[_KEY.size + length :]
+
+    def spend(self, steps: int) -> None:
+        """What was looked at counts. UnsupportedFormat, once it is more than STEPS_MAX."""
+        self._steps -= steps
+        if self._steps < 0:
+            raise UnsupportedFormat("there is more in it than is looked at")
+
+    def items(self, tree: Tree, first: Key, last: Key) -> Iterator[tuple[Key, bytes]]:
+        """Those of a tree whose keys are from `first` to `last`, in their order."""
+        if tree.level >= _LEVELS:
+            raise DiskReadFailed(f"a tree of {tree.level} levels is none of Btrfs")
+        block = self._block(tree)
+        (count,) = struct.unpack_from("<I", block, 0x60)
+        size = _POINTER_BYTES if tree.level else _ITEM_BYTES
+        if count > (len(block) - _HEADER_BYTES) // size:
+            raise DiskReadFailed(f"its block at {tree.at} cannot have {count} items")
+
+        def key(number: int) -> Key:
+            return _KEY.unpack_from(block, _HEADER_BYTES + number * size)
+
+        begin = (
+            max(bisect_right(range(count), first, key=key) - 1, 0) if tree.level else bisect_left(range(count), first, key=key)
+        )
+        for number in range(begin, count):
+            if (found := key(number)) > last:
+                return
+            self.spend(1)
+            at = _HEADER_BYTES + number * size + _KEY.size
+            if tree.level:
+                yield from self.items(Tree(_POINTER.unpack_from(block, at)[0], tree.level - 1), first, last)
+            else:
+                begins, length = _ITEM.unpack_from(block, at)
+                yield found, block[_HEADER_BYTES + begins :][:length]
+
+    def item(self, tree: Tree, first: Key, last: Key | None = None) -> tuple[Key, bytes] | None:
+        """The first of them."""
+        return next(self.items(tree, first, last or first), None)
+
+    def read(self, logical: int, length: int, copy: int = 0) -> bytes:
+        """`copy`: which one, where there are several."""
+        content = bytearray()
+        while len(content) < length:
+            chunk = self._chunk_of(logical + len(content))
+            places, together = chunk.copies(logical + len(content) - chunk.start)
+            here = [(self._devices[device], at) for device, at in places if device in self._devices]
+            if not here:
+                raise DiskReadFailed(f"device {places[0][0]} of it is not there")
+            volume, at = here[copy % len(here)]
+            piece = read_at(volume, at, min(together, length - len(content)))
+            if not piece:
+                raise DiskReadFailed(f"its address {logical} lies beyond the end of its device")
+            content += piece
+            self.spend(len(places) + len(piece) // 1024)
+        return bytes(content)
+
+    def _chunk_of(self, logical: int) -> Chunk:
+        index = bisect_right(self._chunks, logical, key=lambda chunk: chunk.start) - 1
+        if index < 0 or logical >= self._chunks[index].start + self._chunks[index].length:
+            raise DiskReadFailed(f"its address {logical} lies nowhere")
+        return self._chunks[index]
+
+    def _block(self, tree: Tree) -> bytes:
+        self.spend(1)
+        block = self._blocks.get(tree.at)
+        if block is None:
+            block = self._checked(tree.at)
+            if len(self._blocks) >= _BLOCKS_KEPT:
+                self._blocks.clear()
+            self._blocks[tree.at] = block
+        if block[0x64] != tree.level:
+            raise DiskReadFailed(f"its block at {tree.at} is of level {block[0x64]}, not {tree.level}")
+        return block
+
+    def _checked(self, at: int) -> bytes:
+        checksum = CHECKSUMS.get(self.superblock.checksum)
+        for copy in range(_COPIES_MAX):
+            block = self.read(at, self.superblock.node_bytes, copy)
+            digest = b"" if checksum is None else checksum(block[32:])
+            if block.startswith(digest) and _POINTER.unpack_from(block, 0x30)[0] == at:
+                return block
+        raise DiskReadFailed(f"its block at {at} is damaged")
+
+
+def unpacked(form: struct.Struct, data: bytes, at: int = 0) -> tuple[Any, ...]:
+    """Fields of an item, which may be shorter than they are."""
+    if len(data) < at + form.size:
+        raise DiskReadFailed(f"an item of it ends before {at + form.size} bytes")
+    return form.unpack_from(data, at)

@@ -1,0 +1,66 @@
+"""What the libraries take for a file, and our own readers too: a disk, a part of one, or what LVM puts together of several."""
+
+import io
+import os
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+
+class Bytes(Protocol):
+    """A file, as much of it as is needed to read it."""
+
+    def read(self, size: int = -1) -> bytes: ...
+    def seek(self, offset: int, whence: int = 0) -> int: ...
+    def tell(self) -> int: ...
+    def get_size(self) -> int: ...
+
+
+def read_at(volume: Bytes, offset: int, length: int) -> bytes:
+    """Short at the end, empty beyond it."""
+    if offset >= volume.get_size():
+        return b""
+    volume.seek(offset)
+    return volume.read(length)
+
+
+class Seekable(ABC):
+    """Bytes whose place is kept here."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = max(size, 0), 0
+
+    @abstractmethod
+    def _bytes(self, offset: int, length: int) -> bytes:
+        """What lies within the size; short where the disk is."""
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(self._size - self._at, 0)
+        length = left if size < 0 else min(size, left)
+        content = self._bytes(self._at, length) if length else b""
+        self._at += len(content)
+        return content
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def get_size(self) -> int:
+        return self._size
+
+
+class Window(Seekable):
+    """What lies on a disk from `start` on: how long it is, a file system knows itself."""
+
+    def __init__(self, descriptor: int, disk_bytes: int, start: int) -> None:
+        super().__init__(disk_bytes - start)
+        self._descriptor, self._disk_bytes, self.start = descriptor, disk_bytes, start
+
+    def _bytes(self, offset: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, self.start + offset)
+
+    def behind(self, offset: int) -> "Window":
+        """The same without its first `offset` bytes."""
+        return Window(self._descriptor, self._disk_bytes, self.start + offset)
