@@ -202,8 +202,8 @@ class Settings(Received):
     on_host_lost: Literal["wait", "restart_elsewhere"] = "wait"
     # None: what `make bench` found best for this many cores.
     copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
-    # A migration, backup, restore or verification that brings no byte for so long fails. Long: a compressed disk that is taken
-    # up again is read from its beginning.
+    # A migration, backup, restore, verification or collection that brings no byte for so long fails. Long: a compressed disk
+    # that is taken up again is read from its beginning.
     copy_stalled_s: Annotated[float, Field(gt=0)] = 7200
     boot_timeout_s: Annotated[float, Field(gt=0)] = 600
     boot_check: Literal["any", "agent", "running"] = "any"

@@ -61,7 +61,7 @@ def _of_backups(name: str) -> "Callable[[], Task[Any]]":
 
 TASKS: Tasks = {
     "copy": lambda: Task(CopyOrder, _copy, _cage),
-    **{name: _of_backups(name) for name in ("take", "verify_point", "verify_repository", "serve")},
+    **{name: _of_backups(name) for name in ("take", "verify_point", "verify_repository", "collect", "serve")},
 }
 
 if __name__ == "__main__":

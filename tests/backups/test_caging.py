@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from synvirt import programs
-from synvirt.backups.caging import cage_of_look, cage_of_restore, cage_of_serving, cage_of_take
-from synvirt.backups.orders import DiskToTake, ServeOrder, TakeOrder, VerifyPointOrder, ZfsChangesSpec
+from synvirt.backups.caging import cage_of_collecting, cage_of_look, cage_of_restore, cage_of_serving, cage_of_take
+from synvirt.backups.orders import CollectOrder, DiskToTake, ServeOrder, TakeOrder, VerifyPointOrder, ZfsChangesSpec
 from synvirt.backups.sources import zfs_stream
 from synvirt.backups.tasks import TASKS
 from synvirt.cage import Network
@@ -78,6 +78,15 @@ def test_looking_for_damage_writes_nothing_but_the_cache() -> None:
     assert cage_of_look(VerifyPointOrder(repository=PEER, point_id="p")).network is Network.ANY
 
 
+@pytest.mark.parametrize(("dry_run", "reads", "writes"), [(False, (), ("/backups", CACHE)), (True, ("/backups",), (CACHE,))])
+def test_a_collection_writes_the_repository_unless_it_only_counts(
+    dry_run: bool, reads: tuple[str, ...], writes: tuple[str, ...]
+) -> None:
+    cage = cage_of_collecting(CollectOrder(repository=HERE, dry_run=dry_run))
+    assert (cage.reads, cage.writes, cage.network, cage.programs) == (reads, writes, Network.NONE, False)
+    assert cage_of_collecting(CollectOrder(repository=PEER, dry_run=dry_run)).network is Network.ANY
+
+
 def test_serving_listens_in_its_folder() -> None:
     cage = cage_of_serving(ServeOrder(repository=HERE, point_id="p", sockets={0: "/run/s/0", 1: "/run/s/1"}))
     assert (cage.reads, set(cage.writes), cage.network) == (("/backups",), {"/run/s", CACHE}, Network.LOCAL)
@@ -99,5 +108,5 @@ def test_restoring() -> None:
 
 
 def test_every_kind_of_order_has_a_cage() -> None:
-    assert set(TASKS) == {"take", "verify_point", "verify_repository", "serve"}
+    assert set(TASKS) == {"take", "verify_point", "verify_repository", "collect", "serve"}
     assert all(task.cage is not type(task).cage for task in TASKS.values())

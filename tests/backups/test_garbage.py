@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.copying import copy
+from synvirt.copying import Copied, copy
 from synvirt.errors import BackupConflict, Cancelled, RepositoryDamaged
 from synvirt.repository import garbage, packs
 from synvirt.repository.disk import ChunkWriter
@@ -231,6 +231,39 @@ def test_one_that_is_stopped_has_done_a_part_and_the_next_does_the_rest() -> Non
     done = collect(Repository(folder, KEY), now=folder.now + GRACE_S, before=plans[0])
     assert (done.packs_deleted, done) == (3, plans[0].collected())
     assert Repository(folder, KEY).pack_sizes() == {}
+
+
+def test_whatever_call_it_is_cut_off_at_all_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By parts of a pack each. What was moved is counted with the pack that it was moved out of, condemned a moment later."""
+    monkeypatch.setattr(garbage, "SWEPT_AT_ONCE", 1)
+    monkeypatch.setattr(garbage, "MOVED_AT_ONCE", 1)
+    start = MemoryFolder()
+    repository = opened(start, new=True)
+    for blocks in ("AAAA", "BBBB"):
+        repository.remove(back_up(repository, disk(blocks)))
+    start.now += LATE
+    collect(repository, now=start.now)
+    for number in range(2):
+        noise = Random(number).randbytes(3 * CHUNK_BYTES)
+        gone = back_up(repository, _of(noise))
+        back_up(repository, _of(noise[:CHUNK_BYTES]))
+        repository.remove(gone)
+        repository.remove(back_up(repository, disk("CD"[number] * 4)))
+    start.now += LATE
+    counted = Counted(start.copied())
+    done: list[Copied] = []
+    whole = collect(Repository(counted, KEY), now=start.now, on_progress=done.append)
+    assert (whole.packs_deleted, whole.packs_condemned) == (2, 4)
+    assert (done[-1].watermark, done[-1].bytes_total) == (whole.bytes_deleted + whole.bytes_condemned,) * 2
+    assert [one.watermark for one in done] == sorted(one.watermark for one in done)
+    for number in range(counted.calls):
+        folder = start.copied()
+        parts: list[Sweep] = []
+        with pytest.raises(Died):
+            collect(Repository(Counted(folder, stop_at=number), KEY), now=start.now, on_sweep=parts.append)
+        assert all(len(part.deleted) <= 1 >= len(part.condemned) for part in parts)
+        found = collect(Repository(folder, KEY), now=start.now, before=parts[-1] if parts else None)
+        assert found.model_copy(update={"bytes_moved": whole.bytes_moved}) == whole
 
 
 @pytest.mark.parametrize("damage", ["pack", "manifest", "page", "condemned"])

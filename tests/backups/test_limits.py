@@ -81,17 +81,23 @@ def test_a_run_keeps_its_slot_for_as_long_as_it_copies_and_gives_it_on(house: Ho
     assert house.store.slots.take(OTHER, {key: 1}, host="other")
 
 
-def test_a_verification_waits_and_a_restore_does_not(house: House) -> None:
+@pytest.mark.parametrize("kind", ["a point", "a repository", "garbage"])
+def test_a_verification_or_a_collection_waits_and_a_restore_does_not(house: House, kind: str) -> None:
     job = house.job("web")
     (point,) = house.run(job).restore_point_ids
     key = _key(house, job.repository_id)
     assert house.store.slots.take(OTHER, {key: 1}, host="other")
-    verification = house.backups.verify(point)
+    begin = {
+        "a point": lambda: house.backups.verify(point),
+        "a repository": lambda: house.backups.verify_repository(job.repository_id),
+        "garbage": lambda: house.backups.collect(job.repository_id, dry_run=True),
+    }
+    waits = begin[kind]()
     until(lambda: house.store.slots.count(key) == (1, 1))
     assert house.ended(house.backups.restore(point, RestoreRequest(target="export"))).status == "completed"
     assert house.store.slots.count(key) == (1, 1)
     house.store.slots.leave(OTHER)
-    assert house.ended(verification).status == "completed"
+    assert house.ended(waits).status == "completed"
     assert house.store.slots.counts() == {}
 
 

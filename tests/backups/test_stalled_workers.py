@@ -1,5 +1,6 @@
-"""A worker of a backup, a restore or a verification whose reader loops for ever ends, and its run with it, by a code; the next
-one works. What loops is put there by a `sitecustomize` of the test, behind the cage, where what took a reader over would be."""
+"""A worker of a backup, a restore, a verification or a collection whose reader loops for ever ends, and its run with it, by a
+code; the next one works. What loops is put there by a `sitecustomize` of the test, behind the cage, where what took a reader
+over would be."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -35,6 +36,7 @@ LOOPS = {
     "restore": ("synvirt.repository.packs", "read_frame"),
     "verify one": ("synvirt.repository.packs", "read_frame"),
     "verify all": ("synvirt.repository.packs", "check_whole"),
+    "collect": ("synvirt.repository.packs", "read_frame"),
 }
 
 
@@ -61,6 +63,7 @@ def _begun(house: House, kind: str, loops: Path) -> BackupRun:
         "restore": lambda: backups.restore(point, RestoreRequest(target="export", name="out")),
         "verify one": lambda: backups.verify(point),
         "verify all": lambda: backups.verify_repository(job.repository_id),
+        "collect": lambda: backups.collect(job.repository_id, dry_run=False),
     }
     return begin[kind]()
 

@@ -17,6 +17,7 @@ from synvirt.backups import runs, working
 from synvirt.backups.model import BackupRun, RestoreRequest
 from synvirt.jobs.process import started
 from synvirt.jobs.wire import Flushed, Result
+from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES
 from tests.backups.points import chunks_read
 from tests.backups.test_service import House
@@ -87,6 +88,49 @@ def test_a_worker_reads_the_guest_and_the_service_does_not(house: House) -> None
     assert [(house.folder / "exports/out/0-vda.raw").read_bytes() == content()] == [True]
     assert house.ended(house.backups.verify(done.restore_point_ids[0])).status == "completed"
     assert house.ended(house.backups.verify_repository(known.id)).status == "completed"
+
+
+# The first worker of a collection dies as soon as it has moved what a pack had.
+DIES_ONCE = """
+import os, sys
+if "synvirt.worker" in sys.orig_argv and os.path.exists({when!r}):
+    from synvirt.repository import garbage
+    condemn = garbage.condemn
+
+    def dying(folder, names):
+        condemn(folder, names)
+        os.unlink({when!r})
+        os._exit(9)
+
+    garbage.condemn = dying
+"""
+
+
+def test_a_collection_moves_in_its_worker_and_the_next_one_goes_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service reads no frame of a pack, not even a page of names."""
+    job, folder = house.job("web"), house.folder / "repository"
+    (gone,) = house.run(job).restore_point_ids
+    (half_used,) = (folder / "packs").iterdir()
+    house.image("web", content()[: 2 * CHUNK_BYTES])
+    (stays,) = house.run(job).restore_point_ids
+    house.backups.remove_point(gone)
+    os.utime(half_used, (1, 1))
+    (folder / "tmp/dies").touch()
+    (house.folder / "sitecustomize.py").write_text(DIES_ONCE.format(when=str(folder / "tmp/dies")))
+    monkeypatch.setenv("PYTHONPATH", str(house.folder))
+    monkeypatch.setattr(working, "RETRY_PAUSES_S", (0.0,))
+    read: list[object] = []
+    monkeypatch.setattr(packs, "bytes_of_frame", lambda *asked: read.append(asked))
+    run = house.ended(house.backups.collect(job.repository_id, dry_run=False))
+    assert (run.status, run.error) == ("completed", None)
+    assert read == []
+    assert not (folder / "tmp/dies").exists()
+    assert run.collected is not None
+    assert run.collected.bytes_moved > 2 * CHUNK_BYTES
+    assert (run.collected.packs_condemned, run.progress.bytes_done) == (1, half_used.stat().st_size)
+    assert len(list((folder / "packs").iterdir())) == 3, "it was moved once"
+    half_used.unlink()
+    assert house.ended(house.backups.verify(stays)).status == "completed"
 
 
 def test_a_cancelled_run_ends_its_worker(house: House) -> None:

@@ -29,8 +29,6 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.jobs.wire import Moved, Result
-from synvirt.model.values import now
-from synvirt.repository import garbage
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown, statement
 from synvirt.repository.repository import Repository
 
@@ -50,8 +48,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class BackingUp:
-    """`journals`: a folder for what runs that are cut off have stored; None: each starts over. `adopt` registers the points
-    that a run has made and that are not known."""
+    """`collect`: removes what nothing in a repository needs any more. `journals`: a folder for what runs that are cut off have
+    stored; None: each starts over. `adopt` registers the points that a run has made and that are not known."""
 
     def __init__(
         self,
@@ -61,12 +59,13 @@ class BackingUp:
         open_guest: OpenGuest,
         *,
         working: Working,
+        collect: Callable[[UnderWay, UUID], None],
         journals: Path | None = None,
         adopt: Callable[[BackupRepository, BackupRun], None] = lambda known, run: None,
         limits: Limits | None = None,
     ) -> None:
         self._repositories, self._points, self._retiring, self._open_guest = repositories, points, retiring, open_guest
-        self._working, self._journals, self._adopt, self._limits = working, journals, adopt, limits
+        self._working, self._collect, self._journals, self._adopt, self._limits = working, collect, journals, adopt, limits
 
     def back_up(self, under_way: UnderWay, job: BackupJob) -> None:
         """What is wrong with one guest keeps none of the others from being backed up; the run fails at its end."""
@@ -88,7 +87,7 @@ class BackingUp:
                     under_way.warn(error.code, f"{vm_id} was not backed up: {error.detail}", vm_id)
                 failed.append((vm_id, error))
         if under_way.run.restore_point_ids:
-            self._collect(under_way, repository)
+            self._collect_after(under_way, job.repository_id)
         if failed:
             raise _combined(failed, len(job.vm_ids))
 
@@ -181,9 +180,10 @@ class BackingUp:
         except SynvirtError as error:
             under_way.warn(error.code, f"old restore points were not removed: {error.detail}", vm_id)
 
-    def _collect(self, under_way: UnderWay, repository: Repository) -> None:
+    def _collect_after(self, under_way: UnderWay, repository_id: UUID) -> None:
         try:
-            garbage.collect(repository, now=now().timestamp(), stop=under_way.stop)
+            if not under_way.stop():
+                self._collect(under_way, repository_id)
         except Cancelled:
             pass  # the points are there: the next run collects
         except SynvirtError as error:

@@ -2,11 +2,13 @@
 
     backup          its repository, the guests of this host     from before a guest is held until it is stored
     verification    its repository                              while the worker reads
+    collection      its repository                              while the worker moves and removes
     restore         its repository, and what it writes to       for each disk
     boot test       its repository                              while its disks are served
 
 A slot never covers a wait: one guest of a run waits for it before its disks are held, and leaves it before the next guest. A
-person waits for a restore or a boot test: they take theirs at once, and count for those who come later.
+person waits for a restore or a boot test, and a backup whose points are there for the collection at its end: they take theirs
+at once, and count for those who come later.
 """
 
 import contextlib
@@ -44,13 +46,13 @@ Needs = Callable[[Limits], Resource]
 
 
 def held(
-    limits: Limits | None, under_way: UnderWay, repository: Repository, *needs: Needs
+    limits: Limits | None, under_way: UnderWay, repository: Repository, *needs: Needs, urgent: bool = False
 ) -> contextlib.AbstractContextManager[None]:
     """Slots of the repository and of all else that is needed, within the block. Cancelled while the run waits for them,
-    where that is asked. None: there are no limits."""
+    where that is asked. None: there are no limits. `urgent`: it does not wait, as no run of an urgent kind does."""
     if limits is None:
         return contextlib.nullcontext()
     # The id in its header: each host registers a repository by an id of its own.
     resources = [slots.repository(repository.id, most=limits.per_repository), *(need(limits) for need in needs)]
     run = under_way.run
-    return limits.slots.held_in_thread(run.id, resources, under_way.stop, urgent=run.kind in URGENT)
+    return limits.slots.held_in_thread(run.id, resources, under_way.stop, urgent=urgent or run.kind in URGENT)

@@ -1,8 +1,10 @@
-"""What a run orders of a worker, beside copies: a guest's disks taken into a repository, points read for damage, disks served.
+"""What a run orders of a worker, beside copies: a guest's disks taken into a repository, points read for damage, garbage
+collected, disks served.
 
     take      disks ─▶ chunks ─▶ packs; the worker says Ready, the service judges, and sends Commit; the worker asks to
               have it signed ─▶ the point exists
     verify_…  every chunk of a point, or every pack of a repository, from where the order before came to
+    collect   what no point needs is removed; the worker says Planned, the service keeps that, and sends Go
     serve     disks of a point as NBD exports on Unix sockets, until the worker is stopped
 
 Orders reach a worker on its standard input: the repository's key is in them.
@@ -28,6 +30,9 @@ class ZfsChangesSpec(Spec):
     until: str
     size_bytes: int
 
+
+# The key of what an order reads or removes, where that is no disk; and of what it reads to find that.
+ALL, PAGES = "all", "pages"
 
 # Where a list of changed areas comes from: a bitmap that QEMU serves, or zfs.
 ChangesSpec = NbdSpec | ZfsChangesSpec
@@ -162,6 +167,37 @@ class RepositoryVerified(WireModel):
     """Result `verified`, several: `report` is a part of a `repository.verify.Report`, as JSON."""
 
     report: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectOrder(Order):
+    """Take out of use what no restore point needs; with `dry_run` it is only counted. `before`: what the order before was about
+    to do, a `repository.garbage.Sweep` as JSON."""
+
+    kind: Literal["collect"] = "collect"
+    repository: RepositorySpec
+    before: str | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(WireModel):
+    """Result `planned`: `sweep`, a part of a `repository.garbage.Sweep` as JSON, is about to be done. The worker waits for Go
+    first."""
+
+    sweep: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go(WireModel):
+    """The service's line: it has kept what is planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageCollected(WireModel):
+    """Result `collected`: a `repository.garbage.Collected` as JSON."""
+
+    collected: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

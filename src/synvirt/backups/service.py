@@ -94,12 +94,14 @@ class Backups:
         self.points, self._memory = Points(rows, host=host), Memory(rows, host=host)
         self._jobs = Jobs(rows, host=host)
         self.retiring = Retiring(repositories, self.points, in_use=self._being_restored)
+        self._upkeep = Upkeep(repositories, self.points, self._memory, self._working, limits=limits)
         self._backing_up = BackingUp(
             repositories,
             self.points,
             self.retiring,
             open_guest,
             working=self._working,
+            collect=self._upkeep.collect_after,
             journals=journals,
             adopt=self._adopt,
             limits=limits,
@@ -115,7 +117,6 @@ class Backups:
             restore_host=restore_host,
             limits=limits,
         )
-        self._upkeep = Upkeep(repositories, self.points, self._memory, self._working, limits=limits)
         self.runs = Runs(
             rows,
             self._kinds(),

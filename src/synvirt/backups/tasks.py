@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from synvirt.backups.caging import cage_of_look, cage_of_serving, cage_of_take
+from synvirt.backups.caging import cage_of_collecting, cage_of_look, cage_of_serving, cage_of_take
 from synvirt.backups.orders import (
+    ALL,
+    PAGES,
     ChangesSpec,
+    CollectOrder,
     Commit,
     DiskIsTaken,
     DiskToTake,
     Doubt,
+    GarbageCollected,
     PacksSeen,
+    Planned,
     PointSeen,
     Ready,
     RepositoryVerified,
@@ -47,14 +52,14 @@ from synvirt.jobs import dataclass_json
 from synvirt.jobs.copying_disks import Progress
 from synvirt.jobs.wire import Moved, Result, Wire, WireModel
 from synvirt.jobs.worker import Task
+from synvirt.model.values import now
+from synvirt.repository.garbage import Sweep, collect
 from synvirt.repository.manifest import Manifest, Sealed, Shown, Signature
 from synvirt.repository.opening import OpenRepositories
 from synvirt.repository.repository import Session
 from synvirt.repository.specs import PointSpec
 from synvirt.repository.verify import Looked, PacksLooked, PointLooked, judged, look_at_packs, verify_point
 
-# Of a verification there is one disk: all that is read.
-ALL = "all"
 STOP_POLL_S = 0.2
 
 
@@ -243,6 +248,38 @@ def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
         wire.say(_result("verified", RepositoryVerified(report=part.model_dump_json())))
 
 
+# ── garbage ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def collect_garbage(order: CollectOrder, wire: Wire) -> None:
+    """The task of a CollectOrder: says what it is about to do, does it once the service has kept that; GarbageCollected at its
+    end."""
+    pages, packs, durable_bytes = Progress(PAGES, wire), Progress(ALL, wire), 0
+
+    def planned(sweep: Sweep) -> None:
+        wire.say(_result("planned", Planned(sweep=sweep.model_dump_json()), waits=True))
+        wire.next_line()
+
+    def progressed(copied: Copied) -> None:
+        nonlocal durable_bytes
+        say = packs.flushed if copied.watermark > durable_bytes else packs.moved
+        durable_bytes = copied.watermark
+        say(copied)
+
+    with OpenRepositories() as repositories:
+        collected = collect(
+            repositories.repository(order.repository),
+            now=now().timestamp(),
+            dry_run=order.dry_run,
+            before=None if order.before is None else Sweep.model_validate_json(order.before),
+            on_looked=lambda bytes_read: pages.moved(Copied(bytes_read, bytes_read, 0, 0)),
+            on_sweep=planned,
+            on_progress=progressed,
+            stop=wire.stop,
+        )
+    wire.say(_result("collected", GarbageCollected(collected=collected.model_dump_json())))
+
+
 # ── disks served to a guest ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -269,5 +306,6 @@ TASKS: dict[str, Task[Any]] = {
     "take": Task(TakeOrder, take_disks, cage_of_take, begin_sends),
     "verify_point": Task(VerifyPointOrder, verify_one, cage_of_look),
     "verify_repository": Task(VerifyRepositoryOrder, verify_all, cage_of_look),
+    "collect": Task(CollectOrder, collect_garbage, cage_of_collecting),
     "serve": Task(ServeOrder, serve, cage_of_serving),
 }

@@ -5,7 +5,7 @@ not looked at, a collection with what is not taken out of use yet. What tells wh
 again: a 30,000th of the bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 from uuid import UUID
 
@@ -15,7 +15,12 @@ from synvirt.backups.limits import Limits, held
 from synvirt.backups.memory import Memory
 from synvirt.backups.model import CollectRequest, RestorePoint, Status
 from synvirt.backups.orders import (
+    ALL,
+    CollectOrder,
+    GarbageCollected,
+    Go,
     PacksSeen,
+    Planned,
     PointSeen,
     RepositoryVerified,
     VerifyPointOrder,
@@ -29,6 +34,7 @@ from synvirt.errors import RepositoryDamaged
 from synvirt.jobs.wire import Moved, Result
 from synvirt.model.values import now
 from synvirt.repository import garbage
+from synvirt.repository.garbage import Collected, Sweep
 from synvirt.repository.verify import PacksLooked, PointLooked, Report
 
 # What a kill makes a verification read again at the most.
@@ -144,17 +150,57 @@ class Upkeep:
 
     def collect(self, under_way: UnderWay, repository_id: UUID, asked: CollectRequest) -> None:
         """What it removed, or would remove, is noted in the run. RepositoryDamaged: nothing was removed."""
-        repository, run_id = self._repositories.opened(repository_id), under_way.run.id
+        run_id = under_way.run.id
         under_way.move(Status.TRANSFERRING)
-        collected = garbage.collect(
-            repository,
-            now=now().timestamp(),
+        collected = self._collected(
+            under_way,
+            repository_id,
             dry_run=asked.dry_run,
-            before=self._memory.mark(run_id, garbage.Sweep),
+            before=self._memory.mark(run_id, Sweep),
             on_sweep=lambda sweep: self._memory.put_mark(run_id, sweep),
-            stop=under_way.stop,
+            on_progress=under_way.figure,
         )
         under_way.note(collected=collected)
+
+    def collect_after(self, under_way: UnderWay, repository_id: UUID) -> None:
+        """At a backup's end: the figures of the run stay those of what it took. RepositoryDamaged: nothing was removed."""
+        self._collected(under_way, repository_id, urgent=True)
+
+    def _collected(
+        self,
+        under_way: UnderWay,
+        repository_id: UUID,
+        *,
+        dry_run: bool = False,
+        urgent: bool = False,
+        before: Sweep | None = None,
+        on_sweep: Callable[[Sweep], None] = lambda sweep: None,
+        on_progress: Callable[[int, int], None] = lambda total, done: None,
+    ) -> Collected:
+        """`on_sweep`: keeps what is about to be done; `before` is what was kept last. `on_progress`: bytes of packs."""
+        repository, spec = self._repositories.opened(repository_id), self._repositories.spec(repository_id)
+        collected = Collected()
+
+        def order() -> CollectOrder:
+            begun = None if before is None else before.model_dump_json()
+            return CollectOrder(repository=spec, before=begun, dry_run=dry_run)
+
+        def hear(message: Message) -> Go | None:
+            nonlocal before, collected
+            if isinstance(message, Result) and message.name == "planned":
+                before = Sweep.model_validate_json(Planned.of(message.content).sweep)
+                on_sweep(before)
+                return Go()
+            if isinstance(message, Result):
+                collected = Collected.model_validate_json(GarbageCollected.of(message.content).collected)
+            elif message.key == ALL:
+                on_progress(message.bytes_total, message.bytes_done)
+            return None
+
+        with held(self._limits, under_way, repository, urgent=urgent):
+            self._working.carry_out(order, hear, under_way.stop)
+        repository.refresh()
+        return collected
 
     def _tell(self, damaged: Mapping[UUID, bool]) -> None:
         at = now()
