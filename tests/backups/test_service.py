@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import get_args
+from typing import Literal, get_args
 from uuid import UUID, uuid4
 
 import pytest
@@ -24,9 +24,10 @@ from synvirt.backups.model import (
 from synvirt.backups.retention import Retention
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
 from synvirt.jobs import process, runner
+from synvirt.model.values import now
 from synvirt.repository import garbage, packs, verify
 from synvirt.repository.keys import CHUNK_BYTES
-from synvirt.repository.repository import condemned_packs
+from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.processes import until
@@ -290,6 +291,79 @@ def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None
         points += house.run(job).restore_point_ids
     assert [point.id for point in house.backups.points.page(limit=9, cursor=None)[0]] == [points[3], points[2]]
     assert house.ended(house.backups.verify(points[2])).status == "completed"
+
+
+# Whether a run of that kind reads the points that it names: each is a promise that they stay.
+READS = {"backup": False, "restore": True, "verify": True, "boot_test": True, "collect": False}
+
+
+@pytest.mark.parametrize("kind", get_args(BackupRun.model_fields["kind"].annotation))
+def test_a_point_stays_for_as_long_as_a_run_reads_it(house: House, kind: Literal["backup"]) -> None:
+    house.image("web", CONTENT)
+    job = house.job("web", retention=Retention(keep_last=1))
+    (point,) = house.run(job).restore_point_ids
+    run = BackupRun(id=uuid4(), kind=kind, created_at=now(), restore_point_ids=(point,), repository_id=job.repository_id)
+
+    def stands(status: Status) -> None:
+        now_so = run.model_copy(update={"status": status})
+        house.store.backups.put("run", run.id, now_so, host="local", state=str(status))
+
+    if READS[kind]:
+        for status in set(Status) - ENDS:
+            stands(status)
+            with pytest.raises(BackupConflict, match=str(run.id)) as refused:
+                house.backups.remove_point(point)
+            assert refused.value.hint
+        house.run(job)
+        assert point in {one.id for one in house.backups.points.all()}, "retention leaves it too"
+    for status in ENDS if READS[kind] else set(Status):
+        stands(status)
+    house.backups.remove_point(point)
+    assert point not in house.backups.repositories.opened(job.repository_id).point_ids()
+
+
+def test_no_run_begins_to_read_a_point_that_is_about_to_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.image("web", CONTENT)
+    (point,) = house.run(house.job("web")).restore_point_ids
+    remove, refused = Repository.remove, list[SynvirtError]()
+
+    def verify() -> None:
+        try:
+            house.backups.verify(point)
+        except SynvirtError as error:
+            refused.append(error)
+
+    begins = threading.Thread(target=verify)
+
+    def removing(self: Repository, point_id: UUID) -> None:
+        begins.start()
+        begins.join(0.2)
+        remove(self, point_id)
+
+    monkeypatch.setattr(Repository, "remove", removing)
+    house.backups.remove_point(point)
+    begins.join()
+    assert [type(error) for error in refused] == [BackupNotFound]
+
+
+def test_a_point_that_is_removed_while_its_repository_is_verified_is_not_damaged(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.image("web", CONTENT)
+    job = house.job("web")
+    (gone,), (stays,) = house.run(job).restore_point_ids, house.run(job).restore_point_ids
+
+    def then_it_goes(self: Repository) -> list[UUID]:
+        listed = point_ids(self)
+        if gone in {one.id for one in house.backups.points.all()}:
+            house.backups.remove_point(gone)
+        return listed
+
+    point_ids = Repository.point_ids
+    monkeypatch.setattr(Repository, "point_ids", then_it_goes)
+    run = house.ended(house.backups.verify_repository(job.repository_id))
+    assert (run.status, run.error) == ("completed", None)
+    assert [(one.id, one.state) for one in house.backups.points.all()] == [(stays, "ok")]
 
 
 def test_damage_is_told_by_verify_and_by_restore_and_leaves_no_half_an_export(house: House) -> None:

@@ -8,7 +8,7 @@ from synvirt.backups.model import BackupJob, PointFate, RestorePoint
 from synvirt.backups.points import Points
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.retention import Retention, kept
-from synvirt.errors import BackupImmutable, SynvirtError
+from synvirt.errors import BackupConflict, BackupImmutable, SynvirtError
 
 
 def fates(points: Iterable[RestorePoint], retention: Retention, *, protected: Collection[UUID] = ()) -> list[PointFate]:
@@ -41,10 +41,18 @@ def fates(points: Iterable[RestorePoint], retention: Retention, *, protected: Co
 
 
 class Retiring:
-    """Applies retention to the restore points of backup jobs. `in_use`: points that are restored now, which stay."""
+    """Applies retention to the restore points of backup jobs. `remove` removes one. `in_use`: points that runs read now, which
+    stay."""
 
-    def __init__(self, repositories: Repositories, points: Points, *, in_use: Callable[[], Collection[UUID]] = tuple) -> None:
-        self._repositories, self._points, self._in_use = repositories, points, in_use
+    def __init__(
+        self,
+        repositories: Repositories,
+        points: Points,
+        remove: Callable[[UUID], None],
+        *,
+        in_use: Callable[[], Collection[UUID]] = tuple,
+    ) -> None:
+        self._repositories, self._points, self._remove, self._in_use = repositories, points, remove, in_use
 
     def planned(self, job: BackupJob, retention: Retention | None = None, *, vm_id: str | None = None) -> list[PointFate]:
         """What `retention`, by default the job's own, would do now."""
@@ -55,19 +63,17 @@ class Retiring:
 
     def retire(self, job: BackupJob, *, vm_id: str | None = None) -> list[PointFate]:
         """Removes them. One that cannot be removed keeps none of the others: its error is raised at the end."""
-        planned, repository = self.planned(job, vm_id=vm_id), self._repositories.opened(job.repository_id)
+        planned = self.planned(job, vm_id=vm_id)
         refused: SynvirtError | None = None
         for fate in planned:
             if not fate.removed:
                 continue
             try:
-                repository.remove(fate.restore_point_id)
-            except BackupImmutable:
-                continue  # a peer keeps it for longer: a later run removes it
+                self._remove(fate.restore_point_id)
+            except (BackupImmutable, BackupConflict):
+                continue  # a peer keeps it for longer, or a run has begun to read it: a later run removes it
             except SynvirtError as error:
                 refused = refused or error
-            else:
-                self._points.forget(fate.restore_point_id)
         if refused is not None:
             raise refused
         return planned

@@ -60,6 +60,8 @@ from synvirt.store.documents import Unreadable
 
 _log = structlog.get_logger("synvirt.backups")
 
+# What a run does with the points that it names; other kinds of run name those that they made, or none.
+READS = {"restore": "restored", "verify": "verified", "boot_test": "tested"}
 # After a lost lease, between looks whether all has ended that it cut off.
 RESUME_EVERY_S = 2.0
 
@@ -93,7 +95,7 @@ class Backups:
         self._working, self._limits = working or Working(), limits
         self.points, self._memory = Points(rows, host=host), Memory(rows, host=host)
         self._jobs = Jobs(rows, host=host)
-        self.retiring = Retiring(repositories, self.points, in_use=self._being_restored)
+        self.retiring = Retiring(repositories, self.points, self.remove_point, in_use=self._being_read)
         self._upkeep = Upkeep(repositories, self.points, self._memory, self._working, limits=limits)
         self._backing_up = BackingUp(
             repositories,
@@ -401,16 +403,20 @@ class Backups:
     # ── restore points ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def remove_point(self, point_id: UUID) -> None:
-        """Its bytes are collected by a later run of a job that writes there. BackupConflict while it is restored."""
-        point = self.points.get(point_id)
-        if point_id in self._being_restored():
-            raise BackupConflict(f"restore point {point_id} is being restored", hint="wait for that run, or cancel it")
-        self.repositories.opened(point.repository_id).remove(point_id)
-        self.points.forget(point_id)
+        """Its bytes are collected by a later run of a job that writes there. BackupConflict while a run reads it, and for one
+        that is protected."""
+        with self.runs.lock:  # no run begins meanwhile
+            point = self.points.get(point_id)
+            if (run := self._being_read().get(point_id)) is not None:
+                raise BackupConflict(
+                    f"restore point {point_id} is being {READS[run.kind]} by run {run.id}", hint="wait for that run, or cancel it"
+                )
+            self.repositories.opened(point.repository_id).remove(point_id)
+            self.points.forget(point_id)
 
-    def _being_restored(self) -> set[UUID]:
-        """A guest may run from these (docs/instant.md)."""
-        return {point_id for run in self.runs.not_ended() if run.kind == "restore" for point_id in run.restore_point_ids}
+    def _being_read(self) -> dict[UUID, BackupRun]:
+        """By the point, a run that reads it. A guest may run from one (docs/instant.md)."""
+        return {point_id: run for run in self.runs.not_ended() if run.kind in READS for point_id in run.restore_point_ids}
 
     def protect(self, point_id: UUID, asked: RestorePointChange) -> RestorePoint:
         """The repository holds it: another host that uses it does not remove the point either."""
@@ -460,6 +466,8 @@ class Backups:
 
     def _begin(self, run: BackupRun, *with_: Row) -> BackupRun:
         with self.runs.lock:
+            for point_id in run.restore_point_ids:
+                self.points.get(point_id)  # it may have been removed since it was looked at
             return self.runs.begin(run, with_=with_)
 
     def screenshot(self, point_id: UUID) -> bytes | None:

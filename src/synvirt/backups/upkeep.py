@@ -5,6 +5,7 @@ not looked at, a collection with what is not taken out of use yet. What tells wh
 again: a 30,000th of the bytes.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 from uuid import UUID
@@ -30,7 +31,7 @@ from synvirt.backups.points import Points
 from synvirt.backups.repositories import Repositories
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Message, Working
-from synvirt.errors import RepositoryDamaged
+from synvirt.errors import BackupNotFound, RepositoryDamaged
 from synvirt.jobs.wire import Moved, Result
 from synvirt.model.values import now
 from synvirt.repository import garbage
@@ -206,4 +207,5 @@ class Upkeep:
         at = now()
         for point_id, is_damaged in damaged.items():
             state = "damaged" if is_damaged else "ok"
-            self._points.put(self._points.get(point_id).model_copy(update={"state": state, "verified_at": at}))
+            with contextlib.suppress(BackupNotFound):  # it was removed meanwhile
+                self._points.put(self._points.get(point_id).model_copy(update={"state": state, "verified_at": at}))

@@ -224,12 +224,15 @@ def _changed_frames(repository: Repository, pack: str) -> Iterator[bytes]:
 
 
 def _wrong_of_point(repository: Repository, point_id: UUID, bad_names: set[bytes], known: dict[str, int]) -> str | None:
-    """`known`: of each page that was looked at, how many of its chunks are not as they should be."""
+    """`known`: of each page that was looked at, how many of its chunks are not as they should be. None too where the point was
+    removed since it was listed."""
     try:
         pages = {page for disk in repository.manifest(point_id).shown.disks for page in disk.pages}
         for page in pages - known.keys():
             known[page] = _wrongs_in_page(repository, bytes.fromhex(page), bad_names)
-    except (RepositoryDamaged, BackupNotFound) as error:
+    except BackupNotFound:
+        return None
+    except RepositoryDamaged as error:
         return error.detail
     wrong = sum(known[page] for page in pages)
     return f"restore point {point_id} needs {wrong} chunk(s) that are missing or have changed" if wrong else None

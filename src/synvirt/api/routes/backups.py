@@ -327,7 +327,7 @@ def _points(router: APIRouter, backups: Backups) -> None:
     @router.delete("/restore-points/{point_id}", status_code=204)
     def remove_restore_point(point_id: UUID) -> None:
         """Remove a restore point. What only it needs is collected by a later run. 409 where it is protected, and while it
-        is restored."""
+        is restored, verified or boot-tested."""
         backups.remove_point(point_id)
 
     @router.post("/restore-points/{point_id}/verify", status_code=202, response_model=BackupRun)
