@@ -120,6 +120,8 @@ class Repository:
         self.unreadable: dict[str, str] = {}
         self.index = Index(folder, cache)
         self._condemned: frozenset[str] = frozenset()
+        # Packs that could not be read although the index is fresh; of a footer, the words of its error.
+        self._unsound: set[str] = set()
         self._lock = threading.RLock()
         self.refresh()
 
@@ -283,16 +285,26 @@ class Repository:
         self._first_sound(name, packs.CHUNK, lambda place: self._chunk(name, place, into))
 
     def _first_sound(self, name: bytes, kind: int, read: "Callable[[Place], Read]") -> Read:
-        """From the first place where it is what was stored: a writer of the repository may put decoys next to it."""
-        failure = RepositoryDamaged(f"{'page' if kind else 'chunk'} {name.hex()[:16]} is in no pack of the repository")
-        if not (found := self.places(name)):
-            self.refresh()  # another host may have packed it again
-            found = self.places(name)
-        for number, place in enumerate(one for one in found if one.entry.kind == kind):
+        """From the first place where it is what was stored: a writer of the repository may put decoys next to it. Where it is
+        nowhere, the index may be old: a collection moves what is needed, and deletes the pack a day later. It is refreshed
+        once for each pack that cannot be read."""
+        for is_fresh in (False, True):
+            failure = RepositoryDamaged(f"{'page' if kind else 'chunk'} {name.hex()[:16]} is in no pack of the repository")
+            unsound = set[str]()
             try:
-                return read(place)
-            except RepositoryDamaged as error:
-                failure = failure if number else error
+                for place in self.places(name):
+                    if place.entry.kind == kind:
+                        try:
+                            return read(place)
+                        except RepositoryDamaged as error:
+                            failure = failure if unsound else error
+                            unsound.add(place.pack)
+            except RepositoryDamaged as error:  # the footer of a pack
+                failure, unsound = error, {error.detail}
+            if is_fresh or (unsound and unsound <= self._unsound):
+                break
+            self.refresh()
+            self._unsound |= unsound
         raise failure
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
