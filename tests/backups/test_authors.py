@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ import pytest
 from blake3 import blake3
 
 from synvirt.backups.authors import UNKNOWN, Author, Authors
-from synvirt.backups.model import BackupRun, RestorePoint, RestoreRequest
+from synvirt.backups.model import BackupJob, BackupRun, RestorePoint, RestoreRequest
 from synvirt.backups.repositories import Repositories
 from synvirt.errors import Internal, RepositoryDamaged
 from synvirt.jobs import dataclass_json
 from synvirt.proof.signing import HostKey
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import Keys, from_recovery_text, new_key, recovery_text
-from synvirt.repository.manifest import DiskMap, Manifest, Named, Sealed, Shown, Signature, statement
+from synvirt.repository.manifest import DiskMap, Manifest, Mark, Named, Sealed, Shown, Signature, Unread, statement
 from synvirt.repository.opening import OpenRepositories
 from synvirt.repository.repository import Repository, create
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
@@ -30,6 +31,7 @@ from tests.backups.test_restore_script import _run as script
 from tests.backups.test_service import CONTENT, House
 from tests.fakes.backups import authors_of, backups_of
 from tests.needs import need
+from tests.processes import until
 
 
 class Shared:
@@ -298,17 +300,91 @@ def test_a_forged_point_is_restored_by_nobody_and_damaged_for_a_verification(hou
     assert "not what its author signed" in whole.report.wrongs[0]
 
 
-def test_a_point_that_is_swapped_after_its_author_was_checked_is_not_restored(
-    house: House, monkeypatch: pytest.MonkeyPatch
+def begun(house: House, kind: str, point: UUID) -> BackupRun:
+    return house.backups.restore(point, EXPORT) if kind == "restore" else house.backups.verify(point)
+
+
+# Of runs that read a point and need no hypervisor.
+READING = pytest.mark.parametrize("kind", ["restore", "verification"])
+
+
+@READING
+def test_a_point_that_is_swapped_after_its_author_was_checked_is_damaged(
+    house: House, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A genuine one for an unsigned one: no warning could come any more."""
     point = backed_up(house)
     swap_after_check(monkeypatch, house.folder, house.backups.repositories, house.backups.points.get(point))
-    ended = house.ended(house.backups.restore(point, EXPORT))
+    ended = house.ended(begun(house, kind, point))
     assert ended.error is not None
     assert (ended.status, ended.error.code, ended.warnings) == ("failed", RepositoryDamaged.code, ())
     assert "not the one whose author was checked" in ended.error.message
-    assert not list((house.folder / "exports").iterdir())
+    assert kind != "restore" or not list((house.folder / "exports").iterdir())
+    assert kind == "restore" or house.backups.points.get(point).state == "damaged"
+
+
+@READING
+def test_a_run_that_goes_on_takes_no_other_manifest_than_it_began_with(
+    house: House, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = backed_up(house)
+    master = from_recovery_text(house.backups.repositories.recovery_key(house.backups.points.get(point).repository_id))
+    reads, stops, read_chunk = threading.Event(), house.backups.runs._stops, Repository.read_chunk
+
+    def held(self: Repository, name: bytes, into: memoryview) -> None:
+        reads.set()
+        until(lambda: all(stop.is_set() for stop in stops.values()))  # the service ends
+        read_chunk(self, name, into)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Repository, "read_chunk", held)
+        run = begun(house, kind, point)
+        assert reads.wait(60)
+        house.backups.close()
+    path = house.folder / f"repository/points/{point}.point"
+    rewritten(path, master, in_json(lambda outer, inner: (inner.pop("signature"), inner.update(vm_name="evil"))[1]))
+    house.backups = backups_of(house.store, house.guests, house.folder)
+    house.backups.start()
+    ended = house.ended(run)
+    assert ended.error is not None
+    assert (ended.status, ended.error.code, ended.resumed_count) == ("failed", RepositoryDamaged.code, 1)
+    assert "replaced meanwhile" in ended.error.message
+
+
+def test_changes_are_counted_from_no_point_whose_author_is_not_known(house: House) -> None:
+    house.guests.mark = Mark(kind="checkpoint", name="one")
+    point = backed_up(house)
+    (job,) = house.backups.all_jobs()
+    path, master = house.folder / f"repository/points/{point}.point", _master(house, job)
+    genuine = path.read_bytes()
+    rewritten(path, master, in_json(lambda outer, inner: inner.pop("signature")))
+    house.run(job)
+    path.write_bytes(genuine)
+    house.run(job)
+    assert house.guests.bases[1:] == [None, house.backups.points.all()[1].id]
+
+
+def test_a_base_that_is_swapped_after_its_author_was_checked_is_not_counted_from(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.guests.mark = Mark(kind="checkpoint", name="one")
+    point = backed_up(house)
+    (job,) = house.backups.all_jobs()
+    path, master, is_known = house.folder / f"repository/points/{point}.point", _master(house, job), Authors.is_known
+
+    def swapped(self: Authors, unread: Unread) -> bool:
+        known = is_known(self, unread)
+        rewritten(path, master, FORGERIES["disks"])
+        return known
+
+    monkeypatch.setattr(Authors, "is_known", swapped)
+    ended = house.run(job)
+    assert house.guests.bases == [None, point]
+    assert (ended.status, ended.error and ended.error.code) == ("failed", RepositoryDamaged.code)
+
+
+def _master(house: House, job: BackupJob) -> bytes:
+    return from_recovery_text(house.backups.repositories.recovery_key(job.repository_id))
 
 
 def swap_after_check(monkeypatch: pytest.MonkeyPatch, folder: Path, repositories: Repositories, point: RestorePoint) -> None:

@@ -70,7 +70,7 @@ class FakeGuests:
         disk = SourceDisk("vda", str(path), RawSpec(path=str(path)), mark=self.mark)
         moment = f"{path.stat().st_ino} {path.stat().st_mtime_ns}"
         xml = self.xml or f"<domain name='{vm_id}'/>"
-        yield Guest(f"id-of-{vm_id}", vm_id, xml, "bnZyYW0=", None, (disk,), check, moment=moment)
+        yield Guest(f"id-of-{vm_id}", vm_id, xml, "bnZyYW0=", None, (disk,), check, moment=moment, base=base)
 
 
 def authors_of(folder: Path, *, host: str = "local", signers: Path | None = None) -> Authors:

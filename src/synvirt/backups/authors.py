@@ -13,7 +13,7 @@ from uuid import UUID
 from synvirt.backups.under_way import UnderWay
 from synvirt.errors import BackupNotFound, Internal, MalformedArchive, RepositoryDamaged
 from synvirt.proof.signing import BACKUPS, HostKey, PublicKey
-from synvirt.repository.manifest import Manifest, Signature, Unread
+from synvirt.repository.manifest import Signature, Unread
 from synvirt.repository.repository import Repository
 
 # Of a run's warning.
@@ -94,12 +94,19 @@ class Authors:
             under_way.warn(UNKNOWN, reason, vm_id)
         return author
 
-    def checked(self, under_way: UnderWay, repository: Repository, point_id: UUID, vm_id: str) -> Manifest:
-        """Of a point to be restored, after `tell`, both from one reading: its `sha256` is that of what was judged.
-        BackupNotFound, RepositoryDamaged."""
-        unread = repository.unread(point_id)
+    def checked(self, under_way: UnderWay, repository: Repository, point_id: UUID, vm_id: str) -> Unread:
+        """The manifest of a point that the run reads, after `tell`, both from one reading: its `sha256` is that of what was
+        judged. A run that goes on after its service has ended takes no other than it began with. BackupNotFound,
+        RepositoryDamaged."""
+        unread = repository.unread(point_id, under_way.run.manifest_sha256)
         self.tell(under_way, unread, vm_id)
-        return repository.parsed(unread)
+        if under_way.run.manifest_sha256 is None:
+            under_way.note(manifest_sha256=unread.sha256)
+        return unread
+
+    def is_known(self, unread: Unread) -> bool:
+        """This host or one that it knows has signed it; or this host signs nothing. RepositoryDamaged, Internal, as of `of`."""
+        return self._key is None or doubt(self.of(unread)) is None
 
     def tell_all(self, under_way: UnderWay, repository: Repository) -> Sequence[tuple[UUID, str]]:
         """As `tell`, in one warning; the points that are not what was signed, each with what is wrong."""

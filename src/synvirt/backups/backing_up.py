@@ -122,6 +122,7 @@ class BackingUp:
                     for disk in guest.disks
                 ),
                 base=None if guest.base is None else str(guest.base.shown.id),
+                base_sha256=None if guest.base is None else guest.base.sha256,
                 journal=None if journal is None else str(journal),
                 moment=guest.moment,
                 threads=self._working.threads,
@@ -164,13 +165,16 @@ class BackingUp:
         )
 
     def _base(self, job: BackupJob, repository: Repository, vm_id: str) -> Manifest | None:
-        """Of the guest of that UUID the newest point that changes can be counted from."""
+        """Of the guest of that UUID the newest point that changes can be counted from: what it says of unchanged chunks becomes
+        part of a point that this host signs, so its author must be known."""
         for point in trusted(self._points.all(), job, vm_id)[:BASES_LOOKED_AT]:
             with contextlib.suppress(SynvirtError):
-                manifest = repository.manifest(point.id)
+                unread = repository.unread(point.id)
                 # What was written with an older key is not taken over into a point of the newest.
-                if repository.is_current(point.id) and any(disk.mark is not None for disk in manifest.sealed.disks):
-                    return manifest
+                if self._repositories.authors.is_known(unread) and repository.is_current(point.id):
+                    manifest = repository.parsed(unread)
+                    if any(disk.mark is not None for disk in manifest.sealed.disks):
+                        return manifest
         return None
 
     def _retire(self, under_way: UnderWay, job: BackupJob, vm_id: str) -> None:

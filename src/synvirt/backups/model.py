@@ -212,7 +212,7 @@ class BackupRun(Model):
     `path`: where a restore put the disks; `domain`: the guest that it became; `instant`: how far that one is, where it
     was started at once. `error`: why it failed; while it is under way, what it tries again. `report`: what is wrong with the
     repository, `collected`: what was removed from it. `resumed_count`: how often the service ended meanwhile, and the run went
-    on."""
+    on. `manifest_sha256`: of the restore point's manifest whose author the run checked, the one that it reads."""
 
     id: UUID
     kind: Literal["backup", "restore", "verify", "boot_test", "collect"] = "backup"
@@ -236,6 +236,7 @@ class BackupRun(Model):
     report: Report | None = None
     collected: Collected | None = None
     resumed_count: int = 0
+    manifest_sha256: str | None = None
 
 
 class RunUpdate(Model):

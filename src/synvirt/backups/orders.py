@@ -51,13 +51,14 @@ class DiskToTake(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOrder(Order):
-    """`base`: the restore point that changes count from. `journal`: a file of what is stored already (taking_journal.py), of
-    the guest at the moment that `moment` names."""
+    """`base`: the restore point that changes count from, `base_sha256`: of its manifest, as of a PointSpec. `journal`: a file
+    of what is stored already (taking_journal.py), of the guest at the moment that `moment` names."""
 
     kind: Literal["take"] = "take"
     repository: RepositorySpec
     disks: tuple[DiskToTake, ...]
     base: str | None = None
+    base_sha256: str | None = None
     journal: str | None = None
     moment: str = ""
     threads: int | None = None
@@ -124,12 +125,13 @@ class Signed(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyPointOrder(Order):
-    """Read every chunk of one restore point that comes after `since`, and compare each with its name. The worker says how far
-    it is each `mark_every_s` seconds."""
+    """Read every chunk of one restore point that comes after `since`, and compare each with its name. `sha256`: as of a
+    PointSpec. The worker says how far it is each `mark_every_s` seconds."""
 
     kind: Literal["verify_point"] = "verify_point"
     repository: RepositorySpec
     point_id: str
+    sha256: str | None = None
     since: PointLooked | None = None
     mark_every_s: float = 5.0
 

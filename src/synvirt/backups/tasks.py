@@ -86,7 +86,7 @@ def take_disks(order: TakeOrder, wire: Wire) -> None:
     with OpenRepositories() as repositories, ExitStack() as stack:
         repository = repositories.repository(order.repository)
         session = repository.session()
-        base = None if order.base is None else repository.manifest(UUID(order.base))
+        base = None if order.base is None else repository.manifest(UUID(order.base), order.base_sha256)
         journal = None
         if order.journal is not None:
             journal = stack.enter_context(closing(Journal(Path(order.journal), order.moment + repository.keys.epoch)))
@@ -221,6 +221,7 @@ def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
             found = verify_point(
                 repositories.repository(order.repository),
                 UUID(order.point_id),
+                sha256=order.sha256,
                 stop=wire.stop,
                 since=order.since,
                 on_looked=looked,

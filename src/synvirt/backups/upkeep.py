@@ -80,9 +80,16 @@ class Upkeep:
 
         mark = self._memory.mark(run_id, _OfPoint)
         found = PointLooked() if mark is None else mark.root
+        try:
+            sha256 = authors.checked(under_way, repository, point.id, point.vm_id).sha256
+        except RepositoryDamaged as error:
+            self._tell({point.id: True})
+            raise RepositoryDamaged(error.detail, hint=error.hint or _HINT) from error
 
         def order() -> VerifyPointOrder:
-            return VerifyPointOrder(repository=spec, point_id=str(point.id), since=found, mark_every_s=MARK_EVERY_S)
+            return VerifyPointOrder(
+                repository=spec, point_id=str(point.id), sha256=sha256, since=found, mark_every_s=MARK_EVERY_S
+            )
 
         def hear(message: Message) -> None:
             nonlocal found
@@ -98,11 +105,6 @@ class Upkeep:
         with held(self._limits, under_way, repository):
             self._working.carry_out(order, hear, under_way.stop)
         garbage.condemn(repository.folder, sorted(found.broken))
-        try:
-            authors.tell(under_way, repository.unread(point.id), point.vm_id)
-        except RepositoryDamaged:
-            self._tell({point.id: True})
-            raise
         self._tell({point.id: found.wrong is not None})
         if found.wrong:
             raise RepositoryDamaged(found.wrong, hint=_HINT)

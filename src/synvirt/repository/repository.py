@@ -205,22 +205,23 @@ class Repository:
         return {UUID(name) for name in _names(self.folder, KEPT_SUFFIX)}
 
     def manifest(self, point_id: UUID, sha256: str | None = None) -> Manifest:
-        """`sha256`: what it had when its author was checked. BackupNotFound, RepositoryDamaged."""
-        unread = self.unread(point_id)
-        if sha256 not in (None, unread.sha256):
-            raise RepositoryDamaged(
-                f"restore point {point_id} is not the one whose author was checked: its manifest was replaced meanwhile",
-                hint="somebody who can write to the repository did that: find out who, and verify the point before a restore",
-            )
-        return self.parsed(unread)
+        """BackupNotFound, RepositoryDamaged, as of `unread`."""
+        return self.parsed(self.unread(point_id, sha256))
 
     def parsed(self, unread: Unread) -> Manifest:
         """RepositoryDamaged."""
         return manifests.sound(self._reading.manifests([unread])[0])
 
-    def unread(self, point_id: UUID) -> Unread:
-        """Its manifest, decrypted and not parsed. BackupNotFound, RepositoryDamaged."""
-        return self._opened(point_id, self._manifest_sizes(), self.keys)
+    def unread(self, point_id: UUID, sha256: str | None = None) -> Unread:
+        """Its manifest, decrypted and not parsed. `sha256`: what it had when its author was checked; None: any is taken.
+        BackupNotFound, RepositoryDamaged."""
+        unread = self._opened(point_id, self._manifest_sizes(), self.keys)
+        if sha256 not in (None, unread.sha256):
+            raise RepositoryDamaged(
+                f"restore point {point_id} is not the one whose author was checked: its manifest was replaced meanwhile",
+                hint="somebody who can write to the repository did that: find out who, and verify the point before a restore",
+            )
+        return unread
 
     def read_all(self, point_ids: Iterable[UUID]) -> Iterator[tuple[UUID, tuple[Unread, Manifest] | SynvirtError]]:
         """Each point's manifest, or what is wrong with it; in no order."""

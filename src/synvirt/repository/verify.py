@@ -274,13 +274,14 @@ def verify_point(
     repository: Repository,
     point_id: UUID,
     *,
+    sha256: str | None = None,
     stop: Stop = lambda: False,
     since: PointLooked | None = None,
     on_looked: Callable[[PointLooked], None] = lambda looked: None,
 ) -> PointLooked:
     """All of the point is read, whatever is found, but for what was looked at up to `since`. `wrong` is None where the point is
-    what was backed up. `on_looked` is called as it goes, one call at a time. Cancelled, once `stop()`; BackupNotFound,
-    RepositoryDamaged, where it has no manifest that opens."""
+    what was backed up. `sha256`: of its manifest, as of `Repository.unread`. `on_looked` is called as it goes, one call at a
+    time. Cancelled, once `stop()`; BackupNotFound, RepositoryDamaged, where it has no such manifest that opens."""
     repository.refresh()
     looking = _Looking(since or PointLooked(), on_looked)
 
@@ -298,7 +299,7 @@ def verify_point(
         read(name, partial(repository.read_chunk, name, into[:length]))
         looking.looked_at(number, length)
 
-    disks = repository.manifest(point_id).shown.disks
+    disks = repository.manifest(point_id, sha256).shown.disks
     pages = {bytes.fromhex(page) for disk in disks for page in disk.pages}
     whole = [read(page, partial(repository.read_page, page)) for page in pages]
     # Where a page is not whole, nobody knows what chunks there are.

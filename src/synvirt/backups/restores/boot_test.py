@@ -86,7 +86,7 @@ class BootTesting:
         self, under_way: UnderWay, repository: Repository, point: RestorePoint, closing: contextlib.ExitStack
     ) -> Domain:
         restore_host, run_id = self._restore_host, under_way.run.id
-        manifest = self._repositories.authors.checked(under_way, repository, point.id, point.vm_id)
+        manifest = repository.parsed(self._repositories.authors.checked(under_way, repository, point.id, point.vm_id))
         domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=restore_host.read_xml)
         name = f"boot-test-{run_id}"
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))

@@ -90,7 +90,7 @@ class Restoring:
 
         def work(under_way: UnderWay) -> None:
             repository = self._repositories.opened(point.repository_id)
-            manifest = self._repositories.authors.checked(under_way, repository, point.id, point.vm_id)
+            manifest = repository.parsed(self._repositories.authors.checked(under_way, repository, point.id, point.vm_id))
             restore(self._copying(under_way, asked, repository), repository, manifest, point, asked)
 
         return work
