@@ -160,6 +160,24 @@ def test_a_pack_that_goes_meanwhile_is_damaged_only_if_a_point_needs_it(
     assert len(report.wrongs) == needed
 
 
+def test_what_was_found_is_not_copied_for_each_pack_in_which_it_was(folder: MemoryFolder) -> None:
+    """Of half a million damaged packs that would take days."""
+    repository = opened(folder, new=True)
+    point = back_up(repository, noise(), threads=1)
+    for number in range(CHUNKS):
+        damaged(folder, number)
+    found: list[dict[str, str]] = []
+    look_at_packs(repository, on_looked=lambda looked: found.append(looked.broken))
+    assert len(found) > CHUNKS
+    assert all(one is found[0] for one in found)
+    found.clear()
+    verify_point(Repository(folder, KEY), point, on_looked=lambda looked: found.append(looked.broken))
+    assert all(one is found[0] for one in found)
+    assert len(found[0]) == CHUNKS
+    heard = PacksLooked()
+    assert PacksLooked(broken={"a": "b"}).after(heard).broken is heard.broken
+
+
 @pytest.mark.parametrize("count", [0, 1, LISTED_MAX, LISTED_MAX + 1, 7 * LISTED_MAX])
 def test_parts_are_short_and_lose_nothing(count: int) -> None:
     """Names of 255 bytes that no encoding has: a file of a hostile repository may be called so."""
@@ -167,7 +185,7 @@ def test_parts_are_short_and_lose_nothing(count: int) -> None:
     broken = {name: f"pack {name} has changed" for name in names}
     known = PacksLooked(bytes_read=1, packs=1, broken=dict([*broken.items()][: count // 3]))
     seen, heard = PacksLooked(bytes_read=9, packs=count, broken=broken), known
-    parts = [*seen.parts(known)]
+    parts = [*seen.parts(known, len(known.broken))]
     for part in parts:
         assert heard.bytes_read == known.bytes_read, "only the last says how far it is"
         line = Result(name="looked", content=dataclass_json.plain(PacksSeen(looked=part))).to_line()

@@ -75,22 +75,23 @@ _LISTS = ("wrongs", "damaged_points", "damaged_packs")
 @dataclass(frozen=True, slots=True)
 class Looked:
     """How far a verification has come: `bytes_read`. `broken`: by the name of each pack in which anything is wrong, what that
-    is, in the order in which it was found."""
+    is, in the order in which it was found. One verification has one such dictionary, which grows: there may be thousands."""
 
     bytes_read: int = 0
     broken: dict[str, str] = field(default_factory=dict)
 
-    def parts(self, before: Self) -> Iterator[Self]:
-        """What has come to `before`, with LISTED_MAX packs each. Only the last says how far it is: a reader that has not all
-        of them goes on where `before` was."""
-        new = [one for one in self.broken.items() if one[0] not in before.broken]
+    def parts(self, before: Self, said: int) -> Iterator[Self]:
+        """What has come to `before`, of whose broken packs so many were `said`, with LISTED_MAX packs each. Only the last says
+        how far it is: a reader that has not all of them goes on where `before` was."""
+        new = [*islice(self.broken.items(), said, None)]
         for at in range(0, max(len(new), 1), LISTED_MAX):
             is_last = at + LISTED_MAX >= len(new)
             yield replace(self if is_last else before, broken=dict(new[at : at + LISTED_MAX]))
 
     def after(self, before: Self) -> Self:
-        """One of `parts`, with what was known before it."""
-        return replace(self, broken={**before.broken, **self.broken})
+        """One of `parts`, with what was known before it, whose dictionary grows."""
+        before.broken.update(self.broken)
+        return replace(self, broken=before.broken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ def look_at_packs(
     `on_looked` is called after each, `on_progress` from several threads. Cancelled, once `stop()`."""
     repository.refresh()
     sizes, looked = repository.pack_sizes(), since or PacksLooked()
+    broken = looked.broken
     there = ((entry.modified_at, entry.name) for entry in repository.folder.entries(packs.FOLDER) if entry.name in sizes)
     left = sorted(one for one in there if since is None or one > (since.written_at, since.pack))
     done, lock = looked.bytes_read, threading.Lock()
@@ -198,12 +200,14 @@ def look_at_packs(
     with ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="verify") as pool:
         try:
             for (written_at, name), why in zip(left, pool.map(look, left), strict=True):
+                if why is not None:
+                    broken[name] = why
                 looked = PacksLooked(
                     written_at=written_at,
                     pack=name,
                     packs=looked.packs + 1,
                     bytes_read=looked.bytes_read + sizes[name],
-                    broken=looked.broken if why is None else {**looked.broken, name: why},
+                    broken=broken,
                 )
                 on_looked(looked)
         finally:
@@ -266,8 +270,8 @@ class _Looking:
     def is_wrong(self, why: str, pack: str | None) -> None:
         with self._lock:
             self.now = replace(self.now, wrong=self.now.wrong or why)
-            if pack is not None and pack not in self.now.broken:
-                self.now = replace(self.now, broken={**self.now.broken, pack: why})
+            if pack is not None:
+                self.now.broken.setdefault(pack, why)
 
 
 def verify_point(
