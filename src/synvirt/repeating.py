@@ -33,9 +33,17 @@ class Pauses(Generic[K]):
 
 
 @contextmanager
-def repeated(look: Callable[[], object], *, name: str, every_s: float, ends_within_s: float | None = None) -> Iterator[None]:
+def repeated(
+    look: Callable[[], object],
+    *,
+    name: str,
+    every_s: float,
+    ends_within_s: float | None = None,
+    wake: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
     """`look` must not raise: what it may meet, and what that means, it knows itself. One that is under way when the block ends
-    is waited for, for so long (None: until it is done); after that the thread ends with its process."""
+    is waited for, for so long (None: until it is done); after that the thread ends with its process. `wake`: called then, for
+    a look that rests."""
     ending = threading.Event()
 
     def go_on() -> None:
@@ -50,4 +58,5 @@ def repeated(look: Callable[[], object], *, name: str, every_s: float, ends_with
         yield
     finally:
         ending.set()
+        wake()
         thread.join(ends_within_s)

@@ -28,6 +28,7 @@ from synvirt.offline import browsing
 from synvirt.offline.registry import detect
 from synvirt.offline.several import choosing
 from synvirt.remote import Remote
+from tests.jobs.misbehaving import looker_that_does, misbehaviour
 from tests.offline import appliances
 
 
@@ -94,38 +95,15 @@ def test_of_several_machines_one_is_named(looking: CagedLooking, imports: Path) 
 
 # ── readers that misbehave on purpose ────────────────────────────────────────────────────────────────────────────────
 
-# A looker whose readers do what the order's `vm` says, instead of reading.
-BAD = """
-import os, socket, subprocess, sys, time
-from synvirt.jobs import looker
-looker.CPU_S = 2
-true = looker._look
-def bad(look):
-    return true(look) if look.vm is None else str(eval(look.vm))
-looker._look = bad
-looker.main()
-"""
-
-MISBEHAVIOUR: dict[str, tuple[str, type[SynvirtError], str]] = {
-    "reads the password hashes": ("open('/etc/shadow').read()", Internal, "PermissionError"),
+MISBEHAVIOUR = misbehaviour(MalformedArchive) | {
     "reads another's file": ("os.listdir('/root')", Internal, "PermissionError"),
     "writes the file that it reads": ("open(str(look.root) + '/web.ova', 'r+')", Internal, "PermissionError"),
-    "connects out": ("socket.create_connection(('127.0.0.1', 9), 1)", Internal, "PermissionError"),
-    "opens a Unix socket": ("socket.socket(socket.AF_UNIX)", Internal, "PermissionError"),
-    "forks": ("os.fork()", Internal, "PermissionError"),
-    "runs a program": ("subprocess.run(['/bin/true'])", Internal, "PermissionError"),
-    "ends what started it": ("os.kill(os.getppid(), 9)", Internal, "PermissionError"),
-    "takes 16 GiB": ("bytearray(16 << 30)", MalformedArchive, "of memory"),
-    "loops": ("[None for _ in iter(int, 1)]", MalformedArchive, "processor time"),
-    "crashes": ("os.abort()", MalformedArchive, "signal 6"),
-    "ends": ("os._exit(0)", MalformedArchive, "broke its reader"),
-    "answers without end": ("'\"' + 'x' * (40 << 20) + '\"'", Internal, "no reader does"),
 }
 
 
 @pytest.fixture(scope="module")
 def bad() -> Iterator[CagedLooking]:
-    made = CagedLooking(("-P", "-c", BAD))
+    made = CagedLooking(looker_that_does("look.vm"))
     yield made
     made.close()
 

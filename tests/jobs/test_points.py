@@ -14,7 +14,7 @@ from blake3 import blake3
 from synvirt import xml_document
 from synvirt.backups.restores.domain import foreign, read_here
 from synvirt.backups.service import Backups
-from synvirt.errors import BackupBadRequest, BackupImmutable, Internal, RepositoryDamaged, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupImmutable, Internal, RepositoryDamaged
 from synvirt.jobs import looker
 from synvirt.jobs.looker import Look
 from synvirt.jobs.looking import CagedLooking
@@ -28,6 +28,7 @@ from synvirt.repository.peer_offer import Offer
 from tests.backups.points import KEY
 from tests.backups.test_service import CONTENT, House
 from tests.fakes.backups import authors_of
+from tests.jobs.misbehaving import looker_that_does, misbehaviour
 
 DOMAIN = "<domain xmlns:q='urn:q'>a<q:b c='d é' q:e='f'/>tail<!-- x --><g><h/></g></domain>"
 Change = Callable[[dict[str, Any]], object]
@@ -126,28 +127,8 @@ def test_what_reads_a_point_has_neither_key_nor_file_nor_network(caged: CagedPoi
 
 # ── readers that misbehave on purpose ────────────────────────────────────────────────────────────────────────────────
 
-# A looker whose readers do what a point's text says, where that begins so.
-BAD = """
-import os, socket, subprocess
-from synvirt.jobs import looker
-true = looker._look
-def bad(look):
-    orders = [part for part in look.contents if part.startswith(b"do ")]
-    return str(eval(orders[0][3:])) if orders else true(look)
-looker._look = bad
-looker.CPU_S = 2
-looker.main()
-"""
-MISBEHAVIOUR: dict[str, tuple[str, type[SynvirtError], str]] = {
-    "reads the password hashes": ("open('/etc/shadow').read()", Internal, "PermissionError"),
+MISBEHAVIOUR = misbehaviour(RepositoryDamaged) | {
     "reads a repository": ("os.listdir('{folder}')", Internal, "PermissionError"),
-    "connects out": ("socket.create_connection(('127.0.0.1', 9), 1)", Internal, "PermissionError"),
-    "runs a program": ("subprocess.run(['/bin/true'])", Internal, "PermissionError"),
-    "ends what started it": ("os.kill(os.getppid(), 9)", Internal, "PermissionError"),
-    "takes 16 GiB": ("bytearray(16 << 30)", RepositoryDamaged, "of memory"),
-    "loops": ("[None for _ in iter(int, 1)]", RepositoryDamaged, "processor time"),
-    "crashes": ("os.abort()", RepositoryDamaged, "signal 6"),
-    "answers without end": ("'\"' + 'x' * (5 << 20) + '\"'", Internal, "no reader does"),
     "answers something else": ("'1'", Internal, "no reader does"),
     "answers for two": ('\'["{{}}", "{{}}"]\'', Internal, "no reader does"),
     "answers no manifest": ("'[\"{{}}\"]'", Internal, "no reader does"),
@@ -155,11 +136,13 @@ MISBEHAVIOUR: dict[str, tuple[str, type[SynvirtError], str]] = {
     "answers a deep tree": ("'[\"a\",{{}},null,null,[' * 200 + ']]' * 200", Internal, "no reader does"),
     "answers a tree of numbers": ("'[1,{{}},null,null,[]]'", Internal, "no reader does"),
 }
+# What a point's text says is done, where it begins so.
+ASKED = "next((one[3:] for one in look.contents if one.startswith(b'do ')), None)"
 
 
 @pytest.fixture(scope="module")
 def bad() -> Iterator[CagedPoints]:
-    bad = CagedLooking(("-P", "-c", BAD))
+    bad = CagedLooking(looker_that_does(ASKED))
     yield CagedPoints(bad)
     bad.close()
 

@@ -34,6 +34,7 @@ from synvirt.migrations.planning.intake import Intake
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now
+from synvirt.repeating import repeated
 from synvirt.store.documents import Unreadable, parsed
 from synvirt.store.wave_hooks import HookRows
 from synvirt.store.waves import MemberRow, WaveRows
@@ -480,19 +481,11 @@ def _is_ours(error: Exception) -> bool:
 @contextmanager
 def carried(carrying: Carrying, *, every_s: float = TICK_S) -> Iterator[None]:
     """Ticks as long as the block lasts."""
-    ending = threading.Event()
 
-    def go_on() -> None:
-        while not ending.is_set():
-            began = time.monotonic()
-            carrying.tick()
-            carrying.rest(max(every_s, IDLE_FACTOR * (time.monotonic() - began)))
+    def look() -> None:
+        began = time.monotonic()
+        carrying.tick()
+        carrying.rest(max(every_s, IDLE_FACTOR * (time.monotonic() - began)))
 
-    thread = threading.Thread(target=go_on, name="waves", daemon=True)
-    thread.start()
-    try:
+    with repeated(look, name="waves", every_s=0.0, ends_within_s=5.0, wake=carrying.wake):
         yield
-    finally:
-        ending.set()
-        carrying.wake()
-        thread.join(5.0)

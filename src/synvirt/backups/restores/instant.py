@@ -29,6 +29,7 @@ from synvirt.jobs.instant import LOOK_EVERY_S, OTHER_DESTINATION, is_started, ke
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Domain, Instant, InstantState, Progress
 from synvirt.model.values import now
+from synvirt.repeating import repeated
 from synvirt.repository.manifest import DiskMap, Manifest
 from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec
@@ -134,20 +135,13 @@ class InstantDomain(NewDomain):
     @contextlib.contextmanager
     def _kept_going(self, guest: "_Guest") -> Iterator[None]:
         """Within the block, from its start on: it is served, and goes on where it stands still and can."""
-        ended = threading.Event()
 
-        def keep() -> None:
-            while not ended.wait(LOOK_EVERY_S):
-                with contextlib.suppress(SynvirtError):  # of the store: at the next look
-                    guest.look(self._exports, self._restore_host)
+        def look() -> None:
+            with contextlib.suppress(SynvirtError):  # of the store: at the next look
+                guest.look(self._exports, self._restore_host)
 
-        keeper = threading.Thread(target=keep, name="instant-restore", daemon=True)
-        keeper.start()
-        try:
+        with repeated(look, name="instant-restore", every_s=LOOK_EVERY_S):
             yield
-        finally:
-            ended.set()
-            keeper.join()
 
 
 @dataclass(frozen=True)

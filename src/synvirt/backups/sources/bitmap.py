@@ -7,7 +7,6 @@ whole. QEMU has one backup job a domain.
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from synvirt.live.libvirt import backup as jobs
 from synvirt.live.libvirt import scratch
 from synvirt.live.libvirt.manifest import backed_up_disks, data_disks, disk_format, parse
 from synvirt.programs import ProgramFailed, run
+from synvirt.repeating import repeated
 from synvirt.repository.manifest import Manifest, Mark
 
 LOOK_EVERY_S = 1.0
@@ -279,28 +279,22 @@ class _Room:
 def _room(folder: Path, least_bytes: int, end: Callable[[], None]) -> Iterator[_Room]:
     """Looked after by a thread, which ends the job in time: without room QEMU would pause the guest, or fail its writes. What
     reads then fails, and this says why."""
-    room, stopped = _Room(folder), threading.Event()
+    room = _Room(folder)
 
     def look() -> None:
-        while not stopped.wait(LOOK_EVERY_S):
-            if _free_bytes(folder) < least_bytes:
-                room.full = True
-                with contextlib.suppress(Internal):
-                    end()
-                return
+        if not room.full and _free_bytes(folder) < least_bytes:
+            room.full = True
+            with contextlib.suppress(Internal):
+                end()
 
-    thread = threading.Thread(target=look, name="backup-scratch", daemon=True)
-    thread.start()
     try:
-        yield room
+        with repeated(look, name="backup-scratch", every_s=LOOK_EVERY_S):
+            yield room
     except SourceSnapshotFailed:
         raise
     except Exception:
         room.raise_if_full()
         raise
-    finally:
-        stopped.set()
-        thread.join()
 
 
 def _free_bytes(folder: Path) -> int:
