@@ -22,6 +22,7 @@ from synvirt.repository.keys import CHUNK_BYTES
 from tests.backups.points import chunks_read
 from tests.backups.test_service import House
 from tests.fakes.backups import backups_of
+from tests.needs import need_root
 from tests.processes import open_files, until, workers
 
 SLOW_BPS = 2 * CHUNK_BYTES
@@ -63,6 +64,7 @@ def _open_in(pid: int) -> list[str]:
 
 
 def test_a_worker_reads_the_guest_and_the_service_does_not(house: House) -> None:
+    need_root("what a confined worker has open")
     image, run = house.folder / "images", house.backups.run_job(_slow_job(house))
     until(lambda: _moved(house, run))
     (worker,) = workers()
@@ -72,8 +74,16 @@ def test_a_worker_reads_the_guest_and_the_service_does_not(house: House) -> None
     key = house.backups.repositories.spec(known.id).key.encode()
     for name in ("cmdline", "environ"):
         assert key not in Path(f"/proc/{worker}/{name}").read_bytes()
+
+
+def test_a_worker_that_is_killed_is_replaced_and_the_service_reads_nothing_meanwhile(house: House) -> None:
+    image, run = house.folder / "images", house.backups.run_job(_slow_job(house))
+    until(lambda: _moved(house, run))
+    (known,), _ = house.backups.repositories.page(limit=9, cursor=None)
+    (worker,) = workers()
     os.kill(worker, signal.SIGKILL)
     until(lambda: workers() != [worker])
+    assert open_files(image) == []
     done = house.ended(run)
     assert (done.status, done.error) == ("completed", None)
     asked = RestoreRequest(target="export", name="out", bandwidth_bps=SLOW_BPS)
