@@ -15,8 +15,7 @@ from synvirt.backups import runs
 from synvirt.backups.jobs import Jobs, due
 from synvirt.backups.model import BackupJob, BackupJobChange, BackupRun
 from synvirt.backups.schedule import Schedule, next_time
-from synvirt.backups.scheduling import looking
-from synvirt.backups.service import running
+from synvirt.backups.scheduling import looking, running
 from synvirt.errors import PersistFailed
 from synvirt.store.backups import Row
 from tests.backups.test_service import CONTENT, House

@@ -85,7 +85,7 @@ CONTENT = Random(1).randbytes(2 * CHUNK_BYTES + 7) + bytes(3 * CHUNK_BYTES)
 
 
 def test_every_kind_of_run_says_what_becomes_of_one_that_was_cut_off(house: House) -> None:
-    assert house.backups._kinds().keys() == set(get_args(BackupRun.model_fields["kind"].annotation))
+    assert house.backups._kinds.all().keys() == set(get_args(BackupRun.model_fields["kind"].annotation))
 
 
 def test_a_run_ends_completed_with_points_that_restore_to_the_same_bytes(house: House) -> None:

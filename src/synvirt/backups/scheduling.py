@@ -1,10 +1,11 @@
-"""The thread that looks for jobs whose time has come."""
+"""The service of backups while it runs: the thread that looks for jobs whose time has come."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 
 import structlog
 
+from synvirt.backups.service import Backups
 from synvirt.repeating import repeated
 
 # A cron expression has minutes; a job that is some seconds late is not.
@@ -13,6 +14,17 @@ LOOK_EVERY_S = 10.0
 ENDS_WITHIN_S = 5.0
 
 _log = structlog.get_logger("synvirt.backups")
+
+
+@contextlib.contextmanager
+def running(backups: Backups) -> Iterator[Backups]:
+    """Starts the runs and the schedule; ends both at the end of the block."""
+    backups.start()
+    try:
+        with looking(backups.look):
+            yield backups
+    finally:
+        backups.close()
 
 
 @contextlib.contextmanager

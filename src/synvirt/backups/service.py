@@ -3,17 +3,15 @@
     service.py ─┬─ repositories.py   where backups lie, and their keys
                 ├─ jobs.py           what is asked for, and when by itself (scheduling.py)
                 ├─ points.py         the restore points that are known, and which of them go (retiring.py)
-                └─ runs.py           threads that do: backing_up.py, restoring.py, boot_test.py, upkeep.py
+                └─ runs.py           threads that do what a run's kind says (kinds.py)
 
 A point is registered after its manifest is there; those of a repository that is used again are when it is added.
 """
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Literal
 from uuid import UUID, uuid4
@@ -24,6 +22,7 @@ from synvirt.acting import bring, submitter
 from synvirt.backups import jobs as of_jobs
 from synvirt.backups.backing_up import BackingUp, OpenGuest
 from synvirt.backups.jobs import Jobs
+from synvirt.backups.kinds import READS, Kinds, being_read
 from synvirt.backups.limits import Limits
 from synvirt.backups.memory import Memory
 from synvirt.backups.model import (
@@ -48,9 +47,7 @@ from synvirt.backups.restores.boot_test import BootTesting
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.restoring import Restoring
 from synvirt.backups.retiring import Retiring
-from synvirt.backups.runs import RUNS_AT_ONCE, RunKind, Runs, Work
-from synvirt.backups.scheduling import looking
-from synvirt.backups.under_way import UnderWay
+from synvirt.backups.runs import RUNS_AT_ONCE, Runs
 from synvirt.backups.upkeep import Upkeep
 from synvirt.backups.working import Working
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, SynvirtError
@@ -60,8 +57,6 @@ from synvirt.store.documents import Unreadable
 
 _log = structlog.get_logger("synvirt.backups")
 
-# What a run does with the points that it names; other kinds of run name those that they made, or none.
-READS = {"restore": "restored", "verify": "verified", "boot_test": "tested"}
 # After a lost lease, between looks whether all has ended that it cut off.
 RESUME_EVERY_S = 2.0
 
@@ -95,15 +90,15 @@ class Backups:
         self._working, self._limits = working or Working(), limits
         self.points, self._memory = Points(rows, host=host), Memory(rows, host=host)
         self._jobs = Jobs(rows, host=host)
-        self.retiring = Retiring(repositories, self.points, self.remove_point, in_use=self._being_read)
-        self._upkeep = Upkeep(repositories, self.points, self._memory, self._working, limits=limits)
+        self.retiring = Retiring(repositories, self.points, self.remove_point, in_use=lambda: being_read(self.runs.not_ended()))
+        upkeep = Upkeep(repositories, self.points, self._memory, self._working, limits=limits)
         self._backing_up = BackingUp(
             repositories,
             self.points,
             self.retiring,
             open_guest,
             working=self._working,
-            collect=self._upkeep.collect_after,
+            collect=upkeep.collect_after,
             journals=journals,
             adopt=self._adopt,
             limits=limits,
@@ -119,9 +114,19 @@ class Backups:
             restore_host=restore_host,
             limits=limits,
         )
+        self._kinds = Kinds(
+            self._jobs,
+            self.points,
+            self._memory,
+            self._backing_up,
+            self._restoring,
+            upkeep,
+            testing=self._testing,
+            succeeded=self._succeeded,
+        )
         self.runs = Runs(
             rows,
-            self._kinds(),
+            self._kinds.all(),
             host=host,
             at_once=RUNS_AT_ONCE if limits is None else limits.per_host,
             memory=self._memory,
@@ -136,59 +141,6 @@ class Backups:
         self._cut_off = self.runs.start()
         if self._restore_host is not None:
             self._testing().forget({point.id for point in self.points.all()})
-
-    # ── what each kind of run does, from its row and its memory ──────────────────────────────────────────────────────────
-
-    def _kinds(self) -> dict[str, RunKind]:
-        return {
-            "backup": RunKind(self._backup),
-            "restore": RunKind(self._restoration, come_to=self._restoring.come_to),
-            "verify": RunKind(self._verification),
-            "boot_test": RunKind(self._boot),
-            "collect": RunKind(self._collection),
-        }
-
-    def _backup(self, run: BackupRun) -> Work:
-        if run.job_id is None:
-            raise BackupNotFound("the run is of no job")
-        return partial(self._back_up, job=self.job(run.job_id))
-
-    def _back_up(self, under_way: UnderWay, job: BackupJob) -> None:
-        self._backing_up.back_up(under_way, job)
-        with self.runs.lock:  # the job may have been changed meanwhile
-            self._jobs.put(self.job(job.id).model_copy(update={"last_success_at": now()}))
-
-    def _restoration(self, run: BackupRun) -> Work:
-        return self._restoring.work(run, self._point_of(run))
-
-    def _verification(self, run: BackupRun) -> Work:
-        if run.restore_point_ids:
-            return partial(self._upkeep.verify_point, point=self._point_of(run))
-        return partial(self._upkeep.verify_repository, repository_id=self._repository_of(run))
-
-    def _boot(self, run: BackupRun) -> Work:
-        return partial(self._testing().test, point=self._point_of(run))
-
-    def _collection(self, run: BackupRun) -> Work:
-        asked = self._memory.asked(run.id, CollectRequest)
-        return partial(self._upkeep.collect, repository_id=self._repository_of(run), asked=asked)
-
-    def _point_of(self, run: BackupRun) -> RestorePoint:
-        return self.points.get(run.restore_point_ids[0])
-
-    def _repository_of(self, run: BackupRun) -> UUID:
-        """The one that a run uses, of every kind. BackupNotFound: it can use none."""
-        if run.repository_id is not None:
-            return run.repository_id
-        if not run.restore_point_ids:
-            raise BackupNotFound("the run is of no repository")
-        return self._point_of(run).repository_id  # a restore or a boot test of an earlier version
-
-    def _uses(self, run: BackupRun, repository_id: UUID) -> bool:
-        try:
-            return self._repository_of(run) == repository_id
-        except BackupNotFound:
-            return False
 
     # ── begun, let go of, ended ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -270,7 +222,7 @@ class Backups:
             return self.repositories.change_key(repository_id)
 
     def _check_unused(self, repository_id: UUID) -> None:
-        busy = [run for run in self.runs.not_ended() if self._uses(run, repository_id)]
+        busy = [run for run in self.runs.not_ended() if self._kinds.uses(run, repository_id)]
         if busy:
             raise BackupConflict(f"run {busy[0].id} uses this repository", hint="wait for it, or cancel it")
 
@@ -389,6 +341,10 @@ class Backups:
         row = self._jobs.row(job.model_copy(update={"last_run_id": run.id}))
         return self.runs.begin(run, with_=(row,))
 
+    def _succeeded(self, job_id: UUID) -> None:
+        with self.runs.lock:  # the job may have been changed meanwhile
+            self._jobs.put(self.job(job_id).model_copy(update={"last_success_at": now()}))
+
     def _check_idle(self, job: BackupJob) -> None:
         if job.last_run_id is not None and self.runs.get(job.last_run_id).status not in ENDS:
             raise BackupConflict(f"job {job.name} runs already: run {job.last_run_id}", hint="wait for it, or cancel it")
@@ -407,16 +363,13 @@ class Backups:
         that is protected."""
         with self.runs.lock:  # no run begins meanwhile
             point = self.points.get(point_id)
-            if (run := self._being_read().get(point_id)) is not None:
+            if (run := being_read(self.runs.not_ended()).get(point_id)) is not None:
                 raise BackupConflict(
-                    f"restore point {point_id} is being {READS[run.kind]} by run {run.id}", hint="wait for that run, or cancel it"
+                    f"restore point {point_id} is being {READS[run.kind]} by run {run.id}",
+                    hint="wait for that run, or cancel it",
                 )
             self.repositories.opened(point.repository_id).remove(point_id)
             self.points.forget(point_id)
-
-    def _being_read(self) -> dict[UUID, BackupRun]:
-        """By the point, a run that reads it. A guest may run from one (docs/instant.md)."""
-        return {point_id: run for run in self.runs.not_ended() if run.kind in READS for point_id in run.restore_point_ids}
 
     def protect(self, point_id: UUID, asked: RestorePointChange) -> RestorePoint:
         """The repository holds it: another host that uses it does not remove the point either."""
@@ -487,14 +440,3 @@ class Backups:
             memory=self._memory,
             limits=self._limits,
         )
-
-
-@contextlib.contextmanager
-def running(backups: Backups) -> Iterator[Backups]:
-    """Starts the runs and the schedule; ends both at the end of the block."""
-    backups.start()
-    try:
-        with looking(backups.look):
-            yield backups
-    finally:
-        backups.close()

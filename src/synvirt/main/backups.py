@@ -19,7 +19,8 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
     from synvirt.backups.offers import offers_of
     from synvirt.backups.repositories import Repositories
     from synvirt.backups.restores.host import RestoreHost
-    from synvirt.backups.service import Backups, running
+    from synvirt.backups.scheduling import running
+    from synvirt.backups.service import Backups
     from synvirt.backups.sources import guest as source
     from synvirt.backups.sources.ways import scratch_folder, sources_of, tpm_folder
     from synvirt.backups.working import Working

@@ -1,0 +1,97 @@
+"""What each kind of run does, from its row and its memory; and which repository and restore points it uses meanwhile.
+
+backup   backing_up.py     restore   restores/     boot_test   restores/boot_test.py     verify, collect   upkeep.py
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
+
+from synvirt.backups.backing_up import BackingUp
+from synvirt.backups.jobs import Jobs
+from synvirt.backups.memory import Memory
+from synvirt.backups.model import BackupJob, BackupRun, CollectRequest, RestorePoint
+from synvirt.backups.points import Points
+from synvirt.backups.restores.boot_test import BootTesting
+from synvirt.backups.restores.restoring import Restoring
+from synvirt.backups.runs import RunKind, Work
+from synvirt.backups.under_way import UnderWay
+from synvirt.backups.upkeep import Upkeep
+from synvirt.errors import BackupNotFound
+
+# What a run does with the points that it names; other kinds of run name those that they made, or none.
+READS = {"restore": "restored", "verify": "verified", "boot_test": "tested"}
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """`testing`: BackupBadRequest, where this host starts no guest. `succeeded`: is called when a job's run went well."""
+
+    jobs: Jobs
+    points: Points
+    memory: Memory
+    backing_up: BackingUp
+    restoring: Restoring
+    upkeep: Upkeep
+    testing: Callable[[], BootTesting]
+    succeeded: Callable[[UUID], None]
+
+    def all(self) -> dict[str, RunKind]:
+        """By their names."""
+        return {
+            "backup": RunKind(self._backup),
+            "restore": RunKind(self._restoration, come_to=self.restoring.come_to),
+            "verify": RunKind(self._verification),
+            "boot_test": RunKind(self._boot),
+            "collect": RunKind(self._collection),
+        }
+
+    def _backup(self, run: BackupRun) -> Work:
+        if run.job_id is None:
+            raise BackupNotFound("the run is of no job")
+        return partial(self._back_up, job=self.jobs.get(run.job_id))
+
+    def _back_up(self, under_way: UnderWay, job: BackupJob) -> None:
+        self.backing_up.back_up(under_way, job)
+        self.succeeded(job.id)
+
+    def _restoration(self, run: BackupRun) -> Work:
+        return self.restoring.work(run, self._point_of(run))
+
+    def _verification(self, run: BackupRun) -> Work:
+        if run.restore_point_ids:
+            return partial(self.upkeep.verify_point, point=self._point_of(run))
+        return partial(self.upkeep.verify_repository, repository_id=self._repository_of(run))
+
+    def _boot(self, run: BackupRun) -> Work:
+        return partial(self.testing().test, point=self._point_of(run))
+
+    def _collection(self, run: BackupRun) -> Work:
+        asked = self.memory.asked(run.id, CollectRequest)
+        return partial(self.upkeep.collect, repository_id=self._repository_of(run), asked=asked)
+
+    # ── what a run uses ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def uses(self, run: BackupRun, repository_id: UUID) -> bool:
+        """Of a run of any kind."""
+        try:
+            return self._repository_of(run) == repository_id
+        except BackupNotFound:
+            return False
+
+    def _repository_of(self, run: BackupRun) -> UUID:
+        """BackupNotFound: it can use none."""
+        if run.repository_id is not None:
+            return run.repository_id
+        if not run.restore_point_ids:
+            raise BackupNotFound("the run is of no repository")
+        return self._point_of(run).repository_id  # a restore or a boot test of an earlier version
+
+    def _point_of(self, run: BackupRun) -> RestorePoint:
+        return self.points.get(run.restore_point_ids[0])
+
+
+def being_read(runs: Iterable[BackupRun]) -> dict[UUID, BackupRun]:
+    """By the restore point, one of these runs that reads it. A guest may run from one (docs/instant.md)."""
+    return {point_id: run for run in runs if run.kind in READS for point_id in run.restore_point_ids}
