@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from synvirt.backups.taking import ToTake, take
+from synvirt.backups.worker.taking import ToTake, take
 from synvirt.blocks import Extent
 from synvirt.copying import copy
 from synvirt.disks import open_reader

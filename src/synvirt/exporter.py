@@ -118,7 +118,7 @@ def _has_points(order: ExportOrder) -> bool:
 def _cage(order: ExportOrder) -> "Cage":
     if not _has_points(order):
         return cage_of_export(order)
-    from synvirt.backups.caging import cage_of_restore
+    from synvirt.backups.worker.caging import cage_of_restore
 
     return cage_of_export(order, cage_of_restore)
 

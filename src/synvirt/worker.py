@@ -38,7 +38,7 @@ def _copy(order: CopyOrder, wire: Wire) -> None:
 def _cage(order: CopyOrder) -> "Cage":
     if not any(isinstance(disk.reader, PointSpec) for disk in order.disks):
         return cage_of(order)
-    from synvirt.backups.caging import cage_of_restore
+    from synvirt.backups.worker.caging import cage_of_restore
 
     return cage_of_restore(order)
 
@@ -52,7 +52,7 @@ def _open(repositories: "OpenRepositories | None", spec: "ReaderSpec | PointSpec
 
 def _of_backups(name: str) -> "Callable[[], Task[Any]]":
     def load() -> Task[Any]:
-        from synvirt.backups.tasks import TASKS
+        from synvirt.backups.worker.tasks import TASKS
 
         return TASKS[name]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from synvirt import programs
-from synvirt.backups.caging import cage_of_collecting, cage_of_look, cage_of_restore, cage_of_serving, cage_of_take
 from synvirt.backups.orders import CollectOrder, DiskToTake, ServeOrder, TakeOrder, VerifyPointOrder, ZfsChangesSpec
 from synvirt.backups.sources import zfs_stream
-from synvirt.backups.tasks import TASKS
+from synvirt.backups.worker.caging import cage_of_collecting, cage_of_look, cage_of_restore, cage_of_serving, cage_of_take
+from synvirt.backups.worker.tasks import TASKS
 from synvirt.cage import Network
 from synvirt.disks.specs import FileWriterSpec, NbdSpec, Qcow2WriterSpec, RawSpec, ReaderSpec
 from synvirt.errors import DeltaFallback

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.backups import taking
-from synvirt.backups.taking import Taken, ToTake, take
+from synvirt.backups.worker import taking
+from synvirt.backups.worker.taking import Taken, ToTake, take
 from synvirt.blocks import DiskReader, Extent
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, SourceReadFailed, SynvirtError
 from synvirt.model.values import now

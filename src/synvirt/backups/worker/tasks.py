@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from synvirt.backups.caging import cage_of_collecting, cage_of_look, cage_of_serving, cage_of_take
 from synvirt.backups.orders import (
     ALL,
     PAGES,
@@ -41,8 +40,9 @@ from synvirt.backups.orders import (
     ZfsChangesSpec,
 )
 from synvirt.backups.sources import zfs_stream
-from synvirt.backups.taking import Taken, ToTake, take
-from synvirt.backups.taking_journal import Journal
+from synvirt.backups.worker.caging import cage_of_collecting, cage_of_look, cage_of_serving, cage_of_take
+from synvirt.backups.worker.taking import Taken, ToTake, take
+from synvirt.backups.worker.taking_journal import Journal
 from synvirt.blocks import Extent
 from synvirt.copying import Copied
 from synvirt.disks import open_reader
