@@ -12,6 +12,7 @@ from synvirt.jobs.process import LINE_BYTES_MAX
 from synvirt.jobs.wire import Result
 from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.manifest import PAGE_BYTES
 from synvirt.repository.repository import Repository
 from synvirt.repository.verify import (
     LISTED_MAX,
@@ -93,7 +94,9 @@ def test_a_repository(folder: MemoryFolder, wrong: int | None, monkeypatch: pyte
     marks: list[PacksLooked] = []
     whole = look_at_packs(repository, on_looked=marks.append)
     assert [mark.packs for mark in marks] == list(range(1, len(repository.pack_sizes()) + 1))
-    report = judged(repository, whole)
+    pages: list[int] = []
+    report = judged(repository, whole, on_pages=pages.append)
+    assert pages == [PAGE_BYTES], "or a worker would be ended that says nothing for hours"
     assert report.damaged_packs == (() if broken is None else (broken,))
     assert len(report.damaged_points) == len(report.damaged_packs)
     assert report.bytes_read == sum(repository.pack_sizes().values())

@@ -123,7 +123,7 @@ class Upkeep:
 
         def hear(message: Message) -> None:
             nonlocal report, since
-            if isinstance(message, Moved):
+            if isinstance(message, Moved) and message.key == ALL:
                 under_way.figure(message.bytes_total, message.bytes_done)
             elif isinstance(message, Result) and message.name == "verified":
                 part = Report.model_validate_json(RepositoryVerified.of(message.content).report)

@@ -23,7 +23,7 @@ from synvirt.errors import BackupNotFound, Cancelled, RepositoryDamaged
 from synvirt.model.values import Bytes, Model
 from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES
-from synvirt.repository.manifest import NONE, DiskMap, names_in
+from synvirt.repository.manifest import NONE, PAGE_BYTES, DiskMap, names_in
 from synvirt.repository.repository import Repository, condemned_lists, header_of
 
 Stop = Callable[[], bool]
@@ -123,8 +123,14 @@ def verify_repository(
     return judged(repository, look_at_packs(repository, stop, on_progress, threads=threads), stop)
 
 
-def judged(repository: Repository, looked: PacksLooked, stop: Stop = lambda: False) -> Report:
-    """The repository, and each of its points, once all packs were looked at. Cancelled, once `stop()`."""
+def judged(
+    repository: Repository,
+    looked: PacksLooked,
+    stop: Stop = lambda: False,
+    on_pages: Callable[[int], None] = lambda bytes_read: None,
+) -> Report:
+    """The repository, and each of its points, once all packs were looked at. `on_pages` is called as their pages are read.
+    Cancelled, once `stop()`."""
     # A pack that could not be read may be gone by now: a collection has deleted it. Points that need it lack its chunks.
     repository.refresh()
     wrongs = [*_header_and_lists(repository), *repository.unreadable.values()]
@@ -141,6 +147,7 @@ def judged(repository: Repository, looked: PacksLooked, stop: Stop = lambda: Fal
         if stop():
             raise Cancelled
         wrong = _wrong_of_point(repository, point_id, bad_names, pages)
+        on_pages(len(pages) * PAGE_BYTES)
         if wrong is not None:
             wrongs.append(wrong)
             damaged.append(point_id)

@@ -233,7 +233,7 @@ def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
 
 def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
     """The task of a VerifyRepositoryOrder: says PacksSeen as it goes, the parts of RepositoryVerified at its end."""
-    progress, speaking = Progress(ALL, wire), threading.Lock()
+    progress, pages, speaking = Progress(ALL, wire), Progress(PAGES, wire), threading.Lock()
     marks = _Marks(wire, order.mark_every_s, order.since or PacksLooked(), lambda part, more: PacksSeen(looked=part, more=more))
 
     def read(total: int, done: int) -> None:
@@ -244,7 +244,7 @@ def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
         repository = repositories.repository(order.repository)
         looked = look_at_packs(repository, wire.stop, read, since=order.since, on_looked=marks.looked)
         marks.say(looked)
-        report = judged(repository, looked, wire.stop)
+        report = judged(repository, looked, wire.stop, lambda count: pages.moved(Copied(count, count, 0, 0)))
     for part in report.parts():
         wire.say(_result("verified", RepositoryVerified(report=part.model_dump_json())))
 
