@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from synvirt.errors import Cancelled, PersistFailed
+from synvirt.jobs.calls import Call
 from synvirt.store.slots import SlotRows
 
 # A slot that a job of this process leaves is given on at once; one of another host is looked for. Who waits for its turn is
@@ -66,7 +67,7 @@ class Slots:
     def __init__(self, rows: SlotRows, *, host: str) -> None:
         self._rows, self._host = rows, host
         self._lock = threading.Lock()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: set[Call] = set()
 
     @asynccontextmanager
     async def held(
@@ -124,16 +125,15 @@ class Slots:
         await asyncio.to_thread(self._rows.leave, job_id, wanted)
         with self._lock:
             for called in self._waiting:
-                with suppress(RuntimeError):  # its loop has ended
-                    called.get_loop().call_soon_threadsafe(_done, called)
+                called.call()
 
     async def _until_next(self, job_id: UUID, wanted: dict[str, int]) -> None:
         while not await asyncio.to_thread(self._rows.is_next, job_id, wanted):
-            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            called = Call()
             with self._lock:
                 self._waiting.add(called)
             try:
-                await _until(called, LOOK_EVERY_S)
+                await called.within(LOOK_EVERY_S)
             finally:
                 with self._lock:
                     self._waiting.discard(called)
@@ -162,14 +162,14 @@ class Turns:
         self._most = most
         self._lock = threading.Lock()
         self._working: set[UUID] = set()
-        # In their order; each is called in its own event loop.
-        self._waiting: dict[UUID, asyncio.Future[None]] = {}
+        # In their order.
+        self._waiting: dict[UUID, Call] = {}
 
     async def taken(self, job_id: UUID, or_stop: OrStop, *, urgent: bool = False) -> None:
         """At once, where the job has it already. `or_stop` awaits, and may raise: then the job waits no longer."""
         try:
             while (called := self._take(job_id, urgent=urgent)) is not None:
-                await or_stop(_until(called, TURN_EVERY_S))
+                await or_stop(called.within(TURN_EVERY_S))
         finally:
             with self._lock:
                 self._waiting.pop(job_id, None)
@@ -181,13 +181,12 @@ class Turns:
             self._working.discard(job_id)
             self._call()
 
-    def _take(self, job_id: UUID, *, urgent: bool) -> "asyncio.Future[None] | None":
-        """None: it is the job's turn. Else it is in the line, and the future is done when it is to look again."""
+    def _take(self, job_id: UUID, *, urgent: bool) -> Call | None:
+        """None: it is the job's turn. Else it is in the line, and is called when it is to look again."""
         with self._lock:
             if job_id in self._working:
                 return None
-            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[job_id] = called  # where it stands already it keeps its place
+            self._waiting[job_id] = called = Call()  # where it stands already it keeps its place
             if not urgent and job_id not in self._next():
                 return called
             self._working.add(job_id)
@@ -198,15 +197,4 @@ class Turns:
 
     def _call(self) -> None:
         for job_id in self._next():
-            called = self._waiting[job_id]
-            with suppress(RuntimeError):  # its loop has ended
-                called.get_loop().call_soon_threadsafe(_done, called)
-
-
-async def _until(called: "asyncio.Future[None]", seconds: float) -> None:
-    await asyncio.wait({called}, timeout=seconds)
-
-
-def _done(called: "asyncio.Future[None]") -> None:
-    if not called.done():
-        called.set_result(None)
+            self._waiting[job_id].call()

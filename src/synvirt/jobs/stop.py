@@ -3,10 +3,10 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from synvirt.errors import Cancelled
+from synvirt.jobs.calls import Call
 
 T = TypeVar("T")
 
@@ -21,8 +21,8 @@ class Stop:
         self._flag = threading.Event()
         self._lock = threading.Lock()
         # Jobs run in event loops of several threads, and each wants to hear of it in its own.
-        self._listening: set[asyncio.Future[None]] = set()
-        self._asleep: set[asyncio.Future[None]] = set()
+        self._listening: set[Call] = set()
+        self._asleep: set[Call] = set()
         self._asked = False
         # A call that was cancelled hangs, and may still make something at the source: it is no time to tidy up there.
         self.left_running = False
@@ -36,9 +36,8 @@ class Stop:
         """What runs stops as it does for the operator, until `renew`: its time is over."""
         with self._lock:
             self._flag.set()
-            for heard in self._listening:
-                with suppress(RuntimeError):  # its loop has ended
-                    heard.get_loop().call_soon_threadsafe(_hear, heard)
+            for stopped in self._listening:
+                stopped.call()
 
     def renew(self) -> bool:
         """After `expire`. True, where the operator did not wish to cancel meanwhile."""
@@ -58,19 +57,19 @@ class Stop:
     async def or_stop(self, wanted: Coroutine[Any, Any, T]) -> T:
         """The result of `wanted`, or Cancelled as soon as the operator says so: `wanted` is then cancelled too."""
         task = asyncio.ensure_future(wanted)
-        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        stopped = Call()
         with self._lock:
-            self._listening.add(heard)
+            self._listening.add(stopped)
         try:
             self.check()
-            either: set[asyncio.Future[Any]] = {task, heard}
+            either: set[asyncio.Future[Any]] = {task, stopped.heard}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise Cancelled
             return task.result()
         finally:
             with self._lock:
-                self._listening.discard(heard)
+                self._listening.discard(stopped)
             task.cancel()
             # What it had begun at a source ends before anybody tidies up there.
             _, pending = await asyncio.wait({task}, timeout=CANCEL_WITHIN_S)
@@ -82,11 +81,11 @@ class Stop:
 
     async def sleep_or_wake(self, seconds: float) -> None:
         """Sleep until `wake`, at the most so long; Cancelled at once when stopped."""
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        woken = Call()
         with self._lock:
             self._asleep.add(woken)
         try:
-            await self.or_stop(_until(woken, seconds))
+            await self.or_stop(woken.within(seconds))
         finally:
             with self._lock:
                 self._asleep.discard(woken)
@@ -95,14 +94,4 @@ class Stop:
         """From any thread: what the job sleeps for may have come."""
         with self._lock:
             for woken in self._asleep:
-                with suppress(RuntimeError):  # its loop has ended
-                    woken.get_loop().call_soon_threadsafe(_hear, woken)
-
-
-async def _until(woken: "asyncio.Future[None]", seconds: float) -> None:
-    await asyncio.wait({woken}, timeout=seconds)
-
-
-def _hear(heard: "asyncio.Future[None]") -> None:
-    if not heard.done():
-        heard.set_result(None)
+                woken.call()
