@@ -8,6 +8,7 @@ from synvirt.errors import BackupNotFound, SynvirtError
 from synvirt.model.values import Bytes, Model
 from synvirt.repository.manifest import HERE, Reading
 from synvirt.repository.peer_offer import DAY_S, Offer
+from synvirt.repository.repository import is_id
 from synvirt.settings import Settings
 
 
@@ -49,7 +50,7 @@ class Offers:
                 "capacity_bytes": capacity,
                 "used_bytes": held.used_bytes,
                 "points_count": len(held.points),
-                "protected": tuple(UUID(point) for point in held.protected if _is_id(point)),
+                "protected": tuple(UUID(point) for point in held.protected if is_id(point)),
             }
         )
 
@@ -80,10 +81,3 @@ def offers_of(settings: Settings, reading: Reading = HERE) -> Offers:
         },
         {name: one.user for name, one in settings.backup_offers.items()},
     )
-
-
-def _is_id(text: str) -> bool:
-    try:
-        return str(UUID(text)) == text
-    except ValueError:
-        return False

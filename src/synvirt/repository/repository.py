@@ -336,11 +336,12 @@ class Repository:
 def _names(folder: Folder, suffix: str) -> Iterator[str]:
     for entry in folder.entries(manifests.FOLDER):
         name = entry.name.removesuffix(suffix)
-        if entry.name.endswith(suffix) and _is_id(name):
+        if entry.name.endswith(suffix) and is_id(name):
             yield name
 
 
-def _is_id(name: str) -> bool:
+def is_id(name: str) -> bool:
+    """A restore point's: a file beside them may be called anything."""
     try:
         return str(UUID(name)) == name
     except ValueError:
