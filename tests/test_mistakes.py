@@ -60,6 +60,7 @@ def test_a_source_says_its_form() -> None:
 
 class _Received(BaseModel):
     number: Annotated[int, Field(strict=True, ge=1, lt=9)] = 1
+    size: Annotated[int, Field(ge=1, le=1 << 46)] = 1
     word: Literal["a", "b"] = "a"
     flag: Annotated[bool, Field(strict=True)] = False
     text: Annotated[str, StringConstraints(min_length=2, max_length=3)] = "xx"
@@ -74,6 +75,8 @@ class _Received(BaseModel):
         ("number", 0, "must be greater than or equal to 1"),
         ("number", 9, "must be less than 9"),
         ("number", "1", "must be a valid integer"),
+        ("size", 1 << 50, "must be less than or equal to 70368744177664 (64 TiB)"),
+        ("size", 0, "must be greater than or equal to 1"),
         ("word", "c", "must be 'a' or 'b'"),
         ("flag", "yes", "must be a valid boolean"),
         ("text", "x", "must have at least 2 characters"),
@@ -129,3 +132,25 @@ def test_a_word_that_may_not_be_is_answered_by_the_nearest_that_may(value: Any, 
         _Chosen.model_validate({"mode": value})
     assert worded(caught.value.errors()[0]) == f"must be 'warm' or 'cold'{near}"
     assert worded(caught.value.errors(include_input=False)[0]) == "must be 'warm' or 'cold'"
+
+
+# What an error of the system is caught as.
+OF_THE_SYSTEM = {"OSError", "ConnectionError", "TimeoutError", "gaierror", "FileNotFoundError", "PermissionError"}
+
+
+def test_no_error_of_the_system_is_said_in_pythons_words() -> None:
+    """«[Errno 111] Connection refused» is a programmer's: `cause_of`, or its strerror."""
+    root, found = Path(synvirt.__file__).parent, []
+    for file in root.rglob("*.py"):
+        for handler in ast.walk(ast.parse(file.read_text())):
+            if isinstance(handler, ast.ExceptHandler) and handler.name and handler.type is not None:
+                caught = {node.id if isinstance(node, ast.Name) else node.attr for node in ast.walk(handler.type)
+                          if isinstance(node, ast.Name | ast.Attribute)}  # fmt: skip
+                shown = [node for node in ast.walk(handler) if isinstance(node, ast.FormattedValue)]
+                if caught & OF_THE_SYSTEM:
+                    found += [
+                        f"{file.relative_to(root)}:{node.lineno}"
+                        for node in shown
+                        if isinstance(node.value, ast.Name) and node.value.id == handler.name
+                    ]
+    assert found == []

@@ -372,6 +372,11 @@ class Interrupted(SynvirtError):
     code = "E_BAK_INTERRUPTED"
 
 
+def cause_of(error: BaseException) -> str:
+    """What the system says of an error, without Python's own words: «Connection refused»."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 def _with_subclasses(root: type[SynvirtError]) -> list[type[SynvirtError]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in _with_subclasses(child))]
 

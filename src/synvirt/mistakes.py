@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 from synvirt.nearest import did_you_mean
+from synvirt.sizes import MIB, exact_size
 
 # Each form that a request, a setting or a source's parameters may have to keep: what a text of that form is.
 FORMS: Mapping[str, str] = {
@@ -62,6 +63,7 @@ _AFTERWARDS = re.compile(r" after validation, not \S+$")
 
 # Of one word of several.
 _CHOICES = ("literal_error", "enum")
+_LIMITS = ("ge", "gt", "le", "lt")
 
 # Who sent many mistakes learns of some at a time.
 _SAID = 5
@@ -82,6 +84,9 @@ def worded(mistake: Mapping[str, Any]) -> str:
     if kind in _WORDS:
         return _WORDS[kind].format_map({"error": ""} | context)
     said = _AFTERWARDS.sub("", _SUBJECT.sub("must ", str(mistake["msg"]).removeprefix("Value error, ")))
+    limit = next((context[name] for name in _LIMITS if name in context), None)
+    if isinstance(limit, int) and limit >= MIB and limit % MIB == 0:  # of a size, which nobody types in bytes
+        return f"{said} ({exact_size(limit)})"
     near = _meant(mistake.get("input"), said) if kind in _CHOICES else None
     return f"{said}; {near}" if near else said
 

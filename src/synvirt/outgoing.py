@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-from synvirt.errors import BadRequest, SourceUnreachable
+from synvirt.errors import BadRequest, SourceUnreachable, cause_of
 
 CONNECT_TIMEOUT_S: Final = 10.0
 
@@ -75,7 +75,9 @@ class Guard:
         try:
             return self._judged(host, port)
         except OSError as error:
-            raise SourceUnreachable(f"the host {host} is not known: {error}", hint="is its name right, and DNS?") from error
+            raise SourceUnreachable(
+                f"the host {host} is not known: {cause_of(error)}", hint="is its name right, and DNS?"
+            ) from error
 
     def check(self, host: str, port: int = 0) -> None:
         """BadRequest where it may not be spoken to. A name that leads nowhere is for the caller that connects to report."""
@@ -96,7 +98,7 @@ class Guard:
             return _dialled(addresses, port, timeout_s)
         except OSError as error:
             raise SourceUnreachable(
-                f"{host}, port {port}, does not answer: {error}",
+                f"{host}, port {port}, does not answer: {cause_of(error)}",
                 hint="does it run, and do firewalls let this host connect to it?",
             ) from error
 

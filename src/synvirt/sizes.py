@@ -7,6 +7,14 @@ KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 WRITE_BYTES = 512 * KIB
 
 
+def exact_size(count: int) -> str:
+    """As `size_bytes` reads it: no byte is lost."""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count and count % factor == 0:
+            return f"{count // factor} {unit}"
+    return f"{count} B"
+
+
 def duration(seconds: float | None) -> str:
     """The two units that matter: `1 h 20 min`, `3 min 5 s`, `0.4 s`."""
     if seconds is None:

@@ -11,7 +11,7 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.backups.under_way import UnderWay
-from synvirt.errors import BackupNotFound, Internal, MalformedArchive, RepositoryDamaged
+from synvirt.errors import BackupNotFound, Internal, MalformedArchive, RepositoryDamaged, cause_of
 from synvirt.proof.signing import BACKUPS, HostKey, PublicKey
 from synvirt.repository.manifest import Signature, Unread
 from synvirt.repository.repository import Repository
@@ -71,7 +71,7 @@ class Authors:
         try:
             lines = self._signers.read_text().splitlines()
         except (OSError, UnicodeError) as error:
-            raise Internal(f"the file of the setting backup_signers cannot be read: {error}") from error
+            raise Internal(f"the file of the setting backup_signers cannot be read: {cause_of(error)}") from error
         try:
             return {
                 PublicKey.from_signers(line, "backup_signers"): line.split(" ", 1)[0]

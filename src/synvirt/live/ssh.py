@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from synvirt import outgoing
-from synvirt.errors import AuthFailed, BadRequest, SourceUnreachable, SynvirtError
+from synvirt.errors import AuthFailed, BadRequest, SourceUnreachable, SynvirtError, cause_of
 from synvirt.programs import ProgramFailed, end_group, run, start
 
 CONNECT_TIMEOUT_S = 20
@@ -251,7 +251,7 @@ def pinned_key(host: str, port: int, fingerprint: str) -> str:
     try:
         address = outgoing.sources().address(host, port, timeout_s=CONNECT_TIMEOUT_S)
     except OSError as error:
-        raise SourceUnreachable(f"{host} shows no SSH host key on port {port}: {error}") from error
+        raise SourceUnreachable(f"{host} shows no SSH host key on port {port}: {cause_of(error)}") from error
     try:
         said = run(["ssh-keyscan", "-T", "10", "-p", str(port), "--", address], timeout_s=30, missing=SourceUnreachable).stdout
     except ProgramFailed as error:

@@ -19,6 +19,7 @@ from typing import Final
 
 import structlog
 
+from synvirt.errors import cause_of
 from synvirt.remote.smb_helper import ANSWER, LENGTH, NO_LIBRARY, PATH_BYTES_MAX, QUESTION
 from synvirt.sizes import KIB, MIB
 
@@ -100,7 +101,7 @@ class _Lane:
             self._process.stdin.flush()
         except OSError as error:
             self._process.wait(5)
-            raise _Gone(f"it ended: {error}") from error
+            raise _Gone(f"it ended: {cause_of(error)}") from error
 
     def _answer(self, within_s: float) -> tuple[int, int]:
         assert self._process.stdout is not None

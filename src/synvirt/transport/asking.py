@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from synvirt.errors import BadRequest, SourceUnreachable
+from synvirt.errors import BadRequest, SourceUnreachable, cause_of
 from synvirt.outgoing import Guard
 
 # Nobody answers sooner than a handshake.
@@ -61,7 +61,7 @@ def status_of(
     except (OSError, http.client.HTTPException, ValueError) as error:
         if late.is_set():
             raise _too_late(host, within_s) from error
-        raise SourceUnreachable(f"{host} does not answer: {str(error) or type(error).__name__}"[:500]) from error
+        raise SourceUnreachable(f"{host} does not answer: {cause_of(error)}"[:500]) from error
     finally:
         timer.cancel()
         asked.close()

@@ -21,7 +21,7 @@ from synvirt.api.callers.roles import needed_role
 from synvirt.api.problems import incident, refused
 from synvirt.errors import NotFound, SynvirtError
 from synvirt.programs import ProgramFailed
-from synvirt.sizes import duration
+from synvirt.sizes import duration, exact_size
 from synvirt.web import words
 from synvirt.web.labels import as_labels
 
@@ -73,14 +73,13 @@ class Pages:
             "tone",
             "problem_tone",
             "size",
-            "exact_size",
             "rate",
             "percent",
             "moment",
             "clock",
             "as_json",
         )
-        self._environment.filters |= {"duration": duration, "as_labels": as_labels} | {
+        self._environment.filters |= {"duration": duration, "exact_size": exact_size, "as_labels": as_labels} | {
             name: getattr(words, name) for name in names
         }
         self._environment.globals |= {

@@ -16,8 +16,9 @@ from synvirt.model.kinds import Mode
 from synvirt.model.machine import Concern, VmManifest
 from synvirt.model.plan import MigrationPlan, PlanSource, SourceRef
 from synvirt.offline.units import size_bytes
+from synvirt.sizes import exact_size
 from synvirt.web.forms import Form
-from synvirt.web.words import MISTAKES, exact_size
+from synvirt.web.words import MISTAKES
 
 # The form's names, and where in a plan each belongs.
 FIELDS: Mapping[str, tuple[str, ...]] = {

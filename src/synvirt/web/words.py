@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from synvirt.model.kinds import LiveKind, OfflineKind, State
 from synvirt.model.problems import Problem
 from synvirt.model.rehearsal import RehearsalState
-from synvirt.sizes import GIB, KIB, MIB, TIB
+from synvirt.sizes import KIB
 
 STATES: dict[State, str] = {
     State.QUEUED: "Queued",
@@ -93,14 +93,6 @@ def size(count: float | None) -> str:
             break
         amount /= KIB
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
-
-
-def exact_size(count: int) -> str:
-    """As `size_bytes` reads it: no byte is lost."""
-    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if count and count % factor == 0:
-            return f"{count // factor} {unit}"
-    return f"{count} B"
 
 
 def rate(bps: float) -> str:

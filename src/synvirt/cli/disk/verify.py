@@ -14,7 +14,7 @@ from synvirt.disks.checking.ledger import Ledger, Row
 from synvirt.disks.checking.repairing import Repaired, differing_rows, refuse_in_use, repair
 from synvirt.disks.raw.files import RawWriter, open_block_writer, open_file_writer
 from synvirt.disks.specs import RawSpec
-from synvirt.errors import BadRequest, MalformedArchive, NotFound
+from synvirt.errors import BadRequest, MalformedArchive, NotFound, cause_of
 
 # Of the extents, so many are named to people, and so many in JSON.
 NAMED_MOST: Final = 20
@@ -84,7 +84,7 @@ def ledger_of(ledger: Path | None, receipt: Path | None, disk: str | None, key: 
         assert receipt is not None
         return _of_receipt(receipt, disk, None if key is None else key.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(f"the ledger cannot be read: {error}") from error
+        raise NotFound(f"the ledger cannot be read: {cause_of(error)}") from error
 
 
 def _of_receipt(folder: Path, disk: str | None, key: str | None) -> Ledger:

@@ -24,7 +24,7 @@ from synvirt.blocks import Extent
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.nbd.served import Place, place_for, reader_of
 from synvirt.disks.specs import VddkSpec
-from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable, SynvirtError, UnsupportedFormat
+from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable, SynvirtError, UnsupportedFormat, cause_of
 from synvirt.programs import start
 from synvirt.transport import tls
 
@@ -198,7 +198,7 @@ def _command(spec: VddkSpec, secret: int, socket: Path, ready: Path) -> list[str
         # Whom it leads to the thumbprint says; by its name VDDK would ask a name server again.
         address = outgoing.sources().address(spec.host, spec.port)
     except OSError as error:
-        raise SourceUnreachable(f"{spec.host} does not answer on port {spec.port}: {error}") from error
+        raise SourceUnreachable(f"{spec.host} does not answer on port {spec.port}: {cause_of(error)}") from error
     return [
         "nbdkit", "--foreground", "--readonly", "--exit-with-parent", "--unix", str(socket), "--pidfile", str(ready),
         # It ends with our last connection, and only then does VDDK log out: not when a signal ends it.
@@ -225,5 +225,5 @@ def _thumbprint(spec: VddkSpec) -> str:
     except ssl.SSLCertVerificationError as error:
         raise tls.not_trusted(spec.host, error.verify_message) from error
     except OSError as error:
-        raise SourceUnreachable(f"{spec.host} does not answer on port {spec.port}: {error}") from error
+        raise SourceUnreachable(f"{spec.host} does not answer on port {spec.port}: {cause_of(error)}") from error
     return hashlib.sha1(der).digest().hex(":").upper()  # noqa: S324 - VDDK's choice, after a check by SHA-256

@@ -103,6 +103,8 @@ def answered(content: bytes, wanted: list[str]) -> dict[str, Any]:
         return {"error": str(error)}
     except MemoryError:
         raise
+    except zipfile.BadZipFile:
+        return {"error": "it is no whole .xlsx file, which is a zip"}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
