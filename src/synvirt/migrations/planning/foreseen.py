@@ -242,7 +242,7 @@ def refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
         theirs = other.plan.source_ref
         if theirs.kind == "live_vm" and (theirs.source_id, theirs.vm_id) == (ref.source_id, ref.vm_id):
             raise Conflict(
-                f"job {other.id} ({other.name}) is at work on {ref.vm_id}, in {other.state}",
+                f"job {other.id} ({other.name}) is at work on the same machine",
                 hint="wait until it has ended, or cancel it first",
             )
 

@@ -164,7 +164,7 @@ class Intake:
     def cutover(self, job_id: UUID) -> Migration:
         """Lets a job that holds in DeltaSyncing (`warm.cutover` manual) cut over. Conflict for a job that never will."""
         job = self.store.get(job_id)
-        if job.plan.source.Live is None or job.plan.warm.cutover != "manual":
+        if not job.ended and (job.plan.source.Live is None or job.plan.warm.cutover != "manual"):
             raise Conflict(f"job {job_id} cuts over by itself", hint="plan it with warm.cutover manual to choose the moment")
         job = self.store.request_cutover(job_id)
         self._wake(job_id)
