@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from synvirt.api.listening import ELSEWHERE
+from synvirt.cli.listing import at, full_id
 from synvirt.cli.migrating import importing
 from synvirt.cli.options import SHARED, Options
 from synvirt.cli.program import shown
@@ -242,6 +245,40 @@ def test_the_beginning_of_an_id_is_enough(service: Service, run: Run) -> None:
         service.submit()
     ambiguous = [run("migrations", "show", digit) for digit in "0123456789abcdef"]
     assert any(done.exit_code == 2 and "migrations fit" in done.stderr for done in ambiguous)
+
+
+def test_a_jobs_name_is_enough(service: Service, run: Run) -> None:
+    job = service.submit()
+    assert str(job.id) in run("migrations", "show", job.name).stdout
+    assert f"did you mean {job.name}?" in run("migrations", "show", job.name[:-1] + "b").stderr
+    service.submit()
+    several = run("migrations", "show", job.name)
+    assert (several.exit_code, "2 migrations fit" in several.stderr) == (2, True)
+
+
+def test_a_beginning_is_looked_for_on_every_page() -> None:
+    class Paged:
+        """Each page has one job."""
+
+        def ask(self, method: str, path: str, *, params: dict[str, str]) -> str:
+            number = int(params.get("cursor", "0"))
+            items = [{"id": str(UUID(int=number << 96)), "name": "web"}]
+            return json.dumps({"items": items, "next_cursor": str(number + 1) if number < 3 else None})
+
+    assert full_id(Paged(), "migration", "00000003") == str(UUID(int=3 << 96))
+
+
+@pytest.mark.parametrize(("zone", "shown_"), [("UTC", "2026-11-25 23:30:00"), ("Asia/Tokyo", "2026-11-26 08:30:00")])
+def test_times_are_by_the_clock_of_who_reads_them(monkeypatch: pytest.MonkeyPatch, zone: str, shown_: str) -> None:
+    """As the lines of a job that is watched: a list in another zone's time looked wrong beside them."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert at("2026-11-25T23:30:00.123456Z") == at(datetime(2026, 11, 25, 23, 30, tzinfo=UTC)) == shown_
+        assert at("") == ""
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_cancel_and_cutover(service: Service, run: Run) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from synvirt.cli.listing import print_table
+from synvirt.cli.listing import at, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.password import users_file
 from synvirt.cli.program import shown
@@ -102,7 +102,14 @@ def list_tokens(options: Options) -> None:
         print(answer)
         return
     rows = [
-        (one["id"], shown(one["name"]), one["role"], shown(one["account"]), one["expires_at"] or "", one["last_used_at"] or "")
+        (
+            one["id"],
+            shown(one["name"]),
+            one["role"],
+            shown(one["account"]),
+            at(one["expires_at"] or ""),
+            at(one["last_used_at"] or ""),
+        )
         for one in json.loads(answer)["items"]
     ]
     print_table(("ID", "NAME", "ROLE", "MADE BY", "EXPIRES", "LAST USED"), rows)

@@ -8,14 +8,14 @@ from synvirt.cli.program import shown
 def describe(kind: str, manifest: Any) -> None:
     """Prints a manifest as a table: hardware, disks, cards, concerns."""
     from synvirt.cli.migrating.dry_runs import as_options
-    from synvirt.cli.program import sized
+    from synvirt.cli.program import counted, sized
 
     rows = [
         ("kind", kind),
         ("name", manifest.name),
         ("guest", f"{manifest.guest_os.name or manifest.guest_os.id or '-'} ({manifest.guest_os.family})"),
         ("firmware", manifest.firmware + (", secure boot" if manifest.secure_boot else "") + (", TPM" if manifest.tpm else "")),
-        ("hardware", f"{manifest.cpu_count} CPUs, {sized(manifest.memory_bytes)} of memory"),
+        ("hardware", f"{counted(manifest.cpu_count, 'CPU')}, {sized(manifest.memory_bytes)} of memory"),
         *(
             ("disk", f"{disk.key} {disk.label}: {sized(disk.capacity_bytes)}, {disk.format}, {disk.bus}")
             for disk in manifest.disks

@@ -1,15 +1,20 @@
 """Lists of things that have ids: their table, and the id that a beginning of one means."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synvirt.cli.program import shown
 from synvirt.nearest import did_you_mean
 
+if TYPE_CHECKING:
+    from datetime import datetime
+
 # Below this many columns a UUID leaves no room for the rest of a row.
 NARROW = 110
 ID_CHARS = 8
+# An upload has none of its own.
+_NAMED = ("migration", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +28,20 @@ class Listed:
     name: str | None = None
 
 
-def full_id(client: Any, noun: str, beginning: str, *, named: bool = False) -> str:
+def full_id(client: Any, noun: str, beginning: str) -> str:
     """Of one of those at /`noun`s."""
-    return id_of(client, Listed(noun, f"/{noun}s", f"synvirt {noun}s list", "name" if named else None), beginning)
+    name = "name" if noun in _NAMED else None
+    return id_of(client, Listed(noun, f"/{noun}s", f"synvirt {noun}s list", name), beginning)
 
 
 def id_of(client: Any, listed: Listed, beginning: str) -> str:
     """The id, of those that are listed, that begins so, or whose thing is called so. An id in full is not looked up; none or
     several that fit are the caller's to see to."""
-    import json
-
     from synvirt.errors import BackupBadRequest, BackupNotFound, BadRequest, NotFound
 
     if _is_whole(beginning):
         return beginning
-    items = json.loads(client.ask("GET", listed.path))["items"]
+    items = list(_every(client, listed.path))
     ids = [item["id"] for item in items if listed.name is not None and item[listed.name] == beginning]
     ids = ids or [item["id"] for item in items if item["id"].startswith(beginning.lower())]
     of_backups = listed.path.startswith("/backup/")
@@ -47,8 +51,21 @@ def id_of(client: Any, listed: Listed, beginning: str) -> str:
         near = did_you_mean(beginning, map(shown, names))
         raise missing(f"there is no {listed.noun} {beginning}", hint=near or f"{listed.command} shows them")
     if len(ids) > 1:
-        raise unclear(f"{len(ids)} {listed.noun}s fit {beginning}", hint="give more of the id")
+        raise unclear(f"{len(ids)} {listed.noun}s fit {beginning}", hint=f"give more of the id: {listed.command}")
     return str(ids[0])
+
+
+def _every(client: Any, path: str) -> Iterator[Any]:
+    """All that are listed, page by page."""
+    import json
+
+    cursor: dict[str, str] = {}
+    while True:
+        page = json.loads(client.ask("GET", path, params=cursor))
+        yield from page["items"]
+        if page.get("next_cursor") is None:  # a job's rehearsals have no pages
+            return
+        cursor = {"cursor": page["next_cursor"]}
 
 
 def _is_whole(id_: str) -> bool:
@@ -99,6 +116,9 @@ def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     console.print(table)
 
 
-def at(time: str) -> str:
-    """A time of an answer, as people read it."""
-    return time[:19].replace("T", " ")
+def at(time: "str | datetime") -> str:
+    """A time of an answer, as people read it: by this host's clock, as the lines of a job that is watched. "" stays so."""
+    from datetime import datetime
+
+    moment = time if isinstance(time, datetime) else datetime.fromisoformat(time) if time else None
+    return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")

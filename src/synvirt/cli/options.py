@@ -95,6 +95,17 @@ class Options:
         return Client.remote(self.address, user=user, password=password, ca_file=self.cacert, verify=not self.insecure)
 
 
+def confirm(options: Options, question: str, *, sure: bool) -> None:
+    """Asks before what cannot be taken back; `sure`: --yes was given. A script that wants JSON is not asked: BadRequest."""
+    from synvirt.errors import BadRequest
+
+    if sure:
+        return
+    if options.json:
+        raise BadRequest("with --json nobody is asked whether that is meant", hint="say so: --yes")
+    typer.confirm(question, abort=True, err=True)
+
+
 # Panel: the commands' own options come first in their help.
 def _option(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="Service", show_default=False)

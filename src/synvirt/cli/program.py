@@ -49,6 +49,11 @@ def shown(text: str) -> str:
     )
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 CPU`, `2 CPUs`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def sized(count: float) -> str:
     """A size with its unit: `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -25,7 +25,7 @@ NAMED_MOST = 10
 @with_options
 def get(
     options: Options,
-    job: Annotated[str, typer.Argument(help="The job's id, or its beginning")],
+    job: Annotated[str, typer.Argument(help="The job's name, its id, or the id's beginning")],
     to: Annotated[Path, typer.Option(help="The folder that the receipt's folder is put into")] = Path(),
 ) -> None:
     """Fetch the receipt of a job that completed, as a folder receipt-JOB.

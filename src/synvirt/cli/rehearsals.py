@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Guests started from clones, to see
 POLL_S = 1.0
 ENDS = ("Passed", "Failed", "Cancelled")
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or its beginning")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, its id, or the id's beginning")]
 RehearsalId = Annotated[str, typer.Argument(metavar="ID", help="The rehearsal's id, or its beginning")]
 
 

@@ -301,7 +301,7 @@ def rotate(options: Options) -> None:
 
 def source_id(client: Any, source: str) -> str:
     """The id of the one source that is called so, or whose id begins so."""
-    return full_id(client, "source", source, named=True)
+    return full_id(client, "source", source)
 
 
 def live_vm(client: Any, source: str, vm: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from synvirt.cli.listing import at
 from synvirt.cli.program import FAILED, INTERRUPTED, shown, sized, tell
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ def sheet(run: "BackupRun") -> None:
     rows = [("id", str(run.id)), ("kind", run.kind.replace("_", " ")), ("status", str(run.status)), ("trigger", run.trigger)]
     rows += [("asked by", run.submitted_by)] if run.submitted_by else []
     rows += [("job", str(run.job_id))] if run.job_id else []
-    rows += [("created", f"{run.created_at:%Y-%m-%d %H:%M:%S}")]
-    rows += [("finished", f"{run.finished_at:%Y-%m-%d %H:%M:%S}")] if run.finished_at else []
+    rows += [("created", at(run.created_at))]
+    rows += [("finished", at(run.finished_at))] if run.finished_at else []
     rows += [("progress", described(run.progress))]
     for guest in run.guests:
         froze = f", frozen for {guest.freeze_ms} ms" if guest.freeze_ms is not None else ""

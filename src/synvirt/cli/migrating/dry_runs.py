@@ -12,7 +12,7 @@ import typer
 
 from synvirt.cli.migrating.plan_options import ROWS, option_of
 from synvirt.cli.options import Options
-from synvirt.cli.program import FAILED, shown, sized
+from synvirt.cli.program import FAILED, counted, shown, sized
 from synvirt.errors import BadRequest, SynvirtError
 from synvirt.nearest import hint_for
 from synvirt.sizes import duration
@@ -32,6 +32,7 @@ def _named() -> Iterator[tuple[re.Pattern[str], str]]:
     sentence."""
     yield re.compile(r"\bset target\.identity to new\b"), "give --new-identity"
     yield re.compile(r"\bset target\.start to false\b"), "give --no-start"
+    yield re.compile(r"\btarget\.identity is new\b"), "--new-identity asks for it"
     fields = {row.field: option_of(name) for name, row in ROWS.items() if re.search(r"[._]", row.field)}
     for field in sorted(fields, key=len, reverse=True):
         yield re.compile(rf"\b(?:plan\.)?{re.escape(field)}\b(\[\d+\](\.\w+)?)?"), fields[field]
@@ -113,7 +114,10 @@ def show_dry_run(options: Options, client: "Client", plan: dict[str, Any]) -> No
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     manifest = found["manifest"]
     if manifest is not None:
-        yield "machine", f"{manifest['name']}, {manifest['cpu_count']} CPUs, {sized(manifest['memory_bytes'])} of memory"
+        yield (
+            "machine",
+            f"{manifest['name']}, {counted(manifest['cpu_count'], 'CPU')}, {sized(manifest['memory_bytes'])} of memory",
+        )
     for way in found["ways"]:
         yield "disk", f"{way['disk_key']}: {way['way']} ({way['reason']})"
     if found["forecast"] is not None:

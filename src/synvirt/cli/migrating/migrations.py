@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from synvirt.cli.listing import at, full_id, print_table
-from synvirt.cli.options import Options, with_options
+from synvirt.cli.options import Options, confirm, with_options
 from synvirt.cli.program import FAILED, INTERRUPTED, shown
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="The jobs of the service.")
 
 PASSES_SHOWN = 10
 
-JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id; its beginning is enough when no other begins so")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's name, its id, or the id's beginning")]
 
 
 @app.command("list")
@@ -213,8 +213,7 @@ def take_over(
 
     Before its cut-over a job on shared storage is taken over by itself. Example: synvirt migrations take-over 1f3a
     """
-    if not sure:
-        typer.confirm(f"Is the host of job {job} off, and are its guests?", abort=True)
+    confirm(options, f"Is the host of job {job} off, and are its guests?", sure=sure)
     with options.connect() as client:
         answer = client.ask(
             "POST", f"/migrations/{full_id(client, 'migration', job)}/take-over", params={"restart": str(restart).lower()}
@@ -281,7 +280,9 @@ def _follow_several(options: Options, client: Any, ids: list[str]) -> None:
 
 
 def _ask(options: Options, job: str, wish: str, answered: str) -> None:
-    with options.connect() as client:
+    from synvirt.cli.migrating.dry_runs import speaking_as_options
+
+    with options.connect() as client, speaking_as_options():
         answer = client.ask("POST", f"/migrations/{full_id(client, 'migration', job)}/{wish}")
     print(answer if options.json else f"Job {job} {answered}")
 
@@ -343,7 +344,7 @@ def _sheet(answer: str) -> None:
             for one in shown_ones
         ]
     rows += [("boot", f"{attempt.disk_bus}: {outcome(attempt)}") for attempt in job.boot_attempts]
-    rows += [("history", f"{visit.at:%Y-%m-%d %H:%M:%S} {visit.state}") for visit in job.history]
+    rows += [("history", f"{at(visit.at)} {visit.state}") for visit in job.history]
     for name, value in rows:
         print(f"{name:9} {shown(value)}")
 

@@ -12,6 +12,7 @@ from synvirt.errors import Internal
 from synvirt.model.job import BootAttempt, DiskProgress, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import State
 from synvirt.model.problems import Problem
+from synvirt.sizes import duration
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -210,6 +211,6 @@ def described(progress: Progress, *, state: str | None = None) -> str:
     if progress.bytes_done >= progress.bytes_total > 0 and (state == State.DELTA_SYNCING or not progress.rate_bps):
         return ", ".join(parts)
     parts.append(f"{sized(progress.rate_bps)}/s")
-    if progress.eta_s is not None:
-        parts.append(f"{progress.eta_s:.0f} s to go")
+    if progress.eta_s is not None and progress.bytes_done < progress.bytes_total:
+        parts.append(f"{duration(round(progress.eta_s))} to go")
     return ", ".join(parts)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from synvirt.cli.listing import at, print_table
-from synvirt.cli.options import Options, with_options
+from synvirt.cli.options import Options, confirm, with_options
 from synvirt.cli.program import shown, sized
 
 app = typer.Typer(help="The hosts that share one PostgreSQL.\n\nExample: synvirt hosts list", no_args_is_help=True)
@@ -51,8 +51,7 @@ def fence(
 
     Make sure that it is off first, by its power or its management board. Example: synvirt hosts fence kvm2 --yes
     """
-    if not sure:
-        typer.confirm(f"Is {host} off, and are its guests?", abort=True)
+    confirm(options, f"Is {host} off, and are its guests?", sure=sure)
     with options.connect() as client:
         answer = client.ask("POST", f"/hosts/{host}/fence")
     print(answer if options.json else f"{shown(host)} is fenced")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from synvirt.cli.listing import id_of
-from synvirt.cli.options import Options, with_options
+from synvirt.cli.options import Options, confirm, with_options
 from synvirt.cli.program import shown
 from synvirt.cli.waves.asking import WAVES, MemberName, WaveName
 
@@ -37,8 +37,7 @@ def cancel(options: Options, wave: WaveName, sure: Sure = False) -> None:
 
     Example: synvirt waves cancel november --yes
     """
-    if not sure:
-        typer.confirm(f"Cancel wave {wave}?", abort=True)
+    confirm(options, f"Cancel wave {wave}?", sure=sure)
     _act(options, wave, "cancel")
 
 
@@ -53,8 +52,7 @@ def roll_back(
 
     What they wrote here since their cut-over is in their copies only. Example: synvirt waves roll-back november db01
     """
-    if not sure:
-        typer.confirm(f"Roll back {', '.join(members) if members else 'all members'} of {wave}?", abort=True)
+    confirm(options, f"Roll back {', '.join(members) if members else 'all members'} of {wave}?", sure=sure)
     _act(options, wave, "roll-back", {"members": members or []})
 
 
