@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from operator import methodcaller
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,7 @@ from synvirt.api.metrics import CODES, METHODS, Metrics
 from synvirt.fleet.model import MemberState as S
 from synvirt.fleet.waves import Waves, change_members
 from synvirt.jobs.board import Board
-from synvirt.model.job import Progress
+from synvirt.model.job import OutageForecast, Progress
 from synvirt.model.kinds import OfflineKind, State
 from synvirt.model.plan import PlanSource
 from synvirt.model.problems import Problem
@@ -158,6 +159,19 @@ def test_the_downtime_of_completed_jobs_is_told(service: Service, metrics: Metri
     service.move(job.id, State.COMPLETED)
     assert value(metrics, "synvirt_downtime_seconds_bucket", le="60.0") == 1
     assert value(metrics, "synvirt_downtime_seconds_bucket", le="30.0") == 0
+
+
+def test_forecasts_of_outages_are_held_against_what_came_of_them(service: Service, metrics: Metrics) -> None:
+    """By how much the p50 was missed, to either side, and whether the p95 was kept; nothing of a job without a forecast."""
+    for downtime_s, forecast in ((42.0, (40.0, 50.0)), (10.0, (40.0, 50.0)), (60.0, (40.0, 50.0)), (42.0, None)):
+        outage = None if forecast is None else OutageForecast(p50_s=forecast[0], p95_s=forecast[1], at=now())
+        job, told = service.submit(), {"downtime_s": downtime_s, "outage": outage}
+        service.store.change(job.id, State.QUEUED, methodcaller("model_copy", update=told))
+        service.move(job.id, State.COMPLETED)
+    assert value(metrics, "synvirt_outage_error_seconds_count") == 3
+    assert value(metrics, "synvirt_outage_error_seconds_sum") == 2 + 30 + 20
+    assert value(metrics, "synvirt_outages_forecast_total", kept="true") == 2
+    assert value(metrics, "synvirt_outages_forecast_total", kept="false") == 1
 
 
 def test_another_hosts_jobs_are_anothers_to_tell(service: Service) -> None:
