@@ -13,8 +13,10 @@ from synvirt.guests import superblocks
 from synvirt.guests.btrfs import trees
 from synvirt.guests.btrfs.subvolumes import Btrfs, Entry, Subvolume
 from synvirt.guests.files import UnixFiles
+from synvirt.guests.looking_inside import facts_of
 from synvirt.sizes import MIB
 from tests.guests.btrfs_images import everything, grown, made, mounted, windows
+from tests.guests.linux_trees import LINUX, planted
 from tests.needs import need
 
 
@@ -218,3 +220,15 @@ def test_a_hostile_one_takes_no_longer_than_it_may(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(trees, "STEPS_MAX", 500)
     with windows(image) as parts, pytest.raises(UnsupportedFormat, match="more in it than is looked at"):
         read_all(next(iter(Btrfs(parts).subvolumes())))
+
+
+def test_a_system_on_two_disks_is_one(tmp_path: Path) -> None:
+    disks = [tmp_path / "disk1", tmp_path / "disk2"]
+    with mounted(disks, tmp_path / "at", "compress-force=zstd", "-d", "raid0", "-m", "raid0") as at:
+        planted(at)
+    found = facts_of([str(disk) for disk in disks])
+    assert LINUX.items() <= found.items()
+    assert [item for item in found if item.startswith(("volume", "not read"))] == ["volume disk 1 from byte 0 on"]
+    alone = facts_of([str(disks[0])])
+    why = "its file system cannot be read: device 2 of it is not there"
+    assert alone["not read disk 1 from byte 0 on"] == why
