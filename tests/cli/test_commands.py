@@ -236,6 +236,19 @@ def test_show_of_a_warm_job_tells_its_passes_what_to_expect_and_what_it_was(serv
     assert "held" not in told
 
 
+def test_show_says_what_a_sample_would_have_seen_and_what_a_source_lost(service: Service, run: Run) -> None:
+    job = service.submit(live_plan(warm={"confidence": 0.99}))
+    lost = f"the source called 4096 bytes at offset {5 * MIB} unchanged, and they have changed"
+    sampled = Pass(number=2, kind="delta", seconds=1, bytes_checked=MIB // 4, would_see=0.134, finished_at=now())
+    compared = sampled.model_copy(update={"number": 3, "bytes_checked": 80 * MIB, "verify": True, "would_see": 0.0})
+    update = {"mode_effective": Mode.WARM, "passes": (sampled, compared), "distrusted": lost}
+    service.store.change(job.id, State.QUEUED, lambda one: one.model_copy(update=update))
+    told = run("migrations", "show", job.id).stdout
+    assert "256.0 KiB of the unchanged compared (sees with 99 % certainty that 13.40% or more were lost)\n" in told
+    assert "80.0 MiB of the unchanged compared (all)\n" in told
+    assert f"lost      {lost}\n" in told
+
+
 def test_the_beginning_of_an_id_is_enough(service: Service, run: Run) -> None:
     job = service.submit()
     assert str(job.id) in run("migrations", "show", str(job.id)[:8]).stdout

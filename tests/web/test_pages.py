@@ -132,6 +132,14 @@ def test_a_jobs_proof_has_a_tab_with_its_outage_its_verification_and_its_receipt
     look_at(page, "proof")
 
 
+def test_a_source_that_lost_changes_is_named_with_them(page: Page, service: Service) -> None:
+    job_id = jobs.moved(service)
+    lost = "the source called 4096 bytes at offset 5242880 unchanged, and they have changed"
+    service.store.change(job_id, State.COMPLETED, lambda job: job.model_copy(update={"distrusted": lost}))
+    page.goto(f"/migrations/{job_id}/proof")
+    expect(page.locator("#verification .bad")).to_have_text(f"The source was found to lose changes: {lost}.")
+
+
 def test_a_job_is_rehearsed_and_its_proof_says_what_came_of_it(page: Page, service: Service) -> None:
     job_id = jobs.warm(service, "rehearsed")
     page.goto(f"/migrations/{job_id}")
