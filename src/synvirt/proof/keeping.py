@@ -21,11 +21,13 @@ from uuid import UUID
 
 from synvirt.disks.checking.block_hashes import known_digests
 from synvirt.disks.checking.ledger import BLOCK_BYTES
+from synvirt.disks.checking.receipt_rows import LedgerSpec
 from synvirt.durable import sync_folder
 from synvirt.errors import MalformedArchive, NotFound
 from synvirt.model.job import Receipt
 from synvirt.model.values import Model, now
 from synvirt.proof.bag import STAMP, STATEMENT, Ledger, sha256_of, write_bag, write_ledger
+from synvirt.proof.ledgers import ledgers_of
 from synvirt.proof.signing import HostKey
 from synvirt.proof.stamping import TimeStamps
 
@@ -180,6 +182,11 @@ class Receipts:
                 return Said(statement, is_stamped=f"receipt-{job_id}/{STAMP}" in tar.getnames())
         except (tarfile.TarError, OSError, ValueError, LookupError) as error:
             raise MalformedArchive(f"the receipt of job {job_id} cannot be read") from error
+
+    def ledgers(self, job_id: UUID) -> dict[str, LedgerSpec]:
+        """Where the hashes of the job's disks lie, by key, of those that have some. NotFound; MalformedArchive, where the
+        receipt is not as this host signed it."""
+        return ledgers_of(self.path_of(job_id), job_id, self.key.public)
 
     def published(self) -> ReceiptKey:
         """The host's public key, and the newest receipt of its chain."""

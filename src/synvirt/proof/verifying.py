@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.checking.block_hashes import blocks_of, digest_of, zero_digest
+from synvirt.disks.checking.block_hashes import digest_of
 from synvirt.disks.checking.ledger import BLOCK_BYTES, Ledger, Row
+from synvirt.disks.checking.receipt_rows import LINE_BYTES, rows_of
+from synvirt.disks.memory import is_zero
 from synvirt.errors import MalformedArchive, NotFound
 from synvirt.proof.bag import (
     DECLARATION,
@@ -46,7 +48,6 @@ SMALL_BYTES: Final = 16 * MIB
 RECEIPTS_MAX: Final = 1_000_000
 _TAGS = (DECLARATION, MANIFEST, SIGNERS, SIGNATURE, ENVELOPE)
 _LISTED = re.compile(r"([0-9a-f]{64})  (data/[A-Za-z0-9._-]{1,128}|[a-z0-9._-]{1,64})")
-_ROW = re.compile(rb"([0-9a-f]{64})  (0|[1-9][0-9]{0,17})\n")
 _PIECE_BYTES = MIB
 
 
@@ -90,7 +91,7 @@ def checked(folder: Path, key: PublicKey | None = None) -> Checked:
     tried(lambda: _check_declaration(folder))
     try:
         content = _small(folder, STATEMENT)
-        statement = _statement(content)
+        statement = statement_of(content)
         in_folder = PublicKey.from_signers(_text(folder, SIGNERS))
         found_key = key or in_folder
         if in_folder != found_key:
@@ -117,26 +118,21 @@ def differing(
     folder: Path, disk: dict[str, Any], volume: DiskReader, on_block: Callable[[int], None] = lambda _: None
 ) -> Iterator[int]:
     """The numbers of the blocks of 4 MiB that are not what the receipt says of this disk. MalformedArchive, DiskReadFailed."""
-    size = _size(disk)
+    size = size_of(disk)
     if volume.size < size:
         raise MalformedArchive(f"the volume has {volume.size} bytes, the receipt's {disk['key']} {size}")
     buffer = memoryview(bytearray(BLOCK_BYTES))
-    for number, digest in enumerate(_rows(folder, disk)):
-        view = buffer[: min(BLOCK_BYTES, size - number * BLOCK_BYTES)]
-        volume.read_into(number * BLOCK_BYTES, view)
-        if digest_of(view) != digest:
+    for number, row in enumerate(_rows(folder, disk)):
+        view = buffer[: row.length]
+        volume.read_into(row.start, view)
+        if (None if is_zero(view) else digest_of(view)) != row.digest:
             yield number
         on_block(number)
 
 
 def ledger_of_volume(folder: Path, disk: dict[str, Any]) -> Ledger:
     """What the receipt says of this disk, as `synvirt disk verify` takes it. MalformedArchive."""
-    size = _size(disk)
-    rows = []
-    for number, digest in enumerate(_rows(folder, disk)):
-        length = min(BLOCK_BYTES, size - number * BLOCK_BYTES)
-        rows.append(Row(number * BLOCK_BYTES, length, None if digest == zero_digest(length) else digest))
-    return Ledger(str(disk.get("key")), size, rows)
+    return Ledger(str(disk.get("key")), size_of(disk), _rows(folder, disk))
 
 
 def chained(folder: Path, key: PublicKey | None = None) -> list[str]:
@@ -216,7 +212,8 @@ def _check_declaration(folder: Path) -> None:
         raise MalformedArchive(f"{DECLARATION} declares no BagIt 1.0 in UTF-8")
 
 
-def _statement(content: bytes) -> dict[str, Any]:
+def statement_of(content: bytes) -> dict[str, Any]:
+    """The statement, as it is signed. MalformedArchive, where it is none of a receipt."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -248,27 +245,20 @@ def _check_rows(folder: Path, disk: dict[str, Any]) -> None:
         pass
 
 
-def _size(disk: dict[str, Any]) -> int:
+def size_of(disk: dict[str, Any]) -> int:
+    """Of a disk that has a ledger, in bytes. MalformedArchive."""
     size = disk.get("size_bytes")
     if type(size) is not int or size < 0 or disk.get("block_bytes") != BLOCK_BYTES:
         raise MalformedArchive(f"{STATEMENT}: volume {disk.get('key')} has no size, or other blocks than {BLOCK_BYTES} bytes")
     return size
 
 
-def _rows(folder: Path, disk: dict[str, Any]) -> Iterator[bytes]:
-    name, count = disk.get("ledger"), blocks_of(_size(disk))
+def _rows(folder: Path, disk: dict[str, Any]) -> Iterator[Row]:
+    name = disk.get("ledger")
     if not isinstance(name, str) or not _LISTED.fullmatch(f"{'0' * 64}  {name}"):
         raise MalformedArchive(f"the receipt has no hashes of {disk.get('key')}: {disk.get('reason') or 'it does not say why'}")
-    number = 0
     with _opened(folder, name) as file:
-        for line in iter(lambda: file.readline(256), b""):
-            row = _ROW.fullmatch(line)
-            if row is None or int(row[2]) != number or number >= count:
-                raise MalformedArchive(f"{name}, line {number + 1} is not the hash of block {number}")
-            yield bytes.fromhex(row[1].decode())
-            number += 1
-    if number != count:
-        raise MalformedArchive(f"{name} has {number} hashes, and the volume {count} blocks")
+        yield from rows_of(iter(lambda: file.readline(LINE_BYTES), b""), name, size_of(disk))
 
 
 def _opened(folder: Path, name: str) -> Any:

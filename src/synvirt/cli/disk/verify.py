@@ -65,7 +65,7 @@ def verified(volume: Path, ledger: Ledger, source: Found | None, *, threads: int
         with closing(open_reader(RawSpec(path=str(volume.absolute())))) as reader:
             return Verified(str(volume), ledger, tuple(differing_rows(ledger, reader, threads=threads)), None)
     with _opened(volume, ledger.size) as writer, closing(open_reader(RawSpec(path=str(volume.absolute())))) as reader:
-        refuse_in_use(writer, volume.name)
+        refuse_in_use(writer.descriptor, volume.name)
         rows = tuple(differing_rows(ledger, reader, threads=threads))
         if not rows:
             return Verified(str(volume), ledger, rows, Repaired((), ()))

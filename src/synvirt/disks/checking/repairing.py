@@ -4,7 +4,8 @@
                                                                      flush ─▶ read again
 
 The source is read only where the volume differs, and written is only what differs, in units of 4 KiB. A source that has changed
-since repairs nothing: the ledger says what the volume held. Run again after a crash it finds what is left.
+since repairs nothing: the ledger says what the volume held. Run again after a crash it finds what is left. A long run goes by
+batches of rows, and may begin again behind the last one that is durable.
 """
 
 import contextlib
@@ -14,19 +15,22 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
-from synvirt.blocks import DiskReader, Extent
+from synvirt.blocks import DiskReader, DiskWriter, Extent
 from synvirt.buffers import new_buffer
 from synvirt.copying import default_threads
 from synvirt.disks.checking.ledger import Ledger, Row, to_look_at
 from synvirt.disks.checking.looking import PIECE_BYTES, Tally, first_found
 from synvirt.disks.memory import equal, is_zero
-from synvirt.disks.raw.files import RawWriter
-from synvirt.errors import Conflict, DiskReadFailed, DiskWriteFailed
+from synvirt.disks.raw.files import RawReader
+from synvirt.errors import Cancelled, Conflict, DiskReadFailed, DiskWriteFailed
 from synvirt.sizes import KIB
 
 UNIT_BYTES: Final = 4 * KIB
+# 256 MiB at the most: a second of reading, or less.
+ROWS_A_BATCH: Final = 64
 # struct flock of 64-bit Linux (fcntl(2)): type, whence, start, length, pid.
 _FLOCK: Final = struct.Struct("hhqqi4x")
 # The bytes by which QEMU says who uses an image (block/file-posix.c: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
@@ -51,9 +55,34 @@ def differing_rows(
 ) -> list[Row]:
     """All rows that the volume does not hold, ascending; what cannot be read is one of them. DiskWriteFailed: the volume is
     smaller than the disk. Cancelled."""
+    return differing(rows_to_read(ledger, volume), volume, threads=threads, stop=stop, on_progress=on_progress)
+
+
+def rows_to_read(ledger: Ledger, volume: DiskReader, *, since: int = 0) -> Iterator[Row]:
+    """Of the ledger from `since` on, which is where a row begins or zeros are: not those that the volume knows to be zeros.
+    DiskWriteFailed: the volume is smaller than the disk."""
     if volume.size < ledger.size:
         raise DiskWriteFailed(f"{ledger.disk}: the volume has {volume.size} bytes, the disk {ledger.size}")
-    read, found = Tally(), []
+    rest = (Row(max(row.start, since), row.end - max(row.start, since), row.digest) for row in ledger.rows if row.end > since)
+    return to_look_at(Ledger(ledger.disk, ledger.size, rest), volume)
+
+
+def batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """ROWS_A_BATCH at a time."""
+    while batch := list(islice(rows, ROWS_A_BATCH)):
+        yield batch
+
+
+def differing(
+    rows: Iterable[Row],
+    volume: DiskReader,
+    *,
+    threads: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[int], None] = lambda bytes_read: None,
+) -> list[Row]:
+    """Those of the rows that the volume does not hold, ascending. Cancelled."""
+    read, found = Tally(), list[Row]()
 
     def look(row: Row, buffer: memoryview, _: memoryview) -> None:
         view = buffer[: row.length]
@@ -62,7 +91,7 @@ def differing_rows(
         read.add(row.length)
 
     first_found(
-        to_look_at(ledger, volume),
+        iter(rows),
         look,
         threads=1 if volume.max_readers <= 1 else min(threads or default_threads(), volume.max_readers),
         stop=stop,
@@ -71,14 +100,23 @@ def differing_rows(
     return sorted(found)
 
 
-def repair(rows: Iterable[Row], source: DiskReader, volume: DiskReader, writer: RawWriter) -> Repaired:
+def repair(
+    rows: Iterable[Row],
+    source: DiskReader,
+    volume: DiskReader,
+    writer: DiskWriter,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Repaired:
     """Write what differs in these rows, each from the source. DiskReadFailed: the source cannot be read; DiskWriteFailed: the
-    volume does not keep what is written."""
+    volume does not keep what is written; Cancelled: each row is as it was, or as it should be."""
     wanted, present = new_buffer(PIECE_BYTES), new_buffer(PIECE_BYTES)
     written: list[Extent] = []
     done: list[Row] = []
     left: list[Row] = []
     for row in rows:
+        if stop():
+            raise Cancelled
         good, view = wanted[: row.length], present[: row.length]
         if row.end > source.size:
             left.append(row)
@@ -96,7 +134,8 @@ def repair(rows: Iterable[Row], source: DiskReader, volume: DiskReader, writer: 
             written.append(Extent(row.start + start, end - start))
         done.append(row)
     writer.flush()
-    os.posix_fadvise(writer.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    if isinstance(volume, RawReader):
+        os.posix_fadvise(volume.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     for row in done:
         volume.read_into(row.start, view := present[: row.length])
         if not _holds(row, view):
@@ -107,12 +146,12 @@ def repair(rows: Iterable[Row], source: DiskReader, volume: DiskReader, writer: 
     return Repaired(tuple(written), tuple(left))
 
 
-def refuse_in_use(writer: RawWriter, name: str) -> None:
-    """Conflict, where QEMU has the volume open. It cannot open it until the writer is closed: a guest must not find its disk
-    change under it."""
+def refuse_in_use(descriptor: int, name: str) -> None:
+    """Conflict, where QEMU has the volume open. It cannot open it until the descriptor, which may write, is closed: a guest
+    must not find its disk change under it."""
     lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _QEMU_FIRST, _QEMU_BYTES, 0)
     try:
-        fcntl.fcntl(writer.descriptor, fcntl.F_OFD_SETLK, lock)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
     except OSError as error:
         raise Conflict(f"{name} is in use by a guest", hint="shut the guest down") from error
 
