@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed
-from synvirt.hypervisor import Hypervisor, Volume
+from synvirt.hypervisor import Hypervisor, Lived, Volume
 from synvirt.kvm.identity import identity_of
 from synvirt.migrations.landing import machine_of
 from synvirt.model.job import BootAttempt, Domain, Migration
@@ -127,6 +127,26 @@ class HypervisorContract:
         assert case.running(uuid) is None
         case.hypervisor.undefine(uuid, migration.id)
         assert case.running(uuid) is None
+
+    def test_whether_a_domain_was_ever_started_is_seen(self, case: HypervisorCase) -> None:
+        never_was, migration = Lived(runs=False, trace=None), job()
+        uuid = UUID(define(case, migration).uuid)
+        assert case.hypervisor.lived(uuid) == never_was
+        define(case, migration)
+        assert case.hypervisor.lived(uuid) == never_was
+        case.hypervisor.start(uuid)
+        running = case.hypervisor.lived(uuid)
+        assert running is not None
+        assert running.runs
+        case.power_off(uuid)
+        off = case.hypervisor.lived(uuid)
+        assert off is not None
+        assert (off.runs, off.trace is None) == (False, False)
+        case.hypervisor.undefine(uuid, migration.id)
+        assert case.hypervisor.lived(uuid) is None
+        define(case, migration)
+        assert case.hypervisor.lived(uuid) == never_was
+        case.hypervisor.undefine(uuid, migration.id)
 
     def test_does_not_start_what_is_not_defined(self, case: HypervisorCase) -> None:
         with pytest.raises(DomainDefineFailed):

@@ -10,7 +10,7 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.errors import Cancelled, Conflict, DiskWriteFailed, DomainDefineFailed, GuestBootFailed
-from synvirt.hypervisor import Capacity, Volume, facts
+from synvirt.hypervisor import Capacity, Lived, Volume, facts
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.hardware import uuid_of
 from synvirt.hypervisor.machine import Machine
@@ -35,6 +35,7 @@ Fault = Literal["define", "start", "boot", "silent", "pivot"]
 class FakeDomain:
     domain: Domain
     running: bool = False
+    started: bool = False
     held_up: bool = False
     written: list[tuple[int, int, bytes]] = field(default_factory=list)
     on: list[str] = field(default_factory=list)
@@ -121,6 +122,11 @@ class FakeHypervisor:
             if uuid not in self.domains:
                 raise DomainDefineFailed(f"domain {uuid} is not defined")
             self.domains[uuid].running = self.fail != "boot"
+            self.domains[uuid].started = True
+
+    def lived(self, uuid: UUID) -> Lived | None:
+        found = self.domains.get(uuid)
+        return None if found is None else Lived(runs=found.running, trace="its console has a log" if found.started else None)
 
     def wait_until_booted(self, uuid: UUID, timeout_s: float, stop: Callable[[], bool]) -> str:
         deadline = time.monotonic() + timeout_s

@@ -16,7 +16,7 @@ import pytest
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.disks.raw.files import RawReader
 from synvirt.errors import DomainDefineFailed, GuestBootFailed, Internal, NotFound
-from synvirt.hypervisor import Early, Volume, console
+from synvirt.hypervisor import Early, Lived, Volume, console
 from synvirt.hypervisor.libvirt_host import LibvirtHost, installed_uefi
 from synvirt.kvm import handing
 from synvirt.kvm.connection import Connection, load
@@ -142,6 +142,26 @@ def test_a_guest_that_its_operator_paused_goes_over_and_stays_paused(host: Libvi
         guest.writes()
         guest.kept(Path(volume.path))
         host.undefine(uuid, guest.migration.id)
+
+
+def test_a_start_that_libvirt_does_not_remember_is_seen_and_so_is_a_definition_that_somebody_changed(
+    case: HypervisorCase, host: LibvirtHost
+) -> None:
+    domain = define(case)
+    uuid = UUID(domain.uuid)
+    host.start(uuid)
+    case.power_off(uuid)
+    host._defined(uuid).undefine()
+    host.define(domain)
+    assert host.lived(uuid) == Lived(runs=False, trace="its console has a log")
+    host.console_log(uuid).unlink()
+    assert host.lived(uuid) == Lived(runs=False, trace=None)
+    log = str(host.console_log(uuid)).replace("&", "&amp;")
+    assert log in domain.xml
+    host._connection.use().defineXML(domain.xml.replace(log, "/dev/null"))
+    changed = host.lived(uuid)
+    assert changed is not None
+    assert "its definition was changed" in str(changed.trace)
 
 
 def test_a_disk_that_does_not_boot_is_told_by_its_console(case: HypervisorCase) -> None:

@@ -44,6 +44,15 @@ class Capacity:
     vcpus_max: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """Of a domain: whether it `runs`, or holds a memory that was saved; and what tells that it was started at some time, as a
+    sentence; None: nothing does."""
+
+    runs: bool
+    trace: str | None
+
+
 class Hypervisor(Protocol):
     """- `domain_xml(machine, volumes)`: its domain on the rung it stands on, UUID, name and differences included; the same for
       the same machine. Without volumes a draft.
@@ -58,6 +67,7 @@ class Hypervisor(Protocol):
     - `check_free(wanted)`: Conflict, when a domain that is not of the same job has its name, its UUID or one of its MACs.
     - `define(domain)`, `start(uuid)`: idempotent. DomainDefineFailed, or Conflict as above. A guest that runs on another rung
       of its job is stopped first: nothing but its volumes goes from one rung to the next.
+    - `lived(uuid)`: whether the domain runs, or did; None, where there is no such domain.
     - `wait_until_booted(uuid, timeout_s, stop)`: the sign that was seen (`agent`, …); GuestBootFailed with the cause, what the
       console said, and a screenshot kept; or Cancelled as soon as `stop()` is true.
     - `lay(volume, size_bytes)`: a new overlay for a guest whose volume is not whole, once its export is served.
@@ -90,6 +100,7 @@ class Hypervisor(Protocol):
     def check_free(self, wanted: Identity) -> None: ...
     def define(self, domain: Domain) -> None: ...
     def start(self, uuid: UUID) -> None: ...
+    def lived(self, uuid: UUID) -> Lived | None: ...
     def wait_until_booted(self, uuid: UUID, timeout_s: float, stop: Callable[[], bool]) -> str: ...
     def picture(self, uuid: UUID) -> bytes | None: ...
     def guest_facts(self, uuid: UUID) -> dict[str, str]: ...

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from synvirt import xml_document
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound
-from synvirt.hypervisor import Capacity, Volume, console, early, eyes, facts
+from synvirt.hypervisor import Capacity, Lived, Volume, console, early, eyes, facts, lives
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
@@ -225,6 +225,13 @@ class LibvirtHost:
             except load().libvirtError:
                 if not domain.isActive():  # else another thread was quicker
                     raise
+
+    def lived(self, uuid: UUID) -> Lived | None:
+        domain = self._find("lookupByUUIDString", str(uuid))
+        if domain is None:
+            return None
+        with translated(Internal, f"{domain.name()} does not say whether it runs"):
+            return lives.lived(domain, self.console_log(uuid))
 
     def undefine(self, uuid: UUID, job_id: UUID) -> None:
         domain = self._find("lookupByUUIDString", str(uuid))
