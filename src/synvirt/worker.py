@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from synvirt.disks import open_reader, open_writer
-from synvirt.jobs.caging import cage_of
+from synvirt.jobs.caging import cage_of, cage_of_repair
 from synvirt.jobs.copying_disks import Openers, copy_disks
-from synvirt.jobs.orders import CopyOrder
+from synvirt.jobs.orders import CopyOrder, RepairOrder
 from synvirt.jobs.wire import Wire
 from synvirt.jobs.worker import Task, Tasks, main
 from synvirt.repository.specs import PointSpec
@@ -43,6 +43,12 @@ def _cage(order: CopyOrder) -> "Cage":
     return cage_of_restore(order)
 
 
+def _repair(order: RepairOrder, wire: Wire) -> None:
+    from synvirt.jobs.repairing_disks import repair_disks
+
+    repair_disks(order, wire, Openers(reader=partial(_open, None), writer=open_writer))
+
+
 def _open(repositories: "OpenRepositories | None", spec: "ReaderSpec | PointSpec") -> "DiskReader":
     if not isinstance(spec, PointSpec):
         return open_reader(spec)
@@ -61,6 +67,7 @@ def _of_backups(name: str) -> "Callable[[], Task[Any]]":
 
 TASKS: Tasks = {
     "copy": lambda: Task(CopyOrder, _copy, _cage),
+    "repair": lambda: Task(RepairOrder, _repair, cage_of_repair),
     **{name: _of_backups(name) for name in ("take", "verify_point", "verify_repository", "collect", "serve")},
 }
 

@@ -13,12 +13,14 @@ from synvirt.backups.orders import ChangesSpec, Commit, ServeOrder, TakeOrder, V
 from synvirt.disks import specs
 from synvirt.disks.specs import ImageSpec, RawSpec, ReaderSpec, WriterSpec
 from synvirt.jobs import dataclass_json
-from synvirt.jobs.orders import CopyOrder, DiskOrder, HashesOrder, OpenedBeneath
+from synvirt.jobs.orders import CopyOrder, DiskOrder, DiskSpans, HashesOrder, OpenedBeneath, RepairOrder
 from synvirt.jobs.wire import Broken, Flushed, Moved, message_of
 from synvirt.repository.specs import RepositorySpec
 
 KINDS: tuple[Any, ...] = (
     CopyOrder,
+    RepairOrder,
+    DiskSpans,
     OpenedBeneath,
     TakeOrder,
     ServeOrder,

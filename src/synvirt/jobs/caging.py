@@ -7,7 +7,7 @@ import posixpath
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from urllib.parse import unquote
 
 from synvirt.cage import Cage, Network
@@ -37,8 +37,9 @@ from synvirt.disks.specs import (
     Spec,
     XapiExportSpec,
     XvaSpec,
+    written,
 )
-from synvirt.jobs.orders import CopyOrder
+from synvirt.jobs.orders import CopyOrder, DiskOrder, RepairOrder
 
 # In an NBD URI: files of TLS, and a Unix socket, whose folder is looked into.
 _NBD_FILE = re.compile(r"[?&](?:tls-certificates|tls-psk-file|socket)=([^&#]+)")
@@ -76,6 +77,17 @@ def cage_of(order: CopyOrder) -> Cage:
         # An NFS server goes by who asks, and may insist on root's ports.
         as_root=any(isinstance(spec, NfsSpec) for spec in readers),
         opened=tuple(_pinned(dict.fromkeys(file for spec in readers for file in _files(spec)))),
+    )
+
+
+def cage_of_repair(order: RepairOrder) -> Cage:
+    """Reads its ledgers and sources; writes its volumes, where there is a source to repair them from."""
+    disks = (DiskOrder(key=disk.key, reader=disk.source or written(disk.volume), writer=disk.volume) for disk in order.disks)
+    own = cage_of(CopyOrder(disks=tuple(disks)))
+    return replace(
+        own,
+        reads=(*own.reads, *dict.fromkeys(disk.ledger.path for disk in order.disks)),
+        writes=own.writes if any(disk.source is not None for disk in order.disks) else (),
     )
 
 

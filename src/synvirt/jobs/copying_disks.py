@@ -161,7 +161,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
         _as_qcow2(disk, Path(disk.writer.path), wire, openers)
         return
     with (
-        _exclusively(disk.writer),
+        exclusively(disk.writer),
         _opened(disk, openers) as (reader, writer),
         Checksums(disk.checksums, stop=wire.stop) as checksums,
         _hashed(disk, writer.size) as hashes,
@@ -327,7 +327,7 @@ def _opened(disk: DiskOrder, openers: Openers) -> Iterator[tuple[DiskReader, Dis
 
 
 @contextlib.contextmanager
-def _exclusively(writer: WriterSpec) -> Iterator[None]:
+def exclusively(writer: WriterSpec) -> Iterator[None]:
     """One writer a volume: the lock of a worker goes with its process, however it ended."""
     if isinstance(writer, RbdWriterSpec):  # the cluster has a lock of its own, and its writer holds that
         yield

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 from uuid import UUID
 
+from synvirt.disks.checking.receipt_rows import LedgerSpec
 from synvirt.disks.specs import ChecksumSpec, Qcow2WriterSpec, ReaderSpec, WriterSpec
 from synvirt.jobs.wire import Order, Watched, WireModel
 from synvirt.repository.specs import PointSpec
 
 WANTED_RATE = "wanted_rate"
+DIFFERING, LEFT = "differing", "left"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +78,40 @@ class OpenedBeneath(WireModel):
 
     reader: ReaderSpec
     checksums: tuple[ChecksumSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskRepairOrder(WireModel):
+    """One volume, compared with its ledger. `since_bytes`: all before it was compared, and what was repaired there is durable.
+    `source`: what differs is repaired from there; None: nothing is written."""
+
+    key: str
+    ledger: LedgerSpec
+    volume: WriterSpec
+    source: ReaderSpec | None = None
+    since_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairOrder(Order):
+    """Its Flushed says up to where a volume is compared and repaired."""
+
+    kind: Literal["repair"] = "repair"
+    disks: tuple[DiskRepairOrder, ...]
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpans(WireModel):
+    """The worker's `result` named DIFFERING: what is not as the ledger says, start and length; it waits for Noted before it
+    writes there. And of that named LEFT: what the source does not hold either."""
+
+    key: str
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted(WireModel):
+    """The service's line that answers DIFFERING: it is in the store."""
+
+    key: str
