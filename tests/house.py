@@ -27,6 +27,7 @@ from synvirt.keyring import Keyring
 from synvirt.live import LiveAdapter
 from synvirt.migrations.advance import advance
 from synvirt.migrations.planning.intake import Intake, check_corrected, check_free, check_plan
+from synvirt.migrations.planning.repairable import repair_of
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.uploads import Uploads
@@ -135,6 +136,7 @@ class House:
             secrets=self.secrets,
             check_corrected=partial(check_corrected, self.rooms),
             claim=partial(check_free, self.rooms),
+            repair=partial(repair_of, self.rooms),
         )
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:

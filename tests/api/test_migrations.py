@@ -13,6 +13,7 @@ from synvirt.jobs.board import Board
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.model.plan import LiveVmRef, PlanSource, Warm
+from synvirt.model.repair import Repair
 from tests.fakes.service import PLAN, PREFIX, Service
 
 OFFLINE: dict[str, Any] = {
@@ -163,8 +164,29 @@ def test_cutover_is_for_a_job_that_waits_for_it(service: Service, client: httpx.
     assert refused.json()["hint"]
 
 
+def test_a_repair_answers_a_job_of_its_own(service: Service, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = service.submit()
+    refused = client.post(f"/migrations/{job.id}/repair")
+    assert (refused.status_code, refused.json()["code"]) == (409, "E_MIG_CONFLICT")
+    monkeypatch.setattr(service.intake, "_repair", lambda found, check_only: Repair(of=found.id, check_only=check_only))
+    answer = client.post(f"/migrations/{job.id}/repair", params={"check_only": "true"})
+    made = answer.json()
+    assert (answer.status_code, answer.headers["Location"].endswith(f"/migrations/{made['id']}")) == (201, True)
+    assert (made["state"], made["name"], made["repair"]["of"], made["repair"]["check_only"]) == (
+        "Queued",
+        job.name,
+        str(job.id),
+        True,
+    )
+    assert client.get(f"/migrations/{made['id']}").json()["repair"] == made["repair"]
+    second = client.post(f"/migrations/{job.id}/repair")
+    assert (second.status_code, made["id"] in second.json()["detail"]) == (409, True)
+    assert client.post(f"/migrations/{made['id']}/cutover").status_code == 409
+    assert client.post(f"/migrations/{job.id}/repair", params={"check_only": "perhaps"}).status_code == 400
+
+
 @pytest.mark.parametrize("unknown", [str(UUID(int=1)), "nope", "%00", "%ff%fe", "x" * 3000])
-@pytest.mark.parametrize(("method", "suffix"), [("GET", ""), ("POST", "/cancel"), ("POST", "/cutover")])
+@pytest.mark.parametrize(("method", "suffix"), [("GET", ""), ("POST", "/cancel"), ("POST", "/cutover"), ("POST", "/repair")])
 def test_an_unknown_id(refusing: httpx.Client, unknown: str, method: str, suffix: str) -> None:
     response = refusing.request(method, f"/migrations/{unknown}{suffix}")
     assert (response.status_code, response.json()["code"]) == (404, "E_MIG_NOT_FOUND")

@@ -68,6 +68,7 @@ COMMANDS = {
     "DELETE /migrator/migrations/{}": "migrations remove",
     "POST /migrator/migrations/{}/cancel": "migrations cancel guest_writes=--lose-guest-writes",
     "POST /migrator/migrations/{}/cutover": "migrations cutover",
+    "POST /migrator/migrations/{}/repair": "migrations repair",
     "POST /migrator/migrations/{}/retry": "migrations retry",
     "POST /migrator/migrations/{}/take-over": "migrations take-over",
     "GET /migrator/migrations/{}/screenshot": "migrations screenshot",

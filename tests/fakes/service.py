@@ -29,7 +29,7 @@ from synvirt.backups.restores.host import RestoreHost
 from synvirt.destinations import Destination
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.doctor import Checkup, Finding
-from synvirt.errors import Unauthorized
+from synvirt.errors import Conflict, Unauthorized
 from synvirt.fleet.forecasting import Forecaster
 from synvirt.fleet.sheets.importing import SOURCES_MAX, Importer
 from synvirt.fleet.waves import Waves
@@ -49,6 +49,7 @@ from synvirt.model.job import Migration, StateVisit
 from synvirt.model.kinds import LiveKind, Mode, OfflineKind, State
 from synvirt.model.plan import HostPathRef, MigrationPlan, PlanSource
 from synvirt.model.problems import Problem
+from synvirt.model.repair import Repair
 from synvirt.model.values import now
 from synvirt.offline.elsewhere import Rules
 from synvirt.proof.keeping import Receipts
@@ -89,6 +90,11 @@ def unseen(plan: MigrationPlan) -> DryRun:
     return DryRun(plan=plan, manifest=None, concerns=(), ways=(), forecast=None, differences=(), problems=(problem,))
 
 
+def no_receipt(job: Migration, check_only: bool) -> Repair:
+    """What a service says whose jobs have none."""
+    raise Conflict(f"job {job.id} has no receipt to compare its volumes with")
+
+
 class NoRehearsals:
     """An engine that does nothing: the test moves the rehearsals itself."""
 
@@ -113,6 +119,7 @@ class Service:
         role_of: Callable[[str], Role] = lambda user: Role.ADMIN,
         check: Callable[[MigrationPlan], None] = lambda plan: None,
         dry_run: Callable[[MigrationPlan], DryRun] = unseen,
+        repair: Callable[[Migration, bool], Repair] = no_receipt,
         platforms: Mapping[LiveKind, Platform] = BY_KIND,
         pace: Pace = QUICK,
         idle_s: float = 20,
@@ -146,6 +153,7 @@ class Service:
                 forget=lambda job: None,
             ),
             dry_run=dry_run,
+            repair=repair,
         )
         self.uploads = Uploads(self.store.uploads, self.settings)
         folder = data_dir / "sources"

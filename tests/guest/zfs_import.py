@@ -87,6 +87,22 @@ def test_a_disk_lands_on_a_volume_and_its_zeros_take_no_room(house: House) -> No
     assert DATA_BYTES <= used_bytes(volume(job)) < DATA_BYTES + MIB
 
 
+def test_a_volume_that_was_damaged_is_repaired(house: House) -> None:
+    job = house.run(submitted(house, target={"start": False}).id)
+    assert job.state == State.COMPLETED, job.last_error
+    with house.volume(job).open("r+b", buffering=0) as device:
+        for place in (0, 9 * MIB, 20 * MIB + 4096):
+            device.seek(place)
+            device.write(b"damage".ljust(512))
+        os.fsync(device.fileno())
+    mended = house.run(house.intake.repair(job.id, check_only=False).id)
+    assert mended.state == State.COMPLETED, mended.last_error
+    assert mended.repair is not None
+    (disk,) = mended.repair.disks
+    assert [span.start // (4 * MIB) for span in disk.differs] == [0, 2, 5]
+    assert house.volume(job).read_bytes()[: len(CONTENT)] == CONTENT
+
+
 def test_a_copy_whose_worker_is_killed_goes_on_from_its_watermark(with_processes: House) -> None:
     house = with_processes
     job = submitted(house, limits={"bandwidth_bps": 2 * MIB})

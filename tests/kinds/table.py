@@ -1,6 +1,6 @@
 """The kinds of job of the product, and the ways that each of them goes."""
 
-from tests.kinds import instant_restores, rehearsals, restores, runs
+from tests.kinds import instant_restores, rehearsals, repairs, restores, runs
 from tests.kinds.laws import Kind
 from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, instant, live, offline
 from tests.kinds.running import ByBitmap
@@ -54,6 +54,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("migration", "passthrough", ByTool, parts=2, surely=20),
     Kind("migration", "retry", Retry),
     Kind("migration", "retry, warm", RetryLive, parts=3, taken=(0,), surely=25, meanwhile=_WARM.guest_lives_on),
+    Kind("migration", "repair", repairs.from_files, surely=12),
+    Kind("migration", "repair, of a VM", repairs.from_vm, parts=2, taken=(0,), surely=12),
     Kind("backup", "offline", runs.Backup, late=6),
     Kind("backup", "of a guest that runs", ByBitmap, real=True, late=16),
     Kind("restore", "export", runs.Export),

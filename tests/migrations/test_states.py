@@ -1,4 +1,4 @@
-"""The state table has the rows of the specification's part 3, and no job gets stuck or moves where it may not."""
+"""The state table has the rows of the specification's part 3 and one for repairs; no job gets stuck or goes astray."""
 
 from itertools import product
 
@@ -8,7 +8,7 @@ from synvirt.migrations.states import ROWS, Facts, may_move, next_state
 from synvirt.migrations.steps import STEPS
 from synvirt.model.kinds import ENDS, State
 
-ALL_FACTS = [Facts(*values) for values in product([False, True], repeat=3)]
+ALL_FACTS = [Facts(*values) for values in product([False, True], repeat=4)]
 RUNNING = [state for state in State if state not in ENDS]
 
 SPECIFIED = [
@@ -23,6 +23,7 @@ SPECIFIED = [
     (State.CUTTING_OVER, Facts(warm=True), State.STARTING),
     (State.V2V_PROCESSING, Facts(prepare=True), State.STARTING),
     (State.STARTING, Facts(), State.COMPLETED),
+    (State.COPYING_FULL, Facts(repair=True), State.COMPLETED),
 ]
 
 

@@ -284,6 +284,22 @@ def test_a_guest_that_was_started_at_once_is_neither_begun_anew_nor_left(fleet: 
     assert fleet.b.store.get(job.id).state is State.COPYING_FULL
 
 
+def test_a_repair_stays_with_the_receipt_and_never_becomes_a_migration(fleet: Fleet) -> None:
+    moved = fleet.a.run(fleet.a.intake.submit(live_plan("Cold", target={"start": False})).id)
+    assert moved.receipt is not None, moved.last_error
+    job = fleet.a.intake.repair(moved.id, check_only=False)
+    fleet.killed_at(3, job)
+    fleet.b.store.hosts.fence("a")
+    looks = fleet.taking_over("restart_elsewhere")
+    looks.look()
+    assert (fleet.b.store.host_of(job.id), fleet.begun) == ("a", [])
+    for restart in (False, True):
+        with pytest.raises(Conflict, match="which is on host a"):
+            looks.take_over(job.id, restart=restart)
+    fleet.lives("a", ttl_s=1000)
+    assert fleet.a.run(job.id).state is State.COMPLETED
+
+
 # ── two services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

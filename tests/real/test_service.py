@@ -21,6 +21,7 @@ from synvirt.sample import Sample, build
 from tests.processes import children, command_line, until, workers
 
 SYNVIRT = [sys.executable, "-m", "synvirt"]
+DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,56 @@ def test_every_byte_arrives_and_a_killed_worker_goes_on(data_dir: Path, sample: 
         [volume] = volumes(data_dir)
         subprocess.run(["cmp", sample.raw, volume], check=True)
         assert volume.stat().st_blocks * 512 < volume.stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_damaged_volume_is_repaired_as_the_document_says_through_a_kill(
+    data_dir: Path, sample: Sample, tmp_path: Path
+) -> None:
+    """docs/receipts.md, its lines run by a shell; the service is killed in the middle of the first repair."""
+    assert sample.raw is not None
+    with service(data_dir) as (process, client):
+        job = ended(client, client.submit(plan(data_dir, start=False)))
+        assert job.state == State.COMPLETED, job.last_error
+        [volume] = volumes(data_dir)
+        with volume.open("r+b") as file:
+            for at in range(0, volume.stat().st_size, 1 << 20):
+                file.seek(at + 12345)
+                file.write(b"damage")
+        looked, repaired = re.findall(r"^    (synvirt migrations repair .*)$", (DOCS / "receipts.md").read_text(), re.MULTILINE)
+        seen = _run(data_dir, tmp_path, looked.replace("1f3a", str(job.id)[:8]))
+        assert seen.returncode == 1, seen.stderr
+        assert "bytes at 0: differs from the receipt" in seen.stdout
+        repairing = Migration.model_validate_json(client.ask("POST", f"/migrations/{job.id}/repair"))
+        until(lambda: _differs(client.migration(repairing.id)))
+        process.kill()
+        process.wait()
+        until(lambda: not any("synvirt.worker" in command for command in children(1).values() if str(data_dir) in command))
+    with service(data_dir) as (_, client):
+        last = ended(client, repairing)
+        assert last.state == State.COMPLETED, last.last_error
+        assert last.repair is not None
+        [disk] = last.repair.disks
+        assert (disk.differs[0].start, disk.left) == (0, ())
+        subprocess.run(["cmp", sample.raw, volume], check=True)
+        again = _run(data_dir, tmp_path, repaired.replace("1f3a", str(job.id)[:8]))
+        assert again.returncode == 0, again.stderr
+        assert "holds what the receipt says" in again.stdout
+
+
+def _differs(job: Migration) -> bool:
+    return job.ended or (job.repair is not None and any(disk.differs for disk in job.repair.disks))
+
+
+def _run(data_dir: Path, folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    bin_ = folder / "bin"
+    bin_.mkdir(exist_ok=True)
+    (bin_ / "synvirt").write_text(f'#!/bin/sh\nexec {sys.executable} -m synvirt "$@"\n')
+    (bin_ / "synvirt").chmod(0o755)
+    environment = {**os.environ, "SYNVIRT_DATA_DIR": str(data_dir), "PATH": f"{bin_}:{os.environ['PATH']}"}
+    words = ["/bin/sh", "-eu", "-c", line]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.mark.slow

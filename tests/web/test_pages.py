@@ -11,9 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from synvirt.model.job import DiskProgress, OutageForecast, Pass, Progress
+from synvirt.model.job import DiskProgress, Migration, OutageForecast, Pass, Progress
 from synvirt.model.kinds import State
 from synvirt.model.rehearsal import CheckResult, RehearsalState, Sameness
+from synvirt.model.repair import DiskRepair, Repair, Span
 from synvirt.model.values import now
 from tests.fakes.service import PLAN, Service
 from tests.web import jobs
@@ -138,6 +139,51 @@ def test_a_source_that_lost_changes_is_named_with_them(page: Page, service: Serv
     service.store.change(job_id, State.COMPLETED, lambda job: job.model_copy(update={"distrusted": lost}))
     page.goto(f"/migrations/{job_id}/proof")
     expect(page.locator("#verification .bad")).to_have_text(f"The source was found to lose changes: {lost}.")
+
+
+def test_a_guest_that_was_started_is_compared_with_its_receipt_and_one_that_was_not_is_repaired(
+    page: Page, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def repair_of(job: Migration, check_only: bool) -> Repair:
+        return Repair(of=job.id, check_only=check_only, disks=(DiskRepair(key="2000", volume="erp <1>.raw"),))
+
+    def repairs() -> list[Migration]:
+        return [job for job in service.store.unended() if job.repair is not None]
+
+    monkeypatch.setattr(service.intake, "_repair", repair_of)
+    job_id = jobs.moved(service)
+    page.goto(f"/migrations/{job_id}/proof")
+    expect(page.locator("#ask-repair")).to_have_count(0)
+    page.click("#ask-check")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Compare its volumes with the receipt?")
+    page.click("#content form button")
+    (checking,) = repairs()
+    expect(page).to_have_url(re.compile(f"/migrations/{checking.id}$"))
+    expect(page.locator("#banner a")).to_have_attribute("href", re.compile(f"/migrations/{job_id}/proof$"))
+    service.move(checking.id, State.COPYING_FULL)
+    expect(page.locator("#way [aria-current]")).to_contain_text("Comparing")
+    expect(page.locator("#way li")).to_have_count(3)
+    differs = DiskRepair(key="2000", volume="erp <1>.raw", differs=(Span(start=8 << 20, length=4 << 20),))
+    assert checking.repair is not None
+    found = checking.repair.model_copy(update={"disks": (differs,)})
+    service.store.change(checking.id, State.COPYING_FULL, lambda job: job.model_copy(update={"repair": found}))
+    service.move(checking.id, State.COMPLETED)
+    expect(page.locator("#found tbody th")).to_have_text("8388608")
+    expect(page.locator("#found .pill")).to_have_text("differs")
+    look_at(page, "found")
+
+    def never_started(job: Migration) -> Migration:
+        target = job.plan.target.model_copy(update={"start": False})
+        return job.model_copy(update={"plan": job.plan.model_copy(update={"target": target}), "boot_attempts": ()})
+
+    service.store.change(job_id, State.COMPLETED, never_started)
+    page.goto(f"/migrations/{job_id}/proof")
+    page.click("#ask-repair")
+    page.click("#content form button.danger")
+    expect(page.locator("#banner")).to_contain_text("Compares and repairs the volumes")
+    (repairing,) = repairs()
+    assert repairing.repair is not None
+    assert not repairing.repair.check_only
 
 
 def test_a_job_is_rehearsed_and_its_proof_says_what_came_of_it(page: Page, service: Service) -> None:

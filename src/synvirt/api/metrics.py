@@ -278,8 +278,9 @@ def _gauge(name: str, help_: str, labels: list[str], values: dict[tuple[str, ...
 
 
 def _way(job: dict[str, Any]) -> tuple[str, str]:
-    """The kind of the source, and the destination's name: `default` until the job has chosen."""
-    (kind,) = job["plan"]["source"].values()
+    """The kind of the source, `repair` of a job that compares; and the destination's name: `default` until the job has
+    chosen."""
+    (kind,) = job["plan"]["source"].values() if job.get("repair") is None else ("repair",)
     return kind, job["destination"] or job["plan"]["target"]["destination"] or "default"
 
 

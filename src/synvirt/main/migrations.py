@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from synvirt.keyring import Keyring
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.hosts import AboutHost
+    from synvirt.migrations.planning.intake import Intake
     from synvirt.migrations.removing import Removal
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.secrets import JobSecrets
@@ -63,6 +64,39 @@ def make_engine(
         on_host_lost=settings.on_host_lost,
     )
     return engine, kinds, taking_over
+
+
+def make_intake(
+    store: "Store",
+    board: "Board",
+    settings: "Settings",
+    rooms: "Rooms",
+    engine: "Engine",
+    *,
+    secrets: "JobSecrets",
+    removal: "Removal",
+    taking_over: "TakingOver",
+) -> "Intake":
+    """What the API and the page ask of migrations."""
+    from synvirt.migrations.planning.foreseen import dry_run
+    from synvirt.migrations.planning.intake import Intake, check_corrected, check_free, check_plan
+    from synvirt.migrations.planning.repairable import repair_of
+
+    return Intake(
+        store,
+        board,
+        host=settings.host_id,
+        check=partial(check_plan, rooms),
+        begin=engine.begin,
+        wake=engine.wake,
+        secrets=secrets,
+        removal=removal,
+        dry_run=partial(dry_run, rooms),
+        check_corrected=partial(check_corrected, rooms),
+        claim=partial(check_free, rooms),
+        repair=partial(repair_of, rooms),
+        taking_over=taking_over,
+    )
 
 
 def make_rehearsals(settings: "Settings", rooms: "Rooms", engine: "Engine") -> "tuple[Rehearsing, Rehearsals]":

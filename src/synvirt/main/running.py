@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from synvirt.main.backups import make_backups
 from synvirt.main.fleet import make_fleet
-from synvirt.main.migrations import make_engine, make_rehearsals, make_removal, make_rooms, make_sources
+from synvirt.main.migrations import make_engine, make_intake, make_rehearsals, make_removal, make_rooms, make_sources
 from synvirt.main.ways_in import make_pages, make_routers
 
 if TYPE_CHECKING:
@@ -70,8 +69,6 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.keyring import Keyring
     from synvirt.live.vsphere.session import warn_if_missing
     from synvirt.migrations.hosts import AboutHost
-    from synvirt.migrations.planning.foreseen import dry_run
-    from synvirt.migrations.planning.intake import Intake, check_corrected, check_free, check_plan
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources.trials import swept as trials_swept
     from synvirt.migrations.uploads import Uploads, swept
@@ -101,20 +98,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         )
         engine, kinds, taking_over = make_engine(stack, settings, rooms, about, sources=sources, secrets=secrets)
         removal = make_removal(stack, rooms, settings)
-        intake = Intake(
-            store,
-            board,
-            host=settings.host_id,
-            check=lambda plan: check_plan(rooms, plan),
-            begin=engine.begin,
-            wake=engine.wake,
-            secrets=secrets,
-            removal=removal,
-            dry_run=partial(dry_run, rooms),
-            check_corrected=partial(check_corrected, rooms),
-            claim=partial(check_free, rooms),
-            taking_over=taking_over,
-        )
+        intake = make_intake(store, board, settings, rooms, engine, secrets=secrets, removal=removal, taking_over=taking_over)
         rehearsing, rehearsals = make_rehearsals(settings, rooms, engine)
         fleet, carrying = make_fleet(stack, settings, rooms, intake, about, sources=sources, keyring=keyring)
         checkup = Checkup(settings)

@@ -76,7 +76,7 @@ class Job:
         """Or is to be, any moment: a guest that is off must not wait."""
         job = self.migration
         runs_on = job.state is State.QUEUED or (job.mode_effective is Mode.WARM and job.state in _RUNS_ON)
-        return job.plan.source.Live is not None and not runs_on
+        return job.plan.source.Live is not None and not runs_on and job.repair is None
 
     async def take_turn(self) -> None:
         """Waits for one of the `jobs_at_once`; not where the guest is off. Cancelled."""
@@ -170,9 +170,10 @@ class Job:
 
 
 def copied_disks(job: Job) -> list[tuple[Disk, str]]:
-    """The disks that are not skipped, each with its volume."""
-    volumes = {disk.key: disk.volume for disk in job.migration.disks}
-    return [(disk, volume) for disk in job.manifest.disks if (volume := volumes[disk.key]) is not None]
+    """The disks that are not skipped, each with its volume; of a repair those that it compares."""
+    repair = job.migration.repair
+    volumes = {disk.key: disk.volume for disk in (job.migration.disks if repair is None else repair.disks)}
+    return [(disk, volume) for disk in job.manifest.disks if (volume := volumes.get(disk.key)) is not None]
 
 
 def volume_label(disk: Disk, manifest: VmManifest) -> str:

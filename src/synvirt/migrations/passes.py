@@ -7,7 +7,7 @@ pass goes on from there. Only attempts that bring nothing count.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -76,6 +76,11 @@ class Tally:
             )
         self.disks[message.key] = message
 
+    def take_up(self, marks: dict[str, Watermark]) -> None:
+        """What is durable, as it was when the service ended."""
+        for mark in marks.values():
+            self.take(_as_message(mark))
+
     def moved_bytes(self) -> int:
         return sum(disk.bytes_done for disk in self.disks.values())
 
@@ -137,35 +142,48 @@ async def run_opened_pass(
         return started
     marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
     tally = Tally(before=await job.in_thread(job.rooms.store.copied_before, job.id, number))
-    for mark in marks.values():
-        tally.take(_as_message(mark))
-    clock = _Clock(started.seconds)
-    failures = 0
-    listener = _Listener(job, number, tally, clock, patience)
+    tally.take_up(marks)
+    clock = Clock(started.seconds)
+    listener = Listener(job, number, tally, clock, patience)
     rate = await job.in_thread(job.rooms.rate_of, job.migration)
     shared_bytes = None if rate is None else rate.piece_bytes(last=kind == "final")
+
+    async def attempt(marks: dict[str, Watermark]) -> None:
+        # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
+        with clock:
+            async with job.rooms.workers() as worker, opened() as disks:
+                order = await job.in_thread(_order, job, kind, disks, marks, fresh=fresh, shared_bytes=shared_bytes)
+                order = replace(order, yields_to=yields_to)
+                if order.disks:
+                    async with sharing(worker, rate, job.stop) as listener.turns:
+                        ended = await worker.carry_out(order, listener.hear, job.stop.is_set)
+                    job.stop.check()
+                    ended.check(ANSWERED)
+
+    await again_and_again(listener, marks, attempt)
+    return await _finish(job, number, tally, clock)
+
+
+async def again_and_again(
+    listener: "Listener", marks: dict[str, Watermark], attempt: Callable[[dict[str, Watermark]], Awaitable[None]]
+) -> None:
+    """Until `attempt`, which goes on from the watermarks, comes to its end: while workers die, and files are not to be read,
+    but bring something."""
+    job, failures = listener.job, 0
     while True:
         listener.moved = False
         try:
-            # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
-            with clock:
-                async with job.rooms.workers() as worker, opened() as disks:
-                    order = await job.in_thread(_order, job, kind, disks, marks, fresh=fresh, shared_bytes=shared_bytes)
-                    order = replace(order, yields_to=yields_to)
-                    if order.disks:
-                        async with sharing(worker, rate, job.stop) as listener.turns:
-                            ended = await worker.carry_out(order, listener.hear, job.stop.is_set)
-                        job.stop.check()
-                        ended.check(ANSWERED)
-            return await _finish(job, number, tally, clock)
+            await attempt(marks)
         except (WorkerDied, ReadForbidden, FileGone) as error:
             # What is forbidden by one way may be opened by another, and what is gone may have moved.
             failures = 1 if listener.moved else failures + 1
             if failures > len(RETRY_PAUSES_S):
                 raise
-            log.warning("a pass is tried again", job=str(job.id), number=number, cause=error.detail, attempt=failures)
+            log.warning("a pass is tried again", job=str(job.id), number=listener.number, cause=error.detail, attempt=failures)
             await job.stop.sleep(RETRY_PAUSES_S[failures - 1])
-        marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
+        else:
+            return
+        marks = await job.in_thread(job.rooms.store.watermarks, job.id, listener.number)
 
 
 async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"]) -> Pass:
@@ -178,7 +196,7 @@ async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"])
     return new
 
 
-async def _finish(job: Job, number: int, tally: Tally, clock: "_Clock") -> Pass:
+async def _finish(job: Job, number: int, tally: Tally, clock: "Clock") -> Pass:
     progress = tally.progress()
     begun = next(one for one in job.migration.passes if one.number == number)
     checked, least = tally.checked_bytes(), tally.least_checked_bytes()
@@ -195,7 +213,7 @@ async def _finish(job: Job, number: int, tally: Tally, clock: "_Clock") -> Pass:
     await job.change(
         passes=tuple(done if one.number == number else one for one in job.migration.passes),
         progress=progress.model_copy(update={"rate_bps": 0.0, "eta_s": 0.0, "bytes_total": progress.bytes_done}),
-        disks=_disk_progress(job.migration.disks, tally, finished=True),
+        disks=disk_progress(job.migration.disks, tally, finished=True),
     )
     job.rooms.board.pin(job.id, job.migration.state, job.migration.progress)
     return done
@@ -249,7 +267,9 @@ def _as_message(mark: Watermark) -> Flushed:
     )
 
 
-def _disk_progress(disks: tuple[DiskProgress, ...], tally: Tally, *, finished: bool = False) -> tuple[DiskProgress, ...]:
+def disk_progress(disks: tuple[DiskProgress, ...], tally: Tally, *, finished: bool = False) -> tuple[DiskProgress, ...]:
+    """The disks with their figures; `finished`: all of them."""
+
     def now_at(disk: DiskProgress) -> DiskProgress:
         message = tally.disks.get(disk.key)
         if message is None:
@@ -268,7 +288,7 @@ def _disk_progress(disks: tuple[DiskProgress, ...], tally: Tally, *, finished: b
     return tuple(now_at(disk) for disk in disks)
 
 
-class _Clock:
+class Clock:
     """Seconds of copying, those before a restart included: it runs as a context, and not while a source is waited for."""
 
     def __init__(self, seconds: float) -> None:
@@ -282,29 +302,29 @@ class _Clock:
         self._before, self._started = self.seconds(), None
 
     def seconds(self) -> float:
+        """So far, those of the present turn included."""
         running_s = 0.0 if self._started is None else time.monotonic() - self._started
         return round(self._before + running_s, 3)
 
 
-class _Listener:
+class Listener:
     """Takes a worker's messages: progress to the board, watermarks to the store. `moved`: one of those went on."""
 
-    def __init__(self, job: Job, number: int, tally: Tally, clock: _Clock, patience: Patience) -> None:
+    def __init__(self, job: Job, number: int, tally: Tally, clock: Clock, patience: Patience) -> None:
         self.job, self.number, self.tally, self.clock, self.patience = job, number, tally, clock, patience
         self.watermarks = {key: disk.offset_bytes for key, disk in tally.disks.items() if isinstance(disk, Flushed)}
         self.moved = False
         self.turns: Turns | None = None
 
     async def hear(self, message: Moved | Flushed | Result) -> None:
+        """As the worker says it. A watermark is in the store when it returns."""
         if isinstance(message, Result):
-            if message.name != WANTED_RATE or self.turns is None:
-                raise TypeError(f"a copy has no result {message.name}")
-            self.turns.want(WantedRate.of(message.content).bytes)
+            await self.result(message)
             return
         job = self.job
         self.tally.take(message)
         progress = self.tally.progress()
-        disks = _disk_progress(job.migration.disks, self.tally)
+        disks = disk_progress(job.migration.disks, self.tally)
         job.rooms.board.pin(job.id, job.migration.state, progress, disks)
         if isinstance(message, Flushed):
             mark = Watermark(
@@ -331,3 +351,9 @@ class _Listener:
                 self.watermarks[message.key] = message.offset_bytes
                 self.moved = True
                 await self.patience.over()
+
+    async def result(self, message: Result) -> None:
+        """What only this kind of order has to say."""
+        if message.name != WANTED_RATE or self.turns is None:
+            raise TypeError(f"a copy has no result {message.name}")
+        self.turns.want(WantedRate.of(message.content).bytes)

@@ -13,6 +13,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Conflict, NotFound, SynvirtError
+from synvirt.migrations.planning.repairable import refuse_second
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.source_vm import OWED
 from synvirt.model.job import Migration
@@ -75,6 +76,7 @@ class Removal:
             raise Conflict(f"a rehearsal of job {job.id} has not ended", hint="what it made is being removed: try again soon")
         if not job.ended:
             raise Conflict(f"job {job.id} has not ended: it is {job.state}", hint="cancel it first")
+        refuse_second(self.store, job.id)
         if (host := self.store.host_of(job.id)) != self._here:
             raise Conflict(f"job {job.id} ran on host {host}", hint="ask that host to remove it")
         left = [entry for entry in self.store.ledger(job.id) if _is_owed(job, entry.kind)]

@@ -130,6 +130,11 @@ async def leave(job: Job) -> None:
     """The guest lives here now: mark the source VM, and leave no snapshot of ours on it. It does live here: what cannot be
     tidied up at the source is reported, stays in the ledger, costs nobody the guest, and is tried again later (`tidying`)."""
     await job.record("mark", vm_id(job))
+    await tidy_up(job, "the guest runs here")
+
+
+async def tidy_up(job: Job, so_far: str) -> None:
+    """What a job that went well owes its source, now if it can be; `so_far`: what it says of itself where it cannot."""
     try:
         entries = await job.in_thread(job.rooms.store.ledger, job.id)
         for entry in sorted(entries, key=lambda one: one.kind == "tracking"):  # after the snapshots, which are made of it
@@ -144,7 +149,7 @@ async def leave(job: Job) -> None:
         log.warning("the source is not tidied up", job=str(job.id), cause=error.detail)
         problem = from_code(
             error.code,
-            f"the guest runs here; its source could not be tidied up: {error.detail}",
+            f"{so_far}; its source could not be tidied up: {error.detail}",
             "it is tried again until it is done; till then see that the old VM does not start by itself",
         )
         await job.tell(problem)

@@ -3,11 +3,12 @@
     Queued ─▶ CopyingFull ─▶ DeltaSyncing ─▶ CuttingOver ─▶ V2vProcessing ─▶ Starting ─▶ Completed
                   │              ▲  │ not converged   │            ▲            ▲
                   │              └──┘                 └────────────│────────────┤
-                  └────────────── cold, offline ───────────────────┴────────────┘
+                  ├────────────── cold, offline ───────────────────┴────────────┘
+                  └─▶ Completed: a repair, which has nothing to start
     any state that is no end ─▶ Failed │ Cancelled
 
-`ROWS` is specification part 3, row for row: the first row whose state is the job's and whose condition holds says where it
-goes. The downgrade from Warm to Cold is no state: it settles `warm` before the first byte.
+`ROWS` is specification part 3, row for row, and one row for repairs: the first row whose state is the job's and whose condition
+holds says where it goes. The downgrade from Warm to Cold is no state: it settles `warm` before the first byte.
 """
 
 from collections.abc import Callable
@@ -19,11 +20,13 @@ from synvirt.model.kinds import ENDS, State
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a finished step knows. `warm`: the job's effective mode; `prepare`: the guest needs drivers (Windows);
-    `converged`: the last delta was small enough, and the operator does not hold the cut-over."""
+    `converged`: the last delta was small enough, and the operator does not hold the cut-over; `repair`: the job repairs the
+    volumes of another job."""
 
     warm: bool = False
     prepare: bool = False
     converged: bool = False
+    repair: bool = False
 
 
 Condition = Callable[[Facts], bool]
@@ -45,6 +48,10 @@ def converged(facts: Facts) -> bool:
     return facts.converged
 
 
+def repair(facts: Facts) -> bool:
+    return facts.repair
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of the table: in `state`, where `condition` holds, `next` is where the job goes."""
@@ -56,6 +63,7 @@ class Row:
 
 ROWS = (
     Row(State.QUEUED, always, State.COPYING_FULL),
+    Row(State.COPYING_FULL, repair, State.COMPLETED),
     Row(State.COPYING_FULL, warm, State.DELTA_SYNCING),
     Row(State.COPYING_FULL, prepare, State.V2V_PROCESSING),
     Row(State.COPYING_FULL, always, State.STARTING),

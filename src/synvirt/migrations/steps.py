@@ -23,7 +23,8 @@ from synvirt.errors import (
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
-from synvirt.migrations import instant, moved, receipts, source_vm
+from synvirt.migrations import instant, moved, receipts, repairing, source_vm
+from synvirt.migrations.files import disks_of_files, importer_of
 from synvirt.migrations.job import Job, converts, copied_disks, volume_label
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
@@ -39,8 +40,6 @@ from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.values import now
 from synvirt.offline import OfflineImporter
-from synvirt.offline.elsewhere import joined
-from synvirt.offline.several import choosing
 
 Step = Callable[[Job], Awaitable[Facts]]
 
@@ -49,6 +48,9 @@ Step = Callable[[Job], Awaitable[Facts]]
 
 async def queued(job: Job) -> Facts:
     """Inspects the VM, refuses what cannot work, and chooses disks and destination. Nothing is copied."""
+    if job.migration.repair is not None:
+        await repairing.begin(job)
+        return Facts(repair=True)
     await _until_start(job)
     if taken_up := job.migration.retry_of is not None:
         await _take_volumes(job)
@@ -121,7 +123,7 @@ async def _inspected(job: Job) -> tuple[VmManifest, bool]:
             return await adapter.inspect(vm_id), await adapter.supports_warm()
 
         return await job.with_adapter(ask)
-    importer, path, root = await job.in_thread(_offline, job)
+    importer, path, root = await job.in_thread(importer_of, job)
     # A server elsewhere may take its time: who cancels does not wait for it.
     return await job.stop.or_stop(job.in_thread(_manifest, job, importer, path, root)), False
 
@@ -129,20 +131,6 @@ async def _inspected(job: Job) -> tuple[VmManifest, bool]:
 def _manifest(job: Job, importer: OfflineImporter, path: Path, root: Root) -> VmManifest:
     with job.rooms.connected(root):
         return importer.inspect(path, root)
-
-
-def _offline(job: Job) -> tuple[OfflineImporter, Path, Root]:
-    """Blocks: it asks the store where an upload lies, and what was sealed."""
-    plan = job.migration.plan
-    if plan.source.Offline is None or plan.source_ref.kind == "live_vm":
-        raise RuntimeError("a Live plan has no file")
-    importer = job.rooms.importers.get(plan.source.Offline)
-    if importer is None:
-        raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet")
-    ref = plan.source_ref
-    if ref.kind == "remote_url":
-        ref = joined(ref, job.rooms.secret_of(job.id))
-    return choosing(importer, ref.vm), *job.rooms.place(ref)
 
 
 def _chosen_disks(job: Job, manifest: VmManifest) -> tuple[DiskProgress, ...]:
@@ -183,16 +171,19 @@ async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:
 
 
 async def copying_full(job: Job) -> Facts:
-    """Makes the volumes, and copies every disk once."""
+    """Makes the volumes, and copies every disk once; or repairs those of another job."""
+    if job.migration.repair is not None:
+        await repairing.repair(job)
+        return Facts(repair=True)
     if job.migration.retry_of is None:
         await _make_volumes(job)
     elif job.migration.plan.source.Live is None:
         return _facts(job)
     if job.migration.plan.source.Offline is not None:
-        disks = await _offline_disks(job)
+        disks = await disks_of_files(job)
         await _refuse_changed(job, disks)
         if (tool := await chosen(job)) is not None:
-            _, source, _ = await job.in_thread(_offline, job)
+            _, source, _ = await job.in_thread(importer_of, job)
             async with job.slots():
                 await pass_through(job, tool, source, disks)
         elif instant.applies(job.migration):
@@ -232,20 +223,6 @@ async def _make_volumes(job: Job) -> None:
             await job.record("volume", disk.volume)
             await job.in_thread(job.destination.create, disk.volume, sizes[disk.key])
             job.stop.check()
-
-
-async def _offline_disks(job: Job) -> list[PassDisk]:
-    importer, path, root = await job.in_thread(_offline, job)
-
-    def opened() -> list[PassDisk]:
-        found = []
-        with job.rooms.connected(root):
-            for disk, volume in copied_disks(job):
-                one = importer.open_disk(path, root, disk.key)
-                found.append(PassDisk(disk.key, one.reader, volume, disk.capacity_bytes, one.checksums))
-        return found
-
-    return await job.stop.or_stop(job.in_thread(opened))
 
 
 async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
@@ -330,7 +307,7 @@ async def _readers_while_there(job: Job) -> list[ReaderSpec] | None:
     if job.migration.instant is not None and job.migration.instant.state == "done":
         return None
     try:
-        return [disk.reader for disk in await _offline_disks(job)]
+        return [disk.reader for disk in await disks_of_files(job)]
     except (Cancelled, PersistFailed):
         raise
     except SynvirtError:

@@ -89,7 +89,7 @@ class TakingOver:
             job = self._store.get(job_id)
             if job.state not in BEFORE_CUT_OVER:
                 raise Conflict(f"it is in {job.state}: an operator decides", hint="see that its host is off, and take it over")
-            _refuse_instant(job, lost.host)
+            _refuse_bound(job, lost.host)
             try:
                 self._refuse_to_go_on(job, lost)
             except Conflict:
@@ -118,7 +118,7 @@ class TakingOver:
                 hint=f"see that it is off, and then fence host {host}",
             )
         lost = Fence(row.id, row.epoch)
-        _refuse_instant(job, lost.host)
+        _refuse_bound(job, lost.host)
         if restart:
             return self._restart(job, lost)
         self._refuse_to_go_on(job, lost)
@@ -222,8 +222,13 @@ class TakingOver:
         raise Conflict(f"host {host} was never seen on this store")
 
 
-def _refuse_instant(job: Migration, host: str) -> None:
-    """Conflict: what its guest wrote lies on that host alone."""
+def _refuse_bound(job: Migration, host: str) -> None:
+    """Conflict: what its guest wrote, or the receipt that it compares with, lies on that host alone."""
+    if job.repair is not None:
+        raise Conflict(
+            f"job {job.id} compares volumes with a receipt, which is on host {host}",
+            hint="wait for that host, or cancel the job",
+        )
     if is_started(job.instant):
         raise Conflict(
             f"the guest of job {job.id} was started at once on host {host}, and what it wrote since is there alone",

@@ -8,6 +8,7 @@ from synvirt.model.machine import DiskBus, VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.problems import Problem
 from synvirt.model.rehearsal import Sameness
+from synvirt.model.repair import Repair
 from synvirt.model.values import Bytes, Model, Time
 
 
@@ -203,6 +204,8 @@ class Migration(Model):
     moved: Moved | None = None
     instant: Instant | None = None
     receipt: Receipt | None = None
+    # It moves nothing: it compares the volumes of another job with that one's receipt.
+    repair: Repair | None = None
     # A failed job whose copy is whole may be taken up by another job: that one's id, and the first one's.
     retried_by: UUID | None = None
     retry_of: UUID | None = None

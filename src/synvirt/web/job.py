@@ -32,7 +32,7 @@ from synvirt.web.stations import stations
 
 # The parts of the pages, in their order; each is a template, and an element of this id.
 ABOVE = ("banner", "way")
-JOB = ("figures", "actions", "chart", "disks", "passes", "boot", "conversion", "differences", "facts")
+JOB = ("figures", "actions", "found", "chart", "disks", "passes", "boot", "conversion", "differences", "facts")
 PROOF = ("outage", "rehearsals", "moved", "verification", "receipt")
 PARTS = (*ABOVE, *JOB, *PROOF)
 # The tabs below `ABOVE`: the end of the address, the name, the parts. A page has all parts, those of other tabs hidden: so one
@@ -41,7 +41,7 @@ TABS = (("", "Job", JOB), ("/proof", "Proof", PROOF))
 
 REHEARSALS_SHOWN = 5
 
-Asked = Literal["cancel", "lose", "cutover", "rehearse", "retry", "again", "remove", "destroy"]
+Asked = Literal["cancel", "lose", "cutover", "rehearse", "retry", "again", "check", "repair", "remove", "destroy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,21 @@ ACTIONS = {
             "Run again",
             "Run this plan again?",
             "A new job with the same plan starts over.",
+        ),
+        Action(
+            "check",
+            "Compare with the receipt",
+            "Compare its volumes with the receipt?",
+            "A new job reads the volumes, and says where they differ. Nothing is written. What a guest has written since "
+            "differs, too.",
+        ),
+        Action(
+            "repair",
+            "Repair by the receipt",
+            "Repair its volumes by the receipt?",
+            "A new job reads the volumes. Where they differ from the receipt, it reads the source and overwrites them. Do this "
+            "only if no guest has ever been started from them: whatever one wrote would be lost.",
+            danger=True,
         ),
         Action(
             "remove",
@@ -164,6 +179,7 @@ class JobView:
             "cancelling": cancelling,
             "cutting": cutting,
             "said": self._said(job),
+            "by_receipt": [ACTIONS[name] for name in by_receipt(job)],
         }
 
     def _said(self, job: Migration) -> Said | None:
@@ -215,26 +231,28 @@ class JobView:
 
     def act(self, job_id: UUID, asked: Asked) -> Migration | None:
         """The job to look at then: a new one, where one was begun; None, where it was removed."""
+        job: Migration | None = None
         match asked:
             case "cancel" | "lose":
-                return self.intake.cancel(job_id, guest_writes="lose" if asked == "lose" else "keep")
+                job = self.intake.cancel(job_id, guest_writes="lose" if asked == "lose" else "keep")
             case "cutover":
-                return self.intake.cutover(job_id)
+                job = self.intake.cutover(job_id)
             case "rehearse":
                 self.rehearsing.ask(job_id, RehearsalRequest())
-                return self.intake.store.get(job_id)
+                job = self.intake.store.get(job_id)
             case "retry":
-                return self.intake.retry(job_id, {})
+                job = self.intake.retry(job_id, {})
             case "again":
                 before = self.intake.store.get(job_id)
                 if not may_run_again(before):
                     raise Conflict(f"job {job_id} is {before.state}, and is not run again")
-                return self.intake.submit(before.plan)
+                job = self.intake.submit(before.plan)
+            case "check" | "repair":
+                job = self.intake.repair(job_id, check_only=asked == "check")
             case "remove" | "destroy":
-                job = self.intake.store.get(job_id)
-                kept = has_kept_volumes(self.intake.store, job)
+                kept = has_kept_volumes(self.intake.store, self.intake.store.get(job_id))
                 self.intake.remove(job_id, None if not kept else "destroy" if asked == "destroy" else "keep")
-                return None
+        return job
 
 
 def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> APIRouter:
@@ -295,7 +313,15 @@ def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = Fa
     return names
 
 
+def by_receipt(job: Migration) -> list[Asked]:
+    """What the page offers beside a receipt. Whether a guest was started since is looked at when it is asked for."""
+    if job.state is not State.COMPLETED or job.receipt is None:
+        return []
+    is_untouched = not job.plan.target.start and not job.boot_attempts and job.conversion is None
+    return ["check", "repair"] if is_untouched else ["check"]
+
+
 def may_run_again(job: Migration) -> bool:
-    """A file elsewhere may need a password, which was the old job's."""
-    ended_badly = job.state in (State.FAILED, State.CANCELLED)
+    """A file elsewhere may need a password, which was the old job's; a repair is asked for where its receipt is."""
+    ended_badly = job.state in (State.FAILED, State.CANCELLED) and job.repair is None
     return ended_badly and job.retried_by is None and job.plan.source_ref.kind != "remote_url"

@@ -44,4 +44,4 @@ def _expected(job: Migration) -> Facts:
     family = job.manifest.guest_os.family if job.manifest is not None else "other"
     prepare = {"always": True, "auto": family == "windows", "never": False}[job.plan.conversion]
     warm = job.plan.source.Live is not None and job.mode_effective == Mode.WARM
-    return Facts(warm=warm, prepare=prepare, converged=True)
+    return Facts(warm=warm, prepare=prepare, converged=True, repair=job.repair is not None)

@@ -45,8 +45,11 @@ def kind_words(kind: LiveKind | OfflineKind) -> str:
     return KINDS[kind]
 
 
-def state_words(state: State, starts: bool = True) -> str:
-    """`starts`: the guest is started here; of one that is not, its domain is defined and no more."""
+def state_words(state: State, starts: bool = True, repairs: bool = False) -> str:
+    """`starts`: the guest is started here; of one that is not, its domain is defined and no more. `repairs`: the job is a
+    repair, which compares."""
+    if repairs and state is State.COPYING_FULL:
+        return "Comparing"
     return "Defining" if state is State.STARTING and not starts else STATES[state]
 
 

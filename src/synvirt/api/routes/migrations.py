@@ -1,4 +1,4 @@
-"""{base_url}/api/v1/migrator/migrations: submit, list, load, cancel, cut over, and the stream of updates.
+"""{base_url}/api/v1/migrator/migrations: submit, list, load, cancel, cut over, repair, and the stream of updates.
 
 Endpoints are `def` where they block (the store, the intake), so that the framework runs them in threads.
 """
@@ -69,7 +69,7 @@ class MigrationPage(Model):
 
 
 def _second_ways(router: APIRouter, intake: Intake) -> None:
-    """What a job that failed, or whose host is lost, may still come to."""
+    """What a job that ended, or whose host is lost, may still come to."""
 
     @router.post("/{migration_id}/take-over", response_model=Migration)
     def take_over(
@@ -102,6 +102,23 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
         starts over; `source` and `source_ref` are as they were. A job that has not failed, or that needs a password again, or
         whose machine another job is at work on: 409."""
         job = intake.retry(migration_id, merged(asked.plan, _patch(conversion, disk_bus)))
+        response.headers["Location"] = f"{request.url.path.rsplit('/', 2)[0]}/{job.id}"
+        return job
+
+    @router.post("/{migration_id}/repair", status_code=201, response_model=Migration)
+    def repair(
+        migration_id: UUID,
+        request: Request,
+        response: Response,
+        *,
+        check_only: Annotated[bool, Query(description="Say what differs; write nothing, and do not ask the source")] = False,
+    ) -> Migration:
+        """Compare the volumes of a completed job with its receipt, and repair what differs from their source. Answers a new
+        job, whose `repair` says what was found, by offset. The source is read only where a volume differs, and its bytes are
+        written only where their hash is the receipt's; else the job fails, and names the extents. 409, where the guest runs;
+        without `check_only` also where it was ever started or converted, since the receipt is of the moment before; and where
+        receipt, volumes or source are not there, or another repair of the job is under way."""
+        job = intake.repair(migration_id, check_only=check_only)
         response.headers["Location"] = f"{request.url.path.rsplit('/', 2)[0]}/{job.id}"
         return job
 

@@ -1,4 +1,4 @@
-"""synvirt migrations list|show|watch|submit|cancel|cutover"""
+"""synvirt migrations list|show|watch|submit|cancel|cutover|retry|repair|take-over|remove"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -201,6 +201,29 @@ def retry(
         print(f"Job {found['id']} " + (f"goes on with the copy of job {job}" if found["retry_of"] else "starts over"))
 
 
+@app.command()
+@with_options
+def repair(
+    options: Options,
+    job: JobId,
+    check_only: Annotated[
+        bool, typer.Option("--check-only", help="Say what differs; write nothing, and do not ask the source")
+    ] = False,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Wait for its end, and say what it found")] = False,
+) -> None:
+    """Compare the volumes of a completed job with its receipt, and repair what differs from their source. Only of a guest that
+    was never started: what a guest writes differs, too.
+
+    Exit 1: it failed, or something differs still (with --watch).
+
+    Example: synvirt migrations repair 1f3a --check-only --watch
+    """
+    from synvirt.cli.migrating.repairs import repair_job
+
+    with options.connect() as client:
+        repair_job(options, client, full_id(client, "migration", job), check_only=check_only, watch=watch_it)
+
+
 @app.command("take-over")
 @with_options
 def take_over(
@@ -297,21 +320,23 @@ def _table(items: list[dict[str, Any]]) -> None:
     for item in items:
         progress = item["progress"]
         done = f"{sized(progress['bytes_done'])} of {sized(progress['bytes_total'])}" if progress["bytes_total"] else ""
-        rows.append((item["id"], shown(item["name"]), item["state"], done, at(item["created_at"])))
+        state = item["state"] + (" (repair)" if item.get("repair") else "")
+        rows.append((item["id"], shown(item["name"]), state, done, at(item["created_at"])))
     print_table(("ID", "NAME", "STATE", "DONE", "CREATED"), rows)
 
 
 def _sheet(answer: str) -> None:
     from synvirt.cli.migrating.dry_runs import as_options
+    from synvirt.cli.migrating.repairs import found_by
     from synvirt.cli.migrating.watching import described, outcome
     from synvirt.cli.program import sized
     from synvirt.model.job import Migration
 
     job = Migration.model_validate_json(answer)
     rows = [("id", str(job.id)), ("name", job.name), ("state", str(job.state))]
-    rows.append(
-        ("mode", f"{job.mode_effective}" + (f" (planned {job.plan.mode})" if job.mode_effective != job.plan.mode else ""))
-    )
+    if job.repair is None:
+        planned = f" (planned {job.plan.mode})" if job.mode_effective != job.plan.mode else ""
+        rows.append(("mode", f"{job.mode_effective}{planned}"))
     rows += [("by", job.submitted_by)] if job.submitted_by else []
     if job.last_error is not None:
         rows.append(
@@ -344,6 +369,7 @@ def _sheet(answer: str) -> None:
             for one in shown_ones
         ]
     rows += [("boot", f"{attempt.disk_bus}: {outcome(attempt)}") for attempt in job.boot_attempts]
+    rows += [("repair", line) for line in found_by(job)]
     rows += [("history", f"{at(visit.at)} {visit.state}") for visit in job.history]
     for name, value in rows:
         print(f"{name:9} {shown(value)}")

@@ -25,7 +25,10 @@ LINE_EVERY_S = 10.0
 
 
 def stage(job: Migration) -> str:
-    """Its state as a person reads it: of a guest that is not to be started, the domain is defined and no more."""
+    """Its state as a person reads it: of a guest that is not to be started, the domain is defined and no more; a repair
+    compares."""
+    if job.repair is not None and job.state is State.COPYING_FULL:
+        return "Comparing"
     return "Defining" if job.state is State.STARTING and not job.plan.target.start else str(job.state)
 
 

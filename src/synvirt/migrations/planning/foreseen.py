@@ -35,7 +35,7 @@ from synvirt.migrations.planning.outage import planned_outage
 from synvirt.migrations.planning.past import completed
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Difference, Migration, OutagePart
-from synvirt.model.kinds import Mode
+from synvirt.model.kinds import LiveKind, Mode
 from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.model.plan import LiveVmRef, MigrationPlan
 from synvirt.model.values import Bytes, Model, now
@@ -132,7 +132,7 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
         _live(rooms, plan.source_ref, found)
     else:
         with found.at("source_ref"):
-            found.manifest = _offline(rooms, plan)
+            found.manifest = in_files(rooms, plan)
     if found.manifest is not None:
         _disks(found, found.manifest)
         if free_bytes is not None:
@@ -221,6 +221,13 @@ def _live(rooms: Rooms, ref: LiveVmRef, found: Foreseen) -> None:
     with found.at("source_ref.vm_id"):
         refuse_taken(rooms, ref)
 
+    with found.at("source_ref.vm_id", waits_for=(SourceUnreachable, AuthFailed, Internal)):
+        found.manifest, found.supports_warm = at_source(rooms, kind, ref)
+
+
+def at_source(rooms: Rooms, kind: LiveKind, ref: LiveVmRef) -> tuple[VmManifest, bool]:
+    """The machine of a Live plan, and whether its source has a warm mode. SourceUnreachable, VmNotFound, AuthFailed."""
+
     async def ask() -> tuple[VmManifest, bool]:
         adapter = await rooms.connect(kind, ref.source_id)
         try:
@@ -232,8 +239,7 @@ def _live(rooms: Rooms, ref: LiveVmRef, found: Foreseen) -> None:
         finally:
             await adapter.close()
 
-    with found.at("source_ref.vm_id", waits_for=(SourceUnreachable, AuthFailed, Internal)):
-        found.manifest, found.supports_warm = asyncio.run(ask())
+    return asyncio.run(ask())
 
 
 def refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
@@ -247,7 +253,8 @@ def refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
             )
 
 
-def _offline(rooms: Rooms, plan: MigrationPlan) -> VmManifest:
+def in_files(rooms: Rooms, plan: MigrationPlan) -> VmManifest:
+    """The machine of an Offline plan. HostPathRejected, MalformedArchive and others, where there is none of its kind."""
     if plan.source.Offline is None or plan.source_ref.kind == "live_vm":
         raise RuntimeError("a plan's source fits its source_ref")
     importer = rooms.importers.get(plan.source.Offline)

@@ -15,15 +15,17 @@ from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
 from synvirt.jobs.instant import GuestWrites, refuse_loss
 from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse, refuse_taken
+from synvirt.migrations.planning.repairable import refuse_second
 from synvirt.migrations.planning.retrying import corrected, has_kept_copy, is_taken_up, taken_up
 from synvirt.migrations.removing import Removal, Volumes
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.taking_over import TakingOver
-from synvirt.model.job import Migration, StateVisit
-from synvirt.model.kinds import State
+from synvirt.model.job import DiskProgress, Migration, StateVisit
+from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.repair import Repair
 from synvirt.model.values import now
 from synvirt.offline.elsewhere import name_of, separated
 from synvirt.store import Store
@@ -31,7 +33,8 @@ from synvirt.store import Store
 
 class Intake:
     """`check(plan)` raises what is wrong with the plan, `dry_run(plan)` lists it; `check_corrected(plan, manifest)` raises what
-    is wrong with the plan of a machine that is copied already; `claim(plan)` raises Conflict where another job has its VM.
+    is wrong with the plan of a machine that is copied already; `claim(plan)` raises Conflict where another job has its VM;
+    `repair(job, check_only)` says what a repair of that job's volumes looks at, or raises Conflict where it may not be.
     `begin(job_id)` hands the job to the engine, `wake(job_id)` tells the engine that the operator asked something of a running
     job: both return at once and are idempotent."""
 
@@ -49,6 +52,7 @@ class Intake:
         dry_run: Callable[[MigrationPlan], DryRun] | None = None,
         check_corrected: Callable[[MigrationPlan, VmManifest | None], None] = lambda plan, manifest: None,
         claim: Callable[[MigrationPlan], None] = lambda plan: None,
+        repair: Callable[[Migration, bool], Repair] | None = None,
         taking_over: TakingOver | None = None,
     ) -> None:
         self.store = store
@@ -63,6 +67,7 @@ class Intake:
         self._check_corrected = check_corrected
         self._claim = claim
         self._adding = threading.Lock()
+        self._repair = repair
         self._taking_over = taking_over
 
     def dry_run(self, plan: MigrationPlan) -> DryRun:
@@ -118,6 +123,8 @@ class Intake:
         before = self.store.get(job_id)
         if before.state is not State.FAILED:
             raise Conflict(f"job {job_id} is {before.state}: only a failed job is tried again")
+        if before.repair is not None:
+            raise Conflict(f"job {job_id} is a repair", hint=f"ask for another repair of job {before.repair.of}")
         plan = corrected(before, patch)
         if not has_kept_copy(before):
             if plan.source_ref.kind == "remote_url":
@@ -147,6 +154,40 @@ class Intake:
         self._begin(job.id)
         return job
 
+    def repair(self, job_id: UUID, *, check_only: bool) -> Migration:
+        """A new job, which compares the volumes of a completed one with its receipt, and repairs what differs from their
+        source. Conflict, where that may not be; SourceUnreachable."""
+        if (host := self.store.host_of(job_id)) != self._host:
+            raise Conflict(f"the volumes of job {job_id} are on host {host}", hint="ask that host to repair them")
+        if self._repair is None:
+            raise Internal("this service repairs nothing")
+        before, created_at = self.store.get(job_id), now()
+        repair = self._repair(before, check_only)
+        compared = {disk.key for disk in repair.disks}
+        job = Migration(
+            id=uuid4(),
+            name=before.name,
+            plan=before.plan,
+            mode_effective=Mode.COLD,
+            repair=repair,
+            manifest=before.manifest,
+            disks=tuple(
+                DiskProgress(key=disk.key, label=disk.label, state="waiting" if disk.key in compared else "skipped")
+                for disk in before.disks
+            ),
+            destination=before.destination,
+            submitted_by=submitter(),
+            created_at=created_at,
+            history=(StateVisit(state=State.QUEUED, at=created_at),),
+        )
+        with self._adding:
+            refuse_second(self.store, job_id)
+            if not check_only:
+                self._claim(before.plan)
+            self.store.add(job, host=self._host)
+        self._begin(job.id)
+        return job
+
     def take_over(self, job_id: UUID, *, restart: bool) -> Migration:
         """The job of a host that is fenced goes on here, or starts over here. Conflict, where it cannot."""
         if self._taking_over is None:
@@ -164,7 +205,8 @@ class Intake:
     def cutover(self, job_id: UUID) -> Migration:
         """Lets a job that holds in DeltaSyncing (`warm.cutover` manual) cut over. Conflict for a job that never will."""
         job = self.store.get(job_id)
-        if not job.ended and (job.plan.source.Live is None or job.plan.warm.cutover != "manual"):
+        by_itself = job.plan.source.Live is None or job.plan.warm.cutover != "manual" or job.repair is not None
+        if not job.ended and by_itself:
             raise Conflict(f"job {job_id} cuts over by itself", hint="plan it with warm.cutover manual to choose the moment")
         job = self.store.request_cutover(job_id)
         self._wake(job_id)

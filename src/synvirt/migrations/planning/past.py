@@ -19,6 +19,6 @@ def completed(store: Store, plan: MigrationPlan) -> list[Migration]:
     of_source = Only(states=(State.COMPLETED,), source_id=ref.source_id if ref.kind == "live_vm" else None)
     for only in (of_source, Only(states=(State.COMPLETED,))):
         documents, _ = store.documents(limit=JOBS_LOOKED_AT, only=only)
-        if documents:
-            return list(readable(Migration, documents))
+        if found := [job for job in readable(Migration, documents) if job.repair is None]:
+            return found
     return []
