@@ -1,6 +1,7 @@
 """The volumes of a job that completed, damaged in some places: a repair of them, from a file or from a VM that is off."""
 
 import random
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -9,6 +10,7 @@ import pytest
 
 from synvirt.disks.checking import repairing
 from synvirt.disks.checking.ledger import BLOCK_BYTES
+from synvirt.jobs import repairing_disks
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
@@ -62,6 +64,10 @@ class Repaired(InHouse):
         self.place.outside["before"] = before.id
         damage(self.house.volume(before))
         self.place.outside["damaged"] = self.house.volume(before).read_bytes()
+
+    def steps(self) -> Sequence[tuple[object, str]]:
+        """What was written is no commit."""
+        return [(repairing_disks, "repair")]
 
     @property
     def before(self) -> Migration:
