@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source
 from synvirt.sample import build
+from tests import forked
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
 from tests.live.test_prism_jobs import busy_guest
 from tests.processes import FILTERED, caged, until
@@ -41,7 +41,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, by_nfs: 
 
     def run(*arguments: str, typed: str = "", code: int = 0) -> str:
         argv = [sys.executable, "-m", "synvirt", "--data-dir", str(data_dir), *arguments]
-        done = subprocess.run(argv, input=typed, capture_output=True, text=True, timeout=400, env=os.environ)
+        done = forked.run(argv, input=typed, capture_output=True, text=True, timeout=400, env=os.environ)
         assert done.returncode == code, done.stdout + done.stderr
         assert PASSWORD not in done.stdout + done.stderr
         return done.stdout

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -38,6 +37,7 @@ from synvirt.live.vsphere.session import library
 from synvirt.migrations import passes
 from synvirt.migrations.memory import PassMemory
 from synvirt.model.kinds import Mode, State
+from tests import forked
 from tests.contracts.live import in_session, read
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.fakes.vcenter import DISK_BYTES, VCenter
@@ -656,7 +656,7 @@ def test_a_service_killed_in_the_middle_leaves_no_lease_and_its_job_goes_on(
     house.close()
     argv = [sys.executable, "-m", "tests.live.lease_service", str(house.folder), str(job.id)]
     argv += [platform.url, platform.fingerprint, platform._control]
-    with subprocess.Popen(argv, cwd=Path(__file__).parents[2], start_new_session=True) as service:
+    with forked.Popen(argv, cwd=Path(__file__).parents[2], start_new_session=True) as service:
         try:
             until(lambda: platform.calls("nfc") or service.poll() is not None)
             assert service.poll() is None

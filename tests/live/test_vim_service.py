@@ -4,13 +4,13 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.fakes.vcenter import PASSWORD, USER, VCenter
 from tests.real.test_service import service
 
@@ -23,7 +23,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, platform
 
     def run(*arguments: str, typed: str = "", code: int = 0) -> str:
         argv = [sys.executable, "-m", "synvirt", "--data-dir", str(data_dir), *arguments]
-        done = subprocess.run(argv, input=typed, capture_output=True, text=True, timeout=120, env=os.environ)
+        done = forked.run(argv, input=typed, capture_output=True, text=True, timeout=120, env=os.environ)
         assert done.returncode == code, done.stdout + done.stderr
         assert PASSWORD not in done.stdout + done.stderr
         return done.stdout

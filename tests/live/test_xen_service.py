@@ -5,7 +5,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
+from tests import forked
 from tests.fakes.xenserver import PASSWORD, USER, xenserver
 from tests.processes import until, workers
 from tests.real.test_service import _guests, service
@@ -29,7 +29,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path) -> None:
 
     def run(*arguments: str, typed: str = "", code: int = 0) -> str:
         argv = [sys.executable, "-m", "synvirt", "--data-dir", str(data_dir), *arguments]
-        done = subprocess.run(argv, input=typed, capture_output=True, text=True, timeout=400, env=os.environ)
+        done = forked.run(argv, input=typed, capture_output=True, text=True, timeout=400, env=os.environ)
         assert done.returncode == code, done.stdout + done.stderr
         assert PASSWORD not in done.stdout + done.stderr
         return done.stdout

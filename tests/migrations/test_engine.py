@@ -18,6 +18,7 @@ from synvirt.migrations.memory import CourseMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import KIB, MIB
+from tests import forked
 from tests.house import VM, House, live_plan, offline_plan
 from tests.processes import children, until, workers
 
@@ -28,7 +29,7 @@ CONTENT = random.Random(4).randbytes(4 * MIB) + bytes(MIB) + b"end"
 def service(folder: Path, url: str, lease_s: float = 60) -> Iterator[subprocess.Popen[str]]:
     """The engine's process, ready; killed at the end, if it still lives."""
     with (folder / "service.log").open("a") as log:
-        process = subprocess.Popen(
+        process = forked.Popen(
             [sys.executable, "-m", "tests.migrations.engine_process", str(folder), url],
             stdout=subprocess.PIPE,
             stderr=log,

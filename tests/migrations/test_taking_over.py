@@ -24,6 +24,7 @@ from synvirt.model.plan import OnHostLost
 from synvirt.model.values import now
 from synvirt.sizes import MIB
 from synvirt.store import LedgerEntry
+from tests import forked
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan
 from tests.processes import until, workers
@@ -307,7 +308,7 @@ def test_a_repair_stays_with_the_receipt_and_never_becomes_a_migration(fleet: Fl
 def service(folder: Path, url: str, host: str) -> Iterator[subprocess.Popen[str]]:
     environment = {"HOST": host, "LEASE_S": "6", "SHARED": str(folder / "shared")}
     with (folder / f"{host}.log").open("a") as log:
-        process = subprocess.Popen(
+        process = forked.Popen(
             [sys.executable, "-m", "tests.migrations.engine_process", str(folder / host), url],
             stdout=subprocess.PIPE,
             stderr=log,

@@ -19,6 +19,7 @@ from synvirt.model.kinds import State
 from synvirt.offline.hyperv.tool import vmcx_tool
 from synvirt.settings import Settings
 from synvirt.sizes import MIB
+from tests import forked
 from tests.house import Crash, House, crash_at, offline_plan, states
 from tests.offline import appliances, hyperv_exports
 from tests.offline.vmcx_service import Way, by_tool
@@ -296,7 +297,7 @@ def service(folder: Path, manner: str) -> Iterator[subprocess.Popen[str]]:
     """The engine's process, ready; killed at the end, if it still lives."""
     argv = [sys.executable, "-m", "tests.offline.vmcx_service", str(folder), f"sqlite:///{folder / 'store.db'}", manner]
     with (folder / "service.log").open("a") as log:
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = forked.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None
         while (line := process.stdout.readline()) and line != "ready\n":

@@ -17,6 +17,7 @@ from synvirt.cli.client import Client
 from synvirt.jobs.exports import holder
 from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import MIB
+from tests import forked
 from tests.processes import command_line, until
 from tests.real import guests
 
@@ -39,9 +40,10 @@ class Site:
     def service(self, *program: str) -> Iterator[Client]:
         said = self.data_dir.parent / "serve.log"
         with said.open("wb") as log:
+            start = subprocess.Popen if program else forked.Popen
             argv = [sys.executable, *(program or ("-m", "synvirt"))]
             argv += ["serve", "--data-dir", str(self.data_dir), "--listen", "127.0.0.1:0"]
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | self.environment)
+            self.process = start(argv, stdout=log, stderr=log, env=os.environ | self.environment)
         try:
             until(lambda: "SynVirt serves at" in said.read_text() or self.process.poll() is not None)  # type: ignore[union-attr]
             assert self.process.poll() is None, said.read_text()[-3000:]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from synvirt.sample import build
+from tests import forked
 from tests.needs import need
 from tests.processes import until
 from tests.real.test_service import _guests, service
@@ -32,7 +33,7 @@ class Ruler:
     def __init__(self, data_dir: Path, log: Path) -> None:
         with log.open("ab") as said:
             argv = [sys.executable, "-m", "tests.real.backup_child", str(data_dir)]
-            self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
+            self.process = forked.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
         self._log = log
 
     def ask(self, *action: str) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.sample import build
-from tests import ceph
+from tests import ceph, forked
 from tests.needs import need
 
 
@@ -34,7 +33,7 @@ def test_a_guest_boots_from_its_image_in_the_pool(tmp_path: Path, conf: Path) ->
         "source_ref": {"kind": "offline_host_path", "path": "sample.ova"},
         "mode": "Cold",
     }
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "tests.real.one_job", str(data_dir)],
         input=json.dumps(plan),
         env={**os.environ, "SYNVIRT_CONFIG": str(config)},

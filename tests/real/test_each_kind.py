@@ -15,6 +15,7 @@ import pytest
 from synvirt.model.kinds import OfflineKind
 from synvirt.sample import Sample, build
 from synvirt.sizes import MIB
+from tests import forked
 from tests.disks import xva_archives
 from tests.needs import need
 from tests.offline import hyperv_exports, ova_xml_text, vbox_machines
@@ -140,7 +141,7 @@ def imported(data_dir: Path, kind: OfflineKind, path: Path) -> dict[str, Any]:
         "target": NAMED if kind in SINGLE_DISKS else {},
     }
     argv = [sys.executable, "-m", "tests.real.one_job", str(data_dir)]
-    done = subprocess.run(argv, input=json.dumps(plan), capture_output=True, text=True, timeout=280)
+    done = forked.run(argv, input=json.dumps(plan), capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

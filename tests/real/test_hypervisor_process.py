@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from tests import forked
 from tests.needs import need
 from tests.processes import command_line
 
@@ -20,7 +21,7 @@ class Child:
 
     def __init__(self, folder: Path, action: str, job_id: UUID) -> None:
         argv = [sys.executable, "-m", "tests.real.guest_child", str(folder), action, str(job_id)]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = forked.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.alive.append(self)
 
     def line(self) -> str:

@@ -16,6 +16,7 @@ from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source
 from synvirt.sizes import MIB
+from tests import forked
 from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.real.test_service import service, volumes
 
@@ -169,7 +170,7 @@ def test_by_command_line(host: LibvirtLab, tmp_path: Path) -> None:
     (tmp_path / "mover").write_text(access.credentials["private_key"])
 
     def synvirt(*argv: str) -> str:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "synvirt", *argv, "--data-dir", str(data_dir)],
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -29,6 +29,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source, SourceTest
 from synvirt.sample import ID_PATH, Sample, build
 from synvirt.sizes import MIB
+from tests import forked
 from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.needs import need
 from tests.real.test_service import _guests, service
@@ -128,7 +129,7 @@ class Witness:
 
 def read_guest(data_dir: Path, uuid: str, path: str) -> str:
     argv = [sys.executable, "-m", "tests.real.guest_child", str(data_dir), "read", uuid, path]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=150)
+    done = forked.run(argv, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.sample import build
+from tests import forked
 from tests.fakes.prism.lab import by_nfs, cluster
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
 from tests.needs import need
@@ -37,7 +38,7 @@ def test_a_machine_is_moved_warm_and_boots_here(tmp_path: Path, by_nfs: Prisms) 
 
     def run(*arguments: str, typed: str = "") -> str:
         argv = [sys.executable, "-m", "synvirt", "--data-dir", str(data_dir), *arguments]
-        done = subprocess.run(argv, input=typed, capture_output=True, text=True, timeout=600, env=os.environ)
+        done = forked.run(argv, input=typed, capture_output=True, text=True, timeout=600, env=os.environ)
         assert done.returncode == 0, done.stdout + done.stderr
         assert PASSWORD not in done.stdout + done.stderr
         return done.stdout

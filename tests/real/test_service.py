@@ -18,6 +18,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import Sample, build
+from tests import forked
 from tests.processes import children, command_line, until, workers
 
 SYNVIRT = [sys.executable, "-m", "synvirt"]
@@ -35,7 +36,7 @@ def service(data_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
     said = data_dir.parent / "serve.log"
     with said.open("wb") as log:
         argv = [*SYNVIRT, "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
-        process = subprocess.Popen(argv, stdout=log, stderr=log)
+        process: subprocess.Popen[bytes] = forked.Popen(argv, stdout=log, stderr=log)
     try:
         until(lambda: "SynVirt serves at" in said.read_text() or process.poll() is not None)
         assert process.poll() is None, said.read_text()[-3000:]
@@ -226,7 +227,7 @@ def test_the_demo_ends_by_itself_and_tidies_up(tmp_path: Path) -> None:
 
 def test_two_services_do_not_share_a_folder(data_dir: Path) -> None:
     with service(data_dir):
-        second = subprocess.run([*SYNVIRT, "serve", "--data-dir", data_dir], capture_output=True, text=True, timeout=120)
+        second = forked.run([*SYNVIRT, "serve", "--data-dir", data_dir], capture_output=True, text=True, timeout=120)
         assert second.returncode == 1
         assert "E_MIG_CONFLICT" in second.stderr
         assert "Traceback" not in second.stderr

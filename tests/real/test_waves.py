@@ -28,6 +28,7 @@ from synvirt.model.kinds import State
 from synvirt.model.values import now
 from synvirt.sizes import KIB, MIB
 from synvirt.store.waves import LEADER_LOCK
+from tests import forked
 from tests.fleet.wave_service import SECOND, house_of
 from tests.house import live_plan
 from tests.ports import free_port
@@ -90,7 +91,7 @@ class Night:
     def service(self, host: str) -> Iterator[None]:
         log = self.folder / f"{host}.log"
         with log.open("w") as errors:
-            process = subprocess.Popen(
+            process = forked.Popen(
                 [
                     sys.executable,
                     "-m",

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
+from tests import forked
 from tests.fakes.hyperv.host import EXPORTING, USER, FakeHost, hyperv_host
 from tests.fakes.hyperv.model import OFF
 from tests.guests import phony_windows
@@ -56,7 +56,7 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
 
 def asked(data_dir: Path, *arguments: str, typed: str = "") -> str:
     argv = [sys.executable, "-m", "synvirt", "--data-dir", str(data_dir), *arguments]
-    done = subprocess.run(argv, input=typed, capture_output=True, text=True, timeout=600, env=os.environ)
+    done = forked.run(argv, input=typed, capture_output=True, text=True, timeout=600, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -162,7 +162,7 @@ def test_from_an_unknown_certificate_to_a_guest_that_runs_here(tmp_path: Path, h
 
     def run(*arguments: str, typed: str = "", code: int = 0) -> str:
         argv = [sys.executable, "-m", "synvirt", "--data-dir", str(data_dir), *arguments]
-        done = subprocess.run(argv, input=typed, capture_output=True, text=True, timeout=600, env=os.environ)
+        done = forked.run(argv, input=typed, capture_output=True, text=True, timeout=600, env=os.environ)
         assert done.returncode == code, done.stdout + done.stderr
         assert PASSWORD not in done.stdout + done.stderr
         return done.stdout

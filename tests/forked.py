@@ -1,0 +1,156 @@
+"""Python programs that tests start, forked from a process that has loaded their modules (`tests/forking.py`).
+
+    Popen([sys.executable, "-m", "synvirt", "serve", …])      as subprocess has it; `run` too
+
+A service loads modules for a second of a processor and more, and tests start some hundreds. A fork is a process of its own all
+the same. How Python itself starts one is seen where tests call `subprocess`: real/test_logs.py, cli/test_interrupts.py.
+"""
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, AnyStr
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+ANSWER_BYTES = 100
+
+_lock = threading.Lock()
+_ordering: list[socket.socket] = []
+_used_s: list[float] = []
+
+
+def processor_s() -> float:
+    """What they took of a processor, of those that have ended: they are no children of this process."""
+    return sum(_used_s)
+
+
+def ordering() -> socket.socket:
+    """Where orders go. A process that was forked has the one that it was ordered by."""
+    if not _ordering:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            argv = [sys.executable, "-m", "tests.forking", str(theirs.fileno())]
+            process = subprocess.Popen(argv, cwd=CHECKOUT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        _ordering.append(ours)
+        atexit.register(ours.close)
+        atexit.register(process.wait)
+        atexit.register(process.kill)
+    return _ordering[0]
+
+
+def inherit(descriptor: int) -> None:
+    """Instead of one of its own."""
+    _ordering[:] = [socket.socket(fileno=descriptor)]
+    atexit.register(_ordering[0].close)
+
+
+class Popen(subprocess.Popen[AnyStr]):
+    """Of words that begin with `sys.executable -m MODULE`, or `-P -m`."""
+
+    # What Python's own class brings, and its types leave out.
+    _waitpid_lock: threading.Lock
+    _close_pipe_fds: Callable[..., None]
+    _handle_exitstatus: Callable[[int], None]
+
+    def _execute_child(
+        self,
+        args: Sequence[str | os.PathLike[str]],
+        executable: None,
+        preexec_fn: None,
+        close_fds: bool,
+        pass_fds: Sequence[int],
+        cwd: str | os.PathLike[str] | None,
+        env: Mapping[str, str] | None,
+        startupinfo: None,
+        creationflags: int,
+        shell: bool,
+        p2cread: int,
+        p2cwrite: int,
+        c2pread: int,
+        c2pwrite: int,
+        errread: int,
+        errwrite: int,
+        restore_signals: bool,
+        gid: None,
+        gids: None,
+        uid: None,
+        umask: int,
+        start_new_session: bool,
+        process_group: int,
+    ) -> None:
+        words = [os.fspath(word) for word in args]
+        is_safe = words[1] == "-P"
+        assert words[:1] + words[1 + is_safe :][:1] == [sys.executable, "-m"], words
+        assert (executable, preexec_fn, shell, uid, gid, umask) == (None, None, False, None, None, -1)
+        order = {
+            "words": words[2 + is_safe :],
+            "finds": None if is_safe else os.fspath(cwd or Path.cwd()),
+            "passed": list(pass_fds),
+            "cwd": os.fspath(cwd or Path.cwd()),
+            "environment": dict(os.environ if env is None else env),
+            "session": start_new_session,
+        }
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._end: socket.socket = ours
+        standard: list[int] = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
+        with theirs, _lock:
+            control = ordering()
+            descriptors = [control.fileno(), theirs.fileno(), *standard, *pass_fds]
+            socket.send_fds(control, [json.dumps(order).encode()], descriptors)
+        self.pid = int(self._end.recv(ANSWER_BYTES) or 0)
+        if not self.pid:
+            ours.close()
+            raise OSError("the process that is to be forked has ended")
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        """As waitpid(2) answers."""
+        try:
+            said = self._end.recv(ANSWER_BYTES, socket.MSG_DONTWAIT if flags & os.WNOHANG else 0)
+        except BlockingIOError:
+            return 0, 0
+        self._end.close()
+        status, used_s = said.split() if said else (signal.SIGKILL, 0)
+        _used_s.append(float(used_s))
+        return self.pid, int(status)
+
+    def _internal_poll(self, _deadstate: object = None) -> int | None:
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):
+            try:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid:
+                    self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+
+def run(
+    args: Sequence[str | os.PathLike[str]],
+    *,
+    input: str | None = None,  # noqa: A002 - as subprocess has it
+    capture_output: bool = False,
+    timeout: float | None = None,
+    text: bool = True,
+    **named: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Of a program that says text."""
+    if input is not None:
+        named["stdin"] = subprocess.PIPE
+    if capture_output:
+        named |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(args, text=text, **named) as process:
+        try:
+            stdout, stderr = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(args, process.returncode, stdout, stderr)
