@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from tests import forked
 from tests.fleet.wave_service import SECOND, house_of
 from tests.house import live_plan
 from tests.ports import free_port
-from tests.processes import until, workers
+from tests.processes import stopped, until, workers
 
 S, W = MemberState, WaveState
 DISK = "disk-0"
@@ -304,8 +305,15 @@ def dies_in_the_middle(night: Night, wave_id: UUID) -> None:
             copying = night.copying(seen)
             for _ in range(200):
                 if (host := leads()) in copying:
-                    night.services[host].kill()
-                    killed[host] = copying[host]
+                    # What was seen may have passed meanwhile: it is looked at again while it stands still.
+                    process = night.services[host]
+                    process.send_signal(signal.SIGSTOP)
+                    stopped(process.pid)
+                    if leads() == host and night.store.get(copying[host]).state is State.COPYING_FULL:
+                        process.kill()
+                        killed[host] = copying[host]
+                    else:
+                        process.send_signal(signal.SIGCONT)
                     break
     ((victim, job_id),) = killed.items()
     (survivor,) = set(HOSTS) - {victim}
