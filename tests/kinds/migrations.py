@@ -46,8 +46,7 @@ def live(mode: str) -> Callable[[House], MigrationPlan]:
     def plan(house: House) -> MigrationPlan:
         if VM not in house.platform.vm_ids():
             house.platform.add_vm(VM, {DISK: CONTENT})
-        # The limit spreads the copy over several watermarks.
-        return live_plan(mode, warm={"delta_threshold_bytes": MIB}, limits={"bandwidth_bps": 8 * MIB})
+        return live_plan(mode, warm={"delta_threshold_bytes": MIB})
 
     return plan
 
