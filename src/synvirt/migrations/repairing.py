@@ -105,7 +105,7 @@ def _in_parts(sources: Mapping[str, ReaderSpec]) -> Mapping[str, ReaderSpec]:
         if comes_once(reader):
             raise Conflict(
                 f"disk {key} comes from its source as one stream: no part of it can be read alone",
-                hint="see what differs with check_only; to mend it, migrate it again",
+                hint="see what differs with check_only; if anything does, migrate it again",
             )
     return sources
 

@@ -124,7 +124,7 @@ def _refuse_source(rooms: Rooms, job: Migration, repair: Repair) -> None:
     if ref.kind == "remote_url":
         raise Conflict(
             f"what opened {ref.url} is not kept",
-            hint="see what differs with check_only; to mend it, migrate it again",
+            hint="see what differs with check_only; if anything does, migrate it again",
         )
     source = _source(rooms, job)
     if plan.source.Live is not None and source.power_state != "off":
