@@ -1,7 +1,8 @@
 # make run: install what is needed and do the main job. make test: prove it. make check: style, types, layers.
 # make lab: build the guest with zfs that some tests boot, and fetch nbdkit's vddk plugin; once, some minutes, as root; kept in
 # ~/.cache/synvirt-lab.
-# make deb: a Debian package of it, in dist/. make deb-proof: install it in a bare Debian 12, import an OVA there, boot it; as root.
+# make deb: a Debian package of it, in dist/. make deb-proof: install it in a bare Debian 12, import an OVA there, boot it, and
+# import every other kind of file; as root.
 # make unit-proof: its units under systemd and libvirtd, in a container; as root.
 # make bench: speed, as ratios against other tools in the same run, written into docs/performance.md and the README; refused
 # where others work on the machine meanwhile. make bench-quick: processor time against recorded bounds, in a minute or two.
@@ -62,7 +63,7 @@ check: setup-test
 deb: setup
 	packaging/build-deb.sh dist
 
-deb-proof: deb
+deb-proof: deb setup-test
 	packaging/install-packages.sh packaging/packages-lab.txt
 	packaging/prove-deb.sh dist/*.deb
 

@@ -162,3 +162,12 @@ def test_the_service_is_not_root_and_asks_the_helper_by_the_socket_that_there_is
         module = re.search(r"-m (synvirt\.\S+)", line)
         assert module is not None
         assert importlib.util.find_spec(module[1]) is not None
+
+
+def test_the_first_make_says_what_it_does_and_how_long_it_takes() -> None:
+    """Before anything is fetched: a minute without a word looks like a fault."""
+    recipes = re.findall(r"^\$\(VENV\)/\.runtime:.*\n\t(.*)\n", (FOLDER.parent / "Makefile").read_text(), re.MULTILINE)
+    assert len(recipes) == 1
+    assert recipes[0].startswith("@echo")
+    assert "minutes" in recipes[0]
+    assert 'echo "Installing:$missing"' in (FOLDER / "install-packages.sh").read_text()

@@ -1,6 +1,8 @@
 """0 done, 1 failed or refused, 2 wrong usage: across the commands."""
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -8,6 +10,7 @@ import pytest
 import typer
 from rich.console import Console
 
+import synvirt
 from synvirt.cli import listing
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
@@ -103,3 +106,20 @@ def test_every_command_shows_an_example_of_itself() -> None:
         return [] if re.search("Examples?: synvirt ", command.help or "") else [" ".join(names)]
 
     assert lacking(typer.main.get_command(app), []) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["hosts fence kvm2", "migrations take-over 1f3a", "waves cancel november", "waves roll-back november"]
+)
+def test_who_wants_json_is_asked_nothing(service: Service, run: Run, line: str) -> None:
+    """A question would stand among the JSON, and nobody reads it there."""
+    done = run(*line.split(), "--json")
+    assert (done.exit_code, json.loads(done.stdout)["error"]["hint"]) == (2, "say so: --yes")
+    asked = run(*line.split(), typed="n\n")
+    # The runner itself shows what is typed.
+    assert (asked.exit_code, "[y/N]" in asked.stdout, "[y/N]" in asked.stderr) == (1, False, True)
+
+
+def test_every_question_is_asked_so() -> None:
+    files = [path for path in (Path(synvirt.__file__).parent / "cli").rglob("*.py") if "typer.confirm" in path.read_text()]
+    assert [path.name for path in files] == ["options.py"]
