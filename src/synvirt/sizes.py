@@ -15,6 +15,11 @@ def exact_size(count: int) -> str:
     return f"{count} B"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 CPU`, `2 CPUs`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def duration(seconds: float | None) -> str:
     """The two units that matter: `1 h 20 min`, `3 min 5 s`, `0.4 s`."""
     if seconds is None:

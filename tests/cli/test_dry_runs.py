@@ -29,7 +29,7 @@ def answered(plan: MigrationPlan) -> DryRun:
         manifest=VmManifest(vm_id="web", name="web"),
         concerns=(),
         ways=(DiskWay(disk_key="disk0", way="file", reason="read where it lies, as vmdk"),),
-        forecast=PlanForecast(bytes_to_read=1 << 30, copy_s=12, outage_p50_s=3, outage_p95_s=9, basis="2 job(s)"),
+        forecast=PlanForecast(bytes_to_read=1 << 30, copy_s=12, outage_p50_s=3, outage_p95_s=9, basis="2 jobs"),
         differences=(Difference(what="memory", source="1 GiB", here="2 GiB", why="asked for"),),
         problems=() if plan.name == "right" else (PROBLEM,),
     )
@@ -76,7 +76,7 @@ def test_a_plan_in_a_file_is_dry_run_and_makes_no_job(service: Service, run: Run
     done = run("migrations", "dry-run", file)
     assert done.exit_code == 1
     assert "disk0: file" in done.stdout
-    assert "1.0 GiB to read, about 12 s; the guest is off for 3 s, 9 s at p95 (2 job(s))" in done.stdout
+    assert "1.0 GiB to read, about 12 s; the guest is off for 3 s, 9 s at p95 (2 jobs)" in done.stdout
     assert "memory: 1 GiB → 2 GiB (asked for)" in done.stdout
     assert "problem    --network: there is no network; did you mean bridge:br0?" in done.stdout
     assert json.loads(run("--json", "migrations", "dry-run", file).stdout)["problems"] == [PROBLEM.model_dump()]

@@ -152,7 +152,7 @@ def test_what_a_job_reads_stays(service: Service, run: Run, file: Path) -> None:
     assert job.name == file.name
     done = run("uploads", "remove", upload["id"])
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"E_MIG_CONFLICT: upload {upload['id']} is read by 1 job(s)")
+    assert done.stderr.startswith(f"E_MIG_CONFLICT: upload {upload['id']} is read by 1 job")
     assert str(job.id) in done.stderr
 
 

@@ -72,6 +72,8 @@ def test_ctrl_c_leaves_them_running_and_says_how_to_go_on(service: Service, run:
     monkeypatch.setattr(watching_several, "watch_several", interrupted)
     done = run("migrations", "watch")
     assert (done.exit_code, done.stdout) == (130, "The jobs go on. Watch them again: synvirt migrations watch\n")
+    done = run("migrations", "watch", "--json")
+    assert (done.exit_code, "The jobs go on." in done.stdout, "The jobs go on." in done.stderr) == (130, False, True)
 
 
 def test_the_table_fits_80_columns_and_shows_those_that_run_first(service: Service) -> None:

@@ -60,7 +60,10 @@ def test_every_field_of_the_form_has_a_label() -> None:
     [
         ("target.network_map[0].target", "Network"),
         ("mode", "How it moves"),
-        ("set target.memory_bytes lower, or set target.start to false", "set «Memory» lower, or leave «Start it here» out"),
+        (
+            "set target.memory_bytes lower, or set target.start to false",
+            "set «Memory» lower, or leave «Start it here in the end» out",
+        ),
         ("the name of a mode is its target", "the name of a mode is its target"),
         ("target.identity is new", "new ones are chosen at «UUID and MAC addresses»"),
         ("plan.mode: must be 'Warm' or 'Cold'", "«How it moves»: must be 'Warm' or 'Cold'"),

@@ -171,5 +171,5 @@ def test_one_that_a_job_reads_stays_and_the_page_says_why(page: Page, service: S
     service.submit(MigrationPlan(source=source, source_ref=UploadRef(kind="upload", upload_id=upload.id), mode=Mode.COLD))
     page.goto(f"/uploads/{upload.id}/remove")
     page.click("text=Yes: remove")
-    expect(page.locator(".banner.bad")).to_contain_text("is read by 1 job(s)")
+    expect(page.locator(".banner.bad")).to_contain_text("is read by 1 job")
     assert [one.id for one in listed(service)] == [upload.id]

@@ -42,16 +42,16 @@ def tell(code: str, detail: str, hint: str | None) -> None:
         print(f"hint: {shown(hint)}", file=sys.stderr)
 
 
+def say(text: str, *, as_json: bool) -> None:
+    """Prints a line for a person: where the output is JSON, beside it."""
+    print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
 def shown(text: str) -> str:
     """Names come from hostile archives: a terminal must not obey what is in them."""
     return "".join(
         character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}" for character in text
     )
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 CPU`, `2 CPUs`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def sized(count: float) -> str:

@@ -26,7 +26,7 @@ from synvirt.model.files import Upload
 from synvirt.model.values import now
 from synvirt.repeating import repeated
 from synvirt.settings import Settings
-from synvirt.sizes import MIB
+from synvirt.sizes import MIB, counted
 from synvirt.store.uploads import UploadRows
 
 # Left free whatever is uploaded: the store lies on the same file system, and jobs end badly without it.
@@ -115,7 +115,7 @@ class Uploads:
             readers = self._rows.readers(upload_id)
             if readers:
                 raise Conflict(
-                    f"upload {upload_id} is read by {len(readers)} job(s) that have not ended: {readers[0]}",
+                    f"upload {upload_id} is read by {counted(len(readers), 'job')} not ended yet: {readers[0]}",
                     hint="wait for the job's end, or cancel it",
                 )
             # Hidden first: a crash before the row is gone brings it back, whole.

@@ -27,6 +27,7 @@ from synvirt.repository import packs
 from synvirt.repository.folder import UNFINISHED, Folder, put
 from synvirt.repository.manifest import NONE, PAGE_BYTES, names_in
 from synvirt.repository.repository import CONDEMNED_FOLDER, Repository, condemned_lists
+from synvirt.sizes import counted
 
 GRACE_S = 24 * 3600
 # What a run that is under way has written is needed by nothing yet. Longer than any run takes.
@@ -167,7 +168,7 @@ def _look(repository: Repository, now: float, on_looked: Callable[[int], None], 
     if repository.unreadable:
         name, why = next(iter(repository.unreadable.items()))
         raise RepositoryDamaged(
-            f"nothing is removed while {len(repository.unreadable)} pack(s) cannot be read; {name[:16]}…: {why}",
+            f"nothing is removed while {counted(len(repository.unreadable), 'pack')} cannot be read; {name[:16]}…: {why}",
             hint="verify the repository; a pack that is beyond help may be moved away by hand",
         )
     sizes = repository.pack_sizes()

@@ -25,6 +25,7 @@ from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES, NAME_BYTES
 from synvirt.repository.manifest import NONE, PAGE_BYTES, DiskMap, names_in
 from synvirt.repository.repository import Repository, condemned_lists, header_of
+from synvirt.sizes import counted
 
 Stop = Callable[[], bool]
 # Bytes in all, and those that were read.
@@ -246,7 +247,7 @@ def _wrong_of_point(repository: Repository, point_id: UUID, bad_names: set[bytes
     except RepositoryDamaged as error:
         return error.detail
     wrong = sum(known[page] for page in pages)
-    return f"restore point {point_id} needs {wrong} chunk(s) that are missing or have changed" if wrong else None
+    return f"restore point {point_id} lacks {counted(wrong, 'chunk')}: missing, or changed" if wrong else None
 
 
 def _wrongs_in_page(repository: Repository, name: bytes, bad_names: set[bytes]) -> int:

@@ -14,6 +14,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS
 from synvirt.model.sources import Source
 from synvirt.model.values import Model
+from synvirt.sizes import counted
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
 from synvirt.store.ledger import LedgerEntry, Owner, forget, record, strike
 from synvirt.store.tables import ledger, migrations, secrets, sources, wave_hooks
@@ -195,7 +196,7 @@ def _check_unused(db: Connection, source: Source) -> None:
     jobs = [row.id for row in db.execute(using)]
     if jobs:
         raise Conflict(
-            f"{len(jobs)} job(s) read from source {source.name}: {', '.join(jobs[:5])}",
+            f"source {source.name} is read by {counted(len(jobs), 'job')}: {', '.join(jobs[:5])}",
             hint="wait for them to end, or cancel them",
         )
 

@@ -37,7 +37,7 @@ LABELS: dict[str, str] = {
 # Fields of a plan that are no text of the form.
 _OTHERS: Mapping[str, str] = {
     "target.network_map": "Network",
-    "target.start": "Start it here",
+    "target.start": "Start it here in the end",
     "target": "The machine here",
     "skip_disks": LABELS["disk"],
     "waive_concerns": LABELS["waive"],
@@ -50,7 +50,7 @@ _OTHERS: Mapping[str, str] = {
 _SENTENCES: Mapping[str, str] = {
     "set target.identity to new": "choose new ones at «UUID and MAC addresses»",
     "target.identity is new": "new ones are chosen at «UUID and MAC addresses»",
-    "set target.start to false": "leave «Start it here» out",
+    "set target.start to false": "leave «Start it here in the end» out",
     "name the concern's id in waive_concerns": "confirm it at «What to know before»",
     "set conversion to never": "choose Never at «Drivers put into it»",
     "skip_disks names it": "it is left out at «Disks to copy»",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from synvirt.cli.listing import at
-from synvirt.cli.program import FAILED, INTERRUPTED, shown, sized, tell
+from synvirt.cli.program import FAILED, INTERRUPTED, say, shown, sized, tell
 
 if TYPE_CHECKING:
     from synvirt.backups.model import BackupRun
@@ -25,7 +25,7 @@ def follow(options: "Options", client: Any, answer: str, *, print_events: bool =
         with display(quiet=options.json) as show:
             run = _watched(client, run, show, print_events=print_events)
     except KeyboardInterrupt:
-        print(f"The run goes on. Watch it again: synvirt backup watch {run.id}", flush=True)
+        say(f"The run goes on. Watch it again: synvirt backup watch {run.id}", as_json=options.json)
         raise typer.Exit(INTERRUPTED) from None
     if not options.json:
         show_result(run)

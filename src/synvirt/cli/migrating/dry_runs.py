@@ -12,10 +12,10 @@ import typer
 
 from synvirt.cli.migrating.plan_options import ROWS, option_of
 from synvirt.cli.options import Options
-from synvirt.cli.program import FAILED, counted, shown, sized
+from synvirt.cli.program import FAILED, shown, sized
 from synvirt.errors import BadRequest, SynvirtError
 from synvirt.nearest import hint_for
-from synvirt.sizes import duration
+from synvirt.sizes import counted, duration
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client

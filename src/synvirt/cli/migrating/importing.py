@@ -71,7 +71,7 @@ def import_(
     checked("--kind", kind, KINDS)
     plan = as_plan(chosen)
     stays = ["no job is made"]
-    with options.connect() as client, _interruptible(stays):
+    with _interruptible(stays), options.connect() as client:
         inspection: Inspection | None = None
         if source is not None:
             plan["source"], plan["source_ref"] = live_vm(client, source, path)

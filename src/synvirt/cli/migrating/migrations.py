@@ -7,7 +7,7 @@ import typer
 
 from synvirt.cli.listing import at, full_id, print_table
 from synvirt.cli.options import Options, confirm, with_options
-from synvirt.cli.program import FAILED, INTERRUPTED, shown
+from synvirt.cli.program import FAILED, INTERRUPTED, say, shown
 
 if TYPE_CHECKING:
     from synvirt.model.job import Forecast, Migration, OutageForecast, Pass
@@ -278,7 +278,7 @@ def follow(options: Options, client: Any, job_id: str, *, print_events: bool = F
             each = (lambda event: print(event.data, flush=True)) if print_events else (lambda _: None)
             job = watch(client, client.migration(job_id), show=shows, each=each)
     except KeyboardInterrupt:
-        print(f"The job goes on. Watch it again: synvirt migrations watch {job_id}", flush=True)
+        say(f"The job goes on. Watch it again: synvirt migrations watch {job_id}", as_json=options.json)
         raise typer.Exit(INTERRUPTED) from None
     if options.json and not print_events:
         print(client.ask("GET", f"/migrations/{job_id}"))
@@ -293,7 +293,7 @@ def _follow_several(options: Options, client: Any, ids: list[str]) -> None:
     try:
         ended = watch_several(client, ids, as_json=options.json)
     except KeyboardInterrupt:
-        print(f"The jobs go on. Watch them again: synvirt migrations watch {' '.join(ids)}".rstrip(), flush=True)
+        say(f"The jobs go on. Watch them again: synvirt migrations watch {' '.join(ids)}".rstrip(), as_json=options.json)
         raise typer.Exit(INTERRUPTED) from None
     if not ended and not options.json:
         print("No migration runs")

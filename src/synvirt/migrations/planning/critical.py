@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from synvirt.errors import InvalidPlan
 from synvirt.model.machine import Concern, VmManifest
 from synvirt.model.plan import MigrationPlan
+from synvirt.sizes import counted
 
 # Ids of what is wrong with one disk: `disk-unreadable:KEY`.
 _OF_A_DISK = "disk-"
@@ -19,7 +20,8 @@ def refuse_critical(plan: MigrationPlan, manifest: VmManifest) -> None:
     if critical:
         ids = ", ".join(one.id for one in critical[:20])
         raise InvalidPlan(
-            f"{manifest.name} has {len(critical)} critical concern(s): {ids}. {critical[0].label}: {critical[0].assessment}",
+            f"{manifest.name} has {counted(len(critical), 'critical concern')}: {ids}. "
+            f"{critical[0].label}: {critical[0].assessment}",
             hint=f"{critical[0].remedy} To continue anyway, name the concern's id in waive_concerns.",
         )
 

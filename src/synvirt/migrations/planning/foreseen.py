@@ -40,7 +40,7 @@ from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.model.plan import LiveVmRef, MigrationPlan
 from synvirt.model.values import Bytes, Model, now
 from synvirt.offline.several import choosing
-from synvirt.sizes import GIB, MIB
+from synvirt.sizes import GIB, MIB, counted
 
 log = structlog.get_logger(__name__)
 
@@ -451,7 +451,8 @@ def _copy_time(rooms: Rooms, plan: MigrationPlan, disks: Sequence[Disk], past: S
     ]
     if speeds:
         speed = min(statistics.median(speeds), limit_bps)
-        return sum(_bytes_to_read(disk) for disk in disks) / speed, f"{len(speeds)} job(s) of this source that ended here"
+        basis = f"{counted(len(speeds), 'job')} of this source that ended here"
+        return sum(_bytes_to_read(disk) for disk in disks) / speed, basis
     ref = plan.source_ref
     rates = rooms.rates_of(ref.source_id) if ref.kind == "live_vm" else {}
     if not disks or any(disk.read_by not in rates for disk in disks):
