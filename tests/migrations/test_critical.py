@@ -86,7 +86,7 @@ def test_which_concerns_refuse(ids: list[str], fields: dict[str, Any], refused: 
     if not refused:
         refuse_critical(plan, manifest)
         return
-    with pytest.raises(InvalidPlan, match=rf"web has {len(refused)} critical concern\(s\): {', '.join(refused)}\. l: a"):
+    with pytest.raises(InvalidPlan, match=rf"web has {len(refused)} critical concerns?: {', '.join(refused)}\. l: a"):
         refuse_critical(plan, manifest)
 
 
