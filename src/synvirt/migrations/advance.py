@@ -1,11 +1,11 @@
-"""One move of a job: run the step of its state, then go where the table says; or end, and sweep what the job made. asyncio.
+"""One move of a job: it runs the step of its state and goes where the table says; or it ends, and sweeps what it made. asyncio.
 
     advance(job, state) ─▶ step ─▶ next state
                              ├─ Cancelled ──▶ sweep all ───────────────▶ Cancelled
                              └─ any error ──▶ last_error, sweep ───────▶ Failed     (a whole copy is kept)
 
-Idempotent at every commit: called for a state that the job has left, it only says where the job is; called for a job that was
-failing when the service died, it goes on with the failing.
+Idempotent at every commit: called for a state that the job has left, it only gives the job's present state; called for a job
+that was failing when the service died, it goes on with that.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -31,17 +31,17 @@ from synvirt.store import LedgerEntry
 
 log = structlog.get_logger(__name__)
 
-# A source that is away may be back in a moment; beyond that the entry stays in the ledger, for later (`tidying`).
+# Pauses of a sweep: a source that is away may be back in a moment. After them the entry stays in the ledger, for `tidying`.
 SWEEP_PAUSES_S = (0.5, 2, 5)
-# Of a job that is cancelled: a platform that takes longer to let us in is tidied up later.
+# How long a cancelled job waits for a login at its source. After that `tidying` does the rest later.
 CANCELLED_CONNECT_S = 5.0
-# What is undone at the source of a Live job.
+# The kinds of ledger entries that are undone at the source of a Live job.
 AT_SOURCE = frozenset({"snapshot", "source_power", "tracking"})
 
 
 async def advance(rooms: Rooms, migration: Migration, state: State, stop: Stop) -> State:
     """The state the job is in afterwards. Raises only PersistFailed: without a store the state is unknown."""
-    # Whatever is logged on the way, here, in a thread or by a library, says whose it is.
+    # Each log line on the way has the job's id, also those of threads and libraries.
     with structlog.contextvars.bound_contextvars(job=str(migration.id)):
         return await _advance(rooms, migration, state, stop)
 
@@ -93,7 +93,7 @@ async def _move(job: Job, to: State, **fields: object) -> State:
 
 
 async def _end(job: Job) -> State:
-    """Sweep, then Failed or Cancelled: at that state nothing of the job is left but what it keeps."""
+    """Sweeps, then moves to Failed or Cancelled. In these states nothing of the job is left, except what it keeps."""
     await wait_until_gone(job)
     cancelled = _failing(job.migration) == Cancelled.code
     keep: frozenset[str] = frozenset() if cancelled else kept_on_failure(job.migration)
@@ -102,7 +102,7 @@ async def _end(job: Job) -> State:
 
 
 async def _disks_left(job: Job, keep: frozenset[str]) -> tuple[DiskProgress, ...]:
-    """They name volumes that are there, and no others."""
+    """The job's disks, without the volumes that are gone."""
     if "volume" in keep:
         return job.migration.disks
     left = {entry.name for entry in await job.in_thread(job.rooms.store.ledger, job.id) if entry.kind == "volume"}
@@ -129,7 +129,7 @@ async def _sweep_variables(job: Job, _name: str) -> None:
 
 
 async def _sweep_claim(_job: Job, _name: str) -> None:
-    """A claim is nothing but its line in the ledger."""
+    """A claim is only its ledger entry: there is nothing to undo."""
 
 
 async def _sweep_conversion(job: Job, name: str) -> None:
@@ -137,7 +137,7 @@ async def _sweep_conversion(job: Job, name: str) -> None:
 
 
 async def _sweep_hashes(job: Job, _name: str) -> None:
-    """And those of the job whose volumes it had: it may not have taken them up yet."""
+    """Also the hashes of the job whose volumes this one has: it may not have taken them over yet."""
     for job_id in (job.id, job.migration.retry_of):
         if job.rooms.receipts is not None and job_id is not None:
             await job.in_thread(job.rooms.receipts.forget_hashes, job_id)
@@ -170,7 +170,7 @@ async def _sweep_export(job: Job, name: str) -> None:
 
 
 async def _sweep_mark(_job: Job, _name: str) -> None:
-    """A note on a VM that is to go on as it was. Where it was left already it harms nobody: it names the job."""
+    """A note on the source VM, which names the job. It does no harm, so it stays."""
 
 
 SWEEPERS: dict[str, Callable[[Job, str], Awaitable[None]]] = {
@@ -197,7 +197,7 @@ _ORDER = Order(
 
 
 async def _at_source(job: Job, call: Callable[..., Awaitable[None]]) -> None:
-    """Without the stop flag: a cancelled job still tidies up at its source."""
+    """Ignores the stop flag: a cancelled job still tidies up at its source."""
     ref = job.migration.plan.source_ref
     if ref.kind != "live_vm":
         return
@@ -206,13 +206,13 @@ async def _at_source(job: Job, call: Callable[..., Awaitable[None]]) -> None:
 
 
 async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:
-    """Undo the ledger, newest first. What is kept is struck out: it is the operator's from now on. What cannot be undone now
-    stays in the ledger."""
+    """Undoes the ledger, newest first. Entries of the kinds in `keep` are only deleted: the operator keeps those things. What
+    cannot be undone now stays in the ledger."""
 
     async def kept_or_swept(entry: LedgerEntry) -> bool:
         if entry.kind in keep:
             return True
-        # An operator who cancels does not wait for a platform that hangs: what is left there is tidied up later (`tidying`).
+        # An operator who cancels does not wait for a platform that hangs: `tidying` removes later what is left there.
         if entry.kind in AT_SOURCE and job.stop.left_running:
             return False
         return await _swept(job, entry)
@@ -222,10 +222,11 @@ async def sweep(job: Job, keep: frozenset[str] = frozenset()) -> None:
 
 
 async def undone(entries: Sequence[LedgerEntry], undo: Callable[[LedgerEntry], Awaitable[bool]]) -> AsyncIterator[LedgerEntry]:
-    """Each entry that `undo` says is undone, the newest first; snapshots after them, for some platforms take hours to make a
-    disk one again, and the guest is to run meanwhile; tracking last, which ends well only without our snapshots. The source is
-    not powered on while the guest may live here, in a domain that could not be undone: two of one guest would both write and
-    be believed."""
+    """Gives each entry that `undo` has undone, newest first.
+
+    Snapshots come after the others: some platforms take hours to consolidate a disk, and the guest runs meanwhile. Tracking
+    comes last, as it can be switched off only without our snapshots. The source is not powered on while a domain here could not
+    be undone: two copies of one guest must never run at once."""
     sweep = Sweep(entries, _ORDER)
     for entry in sweep:
         if await undo(entry):
@@ -240,9 +241,9 @@ async def _swept(job: Job, entry: LedgerEntry) -> bool:
             await SWEEPERS[entry.kind](job, entry.name)
         except PersistFailed:
             raise
-        except Exception as error:  # whatever it was, the other entries are to be swept too
+        except Exception as error:  # the other entries are swept all the same
             log.warning("cannot be swept", job=str(job.id), kind=entry.kind, name=entry.name, cause=str(error))
-            if isinstance(error, AuthFailed):  # the same password again would only lock the account
+            if isinstance(error, AuthFailed):  # trying the same password again would only lock the account
                 return False
             if isinstance(error, SourceUnreachable) and error.waited_s and job.stop.is_set():
                 job.stop.left_running = True

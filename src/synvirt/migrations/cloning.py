@@ -1,7 +1,7 @@
-"""A rehearsal's clones of a job's volumes. The job itself makes them, between two passes: then the volumes are whole, all of
-one moment of the source, and nobody writes to them.
+"""A rehearsal's clones of a job's volumes. The job makes them between two passes: then its volumes are complete, of one moment
+of the source, and not being written to.
 
-    a rehearsal that waits ─▶ the job, between two passes ─▶ clones ─▶ the rehearsal prepares them, the job goes on
+    a waiting rehearsal ─▶ the job, between two passes ─▶ clones ─▶ the rehearsal prepares them, the job goes on
 """
 
 import asyncio
@@ -24,7 +24,7 @@ POLL_S = 0.1
 
 
 def clones(job: Job, rehearsal_id: UUID) -> list[tuple[Disk, str, str]]:
-    """Each copied disk with its volume and the name of that one's clone."""
+    """Each copied disk with its volume and the name of the volume's clone."""
     return [
         (disk, volume, job.destination.volume_name(rehearsal_id, volume_label(disk, job.manifest)))
         for disk, volume in copied_disks(job)
@@ -32,8 +32,8 @@ def clones(job: Job, rehearsal_id: UUID) -> list[tuple[Disk, str, str]]:
 
 
 async def clone_asked(job: Job) -> None:
-    """For the rehearsal that waits, if one does. Call it while the job's volumes are whole. A clone that fails is the
-    rehearsal's trouble: the job goes on."""
+    """Makes the clones for the waiting rehearsal, if there is one. Call it between two passes. If a clone fails, the rehearsal
+    fails, and the job goes on."""
     if await job.in_thread(job.rooms.store.rehearsals.waiting, job.id) is not None:
         await job.in_thread(_clone, job)
 
@@ -68,13 +68,14 @@ def _clone(job: Job) -> None:
 
 
 async def call_off(job: Job) -> None:
-    """The job cuts over: what it copied is to start for real, and the rehearsal's guest gives its memory back."""
+    """Cancels the job's rehearsal before a cut-over: the real guest needs the memory."""
     if await job.in_thread(job.rooms.store.rehearsals.has_unended, job.id):
         await job.in_thread(job.rooms.store.rehearsals.cancel_of, job.id)
 
 
 async def wait_until_gone(job: Job) -> None:
-    """Before the volumes go: while a clone of one is there it cannot be removed. Not for ever: what is left is swept later."""
+    """Cancels the job's rehearsals and waits for their end, ENDS_WITHIN at most: a volume cannot be removed while a clone of it
+    exists. What is left then is swept later."""
     rows, until = job.rooms.store.rehearsals, now() + ENDS_WITHIN
     await call_off(job)
     while now() < until and await job.in_thread(rows.has_unended, job.id):

@@ -177,7 +177,7 @@ async def _until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[None]]) 
             tries += 1
             log.warning("the guest runs on; it is tried again", job=str(job.id), cause=error.detail, again_s=pause_s)
             # A file that went is not the same when it comes back as another: what it is is looked at, not remembered.
-            await job.tell(
+            await job.show(
                 type(error)(
                     f"{error.detail.rstrip('.')}. The guest runs on, and it is tried again",
                     hint=error.hint or "cancel the job to give up: what the guest wrote is lost then",
@@ -186,7 +186,7 @@ async def _until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[None]]) 
             await job.stop.sleep(pause_s)
         else:
             if tries:
-                await job.take_back()
+                await job.show_no_more()
             return
 
 

@@ -1,4 +1,4 @@
-"""A job while a step of it runs: what it is, how it is changed, and whether it shall stop. asyncio."""
+"""A job while one of its steps runs: its document, its memory, its ledger, its source, and whether it must stop. asyncio."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,19 +23,19 @@ from synvirt.model.values import now
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Where a warm job's guest has not been shut down yet.
+# In these states a warm job's guest has not been shut down yet.
 _RUNS_ON = frozenset({State.COPYING_FULL, State.DELTA_SYNCING})
 
 
 class Job:
-    """One running job. `migration` is as the store has it; every change goes through `change`."""
+    """One running job. `migration` is what the store has; every change goes through `change`."""
 
     def __init__(self, migration: Migration, rooms: Rooms, stop: Stop) -> None:
         self.migration = migration
         self.rooms = rooms
         self.stop = stop
         self._slots: Held | None = None
-        # What runs at once changes one after the other: so `migration` is never older than what the store has.
+        # Several tasks of a step may change the job. They do so one by one, so that `migration` is never older than the store.
         self._changing = asyncio.Lock()
 
     @property
@@ -44,18 +44,18 @@ class Job:
 
     @property
     def manifest(self) -> VmManifest:
-        """The VM as it was inspected in Queued."""
+        """The VM as it was inspected in Queued. Only later steps may ask."""
         if self.migration.manifest is None:
             raise RuntimeError("no step before Queued's end has a manifest")
         return self.migration.manifest
 
     @property
     def destination(self) -> Destination:
-        """Where the job's volumes are, or will be."""
+        """The destination that has the job's volumes, or will have them."""
         return self.rooms.destination_named(self.migration.destination or self.migration.plan.target.destination)
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run blocking code; the one way out of the event loop."""
+        """Runs blocking code in a thread."""
         return await asyncio.to_thread(partial(call, *args, **kwargs))
 
     async def change(self, **fields: object) -> None:
@@ -73,22 +73,22 @@ class Job:
 
     @property
     def guest_is_off(self) -> bool:
-        """Or is to be, any moment: a guest that is off must not wait."""
+        """Whether the guest is off, or will be at any moment. Such a job must not wait."""
         job = self.migration
         runs_on = job.state is State.QUEUED or (job.mode_effective is Mode.WARM and job.state in _RUNS_ON)
         return job.plan.source.Live is not None and not runs_on and job.repair is None
 
     async def take_turn(self) -> None:
-        """Waits for one of the `jobs_at_once`; not where the guest is off. Cancelled."""
+        """Waits for one of the `jobs_at_once` turns; does not wait while the guest is off. Cancelled."""
         await self.rooms.turns.taken(self.id, self.stop.or_stop, urgent=self.guest_is_off)
 
     def leave_turn(self) -> None:
-        """Others work, while this one waits."""
+        """Lets another job work while this one waits."""
         self.rooms.turns.left(self.id)
 
     @asynccontextmanager
     async def slots(self, *, urgent: bool = False) -> AsyncIterator[None]:
-        """Of its source, of the host of it that the VM runs on, and of its destination, for a pass."""
+        """Holds the slots of a pass: of the source, of the source's host that has the VM, and of the destination."""
         rooms, ref = self.rooms, self.migration.plan.source_ref
         name = self.migration.destination or next(iter(rooms.destinations))
         shared = await self.in_thread(self.destination.shared_id)
@@ -104,53 +104,55 @@ class Job:
                 self._slots = None
 
     async def leave_slots(self) -> None:
-        """Others copy, while this one waits for what may take a day."""
+        """Lets other jobs copy while this one waits for something that may take a day."""
         if self._slots is not None:
             await self._slots.leave()
 
     async def take_slots(self) -> None:
-        """Again, where they were left."""
+        """Takes the slots again, if they were left."""
         if self._slots is not None:
             await self._slots.take()
 
-    async def tell(self, error: SynvirtError) -> None:
-        """Of a trouble that may pass: until `take_back` it stands where the last problem stood."""
+    async def show(self, error: SynvirtError) -> None:
+        """Shows a trouble that may pass as the job's last error, until `show_no_more`."""
         if (await self.memory()).told is None:
             await self.note(told=Told(before=self.migration.last_error))
         await self.change(last_error=self.problem(error, fatal=False))
 
-    async def take_back(self) -> None:
-        """The trouble has passed: its message is removed, and the problem that was shown before it is shown again."""
+    async def show_no_more(self) -> None:
+        """The trouble has passed: the problem that was shown before it is shown again."""
         told = (await self.memory()).told
         if told is not None:
             await self.change(last_error=told.before)
             await self.note(told=None)
 
     async def memory(self) -> JobMemory:
+        """What the job remembers."""
         return await self.in_thread(self.rooms.store.memory.get, self.id, JobMemory)
 
     async def note(self, **facts: object) -> None:
-        """Fields of JobMemory, in one transaction."""
+        """Writes fields of JobMemory, in one transaction."""
         await self.in_thread(self.rooms.store.memory.change, self.id, JobMemory, lambda before: noting(before, **facts))
 
     async def memory_of(self, number: int) -> PassMemory:
+        """What the job remembers of a pass."""
         return await self.in_thread(self.rooms.store.memory.get, self.id, PassMemory, number)
 
     async def note_of(self, number: int, **facts: object) -> None:
-        """Fields of PassMemory, of that pass, in one transaction."""
+        """Writes fields of a pass's PassMemory, in one transaction."""
         change = self.rooms.store.memory.change
         await self.in_thread(change, self.id, PassMemory, lambda before: noting(before, **facts), number)
 
     async def record(self, kind: str, name: str) -> None:
-        """Into the ledger: call it before the thing is made."""
+        """Adds a ledger entry. Call it before the thing is made."""
         await self.in_thread(self.rooms.store.record, self.id, kind, name)
 
     async def strike(self, kind: str, name: str) -> None:
-        """Removes an entry of the job's ledger: the thing is gone."""
+        """Deletes a ledger entry. Call it after the thing is gone."""
         await self.in_thread(self.rooms.store.strike, self.id, kind, name)
 
     async def with_adapter(self, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
-        """A session with the source of a Live plan, for as long as `use` takes; stops when the operator says so."""
+        """The answer of `use`, in a session with the source of a Live plan. Cancelled, when the job is to stop."""
 
         async def used() -> T:
             async with self.session() as adapter:
@@ -160,8 +162,8 @@ class Job:
 
     @asynccontextmanager
     async def session(self, *, within_s: float | None = None) -> AsyncIterator[LiveAdapter]:
-        """A session with the source of a Live plan, which does not stop by itself. SourceUnreachable when it does not stand
-        within `within_s`."""
+        """A session with the source of a Live plan. It does not end when the job is to stop. SourceUnreachable, when there is
+        none within `within_s`."""
         plan = self.migration.plan
         if plan.source.Live is None or plan.source_ref.kind != "live_vm":
             raise RuntimeError("an Offline plan has no adapter")
@@ -183,6 +185,6 @@ def volume_label(disk: Disk, manifest: VmManifest) -> str:
 
 
 def converts(job: Job, manifest: VmManifest) -> bool:
-    """Whether drivers are put into the guest, by its plan and its manifest."""
+    """Whether drivers are installed in the guest, by its plan and its manifest."""
     choice = job.migration.plan.conversion
     return choice == "always" or (choice == "auto" and job.rooms.preparer.wants(manifest))

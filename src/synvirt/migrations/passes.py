@@ -1,9 +1,9 @@
-"""A pass: one worker process copies one disk after another, from where the last one stopped. asyncio.
+"""A pass: a worker process copies one disk after another, each from its watermark. asyncio.
 
-    volumes made ─▶ order written from readers, writers and watermarks ─▶ worker ─▶ messages ─▶ store and board
+    readers, writers and watermarks ─▶ an order ─▶ worker ─▶ messages ─▶ store and board
 
-A worker that was killed, and a source that does not answer for a while, cost what was copied since the last watermark: the
-pass goes on from there. Only attempts that bring nothing count.
+When a worker is killed, or a source does not answer for a while, the pass goes on from the last watermark. Only attempts that
+move no watermark count as failures.
 """
 
 import time
@@ -32,12 +32,10 @@ from synvirt.store import Watermark
 
 log = structlog.get_logger(__name__)
 
-# Attempts in a row that moved no watermark, of a worker that dies and of files that are not to be read. For a source that is
-# away there is more patience.
+# Pauses after attempts in a row that moved no watermark: the worker died, or files could not be read. A job waits longer for a
+# source that is away.
 RETRY_PAUSES_S = (1, 2, 4, 8, 16, 32, 60)
-
-
-# What a worker tells that is more than its code: no belief in change tracking, another way, another look.
+# Errors of a worker that are raised as their own class, not only by their code: callers treat them in their own way.
 ANSWERED: dict[str, type[SynvirtError]] = {kind.__name__: kind for kind in (ChangesMissed, ReadForbidden, FileClosed, FileGone)}
 
 
@@ -55,20 +53,20 @@ class PassDisk:
     verify: bool = False
 
 
-# Opens the disks of a pass, for one attempt: what a session with a source answers is good while the session lasts.
+# Opens the disks of a pass for one attempt: a reader is good only while its session with the source lasts.
 Opened = Callable[[], AbstractAsyncContextManager[Sequence[PassDisk]]]
 
 
 @dataclass
 class Tally:
-    """Bytes of a pass as the worker tells them, added to those of the passes before it: by disk key, and zeros among them."""
+    """Bytes of a pass as its worker reports them, by disk key. `before`: bytes of all earlier passes, and zeros among them."""
 
     before: dict[str, tuple[int, int]]
     disks: dict[str, Moved | Flushed] = field(default_factory=dict)
     _rate: Rate = field(default_factory=Rate)
 
     def take(self, message: Moved | Flushed) -> None:
-        """A flush says what was done when it began. What has moved meanwhile still has, so that the figures do not go back."""
+        """Takes a report. A flush reports what was done when it began; the later, higher figures stay."""
         so_far = self.disks.get(message.key, message)
         if isinstance(message, Flushed) and not message.finished and so_far.bytes_done > message.bytes_done:
             message = replace(
@@ -82,13 +80,15 @@ class Tally:
             self.take(_as_message(mark))
 
     def moved_bytes(self) -> int:
+        """Bytes that this pass has copied."""
         return sum(disk.bytes_done for disk in self.disks.values())
 
     def checked_bytes(self) -> int:
+        """Bytes that this pass has compared as samples."""
         return sum(disk.bytes_checked for disk in self.disks.values() if isinstance(disk, Flushed))
 
     def least_checked_bytes(self) -> int:
-        """Of the disk of which the least was compared: what was lost may all lie there."""
+        """The least that was compared of any disk: all missed changes may be on that disk."""
         each = (disk.bytes_checked for disk in self.disks.values() if isinstance(disk, Flushed))
         return min((checked for checked in each if checked), default=0)
 
@@ -111,8 +111,8 @@ async def run_pass(
     fresh: bool,
     yields_to: str | None = None,
 ) -> Pass:
-    """Copy until every disk of the pass is durable on its volume; the finished pass. Errors name the disk. Slots are held while
-    it copies, and not while it waits for where it reads from. `yields_to`: see CopyOrder."""
+    """Copies until every disk of the pass is durable on its volume, and gives the finished pass. Errors name the disk. The job
+    holds slots while it copies, and none while it waits for its source. `yields_to`: see CopyOrder."""
 
     @asynccontextmanager
     async def as_they_are() -> AsyncIterator[Sequence[PassDisk]]:
@@ -135,8 +135,8 @@ async def run_opened_pass(
     fresh: bool,
     yields_to: str | None = None,
 ) -> Pass:
-    """The same, of disks that are opened again for each attempt. A trouble that the caller is patient with is raised at once;
-    `patience` is called when it is over."""
+    """As `run_pass`, of disks that `opened` opens for each attempt, in slots of the caller. An error that the caller waits out
+    is raised at once; `patience.over` is called when a watermark moves again."""
     started = await _begin(job, number, kind)
     if started.finished_at is not None:
         return started
@@ -175,7 +175,7 @@ async def again_and_again(
         try:
             await attempt(marks)
         except (WorkerDied, ReadForbidden, FileGone) as error:
-            # What is forbidden by one way may be opened by another, and what is gone may have moved.
+            # Files that one way may not read can perhaps be opened by another way. A file that is gone may have moved.
             failures = 1 if listener.moved else failures + 1
             if failures > len(RETRY_PAUSES_S):
                 raise
@@ -187,7 +187,7 @@ async def again_and_again(
 
 
 async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"]) -> Pass:
-    """The pass in the job's document, made once."""
+    """The pass in the job's document. It is added if it is not there yet."""
     for one in job.migration.passes:
         if one.number == number:
             return one
@@ -204,7 +204,7 @@ async def _finish(job: Job, number: int, tally: Tally, clock: "Clock") -> Pass:
         update={
             "bytes": tally.moved_bytes(),
             "bytes_checked": checked,
-            # What was compared whole leaves nothing to chance.
+            # Where all was compared, nothing is left to chance.
             "would_see": (0.0 if begun.verify else would_see(least, job.migration.plan.warm.confidence)) if checked else None,
             "seconds": clock.seconds(),
             "finished_at": now(),
@@ -226,7 +226,7 @@ def _finished(marks: dict[str, Watermark], key: str) -> bool:
 def _order(
     job: Job, kind: str, disks: Sequence[PassDisk], marks: dict[str, Watermark], *, fresh: bool, shared_bytes: int | None
 ) -> CopyOrder:
-    """What is left of the pass. Blocks: a destination may have to wait for a device."""
+    """The order for what is left of the pass. Blocks: a destination may have to wait for a device."""
     hashes = hashes_orders(job, kind)
     return CopyOrder(
         disks=tuple(

@@ -99,7 +99,7 @@ class Patience:
             until = now() + timedelta(seconds=left_s)
             every = f"{pause_s / 60:.0f} min" if pause_s >= 60 else f"{pause_s:.0f} s"
             again = f"It is tried again every {every} until {until:%Y-%m-%d %H:%M} UTC"
-            await job.tell(type(trouble)(f"{trouble.detail.rstrip('.')}. {again}", hint=trouble.hint))
+            await job.show(type(trouble)(f"{trouble.detail.rstrip('.')}. {again}", hint=trouble.hint))
             self._shown = True
         job.leave_turn()
         if isinstance(trouble, GuestStaysOn):
@@ -118,7 +118,7 @@ class Patience:
         """It went well: the next trouble is another one."""
         self._since, self._tries, self._silent_s = None, 0, 0.0
         if self._shown:
-            await self._job.take_back()
+            await self._job.show_no_more()
             self._shown = False
 
 

@@ -1,6 +1,7 @@
-"""The source VM of a Live job: asked, shut down, not started beside its copy, left alone at the end. asyncio.
+"""The source VM of a Live job: its power state, its shutdown, and what is left on it at the end. asyncio.
 
-Each question opens a session of its own, and is patient (`patience`). What is done to the VM is in the ledger, or noted, first.
+Each call opens its own session, and waits out a source that is away (`patience`). Before the VM is changed, the change has a
+ledger entry or a note.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,11 +21,11 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-# What a job that went well still owes its source. The rest of its ledger is what it made here, and keeps.
+# The kinds of ledger entries that a completed job must still settle at its source. The others are things here, which it keeps.
 OWED = ("snapshot", "mark", "tracking")
-# What a source that is away now is still to get, where that may also come later.
+# How long to wait for a source that is away, where the call may also be made later.
 LATER_S = 30.0
-# A guest that was asked politely has gone off by then, or will not any more; later, where its plan gives it longer.
+# A guest that was asked to shut down is off after this time, or will not go off any more. The plan may give it longer.
 SHUTTING_DOWN_S = 900.0
 
 
@@ -36,7 +37,8 @@ def vm_id(job: Job) -> str:
 
 
 async def at_source(job: Job, use: Callable[[LiveAdapter], Awaitable[T]], limit_s: float | None = None) -> T:
-    """In a session of its own; asked again while the source does not answer, or does not let us in any more."""
+    """The answer of `use`, in its own session. It is called again while the source does not answer or refuses the login, for
+    `limit_s` at most."""
     return await patiently(job, lambda _: job.with_adapter(use), limit_s)
 
 
@@ -45,7 +47,7 @@ class SourceAwake(Conflict):
 
 
 async def seen(job: Job) -> tuple[str, str]:
-    """Its power state, never unknown, and its last start."""
+    """The source's power state, never unknown, and its last start."""
 
     async def ask(adapter: LiveAdapter) -> tuple[str, str]:
         state = (await adapter.inspect(vm_id(job))).power_state
@@ -57,8 +59,8 @@ async def seen(job: Job) -> tuple[str, str]:
 
 
 async def shut_down(job: Job) -> None:
-    """Off when it returns; in the ledger first, so that a failed job powers it on again. One that is off is left alone: it may
-    be held open for its disks. Conflict, where shutting down would cost what a suspended guest has in memory."""
+    """Shuts the source down; it is off on return. A ledger entry comes first, so that a failed job powers it on again. A source
+    that is off is not touched. Conflict, where it is suspended: a shutdown would lose its memory."""
     state, _ = await seen(job)
     if state == "off":
         await job.note(shutting_down_at=None)
@@ -69,7 +71,7 @@ async def shut_down(job: Job) -> None:
             hint="resume it or shut it down, then submit it again",
         )
     await job.record("source_power", vm_id(job))
-    # A guest that somebody powered on in between was not down until now.
+    # The downtime begins now, even if the guest was down before and was powered on again.
     at = now()
     await job.note(downs=(await job.memory()).downs + 1, down_since=at, shutting_down_at=at)
     plan = job.migration.plan
@@ -78,19 +80,19 @@ async def shut_down(job: Job) -> None:
 
 
 def may_go_off(job: Job) -> bool:
-    """Blocks. Was the guest asked to shut down not long ago, and nobody saw it go off? It may still do so by itself."""
+    """Whether the guest was asked to shut down a short time ago, and may still go off by itself. Blocks."""
     asked = job.rooms.store.memory.get(job.id, JobMemory).shutting_down_at
     limit_s = max(SHUTTING_DOWN_S, job.migration.plan.shutdown_timeout_s or 0)
     return asked is not None and (now() - asked).total_seconds() < limit_s
 
 
 async def ran_since(job: Job, number: int, start: str | None = None) -> bool:
-    """Was the guest on since the snapshot of this pass, which was made while it was off? Then it wrote what the copy lacks.
-    `start`: its last start, if that is known."""
+    """Whether the guest has run since the snapshot of this pass, which was made while it was off. Then the copy lacks what it
+    wrote. `start`: its last start, if that is known."""
     of_pass = await job.memory_of(number)
     if of_pass.snapshot is None:
         return False
-    # Counted, not timed: clocks are set.
+    # Shutdowns are counted, as clocks may be set.
     if of_pass.downs != (await job.memory()).downs:
         return True
     if start is None:
@@ -102,8 +104,8 @@ async def ran_since(job: Job, number: int, start: str | None = None) -> bool:
 
 
 async def refuse_living(job: Job) -> None:
-    """Conflict, when the source is on, or may be: two of one guest would both write, answer and be believed. Or was on, since
-    its disks were copied."""
+    """Conflict, when the source is on or may be on: two copies of one guest must never run at once. Also Conflict, when it has
+    run since its disks were copied."""
     if job.migration.boot_sign is not None or job.migration.plan.source.Live is None:
         return
     state, start = await seen(job)
@@ -120,15 +122,15 @@ async def refuse_living(job: Job) -> None:
 
 
 async def measure_downtime(job: Job) -> None:
-    """From the source's shutting down to the first sign of life here, once."""
+    """Notes the downtime once: from the source's shutdown to the guest's first sign of life here."""
     since = (await job.memory()).down_since
     if since is not None and job.migration.boot_sign is not None and job.migration.downtime_s is None:
         await job.change(downtime_s=round((now() - since).total_seconds(), 3))
 
 
 async def leave(job: Job) -> None:
-    """The guest lives here now: mark the source VM, and leave no snapshot of ours on it. It does live here: what cannot be
-    tidied up at the source is reported, stays in the ledger, costs nobody the guest, and is tried again later (`tidying`)."""
+    """After the guest runs here: marks the source VM, and removes our snapshots from it. If that fails, the job does not fail.
+    It reports the trouble, the entries stay in the ledger, and `tidying` tries again later."""
     await job.record("mark", vm_id(job))
     await tidy_up(job, "the guest runs here")
 
@@ -137,11 +139,11 @@ async def tidy_up(job: Job, so_far: str) -> None:
     """What a job that went well owes its source, now if it can be; `so_far`: what it says of itself where it cannot."""
     try:
         entries = await job.in_thread(job.rooms.store.ledger, job.id)
-        for entry in sorted(entries, key=lambda one: one.kind == "tracking"):  # after the snapshots, which are made of it
+        for entry in sorted(entries, key=lambda one: one.kind == "tracking"):  # after the snapshots, which need it
             if entry.kind in OWED:
                 await at_source(job, lambda adapter: _settled(job, adapter, entry), LATER_S)  # noqa: B023
                 await job.strike(entry.kind, entry.name)
-        await job.take_back()
+        await job.show_no_more()
     except PersistFailed:
         raise
     except SynvirtError as error:
@@ -150,14 +152,14 @@ async def tidy_up(job: Job, so_far: str) -> None:
         problem = from_code(
             error.code,
             f"{so_far}; its source could not be tidied up: {error.detail}",
-            "it is tried again until it is done; till then see that the old VM does not start by itself",
+            "it is tried again until it is done; until then make sure that the old VM does not start by itself",
         )
-        await job.tell(problem)
+        await job.show(problem)
 
 
 async def settle(job: Job, entry: LedgerEntry) -> None:
-    """What a job that went well still owes its source: a mark, or that a snapshot goes, or that its changes are
-    tracked no more."""
+    """Settles one entry that a completed job still has at its source: sets the mark, removes a snapshot, or switches change
+    tracking off."""
     await job.with_adapter(lambda adapter: _settled(job, adapter, entry))
 
 

@@ -1,7 +1,8 @@
-"""A function a state: what a job does there. Idempotent: running it again after a crash is how a job resumes. asyncio.
+"""The steps of a job, a function for each state. They are idempotent: after a crash a job resumes by running its step again.
+asyncio.
 
-Each takes the running job and answers the Facts by which `states.ROWS` chooses where it goes next. What a step makes is in the
-ledger before it is made; what it must remember (a snapshot's change ids) is noted before it is used.
+Each takes the running job and returns the Facts by which `states.ROWS` chooses the next state. What a step makes has its ledger
+entry before; what it must remember (a snapshot's change ids) is noted before it is used.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from synvirt.offline import OfflineImporter
 
 Step = Callable[[Job], Awaitable[Facts]]
 
-# ── Queued: who is the VM, and can the plan work at all ──────────────────────────────────────────────────────────────
+# ── Queued: the VM, and whether the plan can work at all ─────────────────────────────────────────────────────────────
 
 
 async def queued(job: Job) -> Facts:
@@ -65,12 +66,12 @@ async def queued(job: Job) -> Facts:
     destination = plan.target.destination or next(iter(rooms.destinations))
     fields: dict[str, object] = {"manifest": manifest, "disks": disks, "destination": destination, "started_at": now()}
     if plan.source.Live is not None and manifest.name and not (plan.name or plan.target.name):
-        # Until now the job went by the platform's id of the VM, which people do not know it by.
+        # Until now the job had the platform's id of the VM as its name, which people do not know.
         fields["name"] = manifest.name
     reason = manifest.cbt_reason_without(plan.skip_disks) if supports_warm else "the source has no warm mode"
     if plan.mode is Mode.WARM and reason is not None:
         if plan.warm.untracked == "fail":
-            raise CbtUnsupported(f"{manifest.name} cannot be copied warm: {reason}", hint="plan it Cold, or mend its source")
+            raise CbtUnsupported(f"{manifest.name} cannot be copied warm: {reason}", hint="plan it Cold, or repair its source")
         error = CbtUnsupported(
             f"{manifest.name} cannot be copied warm, so the job runs cold: {reason}",
             hint=None if plan.source.Offline else "the guest is shut down for the whole copy; cancel if that does not suit",
@@ -81,21 +82,21 @@ async def queued(job: Job) -> Facts:
     await chosen(job)
     if converts(job, manifest):
         await job.in_thread(rooms.preparer.check)
-    if not taken_up:  # else its volumes are there
+    if not taken_up:  # else its volumes exist already
         await _refuse_too_large(job, manifest)
     return Facts()
 
 
 async def _take_volumes(job: Job) -> None:
-    """Those of the failed job."""
-    for _, volume in copied_disks(job):  # a service killed right after the job was added had no time to
+    """Takes over the volumes of the failed job."""
+    for _, volume in copied_disks(job):  # a service that was killed right after the job was added has not done so
         await job.record("volume", volume)
     await receipts.take_up(job)
     await look_at_volumes(job)
 
 
 async def _nothing_to_copy(job: Job) -> Facts:
-    """Its file was copied whole by the failed job, and may be gone."""
+    """For a retry of an Offline job: the failed job has copied its file completely, and the file may be gone."""
     await job.change(started_at=now())
     await claim(job)
     if converts(job, job.manifest):
@@ -104,7 +105,7 @@ async def _nothing_to_copy(job: Job) -> Facts:
 
 
 async def _until_start(job: Job) -> None:
-    """Not before its plan says so. It is looked at again and again: the clock may be set meanwhile."""
+    """Waits until the plan's start. It looks at the clock again and again, as the clock may be set meanwhile."""
     start_at = job.migration.plan.schedule.start_at
     if start_at is None:
         return
@@ -155,7 +156,8 @@ def _chosen_disks(job: Job, manifest: VmManifest) -> tuple[DiskProgress, ...]:
 
 
 async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:
-    """Out of space is foreseen where the source says how much it uses; else it is found while copying."""
+    """DiskWriteFailed, where the source says that it uses more than the destination has free. Where it does not say, a lack of
+    space shows while copying."""
     if concerns.TARGET_TOO_SMALL in job.migration.plan.waive_concerns:
         return
     wanted = sum(disk.used_bytes or 0 for disk in manifest.disks if disk.key not in job.migration.plan.skip_disks)
@@ -198,7 +200,7 @@ async def copying_full(job: Job) -> Facts:
 
 
 async def delta_syncing(job: Job) -> Facts:
-    """One delta pass a call: the state's own row brings the job here again until it converges."""
+    """Copies one delta. The state's own row brings the job here again until it converges."""
     return _facts(job, converged=await sync(job))
 
 
@@ -226,7 +228,7 @@ async def _make_volumes(job: Job) -> None:
 
 
 async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
-    """Half of one export and half of another is a disk that never was: the files are what they were when the copy began."""
+    """DiskReadFailed, when a source file has changed since the copy began: two halves of two exports are no disk."""
 
     def look() -> str:
         found = [(path, Path(path).stat()) for disk in disks for path in paths(disk.reader)]
@@ -251,7 +253,8 @@ async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
 
 
 async def v2v_processing(job: Job) -> Facts:
-    """Converted on overlays of the volumes, and committed when that went well: a bad conversion never costs a new copy."""
+    """Converts the guest on overlays of its volumes, and commits them when that succeeded. A failed conversion needs no new
+    copy."""
     preparer, name = job.rooms.preparer, str(job.id)
     devices = [volume.path for volume in await job.in_thread(_volumes, job)]
     await job.record("conversion", name)
@@ -260,7 +263,7 @@ async def v2v_processing(job: Job) -> Facts:
         loop = asyncio.get_running_loop()
 
         def tell(kind: MessageKind, text: str) -> None:
-            """Called in the tool's thread, which waits: messages stay in order."""
+            """Called in the tool's thread, which waits, so that messages stay in order."""
             asyncio.run_coroutine_threadsafe(_note_message(job, kind, text), loop).result()
 
         await job.in_thread(preparer.convert, name, job.manifest, devices, tell, job.stop.is_set)
@@ -271,7 +274,7 @@ async def v2v_processing(job: Job) -> Facts:
     return _facts(job)
 
 
-# A tool that writes without end must not make the job's record grow without end.
+# Limits of a job's messages: a tool may write without end.
 MESSAGES_KEPT, MESSAGE_CHARS = 100, 1000
 
 
@@ -287,12 +290,12 @@ async def _change_conversion(job: Job, **fields: object) -> None:
 
 
 async def starting(job: Job) -> Facts:
-    """Defines the domain on the volumes, starts it, and sees it boot."""
+    """Defines the domain on the volumes, starts it, and waits until it has booted."""
     volumes = await job.in_thread(_volumes, job)
     if instant.applies(job.migration):
         await instant.onto_volumes(job, await _readers_while_there(job), volumes)
     if job.migration.instant is None or job.migration.boot_sign is None:
-        # A guest that was seen to boot, and went off since, was shut down by its owner.
+        # Where the guest has booted before and is off now, its owner has shut it down.
         await land(job, volumes, source_vm.refuse_living)
     if job.migration.plan.source.Live is not None:
         await source_vm.measure_downtime(job)
@@ -303,7 +306,7 @@ async def starting(job: Job) -> Facts:
 
 
 async def _readers_while_there(job: Job) -> list[ReaderSpec] | None:
-    """None, where the source is away: its copy is whole, and only what the guest has not asked for yet is asked of it."""
+    """The readers of an instant start's source. None, where it is not needed any more, or is away: the copy may be complete."""
     if job.migration.instant is not None and job.migration.instant.state == "done":
         return None
     try:

@@ -95,7 +95,7 @@ class Tidier:
         gone = [entry async for entry in undone(left, partial(self._gone, job))]
         if len(gone) == len(left) and job.migration.state is State.COMPLETED:
             # Before its last ledger entry is struck out: after that the job is not looked at again.
-            await job.take_back()
+            await job.show_no_more()
         for entry in gone:
             await job.strike(entry.kind, entry.name)
         if len(gone) < len(left):

@@ -1,4 +1,4 @@
-"""How a Live job is copied: passes, the last of them with its source shut down. Read from above:
+"""How a Live job is copied: by passes, the last one while its source is shut down. Read in this order:
 
 syncing ─▶ deciding, holding ─▶ one_pass ─▶ setbacks ─▶ snapshots
 """

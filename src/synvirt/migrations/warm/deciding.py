@@ -1,4 +1,4 @@
-"""What a job that copies warm does after a pass: one more, one that compares all that is called unchanged, or the cut-over."""
+"""What a warm job does after a pass: one more pass, one that also compares what the source calls unchanged, or the cut-over."""
 
 from synvirt.errors import OutageTooLong
 from synvirt.migrations.job import Job
@@ -9,37 +9,40 @@ from synvirt.migrations.warm.setbacks import is_distrusted
 from synvirt.model.job import Pass
 from synvirt.model.values import now
 
-# The operator asks for the cut-over: what has changed since an older snapshot is copied once more while the guest still runs.
+# When an operator asks for the cut-over, a last snapshot older than this is too old: one more delta is copied while the guest
+# still runs.
 FRESH_S = 30.0
-# A delta that took so much longer than its copying was held up, by a source that was away or a service that was down. What
-# changed meanwhile is for the next: it says nothing of how the guest converges.
+# A delta was held up if it took this much longer than its copying: the source was away, or the service was down. The next delta
+# is then large, and says nothing about how the guest converges.
 HELD_UP_S, HELD_UPS_MAX = 600.0, 20
-# A job that holds compares all that is called unchanged once a day: it reads the whole source.
+# How often a held job compares what the source calls unchanged. A comparison reads the whole source.
 VERIFIED_FOR_S = 86400.0
-# One that does it by itself, once a week; and only in a pause between two deltas of which it leaves a half.
+# With verify = auto: once a week, and only if the comparison fits into half of the pause between two deltas.
 AUTO_VERIFIED_FOR_S, AUTO_SHARE, AUTO_PAUSE_LEAST_S = 7 * VERIFIED_FOR_S, 0.5, 60.0
-# One that cuts over as soon as it can has no pause. Where its outage has a budget, and fits, a comparison that takes no longer
-# comes first; it and the deltas after it are as many passes more.
+# A job that cuts over as soon as it can has no pause. It compares if its outage fits into its budget, the comparison takes at
+# most this long, and this many passes are left for it and the deltas after it.
 AT_ONCE_MOST_S, AT_ONCE_PASSES = 3600.0, 3
 
 
 async def converged(job: Job, delta: Pass) -> bool:
-    """Is what is left small enough, and, where an operator says when, asked for and fresh?"""
+    """Whether the job can cut over after this delta. It can, if little is left to copy; or, where an operator decides, if the
+    operator has asked and the delta is fresh."""
     warm = job.migration.plan.warm
-    # Where change tracking lies every pass reads whole disks, the last one too: more of them bring nothing.
+    # Without change tracking to trust, each pass reads whole disks, the last one too. More passes do not make it shorter.
     distrusted = await is_distrusted(job)
     if _was_held_up(delta) and not distrusted:
         return False
     if warm.cutover == "manual":
         asked = await job.in_thread(job.rooms.store.cutover_requested, job.id)
-        # One more at most: it may itself take longer than what counts as fresh.
+        # One more delta at most: it may itself take longer than FRESH_S.
         last = (await job.memory()).last_delta is not None
         return asked and (distrusted or last or is_fresh(delta))
     return distrusted or delta.bytes <= warm.delta_threshold_bytes
 
 
 async def fits_budget(job: Job) -> bool:
-    """Is the outage's p95 within the plan's budget? Where not, the job says which part is too long, and holds for a while."""
+    """Whether the outage's p95 is within the plan's budget. If not, the job says which part is too long, and holds for a
+    while."""
     await forecast_outage(job)
     reason = None if job.migration.outage is None else too_long(job.migration.outage)
     said = job.migration.last_error
@@ -56,8 +59,8 @@ async def fits_budget(job: Job) -> bool:
 
 
 async def is_to_be_verified(job: Job, last: Pass) -> bool:
-    """Does the next pass compare all that the source calls unchanged? Once before the cut-over, as late as possible; where an
-    operator asks for the cut-over, each day, since its time is not known. By itself, where there is time for it."""
+    """Whether the next pass also compares what the source calls unchanged. A job does that once, as late as possible before its
+    cut-over; once a day where an operator decides when to cut over. With verify = auto it does so only if there is time."""
     warm = job.migration.plan.warm
     if warm.verify == "sample" or await is_distrusted(job):
         return False
@@ -71,13 +74,13 @@ async def is_to_be_verified(job: Job, last: Pass) -> bool:
 
 
 def _has_time_to_compare(job: Job) -> bool:
-    """It reads about what the first copy read: neither the next delta nor a cut-over waits for it for long."""
+    """Whether the pause between two deltas is long enough, so that the next delta or a cut-over does not wait for long."""
     pause_s = pause_between_s(job)
     return pause_s >= AUTO_PAUSE_LEAST_S and _comparing_s(job) <= pause_s * AUTO_SHARE
 
 
 def _budget_allows_to_compare(job: Job) -> bool:
-    """The outage fits, and would after it too: what changes meanwhile is copied while the guest runs, faster than it comes."""
+    """Whether the outage fits into its budget, and would after a comparison: the deltas after it converge."""
     found, outage, warm = job.migration.forecast, job.migration.outage, job.migration.plan.warm
     if warm.cutover != "auto" or found is None or outage is None or outage.budget_s is None:
         return False
@@ -87,18 +90,18 @@ def _budget_allows_to_compare(job: Job) -> bool:
 
 
 def _comparing_s(job: Job) -> float:
-    """What it took the last time, else what the first copy did."""
+    """How long the last comparison took; if there was none, the first copy, which reads about as much."""
     measured = [one for one in job.migration.passes if one.finished_at is not None and (one.verify or one.number == 1)]
     return measured[-1].seconds if measured else float("inf")
 
 
 def held_ups(job: Job) -> int:
-    """Deltas that say nothing of how the guest converges; HELD_UPS_MAX at the most."""
+    """How many deltas were held up, HELD_UPS_MAX at most. They do not count against max_passes."""
     return min(sum(_was_held_up(one) for one in job.migration.passes[1:]), HELD_UPS_MAX)
 
 
 def is_fresh(one: Pass) -> bool:
-    """A cut-over that was asked for needs no other delta."""
+    """Whether a cut-over may follow this pass without another delta."""
     return _age_s(one) <= FRESH_S
 
 

@@ -1,4 +1,4 @@
-"""A job that waits for its next delta, or for its operator to ask for the cut-over. It has no turn meanwhile."""
+"""A job that waits for its next delta, or for its operator to ask for the cut-over. It gives up its turn meanwhile."""
 
 import time
 
@@ -9,15 +9,15 @@ from synvirt.migrations.planning.schedule import has_schedule, next_sync
 from synvirt.migrations.warm.setbacks import is_distrusted
 from synvirt.model.values import now
 
-# Of a job that is held, before its first delta says how fast its guest changes.
+# The pause of a held job before its first delta has shown how fast its guest changes.
 HOLD_UNKNOWN_S = 600.0
-# A job that holds is woken when it is asked to cut over. This is for what is missed.
+# A held job is woken when it is asked to cut over. It also looks by itself this often, in case it was not woken.
 HOLD_LOOK_S = 600.0
 
 
 async def asked_while_waiting(job: Job) -> bool:
-    """Wait until the next delta is due; true as soon as the operator of a job that is held asks for the cut-over. Where each
-    delta reads whole disks, none is due until then."""
+    """Waits until the next delta is due. True, as soon as the operator of a held job asks for the cut-over. Where each delta
+    would read whole disks, none is due before that."""
     began, held = time.monotonic(), job.migration.plan.warm.cutover == "manual"
     distrusted = held and await is_distrusted(job)
     asked = await _is_asked(job)
@@ -31,14 +31,14 @@ async def asked_while_waiting(job: Job) -> bool:
 
 
 async def _is_asked(job: Job) -> bool:
-    """Did the operator of a job that is held ask for the cut-over?"""
+    """Whether the operator of a held job has asked for the cut-over."""
     held = job.migration.plan.warm.cutover == "manual"
     return held and await job.in_thread(job.rooms.store.cutover_requested, job.id)
 
 
 def _left_s(job: Job, began: float) -> float:
-    """Until the next delta is due. By a schedule: of the wall's clock, which may be set, counted from the moment of the source
-    that was copied last; so a service that was down makes up for what it missed."""
+    """Seconds until the next delta is due. A schedule goes by the wall clock, which may be set, and counts from the last
+    snapshot: a service that was down makes up for what it missed."""
     plan, last = job.migration.plan, job.migration.passes[-1]
     if has_schedule(plan):
         due = next_sync(plan, last.snapshot_at or last.finished_at or now())
@@ -47,7 +47,7 @@ def _left_s(job: Job, began: float) -> float:
 
 
 def pause_between_s(job: Job) -> float:
-    """From one delta to the next."""
+    """Seconds from one delta to the next."""
     plan = job.migration.plan
     if has_schedule(plan):
         first = next_sync(plan, now())
@@ -57,7 +57,7 @@ def pause_between_s(job: Job) -> float:
 
 
 def held_pause_s(job: Job) -> float:
-    """Between the deltas of a job that holds, by its forecast."""
+    """Seconds between the deltas of a held job, by its forecast."""
     found, warm = job.migration.forecast, job.migration.plan.warm
     if found is None:
         return HOLD_UNKNOWN_S

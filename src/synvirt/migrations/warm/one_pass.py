@@ -1,10 +1,10 @@
-"""One pass of a Live job, whatever happens to its snapshot and to change tracking meanwhile (`setbacks`). asyncio.
+"""One pass of a Live job. It deals with a snapshot that is gone, and with change tracking that was lost (`setbacks`). asyncio.
 
-    snapshot n ─▶ noted ─▶ read (since snapshot n - 1) ─▶ n - 1 goes ─▶ n is released: its change ids alone stay
-                              │ gone? taken again            not before n is copied: until then n - 1 is what n builds on
-                              │ change tracking lost, or found to lie? whole disks are compared
+    snapshot n ─▶ noted ─▶ read (since snapshot n - 1) ─▶ n - 1 is removed ─▶ n is released: only its change ids stay
+                              │ gone? taken again            only after n is copied: pass n builds on snapshot n - 1
+                              │ change tracking lost, or found wrong? whole disks are compared
 
-Change tracking is not trusted: each pass also looks at some of what it leaves out (`disks.sampling`).
+Change tracking is not trusted: each pass also reads samples of what it leaves out (`disks.checking.sampling`).
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -33,27 +33,27 @@ from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
 
-# A job that is held has thousands of them, and its document is written at each watermark. The first is kept, too.
+# Passes in the job's document, besides the first. A held job has thousands of them, and writes its document at each watermark.
 PASSES_KEPT = 20
 
 
 async def copy_pass(job: Job, number: int, kind: Kind) -> Pass:
-    """Pass `number`, whatever happens to snapshots and change tracking meanwhile; then remove what is not needed any more."""
+    """Copies pass `number`, again if a snapshot or change tracking fails; then removes what is not needed any more."""
     done = next((one for one in job.migration.passes if one.number == number and one.finished_at is not None), None)
 
     async def tried(patience: Patience) -> Pass | None:
-        if kind == "final" or not is_warm(job):  # in the slot of `_copy_while_off`
+        if kind == "final" or not is_warm(job):  # `_copy_while_off` holds the slots
             return await _tried(job, number, kind, patience)
-        # A snapshot that is held grows: it is read at once.
+        # A snapshot that exists already is read at once: it grows.
         async with job.slots(urgent=(await job.memory_of(number)).snapshot is not None):
             return await _tried(job, number, kind, patience)
 
     while done is None:
-        # The job waits without a slot: other VMs are read meanwhile.
+        # A job that waits holds no slot: other VMs are read meanwhile.
         done = await patiently(job, tried)
     if kind == "final" or not is_warm(job):
-        # The guest is down: what is left at its source is removed once it is up again. Where a platform locks the VM while its
-        # disks are read, it cannot be started meanwhile.
+        # The guest is down, so what is left at the source is removed when it is up again. (Some platforms lock the VM while its
+        # disks are read. It cannot be started then, and its snapshots may stay.)
         return done
     if not await is_whole(job, number):
         await job.note(cbt_resets=0)
@@ -65,7 +65,7 @@ async def copy_pass(job: Job, number: int, kind: Kind) -> Pass:
 
 
 async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass | None:
-    """The pass; None, when it must be tried again from what was noted. Nothing in here waits for a source."""
+    """The copied pass; None, if it must be tried again from what was noted. Nothing in here waits for a source."""
     snapshot = await snapshot_of(job, number, kind)
     whole = await is_whole(job, number)
     before = (await job.memory_of(number - 1)).snapshot if number > 1 and not whole else None
@@ -79,7 +79,7 @@ async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass 
 
     await _stamp(job, number, kind, whole=whole and number > 1)
     try:
-        # Only a first pass meets volumes that still read as zeros.
+        # Only at a first pass the volumes still read as zeros.
         return await run_opened_pass(job, number, kind, opened, patience, fresh=number == 1 and not retaken)
     except SnapshotFailed as error:
         await retake(job, number, kind, error)
@@ -100,8 +100,8 @@ async def _opened_disks(
     whole: bool,
     verify: bool,
 ) -> list[PassDisk]:
-    """`whole`: what the source says of changes, and of what was never written, is not believed. `verify`: it is believed, and
-    all of it compared."""
+    """`whole`: read whole disks, and do not trust what the source calls unchanged or never written. `verify`: trust it, and
+    compare all of it."""
 
     async def opened(disk: Disk, volume: str) -> PassDisk:
         since = None if before is None else before.change_ids.get(disk.key)
@@ -126,7 +126,7 @@ async def _opened_disks(
 
 
 async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
-    """The pass in the job's document, with the moment that it copies."""
+    """Writes the pass into the job's document, with the moment of its snapshot."""
     stamped = {"snapshot_at": (await job.memory_of(number)).snapshot_at, "whole": whole}
     passes = list(job.migration.passes)
     if not passes or passes[-1].number != number:
@@ -136,8 +136,8 @@ async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
 
 
 async def let_go(job: Job, number: int) -> None:
-    """Of the pass that is copied only its change ids stay at the source, and nothing of those before it. What cannot go now
-    goes before the next pass, or at the end: what is copied is copied."""
+    """Removes the snapshots of earlier passes at the source, and keeps only the change ids of this one. What cannot be removed
+    now is removed before the next pass, or at the end."""
     await take_reset_back(job)
     name = snapshot_name(job, number)
     try:
@@ -149,15 +149,15 @@ async def let_go(job: Job, number: int) -> None:
     except (PersistFailed, Cancelled):
         raise
     except SynvirtError as error:
-        log.warning("a snapshot is not let go of now", job=str(job.id), number=number, cause=error.detail)
+        log.warning("a snapshot is not released now", job=str(job.id), number=number, cause=error.detail)
     else:
         await job.note_of(number, released_at=now())
-        # A job that is held for weeks has thousands of passes, and the next one builds on this one alone.
+        # A job that is held for weeks has thousands of passes. The next pass needs only this one.
         await job.in_thread(job.rooms.store.fold_passes, job.id, number)
 
 
 async def forecast_outage(job: Job) -> None:
-    """From what the jobs took that completed here, and from this one's passes and rehearsals."""
+    """Forecasts the job's outage from the jobs that completed here, and from this job's passes and rehearsals."""
     found = outage_forecast(
         job.migration,
         await job.in_thread(completed, job.rooms.store, job.migration.plan),

@@ -1,4 +1,4 @@
-"""The snapshots of a Live job's passes at its source, and the change tracking that they need: in the ledger first."""
+"""The snapshots of a Live job's passes at its source, and their change tracking. Each has its ledger entry first."""
 
 from typing import Literal
 
@@ -15,14 +15,15 @@ Kind = Literal["full", "delta", "final"]
 
 
 def is_warm(job: Job) -> bool:
+    """Whether the guest runs while it is copied."""
     return job.migration.mode_effective is Mode.WARM
 
 
 async def track_changes(job: Job) -> None:
-    """The automatic downgrade, where it shows only by trying that the source cannot track this VM's changes."""
+    """Switches change tracking on. The job goes on cold, if the source turns out to be unable to track this VM's changes."""
     if all(disk.cbt_enabled for disk, _ in copied_disks(job)):
         return
-    # What a platform makes for it goes with the first pass' snapshot, whatever happens in between.
+    # What a platform makes for tracking is removed with the first pass's snapshot. So that entry is written now.
     await job.record("snapshot", snapshot_name(job, 1))
     try:
         await at_source(job, lambda adapter: _enable_cbt(job, adapter))
@@ -35,7 +36,7 @@ async def track_changes(job: Job) -> None:
 
 
 async def _enable_cbt(job: Job, adapter: LiveAdapter) -> None:
-    """In the ledger first, where the platform has it switched off: it is to be found as it was."""
+    """Writes a ledger entry first where tracking is off, so that it is switched off again at the end."""
     if isinstance(adapter, SwitchesTracking) and not await adapter.is_tracked(vm_id(job)):
         await job.record("tracking", vm_id(job))
     await adapter.enable_cbt(vm_id(job), _copied_keys(job))
@@ -46,14 +47,14 @@ def _copied_keys(job: Job) -> list[str]:
 
 
 async def snapshot_of(job: Job, number: int, kind: Kind) -> SnapshotRef:
-    """The snapshot of this pass, made once; its change ids are noted before anything relies on them, and before the snapshot
-    before it goes. Conflict, when the VM has other disks by now than the job began with."""
+    """The snapshot of this pass, made once. Its change ids are noted before anything uses them, and before the earlier snapshot
+    is removed. Conflict, when the VM has other disks than when the job began."""
     of_pass = await job.memory_of(number)
     if of_pass.snapshot is not None:
         return of_pass.snapshot
     name = snapshot_name(job, number)
     if of_pass.begun_at is not None:
-        # Made, maybe, and not noted. The guest may have gone on, or even have been off and on, since then.
+        # It may exist, without a note. The guest may have run since then, or have been off and on.
         await unmade(job, name, kind)
     await job.record("snapshot", name)
     await job.note_of(number, begun_at=now())
@@ -68,7 +69,7 @@ async def snapshot_of(job: Job, number: int, kind: Kind) -> SnapshotRef:
 
     at = now()
     try:
-        # Once: one that was made, and not answered, is unmade before another is made. The guest may have gone on meanwhile.
+        # Only once: a snapshot that was made without an answer is removed before another is made, as the guest may have run on.
         made, manifest, start = await job.with_adapter(make)
     except SnapshotFailed as error:
         raise SnapshotNotMade(error.detail, hint=error.hint) from error
@@ -80,16 +81,17 @@ async def snapshot_of(job: Job, number: int, kind: Kind) -> SnapshotRef:
 
 
 def snapshot_name(job: Job, number: int) -> str:
+    """The name of a pass's snapshot at the source."""
     return f"synvirt-{job.id}-{number}"
 
 
 async def unmade(job: Job, name: str, kind: Kind) -> None:
-    """No such snapshot, and changes are tracked as before."""
+    """Removes a pass's snapshot if it exists; changes are tracked as before."""
 
     async def undo(adapter: LiveAdapter) -> None:
         await adapter.cleanup(vm_id(job), name)
         if is_warm(job) and kind != "final":
-            # Where a platform keeps the tracking with its snapshots, it may have gone with the last one.
+            # Some platforms keep the tracking with their snapshots: it may have gone with the last one.
             await _enable_cbt(job, adapter)
 
     try:
@@ -99,7 +101,7 @@ async def unmade(job: Job, name: str, kind: Kind) -> None:
 
 
 def refuse_other_disks(job: Job, manifest: VmManifest) -> None:
-    """A disk that came, went or was resized since the job began: the copy would lack it, or not be the VM's."""
+    """Conflict, when a disk was added, removed or resized since the job began: the copy would not be the VM's."""
     skipped = set(job.migration.plan.skip_disks)
     began = {disk.key: disk.capacity_bytes for disk in job.manifest.disks if disk.key not in skipped}
     present = {disk.key: disk.capacity_bytes for disk in manifest.disks if disk.key not in skipped}

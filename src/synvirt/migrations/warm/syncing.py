@@ -1,4 +1,4 @@
-"""The passes of a Live job, from the first to the last: its source frozen for each, and shut down before the last. asyncio.
+"""The passes of a Live job, from the first to the last. Each copies a snapshot; the last one, of a source that is off. asyncio.
 
 copy_full ─▶ sync, sync, … ─▶ cut_over
     └──────────┴───────────────┴─▶ a pass (`one_pass`)         sync asks `deciding` what is next, and `holding` when
@@ -17,17 +17,17 @@ from synvirt.migrations.source_vm import SourceAwake, ran_since, shut_down
 from synvirt.migrations.warm.deciding import converged, fits_budget, held_ups, is_fresh, is_to_be_verified
 from synvirt.migrations.warm.holding import asked_while_waiting
 from synvirt.migrations.warm.one_pass import copy_pass, let_go
-from synvirt.migrations.warm.setbacks import is_distrusted, take_anew
+from synvirt.migrations.warm.setbacks import begin_again, is_distrusted
 from synvirt.migrations.warm.snapshots import is_warm, track_changes
 from synvirt.model.job import Pass
 
-# A guest that restarts after each shutdown will always do so.
+# After so many shutdowns the job gives up on a guest that is started again each time.
 SHUT_DOWNS_MAX = 3
 
 
 async def copy_full(job: Job) -> None:
-    """The first pass; of a guest that runs on, or was shut down for it. On the volumes of a failed job whole disks are
-    compared: its guest may have run here, or have been converted, and it has run there."""
+    """The first pass, of a running guest, or of one that is shut down for it. On the volumes of a failed job it compares whole
+    disks: the guest has run at its source since, and may have been converted or have run here."""
     if job.migration.retry_of is not None and not job.migration.passes:
         await job.note_of(1, whole=True, retakes=0)
     if is_warm(job) and not job.migration.passes:
@@ -44,18 +44,19 @@ async def copy_full(job: Job) -> None:
 
 
 async def sync(job: Job) -> bool:
-    """One delta; is it time to cut over? Not, while the guest would be away for too long. DeltaTooLarge, where it never is."""
+    """Copies one delta. Whether the job can cut over now: not while the outage would be too long. DeltaTooLarge, if the guest
+    changes too fast."""
     return await _synced(job) and await fits_budget(job)
 
 
 async def _synced(job: Job) -> bool:
     warm, last = job.migration.plan.warm, job.migration.passes[-1]
-    if last.finished_at is None:  # a crash left it: later deltas build on it, so it comes first
+    if last.finished_at is None:  # a crash left it unfinished: it comes first, as later deltas build on it
         return await converged(job, await copy_pass(job, last.number, "delta"))
     if (await job.memory_of(last.number)).released_at is None:
-        await let_go(job, last.number)  # a crash left it: a snapshot that is held grows until the next delta, for days maybe
+        await let_go(job, last.number)  # a crash left it: its snapshot would grow until the next delta, perhaps for days
     deltas = last.number - 1
-    # A crash may have come between a delta that was small enough and the cut-over: then one more says whether it still is.
+    # A crash may have come between a small enough delta and the cut-over. One more delta then says whether it still is.
     too_many = deltas - held_ups(job) >= warm.max_passes
     if warm.cutover == "auto" and too_many and not await converged(job, last):
         raise DeltaTooLarge(
@@ -70,15 +71,15 @@ async def _synced(job: Job) -> bool:
     elif await is_to_be_verified(job, last):
         await job.change(passes=(*job.migration.passes, Pass(number=last.number + 1, kind="delta", verify=True)))
     delta = await copy_pass(job, last.number + 1, "delta")
-    # To compare takes as long as a full copy: what has changed meanwhile is for the next.
+    # A comparison takes as long as a full copy: the next delta has what changed meanwhile.
     if delta.verify or not await converged(job, delta):
         return False
-    # Who asks for the cut-over does not wait for a comparison: one that keeps up has had its own.
+    # An operator who asks for the cut-over does not wait for a comparison: a held job has had one every day.
     return warm.cutover == "manual" or not await is_to_be_verified(job, delta)
 
 
 async def cut_over(job: Job) -> None:
-    """The source off, and the last of its changes copied."""
+    """Shuts the source down, and copies its last changes."""
     await call_off(job)
     last = job.migration.passes[-1]
     if last.finished_at is None and last.kind != "final":
@@ -87,16 +88,16 @@ async def cut_over(job: Job) -> None:
 
 
 async def _copy_while_off(job: Job, chosen: Callable[[Job], Awaitable[int]]) -> None:
-    """The source shut down, and the pass `chosen` of it copied. A source that somebody powers on again has changed since its
-    snapshot: it is shut down, and what that snapshot holds is not the last any more."""
+    """Shuts the source down, and copies the pass whose number `chosen` gives. If the source is powered on again meanwhile, it
+    has changed since its snapshot: it is shut down again, and another snapshot is copied."""
     await moved.ask_source(job)
-    # Nobody goes down before there is a slot to read it; a cut-over has one at once.
+    # The guest is shut down only when there is a slot to read it. A cut-over gets one at once.
     async with job.slots(urgent=is_warm(job)):
         for _ in range(SHUT_DOWNS_MAX):
             await shut_down(job)
             number = await chosen(job)
             if await ran_since(job, number):
-                await patiently(job, lambda _: take_anew(job, number, "final"))  # noqa: B023
+                await patiently(job, lambda _: begin_again(job, number, "final"))  # noqa: B023
             with suppress(SourceAwake):
                 await copy_pass(job, number, "final" if is_warm(job) else "full")
                 if not await ran_since(job, number):
@@ -108,7 +109,7 @@ async def _copy_while_off(job: Job, chosen: Callable[[Job], Awaitable[int]]) -> 
 
 
 async def _final_number(job: Job) -> int:
-    """The last pass, while nothing changes after it; else one more."""
+    """The number of the final pass: the one that there is if the source has not run since, else the next."""
     last = job.migration.passes[-1]
     if last.kind != "final":
         return last.number + 1
@@ -119,7 +120,7 @@ async def _final_number(job: Job) -> int:
 
 
 async def _cold_number(job: Job) -> int:
-    """One pass is all. Conflict, where its guest ran after it: what was copied is of a guest that is no more."""
+    """A cold copy has one pass, number 1. Conflict, where its guest has run since it was copied."""
     if job.migration.passes and job.migration.passes[-1].finished_at is not None and await ran_since(job, 1):
         raise Conflict(
             f"the source {job.manifest.name} was powered on again after its disks had been copied",
