@@ -11,7 +11,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import PersistFailed, SynvirtError
-from synvirt.migrations.job import Job, copied_disks, volume_label
+from synvirt.migrations.job import Job, volume_label
 from synvirt.model.machine import Disk
 from synvirt.model.rehearsal import Rehearsal, RehearsalState
 from synvirt.model.values import now
@@ -27,7 +27,7 @@ def clones(job: Job, rehearsal_id: UUID) -> list[tuple[Disk, str, str]]:
     """Each copied disk with its volume and the name of the volume's clone."""
     return [
         (disk, volume, job.destination.volume_name(rehearsal_id, volume_label(disk, job.manifest)))
-        for disk, volume in copied_disks(job)
+        for disk, volume in job.copied_disks
     ]
 
 

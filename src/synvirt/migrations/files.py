@@ -4,7 +4,7 @@ from pathlib import Path
 
 from synvirt.disks.roots import Root
 from synvirt.errors import InvalidPlan
-from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.job import Job
 from synvirt.migrations.passes import PassDisk
 from synvirt.offline import OfflineImporter
 from synvirt.offline.elsewhere import joined
@@ -32,7 +32,7 @@ async def disks_of_files(job: Job) -> list[PassDisk]:
     def opened() -> list[PassDisk]:
         found = []
         with job.rooms.connected(root):
-            for disk, volume in copied_disks(job):
+            for disk, volume in job.copied_disks:
                 one = importer.open_disk(path, root, disk.key)
                 found.append(PassDisk(disk.key, one.reader, volume, disk.capacity_bytes, one.checksums))
         return found

@@ -33,7 +33,7 @@ from synvirt.hypervisor import Volume
 from synvirt.jobs.exports import ACTIVITY, Exports
 from synvirt.jobs.instant import AGAIN_S, LOOK_EVERY_S, OTHER_DESTINATION, is_started, keep_going, layers, why_not_onto
 from synvirt.migrations import source_vm
-from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.job import Job
 from synvirt.migrations.landing import define_on, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.rooms import Rooms
@@ -281,7 +281,7 @@ def _early_volumes(job: Job) -> list[Volume]:
     exports, destination = _exports(job), job.destination
     return [
         Volume(disk.key, destination.device(volume), destination.device_type, layers(exports, str(job.id), number))
-        for number, (disk, volume) in enumerate(copied_disks(job))
+        for number, (disk, volume) in enumerate(job.copied_disks)
     ]
 
 

@@ -50,6 +50,31 @@ class Job:
         return self.migration.manifest
 
     @property
+    def vm_id(self) -> str:
+        """The platform's id of a Live job's VM."""
+        if self.migration.plan.source_ref.kind != "live_vm":
+            raise RuntimeError("an Offline plan has no source VM")
+        return self.migration.plan.source_ref.vm_id
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the guest runs while it is copied."""
+        return self.migration.mode_effective is Mode.WARM
+
+    @property
+    def converts(self) -> bool:
+        """Whether drivers are installed in the guest, by its plan and its manifest."""
+        choice = self.migration.plan.conversion
+        return choice == "always" or (choice == "auto" and self.rooms.preparer.wants(self.manifest))
+
+    @property
+    def copied_disks(self) -> list[tuple[Disk, str]]:
+        """The disks that the plan does not skip, each with its volume; for a repair those that it compares."""
+        repair = self.migration.repair
+        volumes = {disk.key: disk.volume for disk in (self.migration.disks if repair is None else repair.disks)}
+        return [(disk, volume) for disk in self.manifest.disks if (volume := volumes.get(disk.key)) is not None]
+
+    @property
     def destination(self) -> Destination:
         """The destination that has the job's volumes, or will have them."""
         return self.rooms.destination_named(self.migration.destination or self.migration.plan.target.destination)
@@ -75,7 +100,7 @@ class Job:
     def guest_is_off(self) -> bool:
         """Whether the guest is off, or will be at any moment. Such a job must not wait."""
         job = self.migration
-        runs_on = job.state is State.QUEUED or (job.mode_effective is Mode.WARM and job.state in _RUNS_ON)
+        runs_on = job.state is State.QUEUED or (self.is_warm and job.state in _RUNS_ON)
         return job.plan.source.Live is not None and not runs_on and job.repair is None
 
     async def take_turn(self) -> None:
@@ -171,20 +196,7 @@ class Job:
             yield adapter
 
 
-def copied_disks(job: Job) -> list[tuple[Disk, str]]:
-    """The disks that are not skipped, each with its volume; of a repair those that it compares."""
-    repair = job.migration.repair
-    volumes = {disk.key: disk.volume for disk in (job.migration.disks if repair is None else repair.disks)}
-    return [(disk, volume) for disk in job.manifest.disks if (volume := volumes.get(disk.key)) is not None]
-
-
 def volume_label(disk: Disk, manifest: VmManifest) -> str:
     """The disk's label, or label and key where two disks of the VM have the same label."""
     alone = sum(other.label == disk.label for other in manifest.disks) == 1
     return disk.label if alone else f"{disk.label} {disk.key}"
-
-
-def converts(job: Job, manifest: VmManifest) -> bool:
-    """Whether drivers are installed in the guest, by its plan and its manifest."""
-    choice = job.migration.plan.conversion
-    return choice == "always" or (choice == "auto" and job.rooms.preparer.wants(manifest))

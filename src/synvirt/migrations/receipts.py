@@ -12,7 +12,7 @@ import structlog
 
 from synvirt.errors import Internal, PersistFailed, SynvirtError
 from synvirt.jobs.orders import HashesOrder
-from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.job import Job
 from synvirt.migrations.memory import Hashed, JobMemory, noting
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode
@@ -43,7 +43,7 @@ def hashes_orders(job: Job, kind: str) -> dict[str, HashesOrder]:
     try:
         return {
             disk.key: HashesOrder(path=str(receipts.hashes_file(job.id, number)), token=token, last=last)
-            for number, (disk, _) in enumerate(copied_disks(job))
+            for number, (disk, _) in enumerate(job.copied_disks)
         }
     except OSError as error:
         log.warning("no hashes are kept of this pass", job=str(job.id), cause=error.strerror)
@@ -107,7 +107,7 @@ def _made(job: Job) -> Any:
     assert receipts is not None
     disks = tuple(
         CopiedDisk(disk.key, disk.label, volume, disk.capacity_bytes, _file(job, number))
-        for number, (disk, volume) in enumerate(copied_disks(job))
+        for number, (disk, volume) in enumerate(job.copied_disks)
     )
     plan = (job.migration.plan.model_dump_json(indent=1) + "\n").encode()
     rehearsals = job.rooms.store.rehearsals.of(job.id)

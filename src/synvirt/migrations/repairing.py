@@ -17,7 +17,7 @@ from synvirt.jobs.process import Worker
 from synvirt.jobs.wire import Result
 from synvirt.migrations import source_vm
 from synvirt.migrations.files import disks_of_files
-from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.job import Job
 from synvirt.migrations.passes import ANSWERED, Clock, Listener, Tally, again_and_again
 from synvirt.migrations.patience import Patience, patiently
 from synvirt.migrations.planning.repairable import ledgers_of, refuse_volumes
@@ -65,7 +65,7 @@ async def _tried(job: Job, patience: Patience) -> None:
     listener = _Listener(job, _NUMBER, tally, Clock(0.0), patience)
 
     async def attempt(marks: dict[str, Watermark]) -> None:
-        left = [one for one in copied_disks(job) if one[0].key not in marks or not marks[one[0].key].finished]
+        left = [one for one in job.copied_disks if one[0].key not in marks or not marks[one[0].key].finished]
         if not left:  # the snapshot that it was read from may be gone
             return
         async with job.rooms.workers() as worker, _sources(job) as sources:
@@ -94,8 +94,8 @@ async def _sources(job: Job) -> AsyncIterator[Mapping[str, ReaderSpec]]:
     else:
         snapshot = await snapshot_of(job, _NUMBER, "full")
         async with job.session() as adapter:
-            vm = source_vm.vm_id(job)
-            opened = {disk.key: await adapter.open_disk(vm, snapshot, disk, None) for disk, _ in copied_disks(job)}
+            vm = job.vm_id
+            opened = {disk.key: await adapter.open_disk(vm, snapshot, disk, None) for disk, _ in job.copied_disks}
             yield _in_parts({key: read_whole(reader) for key, reader in opened.items()})
 
 

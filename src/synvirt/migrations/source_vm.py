@@ -29,13 +29,6 @@ LATER_S = 30.0
 SHUTTING_DOWN_S = 900.0
 
 
-def vm_id(job: Job) -> str:
-    """The platform's id of a Live job's VM."""
-    if job.migration.plan.source_ref.kind != "live_vm":
-        raise RuntimeError("an Offline plan has no source VM")
-    return job.migration.plan.source_ref.vm_id
-
-
 async def at_source(job: Job, use: Callable[[LiveAdapter], Awaitable[T]], limit_s: float | None = None) -> T:
     """The answer of `use`, in its own session. It is called again while the source does not answer or refuses the login, for
     `limit_s` at most."""
@@ -50,10 +43,10 @@ async def seen(job: Job) -> tuple[str, str]:
     """The source's power state, never unknown, and its last start."""
 
     async def ask(adapter: LiveAdapter) -> tuple[str, str]:
-        state = (await adapter.inspect(vm_id(job))).power_state
+        state = (await adapter.inspect(job.vm_id)).power_state
         if state == "unknown":
             raise SourceUnreachable(f"the source does not say whether {job.manifest.name} is on", hint="its host may be away")
-        return state, await adapter.last_start(vm_id(job))
+        return state, await adapter.last_start(job.vm_id)
 
     return await at_source(job, ask)
 
@@ -70,12 +63,12 @@ async def shut_down(job: Job) -> None:
             f"the source {job.manifest.name} is {state}: to shut it down would lose what it has in memory",
             hint="resume it or shut it down, then submit it again",
         )
-    await job.record("source_power", vm_id(job))
+    await job.record("source_power", job.vm_id)
     # The downtime begins now, even if the guest was down before and was powered on again.
     at = now()
     await job.note(downs=(await job.memory()).downs + 1, down_since=at, shutting_down_at=at)
     plan = job.migration.plan
-    await at_source(job, lambda adapter: adapter.shutdown(vm_id(job), plan.shutdown, plan.shutdown_timeout_s))
+    await at_source(job, lambda adapter: adapter.shutdown(job.vm_id, plan.shutdown, plan.shutdown_timeout_s))
     await job.note(shutting_down_at=None)
 
 
@@ -96,7 +89,7 @@ async def ran_since(job: Job, number: int, start: str | None = None) -> bool:
     if of_pass.downs != (await job.memory()).downs:
         return True
     if start is None:
-        start = await at_source(job, lambda adapter: adapter.last_start(vm_id(job)))
+        start = await at_source(job, lambda adapter: adapter.last_start(job.vm_id))
     return of_pass.last_start is not None and of_pass.last_start != start
 
 
@@ -131,7 +124,7 @@ async def measure_downtime(job: Job) -> None:
 async def leave(job: Job) -> None:
     """After the guest runs here: marks the source VM, and removes our snapshots from it. If that fails, the job does not fail.
     It reports the trouble, the entries stay in the ledger, and `tidying` tries again later."""
-    await job.record("mark", vm_id(job))
+    await job.record("mark", job.vm_id)
     await tidy_up(job, "the guest runs here")
 
 
@@ -166,11 +159,11 @@ async def settle(job: Job, entry: LedgerEntry) -> None:
 async def _settled(job: Job, adapter: LiveAdapter, entry: LedgerEntry) -> None:
     match entry.kind:
         case "mark":
-            await adapter.mark(vm_id(job), f"migrated to {job.migration.name} ({job.id})")
+            await adapter.mark(job.vm_id, f"migrated to {job.migration.name} ({job.id})")
         case "tracking":
             await track_no_more(adapter, entry.name)
         case _:
-            await adapter.cleanup(vm_id(job), entry.name)
+            await adapter.cleanup(job.vm_id, entry.name)
 
 
 async def track_no_more(adapter: LiveAdapter, vm: str) -> None:

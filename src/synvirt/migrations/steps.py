@@ -26,7 +26,7 @@ from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
 from synvirt.migrations import instant, moved, receipts, repairing, source_vm
 from synvirt.migrations.files import disks_of_files, importer_of
-from synvirt.migrations.job import Job, converts, copied_disks, volume_label
+from synvirt.migrations.job import Job, volume_label
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
@@ -34,7 +34,7 @@ from synvirt.migrations.planning.critical import refuse_critical
 from synvirt.migrations.planning.retrying import look_at_volumes
 from synvirt.migrations.states import Facts
 from synvirt.migrations.warm.holding import HOLD_LOOK_S
-from synvirt.migrations.warm.snapshots import is_warm, refuse_other_disks
+from synvirt.migrations.warm.snapshots import refuse_other_disks
 from synvirt.migrations.warm.syncing import copy_full, cut_over, sync
 from synvirt.model.job import Conversion, ConversionMessage, DiskProgress, MessageKind
 from synvirt.model.kinds import Mode, State
@@ -80,7 +80,7 @@ async def queued(job: Job) -> Facts:
     await job.change(**fields)
     await claim(job)
     await chosen(job)
-    if converts(job, manifest):
+    if job.converts:
         await job.in_thread(rooms.preparer.check)
     if not taken_up:  # else its volumes exist already
         await _refuse_too_large(job, manifest)
@@ -89,7 +89,7 @@ async def queued(job: Job) -> Facts:
 
 async def _take_volumes(job: Job) -> None:
     """Takes over the volumes of the failed job."""
-    for _, volume in copied_disks(job):  # a service that was killed right after the job was added has not done so
+    for _, volume in job.copied_disks:  # a service that was killed right after the job was added has not done so
         await job.record("volume", volume)
     await receipts.take_up(job)
     await look_at_volumes(job)
@@ -99,7 +99,7 @@ async def _nothing_to_copy(job: Job) -> Facts:
     """For a retry of an Offline job: the failed job has copied its file completely, and the file may be gone."""
     await job.change(started_at=now())
     await claim(job)
-    if converts(job, job.manifest):
+    if job.converts:
         await job.in_thread(job.rooms.preparer.check)
     return Facts()
 
@@ -212,8 +212,8 @@ async def cutting_over(job: Job) -> Facts:
 
 def _facts(job: Job, *, converged: bool = False) -> Facts:
     return Facts(
-        warm=is_warm(job),
-        prepare=converts(job, job.manifest),
+        warm=job.is_warm,
+        prepare=job.converts,
         converged=converged,
     )
 
@@ -320,7 +320,7 @@ async def _readers_while_there(job: Job) -> list[ReaderSpec] | None:
 def _volumes(job: Job) -> list[Volume]:
     """Blocks: a destination may have to wait for a device."""
     destination = job.destination
-    return [Volume(disk.key, destination.device(volume), destination.device_type) for disk, volume in copied_disks(job)]
+    return [Volume(disk.key, destination.device(volume), destination.device_type) for disk, volume in job.copied_disks]
 
 
 STEPS: dict[State, Step] = {

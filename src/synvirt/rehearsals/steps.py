@@ -21,7 +21,7 @@ from synvirt.hypervisor.machine import Machine
 from synvirt.jobs.stop import Stop
 from synvirt.live import TellsOfGuest
 from synvirt.migrations.cloning import clones
-from synvirt.migrations.job import Job, converts
+from synvirt.migrations.job import Job
 from synvirt.migrations.landing import machine_of
 from synvirt.migrations.moved import SETTLED_WITHIN_S
 from synvirt.migrations.rooms import Rooms
@@ -188,7 +188,7 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
     volumes = _volumes(under_way, job)
     if not rehearsal.read and rehearsal.conversion_s is None and (said := _read(under_way, volumes)):
         under_way.move(read=said)
-    if converts(job, job.manifest):
+    if job.converts:
         name, devices = str(rehearsal.id), [volume.path for volume in volumes]
         if rehearsal.conversion_s is None:
             began = time.monotonic()

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from synvirt.disks import open_reader
 from synvirt.disks.specs import written
 from synvirt.errors import Conflict, InvalidPlan, NotFound
-from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.job import Job
 from synvirt.migrations.states import KEPT_ON_FAILURE
 from synvirt.mistakes import listed
 from synvirt.model.job import DiskProgress, Migration, Progress, StateVisit
@@ -170,7 +170,7 @@ async def look_at_volumes(job: Job) -> None:
     sizes = {disk.key: disk.capacity_bytes for disk in job.manifest.disks}
 
     def look() -> None:
-        for disk, volume in copied_disks(job):
+        for disk, volume in job.copied_disks:
             with contextlib.closing(open_reader(written(job.destination.open(volume, sizes[disk.key])))) as reader:
                 reader.read_into(0, memoryview(bytearray(min(reader.size, 512))))
 

@@ -12,21 +12,20 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from synvirt.disks.checking.sampling import ChangesMissed
 from synvirt.disks.specs import comes_once, leaves_unwritten_out, read_whole
-from synvirt.errors import Cancelled, CbtReset, CbtUnsupported, PersistFailed, SnapshotFailed, SynvirtError
+from synvirt.errors import Cancelled, CbtReset, PersistFailed, SynvirtError
 from synvirt.live import LiveAdapter, SnapshotRef
 from synvirt.migrations import source_vm
 from synvirt.migrations.cloning import clone_asked
-from synvirt.migrations.job import Job, converts, copied_disks
+from synvirt.migrations.job import Job
 from synvirt.migrations.passes import PassDisk, run_opened_pass
 from synvirt.migrations.patience import Patience, patiently
 from synvirt.migrations.planning.forecast import forecast
 from synvirt.migrations.planning.outage import outage_forecast
 from synvirt.migrations.planning.past import completed
-from synvirt.migrations.source_vm import at_source, vm_id
-from synvirt.migrations.warm.setbacks import allow_reset, distrust, is_distrusted, is_whole, retake, take_reset_back
-from synvirt.migrations.warm.snapshots import Kind, is_warm, snapshot_name, snapshot_of
+from synvirt.migrations.source_vm import at_source
+from synvirt.migrations.warm.setbacks import SETBACKS, is_distrusted, is_whole, note_setback, take_reset_back
+from synvirt.migrations.warm.snapshots import Kind, snapshot_name, snapshot_of
 from synvirt.model.job import Pass
 from synvirt.model.machine import Disk
 from synvirt.model.values import now
@@ -42,7 +41,7 @@ async def copy_pass(job: Job, number: int, kind: Kind) -> Pass:
     done = next((one for one in job.migration.passes if one.number == number and one.finished_at is not None), None)
 
     async def tried(patience: Patience) -> Pass | None:
-        if kind == "final" or not is_warm(job):  # `_copy_while_off` holds the slots
+        if kind == "final" or not job.is_warm:  # `_copy_while_off` holds the slots
             return await _tried(job, number, kind, patience)
         # A snapshot that exists already is read at once: it grows.
         async with job.slots(urgent=(await job.memory_of(number)).snapshot is not None):
@@ -51,7 +50,7 @@ async def copy_pass(job: Job, number: int, kind: Kind) -> Pass:
     while done is None:
         # A job that waits holds no slot: other VMs are read meanwhile.
         done = await patiently(job, tried)
-    if kind == "final" or not is_warm(job):
+    if kind == "final" or not job.is_warm:
         # The guest is down, so what is left at the source is removed when it is up again. (Some platforms lock the VM while its
         # disks are read. It cannot be started then, and its snapshots may stay.)
         return done
@@ -81,12 +80,8 @@ async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass 
     try:
         # Only at a first pass the volumes still read as zeros.
         return await run_opened_pass(job, number, kind, opened, patience, fresh=number == 1 and not retaken)
-    except SnapshotFailed as error:
-        await retake(job, number, kind, error)
-    except (ChangesMissed, CbtUnsupported) as error:
-        await distrust(job, number, error)
-    except CbtReset as error:
-        await allow_reset(job, number, kind, error)
+    except SETBACKS as error:
+        await note_setback(job, number, kind, error)
     return None
 
 
@@ -107,7 +102,7 @@ async def _opened_disks(
         since = None if before is None else before.change_ids.get(disk.key)
         if before is not None and since is None:
             raise CbtReset(f"disk {disk.key} has no change id in snapshot {before.id}")
-        reader = await adapter.open_disk(vm_id(job), snapshot, disk, since)
+        reader = await adapter.open_disk(job.vm_id, snapshot, disk, since)
         if whole:
             reader = read_whole(reader)
         doubted = (since is not None and not comes_once(reader)) or leaves_unwritten_out(reader)
@@ -122,7 +117,7 @@ async def _opened_disks(
             verify=since is not None and verify,
         )
 
-    return [await opened(disk, volume) for disk, volume in copied_disks(job)]
+    return [await opened(disk, volume) for disk, volume in job.copied_disks]
 
 
 async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
@@ -143,9 +138,9 @@ async def let_go(job: Job, number: int) -> None:
     try:
         for entry in await job.in_thread(job.rooms.store.ledger, job.id):
             if entry.kind == "snapshot" and entry.name != name:
-                await at_source(job, lambda adapter: adapter.cleanup(vm_id(job), entry.name), source_vm.LATER_S)  # noqa: B023
+                await at_source(job, lambda adapter: adapter.cleanup(job.vm_id, entry.name), source_vm.LATER_S)  # noqa: B023
                 await job.strike("snapshot", entry.name)
-        await at_source(job, lambda adapter: adapter.release(vm_id(job), name), source_vm.LATER_S)
+        await at_source(job, lambda adapter: adapter.release(job.vm_id, name), source_vm.LATER_S)
     except (PersistFailed, Cancelled):
         raise
     except SynvirtError as error:
@@ -161,7 +156,7 @@ async def forecast_outage(job: Job) -> None:
     found = outage_forecast(
         job.migration,
         await job.in_thread(completed, job.rooms.store, job.migration.plan),
-        converts=converts(job, job.manifest),
+        converts=job.converts,
         starts=job.migration.plan.target.start,
         rehearsals=await job.in_thread(job.rooms.store.rehearsals.of, job.id),
         whole=await is_distrusted(job),

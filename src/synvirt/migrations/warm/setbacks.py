@@ -4,7 +4,7 @@ tried again in another way."""
 import structlog
 
 from synvirt.disks.checking.sampling import ChangesMissed
-from synvirt.errors import CbtReset, CbtUnsupported, SnapshotFailed
+from synvirt.errors import CbtReset, CbtUnsupported, SnapshotFailed, SynvirtError
 from synvirt.migrations.job import Job
 from synvirt.migrations.warm.snapshots import Kind, snapshot_name, unmade
 from synvirt.store import Watermark
@@ -28,7 +28,24 @@ async def is_distrusted(job: Job) -> bool:
     return (await job.memory()).distrusted is not None
 
 
-async def retake(job: Job, number: int, kind: Kind, error: SnapshotFailed) -> None:
+# What `note_setback` takes.
+SETBACKS = (SnapshotFailed, ChangesMissed, CbtUnsupported, CbtReset)
+
+
+async def note_setback(job: Job, number: int, kind: Kind, error: SynvirtError) -> None:
+    """Notes why pass `number` failed, so that it is tried again in another way. Raises `error` where that would not help."""
+    match error:
+        case SnapshotFailed():
+            await _retake(job, number, kind, error)
+        case ChangesMissed() | CbtUnsupported():
+            await _distrust(job, number, error)
+        case CbtReset():
+            await _allow_reset(job, number, kind, error)
+        case _:
+            raise error
+
+
+async def _retake(job: Job, number: int, kind: Kind, error: SnapshotFailed) -> None:
     """Begins the pass again with another snapshot of the same name. It has all changes since the snapshot before. Raises
     `error` after RETAKES_MAX of them."""
     retakes = (await job.memory_of(number)).retakes or 0
@@ -59,7 +76,7 @@ async def _from_the_start(job: Job, number: int) -> None:
         await job.in_thread(store.put_watermark, job.id, nothing)
 
 
-async def allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> None:
+async def _allow_reset(job: Job, number: int, kind: Kind, error: CbtReset) -> None:
     """Notes that pass `number` reads whole disks. Raises `error` after CBT_RESETS_MAX of them.
 
     It reads another snapshot. This one may be older than the reset, and then the next pass would meet the same reset again. The
@@ -82,7 +99,7 @@ async def take_reset_back(job: Job) -> None:
         await job.change(last_error=None)
 
 
-async def distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported) -> None:
+async def _distrust(job: Job, number: int, error: ChangesMissed | CbtUnsupported) -> None:
     """Notes that this pass and all later ones read whole disks, the last one too. The source lists changes wrongly, or lists
     none any more because the disks are read by another way."""
     await _from_the_start(job, number)

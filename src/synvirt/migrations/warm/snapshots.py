@@ -4,9 +4,9 @@ from typing import Literal
 
 from synvirt.errors import CbtUnsupported, Conflict, SnapshotFailed
 from synvirt.live import LiveAdapter, SnapshotRef, SwitchesTracking
-from synvirt.migrations.job import Job, copied_disks
+from synvirt.migrations.job import Job
 from synvirt.migrations.patience import SnapshotNotMade
-from synvirt.migrations.source_vm import SourceAwake, at_source, vm_id
+from synvirt.migrations.source_vm import SourceAwake, at_source
 from synvirt.model.kinds import Mode
 from synvirt.model.machine import VmManifest
 from synvirt.model.values import now
@@ -14,14 +14,9 @@ from synvirt.model.values import now
 Kind = Literal["full", "delta", "final"]
 
 
-def is_warm(job: Job) -> bool:
-    """Whether the guest runs while it is copied."""
-    return job.migration.mode_effective is Mode.WARM
-
-
 async def track_changes(job: Job) -> None:
     """Switches change tracking on. The job goes on cold, if the source turns out to be unable to track this VM's changes."""
-    if all(disk.cbt_enabled for disk, _ in copied_disks(job)):
+    if all(disk.cbt_enabled for disk, _ in job.copied_disks):
         return
     # What a platform makes for tracking is removed with the first pass's snapshot. So that entry is written now.
     await job.record("snapshot", snapshot_name(job, 1))
@@ -37,13 +32,13 @@ async def track_changes(job: Job) -> None:
 
 async def _enable_cbt(job: Job, adapter: LiveAdapter) -> None:
     """Writes a ledger entry first where tracking is off, so that it is switched off again at the end."""
-    if isinstance(adapter, SwitchesTracking) and not await adapter.is_tracked(vm_id(job)):
-        await job.record("tracking", vm_id(job))
-    await adapter.enable_cbt(vm_id(job), _copied_keys(job))
+    if isinstance(adapter, SwitchesTracking) and not await adapter.is_tracked(job.vm_id):
+        await job.record("tracking", job.vm_id)
+    await adapter.enable_cbt(job.vm_id, _copied_keys(job))
 
 
 def _copied_keys(job: Job) -> list[str]:
-    return [disk.key for disk, _ in copied_disks(job)]
+    return [disk.key for disk, _ in job.copied_disks]
 
 
 async def snapshot_of(job: Job, number: int, kind: Kind) -> SnapshotRef:
@@ -61,11 +56,11 @@ async def snapshot_of(job: Job, number: int, kind: Kind) -> SnapshotRef:
     downs = (await job.memory()).downs
     keys = _copied_keys(job)
 
-    off = kind == "final" or not is_warm(job)
+    off = kind == "final" or not job.is_warm
 
     async def make(adapter: LiveAdapter) -> tuple[SnapshotRef, VmManifest, str]:
-        made = await adapter.snapshot(vm_id(job), name, keys)
-        return made, await adapter.inspect(vm_id(job)), await adapter.last_start(vm_id(job)) if off else ""
+        made = await adapter.snapshot(job.vm_id, name, keys)
+        return made, await adapter.inspect(job.vm_id), await adapter.last_start(job.vm_id) if off else ""
 
     at = now()
     try:
@@ -89,8 +84,8 @@ async def unmade(job: Job, name: str, kind: Kind) -> None:
     """Removes a pass's snapshot if it exists; changes are tracked as before."""
 
     async def undo(adapter: LiveAdapter) -> None:
-        await adapter.cleanup(vm_id(job), name)
-        if is_warm(job) and kind != "final":
+        await adapter.cleanup(job.vm_id, name)
+        if job.is_warm and kind != "final":
             # Some platforms keep the tracking with their snapshots: it may have gone with the last one.
             await _enable_cbt(job, adapter)
 

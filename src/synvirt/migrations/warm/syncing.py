@@ -18,7 +18,7 @@ from synvirt.migrations.warm.deciding import converged, fits_budget, held_ups, i
 from synvirt.migrations.warm.holding import asked_while_waiting
 from synvirt.migrations.warm.one_pass import copy_pass, let_go
 from synvirt.migrations.warm.setbacks import begin_again, is_distrusted
-from synvirt.migrations.warm.snapshots import is_warm, track_changes
+from synvirt.migrations.warm.snapshots import track_changes
 from synvirt.model.job import Pass
 
 # After so many shutdowns the job gives up on a guest that is started again each time.
@@ -30,9 +30,9 @@ async def copy_full(job: Job) -> None:
     disks: the guest has run at its source since, and may have been converted or have run here."""
     if job.migration.retry_of is not None and not job.migration.passes:
         await job.note_of(1, whole=True, retakes=0)
-    if is_warm(job) and not job.migration.passes:
+    if job.is_warm and not job.migration.passes:
         await track_changes(job)
-    if is_warm(job):
+    if job.is_warm:
         await copy_pass(job, 1, "full")
     elif (budget_s := job.migration.plan.outage_budget_s) is not None:
         raise OutageTooLong(
@@ -92,14 +92,14 @@ async def _copy_while_off(job: Job, chosen: Callable[[Job], Awaitable[int]]) -> 
     has changed since its snapshot: it is shut down again, and another snapshot is copied."""
     await moved.ask_source(job)
     # The guest is shut down only when there is a slot to read it. A cut-over gets one at once.
-    async with job.slots(urgent=is_warm(job)):
+    async with job.slots(urgent=job.is_warm):
         for _ in range(SHUT_DOWNS_MAX):
             await shut_down(job)
             number = await chosen(job)
             if await ran_since(job, number):
                 await patiently(job, lambda _: begin_again(job, number, "final"))  # noqa: B023
             with suppress(SourceAwake):
-                await copy_pass(job, number, "final" if is_warm(job) else "full")
+                await copy_pass(job, number, "final" if job.is_warm else "full")
                 if not await ran_since(job, number):
                     return
     raise Conflict(
