@@ -2,9 +2,9 @@
 
     DiskReader ── extents ──▶ copy() ──▶ DiskWriter
 
-A full copy is the extents of the whole disk, a delta the extents changed since a watermark, a restore the same two nouns
-the other way round. An image reader (qcow2, vmdk, …) is a DiskReader that reads from another DiskReader, the bytes of
-its file, so that any format may lie in any other.
+A full copy is the extents of the whole disk; a delta, the extents changed since a watermark; a restore uses the same two nouns
+in the other direction. An image reader (qcow2, vmdk, …) is a DiskReader that reads from another DiskReader, which has the
+bytes of its file. So any format may lie in any other.
 
 All offsets and lengths are bytes. All methods block; call them from plain threads, never from an event loop.
 """
@@ -32,11 +32,11 @@ class DiskReader(Protocol):
     """A disk at one point in time.
 
     Laws:
-    - `extents()` ascends, never overlaps, lies within `size`, and has no extent of length 0. A byte in no extent is one the
-      reader has nothing to say about (a delta): the copy leaves it as it is. A whole disk's extents leave no gap.
-    - `extents()` may be called again, from any thread, with the same answer; it is lazy, so that 64 TiB cost no memory.
+    - `extents()` ascends, never overlaps, lies within `size`, and has no extent of length 0. The copy leaves a byte that is in
+      no extent as it is (a delta). A whole disk's extents leave no gap.
+    - `extents()` may be called again, from any thread, with the same answer. It is lazy, so that 64 TiB cost no memory.
     - `read_into()` is positional and fills the whole buffer or raises; it may be called from `max_readers` threads at once.
-      It may cross extents of either sort, any alignment; zero extents fill with zeros.
+      It may cross extents of both kinds, at any alignment; zero extents fill with zeros.
     - `max_readers == 1` promises that reads come in ascending order, each byte at most once, so a stream qualifies.
     - Every failure is a SynvirtError: DiskReadFailed (with the offset) or, where the image itself is wrong, MalformedArchive.
     - `close()` may be called twice.
@@ -76,7 +76,7 @@ class DiskWriter(Protocol):
 
 
 class ExtentCursor:
-    """Asks an ascending walk of extents about ascending ranges; it looks at each extent once, and keeps one."""
+    """Gives the extents in ascending ranges. It walks the extents once, and keeps one at a time."""
 
     def __init__(self, extents: Iterable[Extent]) -> None:
         self._extents = iter(extents)
@@ -101,7 +101,7 @@ class ExtentCursor:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The disk's `length` bytes from `start` on lie, as they are, at offset `at` of an open file."""
+    """The disk's `length` bytes from `start` on are, unchanged, at offset `at` of an open file."""
 
     start: int
     length: int
@@ -113,14 +113,14 @@ class Place:
 class Placed(Protocol):
     """A DiskReader that can also say where in a file its bytes lie, so that a volume may share them (`disks.cloning`).
 
-    Places ascend, never overlap, and lie in data extents; what is compressed or not in a file at all is left out.
+    Places ascend, never overlap, and lie in data extents. Compressed data, and data in no file, have none.
     """
 
     def places(self) -> Iterator[Place]: ...
 
 
 def coalesced(extents: Iterable[Extent]) -> Iterator[Extent]:
-    """Neighbours of the same sort joined, so that the caller sees few long runs."""
+    """The same extents, with neighbours of the same kind joined, so that the caller sees few long runs."""
     held: Extent | None = None
     for extent in extents:
         if held is not None and held.end == extent.start and held.zero == extent.zero:

@@ -4,8 +4,8 @@
                                                               │
     the caller's thread: counts, reports, flushes, and says what is durable ◀── low mark
 
-A full copy, a delta, a cutover, an import, a backup and a restore are this one function. Python runs a few times a MiB here
-and never per 64 KiB block of data, apart from one memcmp; memory is one buffer a thread, whatever the disk's size.
+A full copy, a delta, a cut-over, an import, a backup and a restore are this one function. Python runs a few times for each MiB,
+and apart from one memcmp never for each 64 KiB block of data. The memory is one buffer for each thread, for any disk size.
 """
 
 import os
@@ -21,20 +21,21 @@ from synvirt.buffers import new_buffer
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, Internal, SynvirtError
 from synvirt.sizes import KIB, MIB
 
-# Large enough that Python's share vanishes, small enough that 64 threads stay under 256 MiB (`make bench` repeats the measure).
+# Large enough that the time in Python does not count, small enough that 64 threads stay under 256 MiB (`make bench` measures
+# it).
 REQUEST_BYTES = 4 * MIB
-# A zero() may end as zeros written at 100 MiB/s: the step bounds how long a cancel waits for it.
+# A zero() may be written as zeros, at 100 MiB/s. The step limits how long a cancel waits for it.
 ZERO_STEP_BYTES = 256 * MIB
-# A zero extent shorter than this is read along with its neighbours: two requests cost more than clearing some memory.
+# A zero extent shorter than this is read together with its neighbours, as two requests cost more.
 ZERO_GAP_BYTES = 256 * KIB
 # The granularity at which zeros are left out: a zvol's block (specification part 1), and qcow2's usual cluster.
 ZERO_RUN_BYTES = 64 * KIB
 ZEROS = bytes(ZERO_RUN_BYTES)
 THREADS_MAX = 64
 PROGRESS_EVERY_S = 0.1
-# How long extents are counted before the copy starts; what remains is counted in small slices beside it, so that a disk of a
-# million extents, or one that takes a network's round trip for each, starts as soon as one of ten, and counting never starves
-# the threads of the interpreter.
+# How long extents are counted before the copy starts. The rest is counted in small slices while the copy runs: so a disk of a
+# million extents, or one that needs a network's round trip for each, starts as soon as one with ten, and the copying threads
+# get the interpreter often enough.
 COUNT_AHEAD_S = 0.05
 COUNT_SLICE_S = 0.001
 COUNT_PAUSE_S = 0.01
@@ -44,10 +45,10 @@ COUNT_PAUSE_S = 0.01
 class Copied:
     """Running totals of a pass.
 
-    `bytes_total` is what the pass really reads (its data extents; while a very long list is still being counted, what was
-    counted so far), `bytes_done` how much of that was read; both include what lies before `since`. `bytes_zero` is what was
-    not written because it is zero: zero extents, and zero runs found in data. Before `watermark` every byte is done, and
-    durable when handed to on_watermark.
+    `bytes_total` is what the pass really reads: its data extents, or those counted so far while a very long list is still being
+    counted. `bytes_done` is how much of it was read. Both include what lies before `since`. `bytes_zero` was not written
+    because it is zero: zero extents, and zero runs found in data. Every byte before `watermark` is done, and is durable when
+    on_watermark gets it.
     """
 
     bytes_total: int
@@ -57,7 +58,7 @@ class Copied:
 
 
 def default_threads(cores: int | None = None) -> int:
-    """What `make bench` found best: a thread a core, since copying is bound by inflating or by memory, never by waiting."""
+    """One thread for each core, which `make bench` found best: copying waits for inflating or memory, not for disks."""
     return max(2, min(len(os.sched_getaffinity(0)) if cores is None else cores, THREADS_MAX))
 
 
@@ -75,19 +76,19 @@ def copy(
     on_progress: Callable[[Copied], None] = lambda copied: None,
     on_watermark: Callable[[Copied], None] = lambda copied: None,
 ) -> Copied:
-    """Copy the reader's extents to the writer. What no extent covers stays as it is: a delta is a reader with fewer extents.
+    """Copies the reader's extents to the writer. What no extent covers stays as it is: a delta is a reader with fewer extents.
 
-    - `fresh`: the writer reads as zeros wherever this very disk, as it is now, was not written; zeros are then left out. A
-      delta, or a resumed pass over a source that has moved on, says False, and zeros are made by `writer.zero()`.
-    - `since`: a watermark of an interrupted pass; everything before it is taken as done.
-    - `threads`: at most so many; by default one a core. A reader or writer that allows only one call at a time gets one at a
-      time, while the other side still overlaps with it.
-    - `shared` is called, from any thread, with how many bytes are to be read next; it returns once that may be.
-    - `stop` is asked before every request, from any thread. Cancelled, once it says True.
-    - `on_progress` and `on_watermark` are called from the calling thread; what they raise ends the copy and is raised.
+    - `fresh`: the writer has only data of this disk in its present state, and zeros elsewhere; so zeros are left out. With
+      False, for a delta or a resumed pass over a source that has changed, zeros are made by `writer.zero()`.
+    - `since`: a watermark of an interrupted pass; everything before it counts as done.
+    - `threads`: the most threads; by default one for each core. A reader or writer that allows only one call at a time gets one
+      at a time, and the other side still overlaps with it.
+    - `shared` is called, from any thread, with the number of bytes to be read next; it returns when they may be read.
+    - `stop` is asked before every request, from any thread. Cancelled, once it returns True.
+    - `on_progress` and `on_watermark` are called in the caller's thread; what they raise ends the copy and is raised.
 
-    The first failure ends the copy and is raised, naming the offset; a failure that is not ours becomes Internal. When this
-    returns or raises, no thread of it is left, and everything is durable if it returned.
+    The first failure ends the copy and is raised, with the offset; a failure that is not a SynvirtError becomes Internal. When
+    this returns or raises, none of its threads is left. When it returns, everything is durable.
     """
     if writer.size < reader.size:
         raise DiskWriteFailed(f"the volume has {writer.size} bytes, the disk {reader.size}", hint="make the volume larger")
@@ -105,17 +106,17 @@ def copy(
         with _Crew(one_pass) as crew:
             return _oversee(one_pass, crew, flush_every_s, on_progress, on_watermark)
     finally:
-        one_pass.error = None  # which leads to frames that lead here again: a circle, and the disk's reader and writer in it
+        one_pass.error = None  # its traceback's frames refer to it again: a cycle, which would keep the reader and the writer
 
 
 def _threads(wanted: int | None, reader: DiskReader, writer: DiskWriter) -> int:
-    # A side that takes one call at a time is kept to it by a lock, and does not keep the other side from overlapping.
+    # A lock lets a side that takes one call at a time have only one. The other side still overlaps.
     limits = [limit for limit in (reader.max_readers, writer.max_writers) if limit > 1]
     return max(1, min([wanted or default_threads(), THREADS_MAX, *limits]))
 
 
 def request_bytes(bandwidth_bps: int | None) -> int:
-    """At a low limit, requests of a quarter second, so that the rate is even and a cancel is prompt."""
+    """Bytes of a request. With a low limit, what takes a quarter of a second: so the rate is even, and a cancel prompt."""
     if not bandwidth_bps:
         return REQUEST_BYTES
     return max(ZERO_RUN_BYTES, min(REQUEST_BYTES, bandwidth_bps // 4 // ZERO_RUN_BYTES * ZERO_RUN_BYTES))
@@ -164,7 +165,7 @@ class _Flush(threading.Thread):
 
     def __init__(self, one_pass: "_Pass") -> None:
         super().__init__(name="copy-flush")
-        # The mark is taken before the flush begins: only what was written by then is durable when it ends.
+        # The watermark is taken before the flush begins: only what was written by then is durable when it ends.
         self._mark, self._flush = one_pass.copied(), one_pass.flush
         self._error: BaseException | None = None
 
@@ -175,7 +176,7 @@ class _Flush(threading.Thread):
             self._error = error
 
     def done(self) -> Copied:
-        """What is durable, once the flush has ended; what it raised is raised."""
+        """What is durable, after the flush has ended. Raises what the flush raised."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -183,8 +184,8 @@ class _Flush(threading.Thread):
 
 
 class _Crew:
-    """The threads of one pass, all of which have ended when its context has. (An executor of Python's would do; but with it
-    comes logging, and a small disk is copied in the time that takes.)"""
+    """The threads of one pass. All of them have ended when its context ends. (Python's executor would serve, but it imports
+    logging, which takes as long as the copy of a small disk.)"""
 
     def __init__(self, one_pass: "_Pass") -> None:
         self._pass = one_pass
@@ -206,7 +207,7 @@ class _Crew:
             self._workers.append(worker)
 
     def works_on(self, within_s: float) -> bool:
-        """False, as soon as all workers have ended; True after `within_s`."""
+        """Waits for `within_s`. False, as soon as all workers have ended; else True."""
         until = time.monotonic() + within_s
         for worker in self._workers:
             worker.join(max(0.0, until - time.monotonic()))
@@ -236,7 +237,7 @@ class _Plan:
         self._size, self._since, self.fresh, self.request_bytes = size, since, fresh, request_bytes
         self._requests = self._cut(extents)
         self._lock = threading.Lock()
-        # Everything before it was handed out, or needs no handing out.
+        # Everything before it was handed out, or needs no copying.
         self.position = since
         self.zero_bytes_passed = 0
         self.data_bytes_behind = 0
@@ -259,7 +260,7 @@ class _Plan:
                     yield from self._zeros(extent)
                     continue
             while end < extent.end:
-                # Requests end at multiples of their size, wherever the first began: readers and file systems like it so.
+                # Requests end at multiples of their size, which is fast for readers and file systems.
                 cut = min(extent.end, start - start % self.request_bytes + self.request_bytes)
                 data_bytes += 0 if extent.zero else cut - end
                 end = cut
@@ -276,7 +277,7 @@ class _Plan:
                 yield _Request(start, min(ZERO_STEP_BYTES, extent.end - start), 0, zero=True)
 
     def _from_since(self, extents: Iterator[Extent]) -> Iterator[Extent]:
-        """What lies at or after `since`. A reader that breaks its laws would break the watermark's promise: refused."""
+        """The extents at or after `since`. Raises where a reader breaks the laws of extents: watermarks would be wrong."""
         end = 0
         for extent in extents:
             if extent.start < end or extent.length <= 0 or extent.end > self._size:
@@ -312,7 +313,7 @@ class _Count:
 
 
 class _Pass:
-    """One copy under way: what its threads share."""
+    """One running copy: what its threads share."""
 
     def __init__(
         self,
@@ -334,12 +335,12 @@ class _Pass:
         self._bucket, self._shared, self._stop = bucket, shared, stop
         self._bytes_done = self._bytes_zero = 0
         self._lock = threading.Lock()
-        # Where only one call at a time is allowed, a lock keeps it so; taking the request within it keeps the order.
+        # For a side that allows one call at a time. The request is taken under the lock too, which keeps the order.
         self._reading = threading.Lock() if reader.max_readers <= 1 else nullcontext()
         self._writing = threading.Lock() if writer.max_writers <= 1 else nullcontext()
 
     def work(self, slot: int) -> None:
-        """A thread's life: take a request, read it, write what is not zero."""
+        """What each thread does: take a request, read it, write what is not zero."""
         buffer = new_buffer(self.plan.request_bytes)
         try:
             while True:
@@ -355,7 +356,7 @@ class _Pass:
                     self._bytes_zero += bytes_zero
                     self.busy[slot] = None
         except BaseException as error:
-            # Who keeps the error keeps the frames that it went through, and megabytes that they read into.
+            # An error keeps the frames that it went through, and so the megabytes that they read into.
             del buffer
             clear_frames(error.__traceback__)
             self._fail(error, self.busy[slot])
@@ -389,7 +390,7 @@ class _Pass:
         return None if self.ended.is_set() else request
 
     def _write(self, request: _Request, buffer: memoryview) -> int:
-        """How many bytes were left out or made zero."""
+        """Writes a request's data. The number of bytes that were left out or made zero."""
         if request.zero:
             with self._writing:
                 self.writer.zero(request.start, request.length)
@@ -432,7 +433,7 @@ def zero_runs(buffer: memoryview, offset: int, length: int) -> Iterator[tuple[in
     run_zero: bool | None = None
     while at < length:
         end = min(at - (offset + at) % ZERO_RUN_BYTES + ZERO_RUN_BYTES, length)
-        # One memcmp. The obvious `buffer[at:end] == ZEROS` compares item by item and is a hundred times slower.
+        # One memcmp. `buffer[at:end] == ZEROS` would compare item by item, a hundred times slower.
         zero = ZEROS.startswith(buffer[at:end])
         if zero is not run_zero:
             if run_zero is not None:
@@ -444,7 +445,7 @@ def zero_runs(buffer: memoryview, offset: int, length: int) -> Iterator[tuple[in
 
 
 class _Bucket:
-    """Lets bytes pass at a rate: each takes its turn after those before it."""
+    """Lets bytes pass at a rate, in the order in which they are asked for."""
 
     def __init__(self, rate_bps: int) -> None:
         self._rate_bps = rate_bps
@@ -452,10 +453,10 @@ class _Bucket:
         self._lock = threading.Lock()
 
     def take(self, amount: int, ended: threading.Event, stop: Callable[[], bool]) -> None:
-        """Wait for the turn of `amount` bytes; less long if the copy ends meanwhile. Cancelled, once `stop()` is True."""
+        """Waits until `amount` bytes may pass, or the copy ends. Cancelled, once `stop()` is True."""
         with self._lock:
             now = time.monotonic()
-            # What was not used stays usable for a second: a reader that stalls may catch up, and no more.
+            # Unused bytes stay usable for a second, so that a reader that stalled may catch up a little.
             self._free_at = max(self._free_at, now - 1.0) + amount / self._rate_bps
             turn_at = self._free_at
         while (left := turn_at - time.monotonic()) > 0 and not ended.wait(min(left, 0.1)):

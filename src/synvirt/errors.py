@@ -1,6 +1,6 @@
 """Every error that leaves the service, once.
 
-    SynvirtError                 the root: catch this, and nothing of ours is missed
+    SynvirtError                 the root of all of them
     ├── BadRequest … HostPathRejected     the caller can mend it (HTTP 4xx)
     ├── SourceUnreachable, AuthFailed     the platform we read from (HTTP 502)
     └── DiskReadFailed … Internal         the job or the host (HTTP 500, mostly in `last_error`)
@@ -47,7 +47,7 @@ class UnsupportedFormat(SynvirtError):
     code, status = "E_MIG_UNSUPPORTED_FORMAT", 400
 
     def __init__(self, detail: str = "", *, hint: str | None = None, holds: tuple[str, ...] = ()) -> None:
-        """`holds`: the names of the machines in a file with several, of which the caller must name one."""
+        """`holds`: the names of the machines in a file with several; the caller must name one of them."""
         super().__init__(detail, hint=hint)
         self.holds = holds
 
@@ -67,7 +67,7 @@ class HostPathRejected(SynvirtError):
 class Unauthorized(SynvirtError):
     """The caller's credentials are missing or wrong."""
 
-    # A code of its own: E_MIG_AUTH_FAILED is about a source's credentials, and sends its reader elsewhere.
+    # It has its own code, as E_MIG_AUTH_FAILED is about a source's credentials.
     code, status = "E_MIG_UNAUTHENTICATED", 401
 
 
@@ -119,7 +119,7 @@ class SourceUnreachable(SynvirtError):
     code, status = "E_MIG_SOURCE_UNREACHABLE", 502
 
     def __init__(self, detail: str = "", *, hint: str | None = None, waited_s: float = 0.0) -> None:
-        """`waited_s`: how long the platform said nothing before this was raised; 0 where it refused at once."""
+        """`waited_s`: how long the platform did not answer before this was raised; 0 where it refused at once."""
         super().__init__(detail, hint=hint)
         self.waited_s = waited_s
 
@@ -178,7 +178,7 @@ class GuestBootFailed(SynvirtError):
     code = "E_MIG_GUEST_BOOT_FAILED"
 
     def __init__(self, detail: str = "", *, hint: str | None = None, shown: str = "", other_bus_may_help: bool = False) -> None:
-        """`shown`: the console's end. `other_bus_may_help`: it is what a guest shows that has no driver for its disks."""
+        """`shown`: the end of the console. `other_bus_may_help`: it looks like a guest that has no driver for its disks."""
         super().__init__(f"{detail}; {shown}" if shown else detail, hint=hint)
         self.summary = detail or self.title()
         self.other_bus_may_help = other_bus_may_help
@@ -211,7 +211,7 @@ class PersistFailed(SynvirtError):
 class ServiceUnreachable(SynvirtError):
     """The SynVirt service does not answer."""
 
-    # Said by its clients: a service that answers never has it.
+    # Only clients raise it; the service itself never answers it.
     code, status = "E_MIG_SERVICE_UNREACHABLE", 503
 
 
@@ -381,10 +381,10 @@ def _with_subclasses(root: type[SynvirtError]) -> list[type[SynvirtError]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in _with_subclasses(child))]
 
 
-# One class a code: where several share one (an upload too large, or wrong), the one that names the general case.
+# One class for each code. Where several share a code (an upload too large, or wrong), the general one.
 BY_CODE: dict[str, type[SynvirtError]] = {cls.code: cls for cls in _with_subclasses(SynvirtError)}
 
 
 def from_code(code: str, detail: str, hint: str | None = None) -> SynvirtError:
-    """The error a code names; how an error comes back from a worker process. Unknown codes are Internal."""
+    """The error that a code names, as a worker process reports it. An unknown code gives Internal."""
     return BY_CODE.get(code, Internal)(detail, hint=hint)

@@ -1,4 +1,4 @@
-"""When a guest last read from an export, as other processes of this host see it: what may wait then does.
+"""When a guest last read from an export, seen by other processes of this host: a copy of the same disk waits meanwhile.
 
 exporter ─▶ Noticed(reader) ─▶ 16 bytes of a shared file ─▶ Yielding ─▶ the copy of the same disk
 """
@@ -18,8 +18,8 @@ from synvirt.errors import Cancelled, DiskReadFailed
 _FORM = struct.Struct("=QQ")
 # A guest that boots reads again within this time, mostly.
 QUIET_S = 0.03
-# And a guest that never stops reading must not stop the copy, by which alone its reads ever become quick: each piece (some MiB)
-# waits so long at most.
+# A guest that never stops reading must not stop the copy, as only the copy makes its reads fast. Each piece (some MiB) waits
+# this long at most.
 WAIT_MOST_S = 0.5
 _LOOK_EVERY_S = 0.005
 
@@ -49,7 +49,7 @@ class Activity:
 
 
 class Noticed:
-    """The reader as it is, its reads noted."""
+    """The same reader; its reads are noted."""
 
     def __init__(self, reader: DiskReader, activity: Activity) -> None:
         self._reader, self._activity = reader, activity

@@ -1,12 +1,11 @@
-"""The runner: every job of this host that has not ended is run to its end, through crashes and restarts. asyncio, in a thread.
+"""The runner: it runs every unended job of this host to its end, through crashes and restarts. asyncio, in a thread.
 
     begin(job) ─┐
     reconcile ──┴─▶ a task a job ─▶ run(job) ─▶ ended: gone
                                        └─ the store is away: again after a pause
 
-A job is run again from what the store says of it: its state, watermarks and ledger. So the runner stores nothing of its own.
-A job that was lost in a crash, or never begun, is found by the next look. One event loop is shared by all jobs; what blocks
-goes to threads.
+A job runs again from what the store has: its state, watermarks and ledger. So the runner itself stores nothing. The next look
+finds a job that was lost in a crash, or that was never begun. All jobs share one event loop; blocking code runs in threads.
 """
 
 import asyncio
@@ -23,11 +22,11 @@ from synvirt.store.hosts import LeaseLost
 
 log = structlog.get_logger(__name__)
 
-# Between two looks for jobs that nobody began: a service that died between a job's row and its begin, a host's jobs taken over.
+# Seconds between two looks for jobs that were not begun: a service died after it wrote a job's row, or a job was taken over.
 RECONCILE_EVERY_S = 30.0
-# Of the event loop that all jobs share: a thread each for those that wait for a boot or a conversion, and some for the store.
+# Threads of the event loop that all jobs share: one for each job that waits for a boot or a conversion, and some for the store.
 THREADS = 256
-# The store is away (a full disk, a database that restarts): the job waits for it, whatever it takes.
+# The pause while the store is away (a full disk, a database that restarts). The job waits for as long as that takes.
 STORE_PAUSE_S = 2.0
 # A step that hangs at a source does not hold up the end of the service: the next start runs it again. A worker stops within
 # 10 s; after a lost lease 50 s remain before another host may begin.
@@ -39,8 +38,8 @@ async def _nothing() -> None:
 
 
 async def in_a_thread(work: Callable[[], None], let_go: Callable[[], None] = lambda: None) -> None:
-    """For a kind whose `run` blocks. It ends with its thread, however often its task is cancelled meanwhile: two threads of one
-    job would both write. A thread hears of that by `let_go` alone, or by a flag that was set before."""
+    """Runs blocking `work` in a thread, for a kind whose `run` blocks. It ends only when the thread ends, even if its task is
+    cancelled: two threads of one job would both write. `let_go` asks the thread to end."""
     doing, cancelled = asyncio.ensure_future(asyncio.to_thread(work)), False
     while not doing.done():
         try:
@@ -53,9 +52,9 @@ async def in_a_thread(work: Callable[[], None], let_go: Callable[[], None] = lam
 
 
 class Runner:
-    """`run(job_id)` moves one job to its end; PersistFailed is the only error that may leave it, and it is then called again.
-    `unended()` lists the jobs of this host that have not ended, oldest first; it blocks. `on_begin` is called in the event loop
-    before jobs run there, `on_end` once they are let go of; in turns."""
+    """`run(job_id)` runs one job to its end; it may raise only PersistFailed, and is then called again. `unended()` gives the
+    unended jobs of this host, oldest first; it blocks. `on_begin` is called in the event loop before jobs run there, `on_end`
+    after they were stopped; each may be called several times, in turns."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class Runner:
     ) -> None:
         self._on_begin, self._on_end = on_begin, on_end
         self._run, self._unended, self._name = run, unended, name
-        # Made with its thread: one that is never started holds no descriptors.
+        # Made with its thread, so that a runner that is never started has no descriptors.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
@@ -83,14 +82,15 @@ class Runner:
         self._soon(self._look)
 
     def begin(self, job_id: UUID) -> None:
-        """Run the job, if nobody does already; before the start, the start finds it. From any thread; returns at once."""
+        """Runs the job, if it does not run already. From any thread; returns at once. Before `start` it does nothing: the start
+        finds the job."""
         if not self._closing:
             with suppress(RuntimeError):  # closed meanwhile: the next start finds the job
                 self._soon(self._begin, job_id)
 
     def pause(self) -> None:
-        """Let go of the jobs as a crash would, and begin none until `resume`: this host must not work now. Their workers are
-        ended when it returns."""
+        """Stops the jobs where they are, as a crash would, and begins none until `resume`. Their workers have ended when it
+        returns."""
         self._paused = True
         self._end_all()
 
@@ -104,7 +104,7 @@ class Runner:
         return set(self._tasks)
 
     def close(self) -> None:
-        """Let go of the jobs as a crash would: they go on at the next start. Workers end with their tasks."""
+        """Stops the jobs where they are, as a crash would. They go on at the next start. Workers end with their tasks."""
         if self._closing:
             return
         self._closing = True
@@ -151,7 +151,7 @@ class Runner:
                 log.warning("the store is away; the job waits", job=str(job_id), cause=error.detail)
                 await asyncio.sleep(STORE_PAUSE_S)
             except Exception:
-                # Ours to mend; the next look runs the job again.
+                # A mistake of ours; the next look runs the job again.
                 log.exception("a job cannot be run", job=str(job_id))
                 return
             else:

@@ -1,8 +1,8 @@
-"""How many jobs work at once: here (Turns, in memory), and on one source, one host of it, one destination or one backup
-repository (Slots, in the store, for the jobs and backup runs of all hosts). asyncio; `held_in_thread` is for threads.
+"""How many jobs work at once: on this host (Turns, in memory); and for one source, one of its hosts, one destination or one
+backup repository (Slots, in the store, for the jobs and backup runs of all hosts). asyncio; `held_in_thread` is for threads.
 
-A host has guests to serve, and its disks one head each. A cut-over never waits: its guest is off. A slot covers a pass, never a
-wait for the next one.
+A host also serves its guests, and its disks take only so much. A cut-over never waits, as its guest is off. A job holds a slot
+for a pass, never while it waits for the next one.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from synvirt.errors import Cancelled, PersistFailed
 from synvirt.jobs.calls import Call
 from synvirt.store.slots import SlotRows
 
-# A slot that a job of this process leaves is given on at once; one of another host is looked for. Who waits for its turn is
-# called: there may be thousands. The further look is for a loop that ended.
+# How often a waiting job looks. A slot that a job of this process leaves is passed on at once; for those of other hosts it must
+# look. A job that waits for its turn is called, as there may be thousands; it looks only in case a loop has ended.
 LOOK_EVERY_S, TURN_EVERY_S = 2.0, 30.0
-# Between two looks of a thread that waits, whether it is to stop.
+# How often a waiting thread looks whether it is to stop.
 STOP_POLL_S = 0.2
 
 OrStop = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
@@ -29,30 +29,30 @@ OrStop = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What so many jobs use at the same time, over all hosts. `key` names it in the store."""
+    """Something that at most so many jobs use at the same time, over all hosts. `key` names it in the store."""
 
     key: str
     most: int
 
 
 def source_host(source_id: UUID, host: str, *, most: int) -> Resource:
-    """A host of a registered source; empty where the source is one."""
+    """A host of a registered source. `host` is empty where the source is a single host."""
     return Resource(f"source {source_id} {host}", most)
 
 
 def source(source_id: UUID, *, most: int) -> Resource:
-    """A registered source as a whole: a vCenter answers for all its hosts, and what goes through it, it carries itself."""
+    """A registered source as a whole: what goes through a vCenter costs the vCenter, whichever host has the VM."""
     # No host has a name with a space.
     return Resource(f"source {source_id} in all", most)
 
 
 def destination(name: str, *, most: int) -> Resource:
-    """`name`: one that is the same on each host that reaches the destination, and on no other."""
+    """A destination. `name`: the same on all hosts that reach it, and used for no other."""
     return Resource(f"destination {name}", most)
 
 
 def repository(repository_id: UUID, *, most: int) -> Resource:
-    """A backup repository, by the id that lies in it: each host knows it by that."""
+    """A backup repository. Its id is in the repository itself, so all hosts use the same."""
     return Resource(f"repository {repository_id}", most)
 
 
@@ -62,7 +62,7 @@ def guests_of(host: str, *, most: int) -> Resource:
 
 
 class Slots:
-    """Those of this host's jobs, in the store. What a cut-over takes comes on top of the number."""
+    """The slots of this host's jobs, in the store. A cut-over may take one more than the number allows."""
 
     def __init__(self, rows: SlotRows, *, host: str) -> None:
         self._rows, self._host = rows, host
@@ -73,14 +73,15 @@ class Slots:
     async def held(
         self, job_id: UUID, resources: Sequence[Resource], or_stop: OrStop, *, urgent: bool = False
     ) -> AsyncIterator["Held"]:
-        """One of each, for as long as the block lasts; they are waited for together, in the order the jobs came. `or_stop`
-        awaits, and may raise: then the job waits no longer."""
+        """Holds one slot of each resource while the block runs. It waits for all of them together, in the order in which jobs
+        came. `or_stop` awaits; if it raises, the job stops waiting."""
         held = Held(self, job_id, {one.key: one.most for one in resources}, or_stop, urgent=urgent)
         try:
             await held.take()
             yield held
         except (Exception, asyncio.CancelledError):
-            # What it is says more than that the store is away: then the row goes with the job's next run, or the host's lease.
+            # The block's own error says more than a store that is away. The row goes with the job's next run, or with the
+            # lease.
             with suppress(PersistFailed):
                 await held.leave()
             raise
@@ -111,7 +112,7 @@ class Slots:
         asyncio.run(self.leave(job_id, wanted))
 
     async def forget(self, job_id: UUID) -> None:
-        """What a run of the job left that was cut off."""
+        """Gives back what an interrupted run of the job has left."""
         if await asyncio.to_thread(self._rows.has_any, job_id):
             await asyncio.to_thread(self._rows.leave, job_id)
 
@@ -140,13 +141,13 @@ class Slots:
 
 
 class Held:
-    """The slots of a job, which it may leave for as long as it only waits."""
+    """The slots of a job. It may leave them while it only waits."""
 
     def __init__(self, slots: Slots, job_id: UUID, wanted: dict[str, int], or_stop: OrStop, *, urgent: bool) -> None:
         self._slots, self._job_id, self._wanted, self._or_stop, self._urgent = slots, job_id, wanted, or_stop, urgent
 
     async def take(self) -> None:
-        """In the order the jobs came; at once, where the job has them."""
+        """Takes them again, in the order in which jobs came; at once, where the job has them."""
         await self._slots.take(self._job_id, self._wanted, self._or_stop, urgent=self._urgent)
 
     async def leave(self) -> None:
@@ -155,18 +156,18 @@ class Held:
 
 
 class Turns:
-    """`most` jobs work, the others wait for their turn in the order they came. A job has its turn until it leaves it: at its
-    end, and for as long as it only waits, for its cut-over or for a source that is away."""
+    """At most `most` jobs work; the others wait for their turn in the order in which they came. A job leaves its turn at its
+    end, and while it only waits, for its cut-over or for a source that is away."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._working: set[UUID] = set()
-        # In their order.
+        # The waiting jobs, in their order.
         self._waiting: dict[UUID, Call] = {}
 
     async def taken(self, job_id: UUID, or_stop: OrStop, *, urgent: bool = False) -> None:
-        """At once, where the job has it already. `or_stop` awaits, and may raise: then the job waits no longer."""
+        """Waits for the job's turn; returns at once if it has it. `or_stop` awaits; if it raises, the job stops waiting."""
         try:
             while (called := self._take(job_id, urgent=urgent)) is not None:
                 await or_stop(called.within(TURN_EVERY_S))
@@ -176,17 +177,17 @@ class Turns:
                 self._call()
 
     def left(self, job_id: UUID) -> None:
-        """The job has ended or holds: its turn is free."""
+        """Frees the job's turn: it has ended, or only waits."""
         with self._lock:
             self._working.discard(job_id)
             self._call()
 
     def _take(self, job_id: UUID, *, urgent: bool) -> Call | None:
-        """None: it is the job's turn. Else it is in the line, and is called when it is to look again."""
+        """None, if it is the job's turn. Else the job is in the line, and is called when it must look again."""
         with self._lock:
             if job_id in self._working:
                 return None
-            self._waiting[job_id] = called = Call()  # where it stands already it keeps its place
+            self._waiting[job_id] = called = Call()  # a job that is in the line already keeps its place
             if not urgent and job_id not in self._next():
                 return called
             self._working.add(job_id)

@@ -1,5 +1,5 @@
-"""Whether a worker that should bring something does: a reader that loops, or a source that answers and sends nothing, would
-hold a job, its slot and its lock for ever."""
+"""Whether a worker makes progress. A reader that loops, or a source that answers but sends nothing, would hold a job, its slot
+and its lock for ever."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from synvirt.jobs.wire import Flushed, Moved, Result, Watched
 
 
 class Stalled(DiskReadFailed):
-    """The worker was ended, since it brought nothing."""
+    """The worker was ended, as it made no progress."""
 
     def __init__(self, after_s: float) -> None:
         super().__init__(
@@ -19,7 +19,7 @@ class Stalled(DiskReadFailed):
 
 
 class Stall:
-    """`heard` takes what the worker says, `answered` that the service sent it a line. `after_s`: None, for ever."""
+    """`heard` takes the worker's messages, `answered` notes that the service sent it a line. `after_s` None: no limit."""
 
     def __init__(self, watched: Watched, after_s: float | None, now: Callable[[], float] = time.monotonic) -> None:
         self._watched, self.after_s, self._now = watched, after_s, now
@@ -27,7 +27,7 @@ class Stall:
         self._at, self._owes, self.is_over = now(), True, False
 
     def heard(self, message: Moved | Flushed | Result) -> None:
-        """What it says again brings nothing: a disk is flushed every few seconds, whether anything came or not."""
+        """Takes a message. One that repeats the last figures is no progress: disks are flushed every few seconds anyway."""
         if self._is_new(message):
             self._at = self._now()
         self._owes = self._owes_after(message)
@@ -36,7 +36,7 @@ class Stall:
         self._at, self._owes = self._now(), True
 
     def look(self) -> bool:
-        """Whether it is over, as it stays once it is."""
+        """Whether the worker has stalled. Once it has, this stays true."""
         if self.after_s is not None and self._watched is not Watched.NEVER and self._owes:
             self.is_over = self.is_over or self._now() - self._at > self.after_s
         return self.is_over
@@ -54,6 +54,6 @@ class Stall:
         if isinstance(message, Result):
             return not message.waits
         if self._watched is Watched.WHILE_READING:
-            # What comes after the bytes of a disk, digests of the whole among it, says nothing, and takes as long as it takes.
+            # After the bytes of a disk come its digests, for example. They take their time, and report nothing.
             return message.finished if isinstance(message, Flushed) else message.bytes_done < message.bytes_total
         return True

@@ -10,7 +10,7 @@ from synvirt.jobs.calls import Call
 
 T = TypeVar("T")
 
-# What a call had begun is waited for, since it may come back at once; a platform that hangs is not.
+# How long a stopped call may take to end: it may end at once, and a platform that hangs is not waited for.
 CANCEL_WITHIN_S = 5.0
 
 
@@ -20,27 +20,27 @@ class Stop:
     def __init__(self) -> None:
         self._flag = threading.Event()
         self._lock = threading.Lock()
-        # Jobs run in event loops of several threads, and each wants to hear of it in its own.
+        # Jobs run in event loops of several threads; each must be called in its own.
         self._listening: set[Call] = set()
         self._asleep: set[Call] = set()
         self._asked = False
-        # A call that was cancelled hangs, and may still make something at the source: it is no time to tidy up there.
+        # A cancelled call hangs, and may still make something at the source. So nothing is tidied up there now.
         self.left_running = False
 
     def set(self) -> None:
-        """The operator has asked to cancel: all that waits ends."""
+        """The operator has asked to cancel: every wait ends."""
         self._asked = True
         self.expire()
 
     def expire(self) -> None:
-        """What runs stops as it does for the operator, until `renew`: its time is over."""
+        """The job's time is over: what runs stops as for a cancel, until `renew`."""
         with self._lock:
             self._flag.set()
             for stopped in self._listening:
                 stopped.call()
 
     def renew(self) -> bool:
-        """After `expire`. True, where the operator did not wish to cancel meanwhile."""
+        """Ends `expire`. True, where the operator did not ask to cancel meanwhile."""
         with self._lock:
             if not self._asked:
                 self._flag.clear()
@@ -50,12 +50,12 @@ class Stop:
         return self._flag.is_set()
 
     def check(self) -> None:
-        """Cancelled where the operator has asked for it."""
+        """Cancelled, where the operator has asked for it."""
         if self._flag.is_set():
             raise Cancelled
 
     async def or_stop(self, wanted: Coroutine[Any, Any, T]) -> T:
-        """The result of `wanted`, or Cancelled as soon as the operator says so: `wanted` is then cancelled too."""
+        """The result of `wanted`. Cancelled, as soon as the operator asks for it; `wanted` is then cancelled too."""
         task = asyncio.ensure_future(wanted)
         stopped = Call()
         with self._lock:
@@ -71,16 +71,16 @@ class Stop:
             with self._lock:
                 self._listening.discard(stopped)
             task.cancel()
-            # What it had begun at a source ends before anybody tidies up there.
+            # What it has begun at a source must end before the source is tidied up.
             _, pending = await asyncio.wait({task}, timeout=CANCEL_WITHIN_S)
             self.left_running |= bool(pending)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep; Cancelled at once when stopped."""
+        """Sleeps. Cancelled, at once when stopped."""
         await self.or_stop(asyncio.sleep(seconds))
 
     async def sleep_or_wake(self, seconds: float) -> None:
-        """Sleep until `wake`, at the most so long; Cancelled at once when stopped."""
+        """Sleeps until `wake`, `seconds` at most. Cancelled, at once when stopped."""
         woken = Call()
         with self._lock:
             self._asleep.add(woken)
@@ -91,7 +91,7 @@ class Stop:
                 self._asleep.discard(woken)
 
     def wake(self) -> None:
-        """From any thread: what the job sleeps for may have come."""
+        """Ends `sleep_or_wake`. From any thread."""
         with self._lock:
             for woken in self._asleep:
                 woken.call()

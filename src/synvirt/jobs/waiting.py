@@ -1,4 +1,4 @@
-"""Jobs that wait for a source, and what wakes them: somebody has changed its endpoint, its pin or its password."""
+"""Jobs that wait for a source. A change of its endpoint, its pin or its password wakes them."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from synvirt.jobs.stop import Stop
 
 
 class Waiting:
-    """Of this process. A job of another host finds out by its next try."""
+    """The waiting jobs of this process. A job of another host notices the change at its next try."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -17,7 +17,7 @@ class Waiting:
 
     @contextmanager
     def held(self, source_id: UUID, stop: Stop) -> Iterator[None]:
-        """While a job waits for this source."""
+        """A job waits for this source while the block runs."""
         with self._lock:
             self._stops.setdefault(source_id, []).append(stop)
         try:

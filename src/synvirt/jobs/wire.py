@@ -1,10 +1,11 @@
-"""What a service and its worker process say to each other: one JSON object a line.
+"""The protocol between a service and its worker process: one JSON object for each line.
 
     service ─▶ worker   the order, with its `kind`; later, where that kind asks for them, more lines (`wire.next_line`)
     worker ─▶ service   Moved, Flushed, Result …, and Broken as the last one where the order failed
 
-The service keeps the worker's standard input open, and sends an empty line each KEEPALIVE_S. Its end means that the service
-is gone; silence for SILENCE_S, that it is frozen, and its host may be fenced soon (lease.py): either way the worker ends.
+The service keeps the worker's standard input open, and sends an empty line every KEEPALIVE_S. The end of the input means that
+the service is gone; no line for SILENCE_S, that it is frozen and its host may be fenced soon (lease.py). The worker ends in
+both cases.
 """
 
 from dataclasses import dataclass, field
@@ -14,15 +15,15 @@ from typing import Any, ClassVar, Literal, Protocol, Self, cast
 from synvirt.jobs import dataclass_json
 from synvirt.outgoing import permitted
 
-# Before the lease of the service's host is over: the host that takes the job over must be its only writer.
+# Shorter than the lease of the service's host: the host that takes the job over must be its only writer.
 KEEPALIVE_S, SILENCE_S = 10.0, 40.0
 
 
 class WireModel:
-    """Frozen data classes. What is wrong with a line is said without its content, which may hold credentials."""
+    """Frozen data classes. Errors about a line do not show its content, which may hold credentials."""
 
     __slots__ = ()
-    # For those that a stored document has as a field.
+    # For models that are a field of a stored document.
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "hide_input_in_errors": True}
 
     def to_line(self) -> bytes:
@@ -35,13 +36,13 @@ class WireModel:
 
     @classmethod
     def of(cls, content: Any) -> Self:
-        """Of JSON that is read already: a Result's content. ValueError."""
+        """The model of parsed JSON, which is a Result's content. ValueError."""
         return cast("Self", dataclass_json.read(cls, content))
 
 
 class Watched(Enum):
-    """When a worker that brings nothing is stalled (stalling.py): ALWAYS but while it waits for the service's line;
-    WHILE_READING: not after the last byte of a disk either. NEVER: it serves others, and waits for them."""
+    """When a worker without progress counts as stalled (stalling.py). ALWAYS: except while it waits for the service's line.
+    WHILE_READING: also not after the last byte of a disk. NEVER: it serves others, and waits for them."""
 
     ALWAYS = auto()
     WHILE_READING = auto()
@@ -50,8 +51,8 @@ class Watched(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order(WireModel):
-    """What the service asks of a worker. `outgoing`: where the sources may be that it connects to, as in the process that gives
-    the order: a field of all of them, which no kind of order can leave out."""
+    """What a worker is to do. `outgoing`: which hosts it may connect to; the same as in the process that gives the order. Every
+    kind of order has it."""
 
     watched: ClassVar[Watched] = Watched.ALWAYS
     outgoing: tuple[str, ...] = field(default_factory=permitted)
@@ -70,8 +71,8 @@ class Moved(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed(WireModel):
-    """Every byte before `offset_bytes` is durable on the destination; `finished`: all of the pass is, and of what should not
-    have changed `bytes_checked` were compared."""
+    """Every byte before `offset_bytes` is durable on the destination. `finished`: the whole pass is. `bytes_checked`: how many
+    bytes that should be unchanged were compared."""
 
     message: Literal["flushed"] = "flushed"
     key: str
@@ -85,7 +86,7 @@ class Flushed(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken(WireModel):
-    """`kind`: the error's class. Several have one code, and callers answer some of them in ways of their own."""
+    """The order failed. `kind`: the error's class, as several share a code and callers treat some of them differently."""
 
     message: Literal["broken"] = "broken"
     kind: str
@@ -96,8 +97,8 @@ class Broken(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(WireModel):
-    """What only that kind of order has to say. `content` is a WireModel of the kind's, by its `name`. `waits`: the worker does
-    nothing before the service's next line."""
+    """A message of one kind of order. `content` is a WireModel of that kind, by its `name`. `waits`: the worker does nothing
+    before the service's next line."""
 
     message: Literal["result"] = "result"
     name: str
@@ -109,7 +110,7 @@ Message = Moved | Flushed | Broken | Result
 
 
 def message_of(line: bytes) -> Message:
-    """ValueError: a worker reads what is hostile, and may itself be, too."""
+    """The message in a line. ValueError: a worker reads hostile data, so its lines may be hostile too."""
     return cast("Message", dataclass_json.load(Message, line))
 
 

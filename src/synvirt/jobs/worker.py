@@ -1,7 +1,7 @@
-"""The worker: a process of its own for each pass of a job. A bad image kills a worker, never the service.
+"""The worker: each pass of a job has its own process. A bad image kills a worker, never the service.
 
     stdin   one line: the order as JSON, with its kind; then it stays open, and its end means that the service is gone
-    stdout  a line a message (wire.py)
+    stdout  one line for each message (wire.py)
     SIGTERM stop at the next request
 
 `synvirt.worker` puts the table of kinds together and is what runs. Threads, no event loop.
@@ -26,8 +26,8 @@ from synvirt.jobs.wire import SILENCE_S, Broken, Message, Order, Wire
 from synvirt.outgoing import permit
 from synvirt.sizes import GIB
 
-# An image that makes a reader take more than this is hostile; a 1 TiB disk takes less than 256 MiB. Address space, not
-# resident memory: threads and mapped libraries count too.
+# The limit of a worker's address space. An image that needs more is hostile: a 1 TiB disk needs less than 256 MiB. Threads and
+# mapped libraries count too.
 ADDRESS_SPACE_BYTES = 8 * GIB
 
 OrderT = TypeVar("OrderT", bound=Order)
@@ -35,8 +35,8 @@ OrderT = TypeVar("OrderT", bound=Order)
 
 @dataclass(frozen=True)
 class Task(Generic[OrderT]):
-    """How orders of one kind are read, and carried out: to the end, or SynvirtError. `cage`: what an order of it needs.
-    `begin`: what an order starts before that cage is entered, and may not start within it."""
+    """How orders of one kind are read and carried out: to the end, or SynvirtError. `cage`: what an order needs in its cage.
+    `begin`: what an order must start before it enters the cage."""
 
     order: type[OrderT]
     carry_out: Callable[[OrderT, Wire], None]
@@ -44,12 +44,12 @@ class Task(Generic[OrderT]):
     begin: Callable[[OrderT], None] = lambda order: None
 
 
-# By kind. Each is loaded when an order of that kind comes: a copy need not wait for what backups import.
+# The tasks by kind. Each is loaded when an order of its kind comes: a copy does not load what backups import.
 Tasks = Mapping[str, Callable[[], Task[Any]]]
 
 
 def carry_out(task: Task[OrderT], order: OrderT, wire: Wire) -> None:
-    """SynvirtError as soon as something fails, which the service hears of as Broken."""
+    """Carries an order out. SynvirtError as soon as something fails; the service then gets Broken."""
     try:
         task.carry_out(order, wire)
     except SynvirtError as error:
@@ -62,7 +62,8 @@ def carry_out(task: Task[OrderT], order: OrderT, wire: Wire) -> None:
 
 
 def read_order(line: bytes, tasks: Tasks) -> tuple[Task[Any], Order]:
-    """ValueError, whose text has nothing of the line: an order may hold a password, and what is said of it is logged."""
+    """The order in a line, and its task. ValueError, without a part of the line: an order may hold a password, and the error is
+    logged."""
     try:
         kind = json.loads(line)["kind"]
         load = tasks[kind]
@@ -79,7 +80,7 @@ class _Pipes:
     """The wire of a process: its standard input and output."""
 
     def __init__(self) -> None:
-        # What a library prints must not look like a message.
+        # The output of libraries must not look like a message.
         self._messages = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
         self._speaking, self._stopping = threading.Lock(), threading.Event()
@@ -99,11 +100,11 @@ class _Pipes:
         return self._lines.get()
 
     def first_line(self) -> bytes:
-        """Read in the caller's thread. What was sent before the standard input ended, where it has ended."""
+        """The first line, read in the caller's thread; incomplete, where the standard input has ended."""
         return self._read_line() or self._rest
 
     def listen(self, silence_s: float) -> None:
-        """Lines from now on are for `next_line`. The end of the input is the service's, and nobody would hear us any more."""
+        """From now on lines go to `next_line`. At the end of the input the process ends: the service is gone."""
         threading.Thread(target=self._listen, args=(silence_s,), daemon=True).start()
 
     def _listen(self, silence_s: float) -> None:
@@ -114,7 +115,7 @@ class _Pipes:
         os._exit(1)
 
     def _read_line(self, within_s: float | None = None) -> bytes | None:
-        """None at the end of the input, or where nothing has come within that time."""
+        """The next line. None, at the end of the input or after `within_s` without a line."""
         while b"\n" not in self._rest:
             if within_s is not None and not select.select([0], [], [], within_s)[0]:
                 return None
@@ -127,7 +128,8 @@ class _Pipes:
 
 
 def main(tasks: Tasks, *, silence_s: float | None = None) -> int:
-    """The exit code: 0, 1 for an order that failed, 2 for one that is not understood. `silence_s`: see wire.py."""
+    """Reads an order and carries it out. The exit code: 0; 1 for an order that failed; 2 for one that is not understood.
+    `silence_s`: see wire.py."""
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     pipes = _Pipes()
     try:

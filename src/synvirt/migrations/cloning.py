@@ -18,7 +18,7 @@ from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
 
-# A guest that is stopped and volumes that are removed take seconds. What lasts longer is swept later.
+# Stopping a guest and removing volumes take seconds. What takes longer is swept later.
 ENDS_WITHIN = timedelta(seconds=60)
 POLL_S = 0.1
 

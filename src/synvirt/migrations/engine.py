@@ -25,13 +25,13 @@ from synvirt.store.documents import Unreadable
 
 log = structlog.get_logger(__name__)
 
-# Between two looks for what operators asked of jobs, here or by way of another host's API: one query for all jobs.
+# Seconds between two queries for requests of operators, which may come by another host's API. One query serves all jobs.
 WISHES_POLL_S = 1.0
 WAKES = 3
 
 
 class Engine:
-    """One per process. `start` also takes up every job of this host that has not ended, and tidies up after those that have."""
+    """One for each process. `start` also resumes every unended job of this host, and tidies up after the ended ones."""
 
     def __init__(self, rooms: Rooms, *, host: str) -> None:
         self.rooms = rooms
@@ -50,49 +50,49 @@ class Engine:
         )
 
     def start(self) -> None:
-        """Runs this host's jobs from here on, and tidies up after ended ones."""
+        """Runs this host's jobs from now on, and tidies up after ended ones."""
         self._runner.start()
         threading.Thread(target=self._look_for_wishes, name="wishes", daemon=True).start()
         self._tidying.enter_context(tidied(self.rooms, host=self._host))
 
     def begin(self, job_id: UUID) -> None:
-        """Hand the job to the runner; again is harmless. Jobs take turns (`slots.Turns`)."""
+        """Gives the job to the runner; idempotent. Jobs take turns (`slots.Turns`)."""
         self._runner.begin(job_id)
 
     def wake(self, job_id: UUID) -> None:
-        """The operator asked something of the job: it looks at once."""
+        """An operator has made a request: the job looks at once."""
         stop = self._stop_of(job_id)
         if self.rooms.store.cancel_requested(job_id):
             stop.set()
         stop.wake()
 
     def pause(self) -> None:
-        """This host has lost its lease: nothing of its jobs runs when this returns."""
+        """This host has lost its lease: none of its jobs runs when this returns."""
         self._tidying.close()
         self._runner.pause()
 
     def resume(self) -> None:
-        """The lease is held again: jobs go on from what the store says, not from what this process remembers."""
+        """This host has a lease again: jobs go on from what the store says, not from what this process remembers."""
         self._stops.clear()
         self._kept.clear()
         self._runner.resume()
         self._tidying.enter_context(tidied(self.rooms, host=self._host))
 
     def close(self) -> None:
-        """Let go of the jobs as a crash would: they go on at the next start."""
+        """Stops the jobs where they are, as a crash would. They go on at the next start."""
         self._closing.set()
         self._tidying.close()
         self._runner.close()
 
     async def run(self, job_id: UUID) -> None:
-        """To its end. PersistFailed where the store is away: without it a job can neither go on nor fail."""
+        """Runs a job to its end. PersistFailed, where the store is away: then a job can neither go on nor fail."""
         stop, store = self._stop_of(job_id), self.rooms.store
         try:
             migration = await asyncio.to_thread(store.get, job_id)
         except Unreadable as error:
             log.warning("a job is left alone", job=str(job_id), cause=error.detail)
             return
-        except NotFound:  # it ended, and was removed, before it was looked at
+        except NotFound:  # the job had ended and was removed
             return
         await asyncio.to_thread(self._take_up_course, job_id)
         await self.rooms.slots.forget(job_id)
@@ -122,7 +122,7 @@ class Engine:
                 log.warning("cannot see what operators ask", cause=error.detail)
 
     def _hear(self, wishes: list[Wish]) -> None:
-        """A request stays for the rest of the job. A job is woken a few times: it may not have been asleep yet."""
+        """A request stays until the job ends. A job is woken a few times, as it may not have been asleep yet."""
         for wish in wishes:
             stop = self._stops.get(wish.job_id)
             if stop is None:
@@ -139,7 +139,7 @@ class Engine:
             self.rooms.board.take_up(job_id, self.rooms.store.memory.get(job_id, CourseMemory).course)
 
     def _keep_course(self, job_id: UUID) -> None:
-        """No job waits for it, and none fails without it."""
+        """No job waits for this, and none fails if it fails."""
         course = self.rooms.board.courses().get(job_id, Course())
         if course == self._kept.get(job_id, Course()):
             return

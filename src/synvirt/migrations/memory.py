@@ -1,6 +1,7 @@
-"""What a migration remembers beyond what it shows: a row a pass, one of the job, one of its course.
+"""What a migration remembers besides its document: a row for each pass, one for the job, one for its course.
 
-Each has a version, as every stored document. A held job's rows are bounded: those of old passes go (`Store.fold_passes`).
+Each has a version, as every stored document. A held job's rows are bounded: those of old passes are deleted
+(`Store.fold_passes`).
 """
 
 from datetime import datetime
@@ -19,56 +20,57 @@ R = TypeVar("R", bound=Remembered)
 
 
 class Told(Model):
-    """What the job's last problem was before a passing trouble was shown. None: there was none."""
+    """The job's last problem, before a passing trouble was shown in its place. None: there was none."""
 
     before: Problem | None = None
 
 
 class Hashed(Model):
-    """The host that has hashed the volumes so far: only its files are continued."""
+    """The host that has hashed the volumes so far. Another host begins from the start."""
 
     host: str
     token: UUID
 
 
 class PassMemory(Remembered):
-    """Of one pass."""
+    """What the job remembers of one pass."""
 
     kind: ClassVar[str] = "pass"
 
-    # Since when its snapshot is being made: from then on there may be one. None once more, where that is gone.
+    # When the making of its snapshot began: from then on there may be one. None again, when that is gone.
     begun_at: datetime | None = None
-    # With the change ids that the next pass counts from; None while there is none.
+    # Its snapshot, with the change ids that the next pass counts from; None while there is none.
     snapshot: SnapshotRef | None = None
     # The moment of the source that it copies.
     snapshot_at: datetime | None = None
-    # How often the job had shut its source down when the snapshot was made, and the source's last start: of one that was off.
+    # For a snapshot of a source that was off: how often the job had shut it down by then, and the source's last start.
     downs: int = 0
     last_start: str | None = None
-    # Of its snapshot only the change ids are left at the source since then.
+    # When its snapshot was released: since then only its change ids are left at the source.
     released_at: datetime | None = None
-    # How often its snapshot was gone, and another taken. None: it is on volumes that nothing of the pass was written to.
+    # How often its snapshot was gone and another was taken. None: nothing of the pass has been written to the volumes before.
     retakes: int | None = None
-    # It reads whole disks: their change tracking was lost.
+    # It reads whole disks, as their change tracking was lost.
     whole: bool = False
 
 
 class JobMemory(Remembered):
-    """Of the job, one row."""
+    """What the job remembers, one row."""
 
     kind: ClassVar[str] = "job"
 
-    # A passing trouble is being shown.
+    # Set while a passing trouble is shown.
     told: Told | None = None
-    # When the guest was asked to shut down, while nobody has seen it go off; for its last copy; and how often.
+    # When the guest was asked to shut down, until it is seen to be off; since when it is down for its last copy; and how often
+    # the job has shut it down.
     shutting_down_at: datetime | None = None
     down_since: datetime | None = None
     downs: int = 0
-    # How often change tracking was lost since the last pass that went well by it.
+    # How often change tracking was lost since the last pass that succeeded with it.
     cbt_resets: int = 0
-    # Why the source's change tracking is not believed any more.
+    # Why the source's change tracking is not trusted any more; None: it is.
     distrusted: str | None = None
-    # The delta that was begun because an operator asked a job that is held for its cut-over.
+    # The number of the delta that was begun because the operator of a held job asked for its cut-over.
     last_delta: int | None = None
     hashed: Hashed | None = None
     # Whether a tool or our own readers import the export, and what its files were when that began.
@@ -77,8 +79,8 @@ class JobMemory(Remembered):
 
 
 class SourceMemory(Remembered):
-    """What the source said last of its guest, before that was shut down (`moved.py`). A row of its own: it is long, and read
-    once."""
+    """The facts of the guest at its source, before it was shut down (`moved.py`). They have their own row, as they are long and
+    read once."""
 
     kind: ClassVar[str] = "source"
 
@@ -86,7 +88,7 @@ class SourceMemory(Remembered):
 
 
 class CourseMemory(Remembered):
-    """How fast the job copied. A row of its own: it is written every few seconds, by nobody that the job waits for."""
+    """How fast the job copied. It has its own row, which is written every few seconds; the job does not wait for that."""
 
     kind: ClassVar[str] = "course"
 
@@ -94,6 +96,6 @@ class CourseMemory(Remembered):
 
 
 def noting(before: R, **facts: object) -> R:
-    """The same with these facts, each a field of it."""
+    """`before` with these fields changed."""
     assert facts.keys() <= type(before).model_fields.keys(), facts
     return type(before).model_validate(dict(before) | facts)

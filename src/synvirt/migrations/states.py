@@ -1,4 +1,4 @@
-"""The state machine of a job, as data. Rule: everything that decides where a job may go next stands in this file.
+"""The state machine of a job, as data. Rule: everything that decides a job's next state is in this file.
 
     Queued ─▶ CopyingFull ─▶ DeltaSyncing ─▶ CuttingOver ─▶ V2vProcessing ─▶ Starting ─▶ Completed
                   │              ▲  │ not converged   │            ▲            ▲
@@ -7,8 +7,8 @@
                   └─▶ Completed: a repair, which has nothing to start
     any state that is no end ─▶ Failed │ Cancelled
 
-`ROWS` is specification part 3, row for row, and one row for repairs: the first row whose state is the job's and whose condition
-holds says where it goes. The downgrade from Warm to Cold is no state: it settles `warm` before the first byte.
+`ROWS` is specification part 3, row for row, and one row for repairs. The first row with the job's state and a condition that holds
+gives the next state. The downgrade from Warm to Cold is no state: it settles `warm` before the first byte.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from synvirt.model.kinds import ENDS, State
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a finished step knows. `warm`: the job's effective mode; `prepare`: the guest needs drivers (Windows);
+    """What a finished step returns. `warm`: the job's effective mode; `prepare`: the guest needs drivers (Windows);
     `converged`: the last delta was small enough, and the operator does not hold the cut-over; `repair`: the job repairs the
     volumes of another job."""
 
@@ -54,7 +54,7 @@ def repair(facts: Facts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table: in `state`, where `condition` holds, `next` is where the job goes."""
+    """One row of the table: in `state`, if `condition` holds, the job goes to `next`."""
 
     state: State
     condition: Condition
@@ -75,8 +75,8 @@ ROWS = (
     Row(State.STARTING, always, State.COMPLETED),
 )
 
-# What stays when a job fails in a state: once the copy is whole, it costs nights to make again and harms nobody.
-# A cancel keeps nothing: the operator said so.
+# The kinds of ledger entries that are kept when a job fails in a state. A complete copy may have taken nights, so it stays.
+# A cancel keeps nothing.
 KEPT_ON_FAILURE: dict[State, frozenset[str]] = {
     State.CUTTING_OVER: frozenset({"volume", "hashes"}),
     State.V2V_PROCESSING: frozenset({"volume", "hashes"}),
@@ -89,7 +89,7 @@ def next_state(state: State, facts: Facts) -> State:
 
 
 def may_move(state: State, to: State) -> bool:
-    """Whether a job in `state` may go to `to`. From an end there is no way on."""
+    """Whether a job in `state` may go to `to`. An ended job goes nowhere."""
     if state in ENDS:
         return False
     return to in (State.FAILED, State.CANCELLED) or any(row.state == state and row.next == to for row in ROWS)

@@ -1,4 +1,4 @@
-"""How a source or a file elsewhere is reached: its endpoint, the certificate it must show, credentials."""
+"""How a source or a remote file is reached: its endpoint, the certificate it must show, credentials."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from synvirt.model.values import Name, Received
 
 
 def _colons(value: str) -> str:
-    """As browsers and `openssl x509 -fingerprint` show it, whether it came with colons or without."""
+    """The fingerprint with colons, as browsers and `openssl x509 -fingerprint` show it."""
     digits = value.replace(":", "").upper()
     return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
 
@@ -29,10 +29,10 @@ Credentials = Annotated[
 
 
 class SourceOptions(Received):
-    """What every platform takes; one that takes more has a model of its own over this one.
+    """The options of every platform. A platform with more options has its own model, derived from this one.
 
-    `fingerprint_sha256` pins the certificate that the platform must show, by whatever authority; without it, `verify_tls`
-    asks for one that this host's authorities signed."""
+    `fingerprint_sha256` pins the certificate that the platform must show, whoever signed it. Without it, `verify_tls` asks for
+    a certificate that this host's authorities signed."""
 
     verify_tls: bool = True
     fingerprint_sha256: Fingerprint | None = None
@@ -45,18 +45,18 @@ class RemoteOptions(SourceOptions):
     endpoint: Endpoint | None = None
 
 
-# Of a file that holds several VMs: the name or the id of the one that is meant.
+# The name or the id of a VM in a file that holds several.
 ChosenVm = Annotated[
     Annotated[str, StringConstraints(min_length=1, max_length=255)] | None, Field(exclude_if=lambda value: value is None)
 ]
 
 
 class RemoteFileRequest(Received):
-    """Body of POST /remote-files/inspect: a file elsewhere, or a folder (the URL then ends with a slash).
+    """Body of POST /remote-files/inspect: a remote file, or a folder (the URL then ends with a slash).
 
     credentials: `username` and `password` of http and smb (and `domain`), `token` of http; `access_key_id`,
-    `secret_access_key` and `session_token` of s3. What is secret in the URL itself (user:password@, a signed query) is kept as
-    they are: sealed with the job, and in no answer."""
+    `secret_access_key` and `session_token` of s3. Secrets in the URL itself (user:password@, a signed query) are kept like
+    credentials: sealed with the job, and in no answer."""
 
     url: Annotated[str, StringConstraints(max_length=8192, pattern=r"^(https?|s3|smb)://[^\x00-\x1f\x7f]+$")]
     credentials: Credentials = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is asked of a guest that booted, to see that it is healthy."""
+"""Checks of a guest that has booted: whether it is healthy."""
 
 from typing import Annotated, Literal, Self
 
@@ -8,8 +8,8 @@ from synvirt.model.values import WHOLE, Received
 
 
 class Check(Received):
-    """How a moved guest is seen to be healthy, beside its boot sign: a TCP port that answers, an HTTP page, a command by its
-    agent."""
+    """A check of a moved guest's health, besides its boot sign: a TCP port that answers, an HTTP page, or a command that its
+    agent runs."""
 
     kind: Literal["port", "http", "command"]
     port: Annotated[int, Field(ge=1, le=65535), WHOLE] | None = None

@@ -5,16 +5,16 @@
     disk KEY, card MAC, addresses of MAC, file system MOUNT, route TO, listens on PROTOCOL PORT, service UNIT, user NAME,
     application NAME                                                 of a running guest
     enabled UNIT, mount PLACE, network file PATH, volume WHERE       of what its disks say
-    not read WHERE                                                   of what its disks say that nobody here can read: why
+    not read WHERE                                                   a part of its disks that cannot be read here, and why
 
-The texts are a guest's own, and so hostile: they are cut, and there are only so many of them.
+The texts come from the guest, and so they are hostile: their length and their number are limited.
 """
 
 from collections.abc import Iterable, Mapping
 
-# A server has some hundred of services, users and programs; of a guest that says more of itself the rest is not compared.
+# A server has some hundred services, users and programs. Where a guest reports more facts than this, the rest is not compared.
 FACTS_MAX, FACT_CHARS = 1000, 200
-# Ports from here on are given out by the system itself: another each time (ip(7), ip_local_port_range; RFC 6335).
+# The system itself gives out ports from here on, another one each time (ip(7), ip_local_port_range; RFC 6335).
 PORTS_GIVEN_OUT = 32768
 NOT_READ = "not read"
 
@@ -34,5 +34,5 @@ def file_system(kind: object, used: object, total: object) -> str:
 
 
 def several(values: Iterable[str]) -> str:
-    """In an order that does not hang on who tells them."""
+    """The values in one text, sorted, so that their order does not depend on who reports them."""
     return ", ".join(sorted(set(values)))

@@ -12,7 +12,7 @@ from synvirt.model.values import Bytes, Model, Received, Time
 
 
 class HostEntry(Model):
-    """What lies in a folder of the import root. Links are shown as what they lead to; a folder has no size."""
+    """An entry of a folder in the import root. A link is shown as what it leads to; a folder has no size."""
 
     name: str
     path: str

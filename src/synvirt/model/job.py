@@ -23,8 +23,8 @@ class Progress(Model):
 
 
 class DiskProgress(Model):
-    """How far the copy of one disk is, in bytes. `bytes_zero`: of those done, not copied since they are zeros. `volume`: its
-    name at the destination."""
+    """How far the copy of one disk is, in bytes. `bytes_zero`: done bytes that were not copied because they are zeros.
+    `volume`: its name at the destination."""
 
     key: str
     label: str
@@ -36,11 +36,11 @@ class DiskProgress(Model):
 
 
 class Pass(Model):
-    """`seconds` are those spent copying: what passes while the service is down does not count. `snapshot_at`: the moment of the
-    source that it copied. `whole`: a delta that compared whole disks, since what had changed was not known for sure.
-    `bytes_checked` of what should not have changed were compared, beside `bytes`; all of it, where it is to `verify`.
-    `would_see`: had the source lost this share of the blocks of a disk that it called unchanged, or more, the comparison would
-    have seen it, with the plan's `confidence`; null where nothing was compared."""
+    """`seconds`: the time spent copying, without the time in which the service was down. `snapshot_at`: the moment of the
+    source that it copied. `whole`: a delta that compared whole disks, because it was not certain what had changed.
+    `bytes_checked`: bytes of unchanged blocks that were compared besides `bytes`; with `verify`, all of them. `would_see`: if
+    the source had missed changes in this share of a disk's unchanged blocks or more, the comparison would have seen it, with the
+    plan's `confidence`; null where nothing was compared."""
 
     number: int
     kind: Literal["full", "delta", "final"]
@@ -55,8 +55,9 @@ class Pass(Model):
 
 
 class Forecast(Model):
-    """What a warm job expects, from its passes so far: of the cut-over, if it began at `at`. `expected_downtime_s` counts the
-    copying, not the guest's own shutting down and booting. It does not converge while the guest changes more than is copied."""
+    """What a warm job expects of a cut-over that begins at `at`, from its passes so far. `expected_downtime_s` counts the
+    copying, not the guest's shutdown and boot. It does not converge while the guest changes faster than its changes are
+    copied."""
 
     change_rate_bps: float
     throughput_bps: float
@@ -70,7 +71,7 @@ OutagePartName = Literal["shutdown", "last copy", "conversion", "boot"]
 
 
 class OutagePart(Model):
-    """`measured`: of how many runs here; of none, it is a guess."""
+    """`measured`: the number of runs here that it is taken from; with 0 it is a guess."""
 
     name: OutagePartName
     p50_s: float
@@ -79,8 +80,8 @@ class OutagePart(Model):
 
 
 class OutageForecast(Model):
-    """How long the guest would be away, if its cut-over began at `at`. The last one stands when it does, for `downtime_s` to be
-    compared with. `budget_s`: the plan's."""
+    """How long the outage would be if the cut-over began at `at`. The last forecast before the cut-over stays, to be compared
+    with `downtime_s`. `budget_s`: the plan's."""
 
     p50_s: float
     p95_s: float
@@ -90,7 +91,7 @@ class OutageForecast(Model):
 
 
 class Receipt(Model):
-    """Of a job that completed: its place in the chain of its host's receipts, and its statement's SHA-256."""
+    """The receipt of a completed job: its place in the chain of its host's receipts, and its statement's SHA-256."""
 
     sequence: int
     job_id: UUID
@@ -99,7 +100,7 @@ class Receipt(Model):
 
 
 class Difference(Model):
-    """What the domain here has otherwise than its source, and why."""
+    """A difference between the domain here and its source, and the reason."""
 
     what: str
     source: str
@@ -117,8 +118,8 @@ class Domain(Model):
 
 
 class Moved(Model):
-    """The guest here against its source, after its first boot: so many facts are the `same`, and those that `differ`, what is
-    wrong first."""
+    """The moved guest compared with its source, after its first boot: how many facts are the `same`, and those that `differ`;
+    wrong ones come first."""
 
     at: Time
     same: int
@@ -126,8 +127,8 @@ class Moved(Model):
 
 
 class BootAttempt(Model):
-    """A rung of the ladder: the guest was started with its disks on this bus. `sign` of life, or `trouble`; neither yet: it is
-    being tried."""
+    """An attempt to boot the guest with its disks on this bus. `sign`: of life; `trouble`: why it failed. With neither it is
+    still being tried."""
 
     disk_bus: DiskBus
     began_at: Time
@@ -140,9 +141,9 @@ InstantState = Literal["preparing", "running", "waiting", "moving", "done"]
 
 
 class Instant(Model):
-    """Of a guest that was started before its copy is whole. `preparing` its layers; it is `running` over them, or `waiting` for
-    a source that cannot be read now; `moving` onto its volumes; `done`: it is on them. From `started_at` on it may have
-    written, and a cancel loses what it wrote."""
+    """The instant start of a guest, before its copy is complete. `preparing`: its layers are made; `running`: the guest runs on
+    them; `waiting`: the source cannot be read now; `moving`: the guest moves onto its volumes; `done`: it is on them. From
+    `started_at` on it may have written, and a cancel loses what it wrote."""
 
     state: InstantState
     started_at: Time | None = None
@@ -160,7 +161,7 @@ class ConversionMessage(Model):
 
 
 class Conversion(Model):
-    """What the tool that put drivers into the guest said, in its own words. Not finished: it runs, or it failed."""
+    """The run of the tool that installs drivers in the guest, with its own messages. Not finished: it runs, or it failed."""
 
     tool: str
     started_at: Time
@@ -169,7 +170,7 @@ class Conversion(Model):
 
 
 class StateVisit(Model):
-    """When the job entered a state: its history is the list of these."""
+    """A state of the job's history, and when the job entered it."""
 
     state: State
     at: Time
@@ -187,13 +188,13 @@ class Migration(Model):
     progress: Progress = Progress()
     disks: tuple[DiskProgress, ...] = ()
     passes: tuple[Pass, ...] = ()
-    # Where the source was found to call unchanged what had changed: whole disks are compared since then.
+    # Why whole disks are compared: the source called changed blocks unchanged.
     distrusted: str | None = None
     forecast: Forecast | None = None
     outage: OutageForecast | None = None
-    # From the source's shutting down to the first sign of life here.
+    # Seconds from the source's shutdown to the guest's first sign of life here.
     downtime_s: float | None = None
-    # Where its volumes are, from the moment that they have names: the host's default may change meanwhile.
+    # The destination of its volumes. It is set when they get their names, as the host's default may change later.
     destination: str | None = None
     manifest: VmManifest | None = None
     domain: Domain | None = None
@@ -206,7 +207,7 @@ class Migration(Model):
     receipt: Receipt | None = None
     # It moves nothing: it compares the volumes of another job with that one's receipt.
     repair: Repair | None = None
-    # A failed job whose copy is whole may be taken up by another job: that one's id, and the first one's.
+    # A failed job may be retried by another job, which takes over its volumes: that one's id, and the first one's.
     retried_by: UUID | None = None
     retry_of: UUID | None = None
     # A job of a lost host that another host started over: that one's id, and the first one's.
@@ -224,14 +225,14 @@ class Migration(Model):
 
     @property
     def held(self) -> bool:
-        """What changes is copied again and again, until an operator asks for the cut-over."""
+        """Whether the job copies deltas again and again until an operator asks for the cut-over."""
         by_hand = self.plan.source.Live is not None and self.plan.warm.cutover == "manual"
         return by_hand and self.mode_effective == Mode.WARM and self.state in (State.COPYING_FULL, State.DELTA_SYNCING)
 
 
 class ProgressUpdate(Model):
-    """Data of the stream's `event: progress`. `disks`: the rows of its disks as they are now, each by its `key`; empty, where
-    those of the Migration still hold."""
+    """Data of the stream's `event: progress`. `disks`: its disks as they are now, each by its `key`; empty, where those of the
+    Migration are still right."""
 
     id: UUID
     state: State

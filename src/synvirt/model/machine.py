@@ -28,7 +28,7 @@ class GuestOs(Model):
 
 
 class Disk(Model):
-    """A disk of the source VM. `key` names it everywhere: never its place in a list."""
+    """A disk of the source VM. It is always named by its `key`, never by its place in a list."""
 
     key: str
     label: str
@@ -41,9 +41,9 @@ class Disk(Model):
     boot_order: int | None = None
     source_path: str = ""
     cbt_enabled: bool = False
-    # Why its changes cannot be tracked, or not be read; where there is no reason, they can.
+    # Why its changes cannot be tracked or read. None: they can.
     cbt_reason: str | None = None
-    # By which of the platform's ways its bytes are read (vSphere: vddk, datastore, esxi or lease), where there are several.
+    # The way to read its bytes, where the platform has several (vSphere: vddk, datastore, esxi or lease).
     read_by: str | None = None
 
 
@@ -82,7 +82,7 @@ class VmManifest(Model):
     vm_id: str
     name: str
     uuid: str | None = None
-    # Which of its platform's hosts it is on; empty where the platform is one host, or does not say.
+    # The platform's host that has the VM; empty where the platform is one host, or does not say.
     host: str = ""
     power_state: Literal["on", "off", "suspended", "unknown"] = "off"
     firmware: Literal["bios", "uefi"] = "bios"
@@ -100,8 +100,8 @@ class VmManifest(Model):
     concerns: tuple[Concern, ...] = ()
 
     def cbt_reason_without(self, skipped: Collection[str]) -> str | None:
-        """Why it cannot be copied warm when these disks are left out; None: it can. What is wrong with the whole VM is said of
-        each of its disks, or of none and in `cbt_reason` alone."""
+        """Why the VM cannot be copied warm without these disks; None: it can. A reason that concerns the whole VM is on each of
+        its disks, or only in `cbt_reason`."""
         if self.cbt_available:
             return None
         if all(disk.cbt_reason is None for disk in self.disks):

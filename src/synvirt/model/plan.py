@@ -14,7 +14,7 @@ from synvirt.sizes import KIB, MIB, TIB
 
 
 def _one_key(schema: dict[str, Any]) -> None:
-    """JSON Schema's words for a model of which exactly one field is given."""
+    """Says in JSON Schema that exactly one field of the model is given."""
     del schema["type"], schema["additionalProperties"]
     schema["oneOf"] = [
         {"type": "object", "properties": {name: field["anyOf"][0]}, "required": [name], "additionalProperties": False}
@@ -81,7 +81,7 @@ DestinationName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,
 
 
 class Target(Received):
-    """How the domain shall differ from its source. `None` keeps what the source has."""
+    """How the domain is to differ from its source. `None` keeps what the source has."""
 
     name: Name | None = None
     cpu_count: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None
@@ -96,11 +96,11 @@ class Target(Received):
 
 
 class Warm(Received):
-    """The delta loop's settings: it converges when a pass reads no more than `delta_threshold_bytes`. `verify`: how what the
-    source calls unchanged is doubted: by a sample in each pass; in full too, while the guest still runs; or `auto`, in full
-    where the pause between two deltas, or an outage budget, has time for it. `confidence`: of what is said of a sample.
-    `untracked`: what becomes of a guest whose changes the source cannot tell: it is shut down and copied cold, or the job
-    fails. `schedule`: with cutover manual, deltas begin by it, instead of each `interval_s` or as fast as the guest changes."""
+    """The delta loop's settings. It converges when a pass reads at most `delta_threshold_bytes`. `verify`: how the job checks
+    what the source calls unchanged: `sample`, by samples in each pass; `full`, by reading all of it once while the guest still
+    runs; `auto`, the same where the pause between two deltas or the outage budget has time for it. `confidence`: of a sample.
+    `untracked`: what to do if the source cannot list the guest's changes: shut it down and copy it cold, or fail. `schedule`:
+    with cutover manual, when deltas begin, instead of every `interval_s` or as fast as the guest changes."""
 
     max_passes: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
     delta_threshold_bytes: Annotated[int, Field(ge=0, le=64 * TIB), WHOLE] = 256 * MIB
@@ -125,7 +125,7 @@ class Limits(Received):
 
 
 def _matching_source(schema: dict[str, Any]) -> None:
-    """JSON Schema's words for `_source_fits_its_reference`."""
+    """Says in JSON Schema what `_source_fits_its_reference` checks."""
     mapping = schema["properties"]["source_ref"]["discriminator"]["mapping"]
     schema["oneOf"] = [
         {
@@ -144,7 +144,7 @@ OnHostLost = Literal["wait", "restart_elsewhere"]
 
 
 class MigrationPlan(Received):
-    """What a migration is to do. `source` and `source_ref` say which VM; all that is left out has a default."""
+    """What a migration is to do. `source` and `source_ref` say which VM; every other field has a default."""
 
     model_config = ConfigDict(json_schema_extra=_matching_source)
 
@@ -158,23 +158,24 @@ class MigrationPlan(Received):
     waive_concerns: tuple[str, ...] = ()
     warm: Warm = Warm()
     limits: Limits = Limits()
-    # virtio drivers put into the guest: `auto` into Windows, which cannot start without; `always` into Linux too.
+    # Whether virtio drivers are installed in the guest: `auto` for Windows, which cannot start without them; `always` also for
+    # Linux.
     conversion: Literal["auto", "always", "never"] = "auto"
-    # How the guest of a Live plan is shut down for its last copy: `polite` asks it, and powers it off once shutdown_timeout_s
-    # are over; `hold` asks it and waits, since it may be installing updates; `force` does not ask.
+    # How the guest of a Live plan is shut down for its last copy: `polite` asks it, and powers it off after shutdown_timeout_s;
+    # `hold` asks it and waits, as it may be installing updates; `force` does not ask.
     shutdown: Shutdown = "polite"
-    # How long this guest may take to go off by itself: a database takes longer than a proxy. Null: as its source says.
+    # How long this guest may take to shut down: a database takes longer than a proxy. Null: as its source's options say.
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] | None = None
-    # How long the guest of a warm job may be away: it is shut down once the forecast's p95 fits, not before. Null: as it comes.
+    # How long the outage of a warm job may be: the guest is shut down only once the forecast's p95 fits. Null: no limit.
     outage_budget_s: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
-    # What becomes of a cut-over that takes longer than that all the same: it goes on, or, while the guest was not seen to run
-    # here, the source is powered on again and the copy is kept.
+    # If the cut-over takes longer than that: it goes on; or, as long as the guest has not run here, the source is powered on
+    # again and the copy is kept.
     on_overrun: OnOverrun = "go_on"
-    # What becomes of a job on disks of a host that is lost, before its cut-over: it waits for that host, or another host begins
-    # again. Null: as that host's settings say.
+    # If the host of the job's volumes is lost before the cut-over: the job waits for that host, or another host begins again.
+    # Null: as that host's settings say.
     on_host_lost: OnHostLost | None = None
     schedule: Schedule = Schedule()
-    # The guest of an Offline plan is started at once, over its source, and copied while it runs (docs/instant.md).
+    # Start the guest of an Offline plan at once, on its source, and copy it while it runs (docs/instant.md).
     instant: bool = False
 
     @model_validator(mode="after")
@@ -196,8 +197,8 @@ class MigrationPlan(Received):
 
 
 class RetryRequest(Received):
-    """What of a failed job's plan shall be otherwise: a JSON merge patch of it (RFC 7396), null taking a field back to its
-    default. What took effect already cannot be changed."""
+    """Changes to a failed job's plan: a JSON merge patch (RFC 7396); null sets a field back to its default. What took effect
+    already cannot be changed."""
 
     plan: dict[str, Any] = Field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What went wrong, as a job keeps it and as the API answers it."""
+"""Errors, as a job keeps them and as the API answers them."""
 
 from synvirt.model.kinds import State
 from synvirt.model.values import Model, Time

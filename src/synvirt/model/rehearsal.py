@@ -10,9 +10,9 @@ from synvirt.model.problems import Problem
 from synvirt.model.values import WHOLE, Model, Received, Time
 
 CHECKS_MAX = 32
-# One alone is rehearsed by itself.
+# Two at least: a single job has its own rehearsal.
 MEMBERS_LEAST = 2
-# Each is a guest that runs, with all of its memory.
+# At most so many: each is a running guest, with all of its memory.
 MEMBERS_MAX = 32
 
 
@@ -57,7 +57,7 @@ Role = Literal[
     "nfs",
 ]
 # fmt: on
-# Where a guest with that role is reached, by TCP (IANA's registry of ports).
+# The TCP port of each role (IANA's registry of ports).
 ROLE_PORTS: dict[Role, int] = {
     "dns": 53,
     "domain-controller": 389,
@@ -76,7 +76,7 @@ ROLE_PORTS: dict[Role, int] = {
 
 
 class RoleCheck(Received):
-    """What the guest is for: the port of that role takes a connection."""
+    """A role of the guest: the port of that role takes a connection."""
 
     kind: Literal["role"]
     role: Role
@@ -84,8 +84,8 @@ class RoleCheck(Received):
 
 
 class PageCheck(Received):
-    """A page that the guest answers with a status below 400. The URL's host is what it is asked for as; the guest is asked,
-    whatever address that name has."""
+    """A page that the guest answers with a status below 400. The host in the URL is only the name in the request; it is always
+    sent to the guest."""
 
     kind: Literal["http"]
     url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://")]
@@ -96,21 +96,21 @@ AnyCheck = Annotated[CommandCheck | PortCheck | RoleCheck | PageCheck, Field(dis
 
 
 class RehearsalRequest(Received):
-    """`checks`: what is asked of the guest once it has booted."""
+    """`checks`: run once the guest has booted."""
 
     checks: Annotated[tuple[AnyCheck, ...], Field(max_length=CHECKS_MAX)] = ()
 
 
 class RehearsedJob(Received):
-    """A job of those that are rehearsed together, and what is asked of its guest."""
+    """One of the jobs that are rehearsed together, and the checks of its guest."""
 
     migration_id: UUID
     checks: Annotated[tuple[AnyCheck, ...], Field(max_length=CHECKS_MAX)] = ()
 
 
 class TogetherRequest(Received):
-    """The guests of these jobs, started in this order, in one network. Or those of a wave's members that copy warm, each with
-    the checks of its own member."""
+    """The guests of these jobs, started in this order in one network; or the guests of a wave's warm members, each with its
+    member's checks."""
 
     members: Annotated[tuple[RehearsedJob, ...], Field(min_length=MEMBERS_LEAST, max_length=MEMBERS_MAX)] = ()
     wave_id: UUID | None = None
@@ -124,7 +124,7 @@ class Together(Model):
 
 
 class CheckResult(Model):
-    """`detail`: the sign that was seen, or what was not as it should be."""
+    """`detail`: the sign that was seen, or what was wrong."""
 
     name: str
     ok: bool
@@ -135,8 +135,8 @@ Grade = Literal["same", "expected", "look", "wrong"]
 
 
 class Sameness(Model):
-    """A fact of the source and of the guest here, a rehearsed or a moved one (`clone`). `expected`: the move itself makes the
-    difference; `look`: a person should; `wrong`: the guest is not as it was."""
+    """A fact of the source, and the same fact of the guest here, rehearsed or moved (`clone`). `expected`: the move itself
+    makes the difference; `look`: a person should look at it; `wrong`: the guest is not as it was."""
 
     item: str
     source: str | None
@@ -146,32 +146,32 @@ class Sameness(Model):
 
 
 class Rehearsal(Model):
-    """`started_at`: the volumes were cloned. `moment`: of the source, as the clones have it. `outage_s`: what the outage would
-    have been: the forecast's shutdown and last copy, and the conversion and the boot as they were rehearsed. `outcome`: what it
-    ends as once all that it made is gone. `screenshot_url`: under /api/v1/migrator."""
+    """`started_at`: when the volumes were cloned. `moment`: the moment of the source that the clones have. `outage_s`: the
+    outage as it would have been: the forecast's shutdown and last copy, and the rehearsed conversion and boot. `outcome`: the
+    state that it ends in, once all that it made is gone. `screenshot_url`: under /api/v1/migrator."""
 
     id: UUID
     migration_id: UUID
     state: RehearsalState = RehearsalState.WAITING
     asked: RehearsalRequest = RehearsalRequest()
     together: Together | None = None
-    # Of those together: its checks are done, and it stays for the others.
+    # One of several together: its checks are done, and it stays for the others.
     checked: bool = False
     submitted_by: str | None = None
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None
     moment: Time | None = None
-    # Where the clones are.
+    # The host that has the clones.
     host: str | None = None
     conversion_s: float | None = None
     boot_s: float | None = None
     boot_sign: str | None = None
     outage_s: float | None = None
     checks: tuple[CheckResult, ...] = ()
-    # What the disks said before the first boot; empty again once it was compared.
+    # The facts on the disks before the first boot; empty again once they were compared.
     read: dict[str, str] = Field(default_factory=dict)
-    # Empty, where neither the source nor the guest says anything of itself.
+    # Empty, where neither the source nor the guest reports facts.
     sameness: tuple[Sameness, ...] = ()
     screenshot_url: str | None = None
     error: Problem | None = None

@@ -11,7 +11,7 @@ from synvirt.model.values import Model, Received, Time
 
 
 class SourceRequest(Received):
-    """Body of POST /sources. Which credentials and options there are is the kind's to say: docs/platforms."""
+    """Body of POST /sources. Credentials and options depend on the kind: docs/platforms."""
 
     name: SourceName
     kind: LiveKind
@@ -21,7 +21,7 @@ class SourceRequest(Received):
 
 
 class SourceChange(Received):
-    """Body of PATCH /sources/:id: what is given replaces what was; another `endpoint` needs its credentials with it."""
+    """Body of PATCH /sources/:id: the fields that are given replace the old ones. A new `endpoint` needs credentials too."""
 
     name: SourceName | None = None
     endpoint: Endpoint | None = None
@@ -30,20 +30,20 @@ class SourceChange(Received):
 
 
 class SourceCheck(Model):
-    """One thing that must be so for the source to serve. `hint`: what to do where it is not. `warning`: it serves without, and
-    not as well."""
+    """A requirement of the source, met or not. `hint`: what to do if it is not met. `warning`: the source works without it, but
+    less well."""
 
     name: str
     ok: bool
     detail: str
     hint: str | None = None
     warning: bool = False
-    # What a way of reading a disk brought, where the check measured one.
+    # How fast a way of reading a disk is, where the check measured one.
     bytes_per_s: float | None = None
 
 
 class SourceTest(Model):
-    """`latency_ms`: how long the platform took to take a connection, or to log in where it has no port."""
+    """`latency_ms`: how long the platform took to accept a connection, or to log us in where it has no port."""
 
     ok: bool
     product: str | None = None
@@ -54,9 +54,9 @@ class SourceTest(Model):
 
 
 class Source(Model):
-    """A registered live platform. Its credentials are sealed apart, and are in no answer.
+    """A registered live platform. Its credentials are sealed, and are in no answer.
 
-    `rates`: bytes a second by way of reading, as the last deep test measured them; a shallow test leaves them.
+    `rates`: bytes a second for each way of reading, as the last deep test measured them. A shallow test does not change them.
     """
 
     id: UUID

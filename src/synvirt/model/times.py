@@ -28,13 +28,14 @@ LocalTime = Annotated[datetime, AfterValidator(_local)]
 
 
 def local_to_utc(value: datetime, timezone: str) -> datetime:
-    """A local time that a change of clocks skips is moved past the gap; one that comes twice is its first (fold 0)."""
+    """A local time as UTC. One that a change of clocks skips is moved past the gap; of one that comes twice, the first counts
+    (fold 0)."""
     return value.replace(tzinfo=ZoneInfo(timezone)).astimezone(UTC)
 
 
 class SyncSchedule(Received):
-    """When a job that is held copies what has changed: at `start`, local to `timezone`, and again by `rrule` (RFC 5545, section
-    3.3.10, without RRULE:), at the same time of day."""
+    """When a held job copies its deltas: at `start`, local to `timezone`, and again by `rrule` (RFC 5545, section 3.3.10,
+    without RRULE:), at the same time of day."""
 
     timezone: TimeZone = "UTC"
     rrule: Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -47,13 +48,13 @@ def _with_offset(value: datetime) -> datetime:
     return value
 
 
-# A moment that a caller sends: without an offset nobody knows which it is, and it compares with no other.
+# A moment that a caller sends. It must have an offset: without one it is not known which moment is meant.
 Moment = Annotated[Time, AfterValidator(_with_offset)]
 
 
 class Schedule(Received):
-    """`start_at`: the job begins then, not before. `interval_s`: a job that is held copies what has changed each time so many
-    seconds are over, counted from `start_at`."""
+    """`start_at`: the job does not begin before. `interval_s`: a held job copies a delta every so many seconds, counted from
+    `start_at`."""
 
     start_at: Moment | None = None
     interval_s: Annotated[float, Field(ge=60, le=366 * 86400)] | None = None

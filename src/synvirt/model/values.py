@@ -1,4 +1,4 @@
-"""What every noun on the wire is made of: the base models, and numbers, names and times as they are written.
+"""The parts of all models on the wire: the base models, and the forms of numbers, names and times.
 
 Units are in the names: `_bytes`, `_bps` (bytes per second), `_s` (seconds). Times are UTC. Unknown fields are an error in
 what a caller sends (`Received`), and never appear in what we answer.
@@ -19,7 +19,7 @@ def _rfc3339(value: datetime) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 4.0 is the integer 4, for a reader that otherwise takes no float for an integer."""
+    """4.0 as the integer 4, as JSON has one kind of number. Else the model takes no float for an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
