@@ -1,7 +1,7 @@
-"""The board: the newest progress of each running job, of any kind, and the course that a migration took; in memory, for all.
+"""The board: the newest progress of each running job, of any kind, and the course of each migration; in memory.
 
-Writers never wait for readers: a job pins its newest figure, and a reader looks as often as it likes. So a slow client can
-never slow a job, and nothing is stored per chunk.
+Writers never wait for readers: a job pins its newest figures, and a reader looks as often as it likes. So a slow client never
+slows a job, and no chunk of data costs a write to the store.
 """
 
 import threading
@@ -17,7 +17,7 @@ S = TypeVar("S")
 
 
 class Figures(Generic[S]):
-    """Of jobs of one kind, whose states are `S`."""
+    """The figures of the jobs of one kind, whose states are `S`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -54,7 +54,7 @@ class Figures(Generic[S]):
 
 
 class Board(Figures[State]):
-    """Of migrations: the rows of their disks too, and how fast they copied."""
+    """The figures of migrations; also those of their disks, and how fast they copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Board(Figures[State]):
         self._courses: dict[UUID, Course] = {}
 
     def pin(self, job_id: UUID, state: State, progress: Progress, disks: tuple[DiskProgress, ...] = ()) -> None:
-        """`disks`: the rows of the job's disks as they are now; none, where those of its document are."""
+        """`disks`: the job's disks as they are now; none, where those of its document are right."""
         with self._lock:
             super().pin(job_id, state, progress)
             self._disks[job_id] = disks
@@ -76,24 +76,24 @@ class Board(Figures[State]):
             self._courses.pop(job_id, None)
 
     def disks(self, job_id: UUID, state: State) -> tuple[DiskProgress, ...]:
-        """The rows of a job's disks that were pinned with its newest figures; none, where those are of another state."""
+        """The job's disks as they were pinned last; none, where they were pinned in another state."""
         with self._lock:
             latest = self._latest.get(job_id)
             return self._disks.get(job_id, ()) if latest is not None and latest[0] == state else ()
 
     def current(self, job: Migration) -> Migration:
-        """The stored job with its newest figures, where they are of the state that it is in."""
+        """The stored job with its newest figures, if these are of the same state."""
         with self._lock:
             state, progress = self._latest.get(job.id, (None, job.progress))
             disks = self._disks.get(job.id)
         return job.model_copy(update={"progress": progress, "disks": disks or job.disks}) if state == job.state else job
 
     def take_up(self, job_id: UUID, course: Course) -> None:
-        """What the job's course was before a restart; the board's own, where it has one, stays."""
+        """Takes over the course that the job had before a restart. A course that the board has already stays."""
         with self._lock:
             self._courses.setdefault(job_id, course)
 
     def courses(self) -> dict[UUID, Course]:
-        """The rates over time of the jobs that run, by job."""
+        """The courses of the running jobs, by job."""
         with self._lock:
             return dict(self._courses)

@@ -1,6 +1,7 @@
-"""The cage of an order: what it names, and nothing else.
+"""The cage of an order: it allows the files that the order names, and no others.
 
-Orders and specs are written by the service, never by what is read; so each absolute path in one is a file that it means.
+The service writes orders and specs itself; nothing in them comes from the data that is read. So each absolute path in one is a
+file that the order needs.
 """
 
 import posixpath
@@ -41,14 +42,14 @@ from synvirt.disks.specs import (
 )
 from synvirt.jobs.orders import CopyOrder, DiskOrder, RepairOrder
 
-# In an NBD URI: files of TLS, and a Unix socket, whose folder is looked into.
+# Parameters of an NBD URI that name TLS files or a Unix socket. The socket's folder is opened.
 _NBD_FILE = re.compile(r"[?&](?:tls-certificates|tls-psk-file|socket)=([^&#]+)")
-# What is read and written on this host, without a connection.
+# Specs that are read and written on this host, without a connection.
 _HERE = (
     *(ImageSpec, ChangedSpec, AllocatedSpec, DeltaSpec, XvaSpec, GzipSpec, JoinedSpec, BlankSpec, QemuSpec, ChecksumSpec),
     *(FileWriterSpec, BlockWriterSpec),
 )
-# Connects by itself. Any other kind starts a program for its reader (qemu-nbd, nbdkit, Samba's client), or may.
+# Readers that connect by themselves. All other kinds start a program (qemu-nbd, nbdkit, Samba's client), or may do so.
 _CONNECTING = (
     *(NbdSpec, NbdTlsSpec, NfsSpec, DatastoreSpec, LeaseSpec, DownloadSpec, XapiExportSpec),
     *(RbdPlace, RbdSpec, RbdWriterSpec),
@@ -56,8 +57,9 @@ _CONNECTING = (
 
 
 def cage_of(order: CopyOrder) -> Cage:
-    """Reads what its readers name, writes its volumes; no network for disks of this host. Files of an import root are opened
-    here, under that root: the cage allows these files, whatever their names lead to later. `enter` closes them."""
+    """The cage for a copy: it may read the files of its readers and write its volumes; it has no network if all disks are on
+    this host. Files of an import root are opened here, under that root: the cage allows these very files, even if their names
+    lead elsewhere later. `enter` closes them."""
     readers = [spec for disk in order.disks for spec in _specs((disk.reader, *disk.checksums))]
     writers = [spec for disk in order.disks for spec in _specs(disk.writer)]
     programs = any(_starts_programs(spec) for spec in readers)
@@ -69,12 +71,12 @@ def cage_of(order: CopyOrder) -> Cage:
         writes=(
             *(path for spec in writers for path, _ in _files(spec)),
             *dict.fromkeys(posixpath.dirname(disk.hashes.path) for disk in order.disks if disk.hashes is not None),
-            # A program's socket lies in a temporary folder.
+            # A program has its socket in a temporary folder.
             *((tempfile.gettempdir(),) if programs else ()),
         ),
         network=_network(readers, writers, programs=programs),
         programs=programs,
-        # An NFS server goes by who asks, and may insist on root's ports.
+        # An NFS server checks the user, and may accept only root's ports.
         as_root=any(isinstance(spec, NfsSpec) for spec in readers),
         opened=tuple(_pinned(dict.fromkeys(file for spec in readers for file in _files(spec)))),
     )
@@ -92,7 +94,7 @@ def cage_of_repair(order: RepairOrder) -> Cage:
 
 
 def _pinned(files: Iterable[tuple[str, str | None]]) -> Iterator[int]:
-    """One that is not there, or leads out of its root by now, is none: its reader says so."""
+    """Descriptors of the files. A file that is gone, or leads out of its root by now, is left out: its reader reports it."""
     for path, beneath in files:
         if beneath is not None and (descriptor := pinned_beneath(beneath, path)) is not None:
             yield descriptor
@@ -120,7 +122,7 @@ def _is_elsewhere(spec: object) -> bool:
 
 
 def _specs(found: object) -> Iterator[object]:
-    """It, and all that it lies over."""
+    """The spec, and all specs that it lies over."""
     if isinstance(found, Spec) or is_dataclass(found):
         yield found
         for field in fields(found):  # type: ignore[arg-type]
@@ -131,11 +133,11 @@ def _specs(found: object) -> Iterator[object]:
 
 
 def _files(spec: object) -> Iterator[tuple[str, str | None]]:
-    """Each file, and the root that it must lie under, where somebody else may write there."""
+    """Each file; and the root that it must lie under, if other users may write there."""
     beneath = getattr(spec, "beneath", None)
     for field in fields(spec):  # type: ignore[arg-type]
         value = getattr(spec, field.name)
-        # What a file lies under bounds it, and is not read itself.
+        # The root of a file is a limit; it is not read itself.
         if isinstance(value, str) and value.startswith("/") and field.name != "beneath":
             yield value, beneath
     if (conf := getattr(spec, "conf", "")).startswith("/"):

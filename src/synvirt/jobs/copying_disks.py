@@ -44,13 +44,13 @@ from synvirt.jobs.orders import WANTED_RATE, CopyOrder, DiskOrder, GivenRate
 from synvirt.jobs.wire import Flushed, Moved, Result, Wire
 from synvirt.repository.specs import PointSpec
 
-# A worker that the service lost with a kill -9 ends within milliseconds; this is how long the next one waits for it.
+# How long a worker waits for the one before it. When a service was killed, its worker ends within milliseconds.
 LOCK_WAIT_S = 15.0
-# For a disk elsewhere, however few cores there are: half of them wait for what they read, half for what they write.
+# Threads for a remote disk, for any number of cores: half of them wait for reads, half for writes.
 WAITING_THREADS = 8
-# Twice what a client sees (2 a second), so that none of its figures is old.
+# Messages a second: twice what a client gets (2 a second), so that its figures are fresh.
 PROGRESS_EVERY_S = 0.25
-# Of the time that a pass has copied: so long at most it reads back what its hashes lack, while another pass follows it.
+# The most time that a pass spends to read back what its hashes lack, as a share of its copying. A later pass does the rest.
 FILL_SHARE, FILL_LEAST_S = 0.1, 1.0
 TRACKING_HINT = "its change tracking cannot be trusted: look for a newer version of the platform, and check its disks"
 
@@ -64,7 +64,7 @@ class Openers:
 
 
 def copy_disks(order: CopyOrder, wire: Wire, openers: Openers) -> None:
-    """Every disk of the order, or SynvirtError as soon as one fails, which names the disk."""
+    """Copies every disk of the order. SynvirtError as soon as one fails, with the disk's name."""
     shared = _turns(order, wire)
     for disk in order.disks:
         with about(disk.key):
@@ -72,7 +72,7 @@ def copy_disks(order: CopyOrder, wire: Wire, openers: Openers) -> None:
 
 
 def _turns(order: CopyOrder, wire: Wire) -> Callable[[int], None] | None:
-    """What is asked before each read: a guest that boots from the same disks goes first, then those that share a rate."""
+    """What each read waits for: first a guest that boots from the same disks, then the copies that share a rate."""
     share = None if order.shared_bytes is None else Share(wire, order.shared_bytes).take
     if order.yields_to is None:
         return share
@@ -88,7 +88,7 @@ def _turns(order: CopyOrder, wire: Wire) -> Callable[[int], None] | None:
 
 @contextlib.contextmanager
 def about(key: str) -> Iterator[None]:
-    """What is raised within the block names the disk."""
+    """Errors that are raised within the block name the disk."""
     try:
         yield
     except SynvirtError as error:
@@ -99,8 +99,8 @@ def about(key: str) -> Iterator[None]:
 
 
 class Share:
-    """What others copy within, too: the service gives a piece of it when its turn has come. The threads of a copy wait for the
-    same piece, so one of them asks. Pieces grow with what was given: a delta of a few blocks takes little from the others."""
+    """A rate that several copies share: the service gives a piece of it in turn. All threads of a copy wait for the same piece,
+    so one of them asks. Pieces grow with what was given: a delta of a few blocks takes little from the others."""
 
     def __init__(self, wire: Wire, piece_bytes: int) -> None:
         self._wire, self._piece_bytes = wire, piece_bytes
@@ -108,7 +108,7 @@ class Share:
         self._lock = threading.Lock()
 
     def take(self, amount: int) -> None:
-        """Cancelled, where the service wants the end."""
+        """Waits for `amount` bytes. Cancelled, when the service ends the copy."""
         with self._lock:
             while self._left < amount:
                 if self._wire.stop():
@@ -122,7 +122,7 @@ class Share:
 
 
 class Progress:
-    """Messages of one disk's copy, no more often than they are read."""
+    """Sends the messages of one disk's copy, only as often as they are read."""
 
     def __init__(self, key: str, wire: Wire) -> None:
         self._key, self._wire, self._said_at = key, wire, 0.0
@@ -195,9 +195,9 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
         if disk.zero_rest:
             writer.zero(reader.size, writer.size - reader.size)
             writer.flush()
-        # Not finished before the archive's own digest says that what was copied is what was exported.
+        # Finished only when the archive's own digest has shown that the copy is what was exported.
         checksums.verify()
-        # Shared blocks were not read, and are not for this: it would take longer than the copy.
+        # Shared blocks were not read. Reading them for the hashes would take longer than the copy.
         if hashes is not None and not rest.bytes_cloned:
             _filled(hashes, disk, openers, time.monotonic() - began_at, wire)
         if disk.verify and disk.sample is not None:
@@ -215,7 +215,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
         else:
             checked = _sampled(disk, reader, copied.bytes_total, openers)
         if hashes is not None:
-            hashes.close()  # a disk that is finished is not opened again: who is killed now leaves hashes that are believed
+            hashes.close()  # before the disk is reported as finished: it is not opened again, even after a kill
         progress.flushed(copied, finished=True, bytes_checked=checked)
 
 
@@ -242,7 +242,7 @@ def _filled(hashes: BlockHashes, disk: DiskOrder, openers: Openers, copied_for_s
 
 
 def _together(copied: Copied, compared: Copied) -> Copied:
-    """Of a pass that compares after it has copied."""
+    """The totals of a pass that copies and then compares."""
     return replace(
         copied, bytes_total=copied.bytes_total + compared.bytes_total, bytes_done=copied.bytes_done + compared.bytes_done
     )
@@ -259,7 +259,7 @@ def _as_qcow2(disk: DiskOrder, path: Path, wire: Wire, openers: Openers) -> None
         progress.moved(copied)
 
     with contextlib.closing(openers.reader(disk.reader)) as reader:
-        # What a killed worker left: qemu-img starts over.
+        # A killed worker left it: qemu-img starts again.
         path.unlink(missing_ok=True)
         write_qcow2(reader, path, stop=wire.stop, on_progress=moved)
         progress.flushed(replace(last, watermark=reader.size), finished=True)
@@ -270,7 +270,7 @@ def _waits(spec: ReaderSpec | PointSpec) -> bool:
 
 
 def _verified(disk: DiskOrder, copied: Copied, openers: Openers, compared: Callable[[DiskReader], Differing]) -> int:
-    """How many bytes were compared: all that the source calls unchanged. ChangesMissed."""
+    """Compares all that the source calls unchanged. The number of bytes compared. ChangesMissed."""
     assert not isinstance(disk.writer, Qcow2WriterSpec)
     with contextlib.closing(openers.reader(written(disk.writer))) as volume:
         found = compared(volume)
@@ -285,18 +285,18 @@ def _verified(disk: DiskOrder, copied: Copied, openers: Openers, compared: Calla
 
 
 def _named(found: Differing) -> str:
-    """By offset and length."""
+    """The differing ranges as text, by offset and length."""
     each = ", ".join(f"{extent.start}+{extent.length}" for extent in found.extents)
     return each if sum(extent.length for extent in found.extents) >= found.blocks * BLOCK_BYTES else f"{each} and more"
 
 
 def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Openers) -> int:
-    """How many bytes were compared. ChangesMissed."""
+    """Compares samples. The number of bytes compared. ChangesMissed."""
     if disk.sample is None or isinstance(disk.reader, PointSpec) or isinstance(disk.writer, Qcow2WriterSpec):
         return 0
     volume = openers.reader(written(disk.writer))
     try:
-        # A first pass leaves nothing out but what is said to be empty.
+        # A first pass leaves out only what the source calls empty.
         empty = leaves_unwritten_out(disk.reader)
         blocks = UNWRITTEN_BLOCKS if empty else blocks_to_check(delta_bytes)
         offset, checked = differing(reader, volume, disk.sample, blocks, zeros=empty)

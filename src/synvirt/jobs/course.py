@@ -1,15 +1,15 @@
-"""How fast a job copied, over time: what a chart is drawn from.
+"""How fast a job copied, over time, for charts.
 
-A sample says when, and how many bytes the job had copied by then. So any may be left out without a lie: the rate between its
-neighbours is the mean of both. When there are SAMPLES_MAX, every second one goes, and from then on they come half as often.
+A sample has a time, and the bytes copied by then. So samples can be left out: the rate between two others is the mean. When
+there are SAMPLES_MAX of them, every second one is deleted, and from then on they are taken half as often.
 """
 
 from typing import NamedTuple, Self
 
-# More than a chart has room for; 240 are 6 KB in the store.
+# More than a chart can show; 240 samples are 6 KB in the store.
 SAMPLES_MAX = 240
 EVERY_S = 1.0
-# What a restart costs of it, as a gap that shows the mean.
+# Seconds between two writes to the store. A restart loses so much of the course; the chart shows the mean there.
 KEPT_EVERY_S = 15.0
 
 
@@ -27,7 +27,8 @@ class Course(NamedTuple):
     samples: tuple[Sample, ...] = ()
 
     def with_sample(self, at: float, bytes_done: int) -> Self:
-        """The first sample stays the first, this one is the last. A clock that was set back is waited for."""
+        """The course with one more sample. The first sample stays. After the clock was set back, no sample is added until it
+        has caught up."""
         new, kept = Sample(round(at, 2), bytes_done), self.samples
         if kept and new.at <= kept[-1].at:
             return self._replace(samples=(*kept[:-1], Sample(kept[-1].at, bytes_done)))

@@ -1,8 +1,8 @@
 """Frozen data classes as JSON and back, checked: what `wire` sends and what the specs are made of.
 
-pydantic does the same, and to import it is half of a worker's start, for which a stopped guest waits. So both ends read by
-this. Known are: data classes, str, int, float, bool, None, UUID, `Any`, Literal, unions of them, tuples and dicts. Nothing is
-converted but UUIDs and the keys of dicts; a field that is missing or not known is an error.
+pydantic does the same, but importing it takes half of a worker's start, and a stopped guest waits for that. So both sides use
+this. It knows data classes, str, int, float, bool, None, UUID, `Any`, Literal, unions of them, tuples and dicts. It converts
+only UUIDs and the keys of dicts; a missing or unknown field is an error.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from uuid import UUID
 
 _Read = Callable[[Any], Any]
 
-# The field that tells the data classes of a union apart, where they have one.
+# The field by which the data classes of a union are told apart, if they have one.
 _TAGS = ("format", "message", "kind")
 
 
 class _Wrong(ValueError):
-    """`path`: from the value outwards. The text has nothing of the value itself, which may be a password."""
+    """`path`: from the value outwards. The text does not contain the value, which may be a password."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -32,7 +32,7 @@ class _Wrong(ValueError):
 
 
 def dump(value: Any) -> bytes:
-    """In one line, in ASCII: a lone surrogate of a file's name survives."""
+    """The value as one line of ASCII JSON, so that a lone surrogate in a file's name is kept."""
     return json.dumps(value, default=_plain, separators=(",", ":")).encode("ascii")
 
 
@@ -42,7 +42,7 @@ def plain(value: Any) -> Any:
 
 
 def load(kind: Any, text: bytes | str) -> Any:
-    """ValueError, which names the field and holds nothing of the text."""
+    """The value in a JSON text. ValueError, which names the field and does not quote the text."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -51,7 +51,7 @@ def load(kind: Any, text: bytes | str) -> Any:
 
 
 def read(kind: Any, content: Any) -> Any:
-    """`content`: what `json.loads` gave. ValueError as above."""
+    """The value in `content`, which `json.loads` gave. ValueError, as `load`."""
     try:
         return _reader(kind)(content)
     except RecursionError:
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _reader(kind: Any) -> _Read:
-    """Data classes are looked into when the first one comes: specs lie in each other."""
+    """The reader of a kind. The fields of a data class are read at its first value, as specs contain each other."""
     if (made := _OF_PARTS.get(get_origin(kind))) is not None:
         return made(get_args(kind))
     if dataclasses.is_dataclass(kind):

@@ -1,11 +1,13 @@
-"""The disks of a source or a restore point as NBD exports that outlive the service, each on a Unix socket: a guest runs there.
+"""The disks of a source or a restore point as NBD exports, each on a Unix socket, for a guest that runs on them. They outlive
+the service.
 
     serve(folder, disks) ─▶ `python -m synvirt.exporter` ─▶ caged, serving, detached: no process waits for it
-    folder/lock             held for as long as it lives, by which it is found again, and known from what has its number later;
-                            its second byte once all is served
+    folder/lock             locked while the exporter lives, so that it is found again, and not mistaken for a later process
+    with
+                            its number; the second byte is locked once all disks are served
     folder removed          it ends by itself
 
-Read-only, so no lease bounds it: the host that has the job ends it, or finds it and goes on. Blocking code.
+Exports are read-only, so they need no lease: the host that has the job ends them, or finds them and goes on. Blocking code.
 """
 
 import contextlib
@@ -35,7 +37,7 @@ from synvirt.repository.specs import PointSpec
 LOCK, ACTIVITY = "lock", "activity"
 # The bytes of the lock.
 LIVES, SERVES = 0, 1
-# To open the disks, of a server elsewhere too.
+# Seconds to open the disks, which may be on a remote server.
 SERVED_WITHIN_S = 60.0
 GONE_WITHIN_S = 10.0
 LOOK_EVERY_S = 0.02
@@ -57,11 +59,11 @@ class ExportOrder(Order):
 
 
 class Exports(Protocol):
-    """- `folder(name)`: where the sockets of that name's exports lie, or will; a path that a socket can lie below. The folder
-      that it lies in is that name's, too, and no exporter's.
-    - `serve(name, disks)`: they are served when it returns, by the process that serves them already or a new one, and the
-      guest's QEMU may open the sockets. The error of the disk that cannot be opened.
-    - `end(name)`: nothing of them is left; nothing, where there is nothing."""
+    """- `folder(name)`: the folder of the sockets of that name's exports; its path is short enough for a socket. Its parent
+      folder belongs to that name too, and not to an exporter.
+    - `serve(name, disks)`: on return the disks are served, by a process that serves them already or by a new one, and the
+      guest's QEMU may open the sockets. Raises the error of a disk that cannot be opened.
+    - `end(name)`: ends them, so that nothing of them is left. Idempotent."""
 
     def folder(self, name: str) -> Path: ...
     def serve(self, name: str, disks: Sequence[Exported]) -> None: ...
@@ -69,7 +71,7 @@ class Exports(Protocol):
 
 
 class ProcessExports:
-    """`root` is asked when it is needed: making it may take a link. `give` makes a socket that of who QEMU runs as."""
+    """`root` is called when it is needed, as making it may need a link. `give` gives a socket to the user that QEMU runs as."""
 
     def __init__(self, root: Callable[[], Path], *, give: Callable[[Path], None] = lambda path: None) -> None:
         self._root, self._give = root, give
@@ -80,16 +82,16 @@ class ProcessExports:
     def serve(self, name: str, disks: Sequence[Exported]) -> None:
         folder = self.folder(name)
         try:
-            # QEMU may run as another user, who must get through; what lies in here is each its own.
+            # QEMU may run as another user, who must get through this folder. Each entry in it has its own rights.
             for one in (folder.parent.parent, folder.parent, folder):
                 one.mkdir(parents=True, exist_ok=True, mode=0o711)
-                qemu_user.open_own(one)  # whatever the service's umask took away
+                qemu_user.open_own(one)  # adds the rights that the service's umask removed
             (folder / LOCK).touch(mode=0o600)
         except OSError as error:
             raise Internal(f"the folder of the guest's exports cannot be made: {error.strerror}") from error
         if not _is_served(folder):
             _start(ExportOrder(folder=str(folder), disks=tuple(disks)))
-        # Each time: the process that started it may have ended before it gave anything.
+        # At each call: the service that started the exporter may have ended before it gave the sockets away.
         for number in range(len(disks)):
             self._give(folder / str(number))
 
@@ -108,7 +110,7 @@ class ProcessExports:
 
 
 def _is_served(folder: Path) -> bool:
-    """One that has only just been started, by a service that has ended since, is waited for."""
+    """Whether an exporter serves there. It waits for one that was just started by a service that has ended since."""
     deadline = time.monotonic() + SERVED_WITHIN_S
     while holder(folder) is not None:
         if holder(folder, SERVES) is not None:
@@ -120,7 +122,7 @@ def _is_served(folder: Path) -> bool:
 
 
 def holder(folder: Path, byte: int = LIVES) -> int | None:
-    """The process that serves there. The kernel says who has a record lock: no file of a number that another has by now."""
+    """The process that serves there, by its record lock. A file with its number could name another process by now."""
     try:
         with (folder / LOCK).open("r+b") as file:
             asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
@@ -154,7 +156,8 @@ def _start(order: ExportOrder) -> None:
 
 
 def cage_of_export(order: ExportOrder, cage_of: Callable[[CopyOrder], Cage] = cage_of) -> Cage:
-    """Reads what its readers name, and makes sockets in its folder. `cage_of`: what reads them needs."""
+    """The exporter's cage: it may read the files of its readers and make sockets in its folder. `cage_of`: what readers
+    need."""
     nowhere = FileWriterSpec(path=os.devnull, size_bytes=0)
     disks = tuple(DiskOrder(key=str(number), reader=spec, writer=nowhere) for number, spec in enumerate(order.disks))
     own = cage_of(CopyOrder(disks=disks))

@@ -1,6 +1,7 @@
-"""What an instant start is, of an import or of a restore: its guest runs before its disks are whole. Blocking code.
+"""Instant starts of imports and restores: the guest runs before its disks are complete. Blocking code.
 
-Here is what both have: where the guest's layers lie, what cannot be, what keeps the guest going, and what a cancel loses.
+This is what both have in common: where the guest's layers are, what is impossible, what keeps the guest running, and what a
+cancel loses.
 """
 
 from collections.abc import Sequence
@@ -13,29 +14,29 @@ from synvirt.hypervisor import Early, Hypervisor
 from synvirt.jobs.exports import Exported, Exports
 from synvirt.model.job import Instant
 
-# What becomes of what a guest wrote since its instant start.
+# What a cancel does with the data that a guest wrote since its instant start.
 GuestWrites = Literal["keep", "lose"]
-# Between two looks whether the guest stands still, or its export is gone.
+# Seconds between two looks whether the guest is paused, or its export is gone.
 LOOK_EVERY_S = 1.0
-# Between two tries of what failed while the guest runs; the last repeats.
+# Pauses after failures while the guest runs; the last one repeats.
 AGAIN_S = (2, 5, 10, 30, 60)
 OTHER_DESTINATION = "choose a destination of kind zfs or directory, or leave instant out"
 
 
 def is_started(instant: Instant | None) -> bool:
-    """From then on the guest has data that is nowhere else."""
+    """Whether the guest has been started. From then on it may have data that is nowhere else."""
     return instant is not None and instant.started_at is not None
 
 
 def why_not_onto(destination: Destination) -> str | None:
-    """Why no guest gets onto a volume of this destination while it runs; None, where it does."""
+    """Why a running guest cannot move onto a volume of this destination. None: it can."""
     if destination.device_type in ("file", "block"):
         return None
     return f"a guest cannot get onto a volume of kind {destination.device_type} while it runs"
 
 
 def layers(exports: Exports, name: str, number: int) -> Early:
-    """Of the disk that is served as that number of the exports of this name."""
+    """The layers of the disk that is the n-th export of this name."""
     folder = exports.folder(name)
     return Early(
         top=str(folder.parent / f"{number}-top.qcow2"),
@@ -45,14 +46,14 @@ def layers(exports: Exports, name: str, number: int) -> Early:
 
 
 def keep_going(exports: Exports, hypervisor: Hypervisor, name: str, disks: Sequence[Exported], uuid: UUID | None) -> bool:
-    """An export that is gone is made again, and a guest that stands still is made to go on: True, where it stood. `uuid`: of
-    its domain, once there is one. The error of a disk that cannot be opened."""
+    """Makes an export again if it is gone, and resumes a guest that is paused; True, if it was. `uuid`: of its domain, once
+    there is one. Raises the error of a disk that cannot be opened."""
     exports.serve(name, disks)
     return uuid is not None and hypervisor.resume(uuid)
 
 
 def refuse_loss(what: str, instant: Instant | None, asked: GuestWrites, wrong: type[Conflict] = Conflict) -> None:
-    """Where to cancel `what` would lose what its guest wrote, and nobody asked for that."""
+    """Conflict, where a cancel of `what` would lose data of its guest, and the caller did not ask for that."""
     if asked == "lose" or instant is None or instant.started_at is None:
         return
     raise wrong(

@@ -1,4 +1,5 @@
-"""The lease of this host: while it holds, its jobs run; when it cannot be renewed, they end before another host may begin.
+"""The lease of this host. While the host holds it, its jobs run. If it cannot be renewed, they end before another host may
+begin.
 
     begin ─▶ held ─▶ renewed each RENEW_EVERY_S
               │ ▲
@@ -9,7 +10,7 @@
     |── lease: LEASE_S ───────────────────────────|── GRACE_S ──|  from here on another host fences this one
     |── no renewal: SELF_FENCE_S ──|  jobs ended
 
-A renewal is counted from before it was asked for, by a clock that goes on while the machine sleeps.
+A renewal counts from the moment before it was requested, by a clock that goes on while the machine sleeps.
 """
 
 import threading
@@ -27,29 +28,29 @@ from synvirt.store.hosts import Fence
 log = structlog.get_logger(__name__)
 
 LEASE_S, RENEW_EVERY_S, LOOK_EVERY_S = 60.0, 10.0, 1.0
-# So long after its lease a host is taken for dead. It ended its jobs long before: SELF_FENCE_S after the last renewal.
+# So long after the end of its lease a host counts as dead. It ended its jobs long before: SELF_FENCE_S after the last renewal.
 GRACE_S = 30.0
 SELF_FENCE_S = 40.0
-# The session of a process that was just killed may live on at the database for a moment.
+# How long to try to begin: the database may keep the session of a process that was just killed for a moment.
 CLAIM_WITHIN_S = 15.0
-# A renewal that is under way ends with the process.
+# How long the end waits for a renewal that is under way; it ends with the process anyway.
 END_TIMEOUT_S = 2.0
 
 
 def boot_clock() -> float:
-    """Seconds; it goes on while the machine is suspended."""
+    """Seconds of a clock that goes on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Pausable(Protocol):
-    """Jobs of a kind. `pause`: nothing of them runs when it returns; `resume`: they go on from what the store says."""
+    """The jobs of a kind. `pause`: on return none of them runs; `resume`: they go on from what the store says."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
 
 
 class Together:
-    """Several kinds as one. All are paused at the same time: each may take as long as a worker needs to end."""
+    """Several kinds as one. They are paused at the same time, as each may take as long as a worker needs to end."""
 
     def __init__(self, kinds: Sequence[Pausable]) -> None:
         self._kinds = kinds
@@ -65,8 +66,8 @@ class Together:
 
 
 class HostLease:
-    """`document()` says what this host is, as JSON. `on_lost` and `on_held` are called in turns, never at once,
-    `on_lost` first; they return once it is done."""
+    """`document()` describes this host, as JSON. `on_lost` and `on_held` are called in turns, never at once, `on_lost` first;
+    each returns when it is done."""
 
     def __init__(
         self,
@@ -90,9 +91,9 @@ class HostLease:
         self._renewed_at = self._held_since = 0.0
         self._held = False
         self._ending = threading.Event()
-        # Held while the jobs are ended or begun: never both at once.
+        # Locked while the jobs are ended or begun, so that both never happen at once.
         self._turning = threading.RLock()
-        # Two threads: a database that does not answer may hold one of them for ever.
+        # Two threads, as a database that does not answer may hold one of them for ever.
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._keep, self._watch)]
 
     @property
@@ -100,16 +101,16 @@ class HostLease:
         return self._held
 
     def held_for_s(self) -> float:
-        """For how long, without a break."""
+        """For how many seconds the lease has been held without a break."""
         return self._clock() - self._held_since if self._held else 0.0
 
     @property
     def valid_until(self) -> float:
-        """Of `boot_clock`: when this host ends its jobs, unless it is renewed till then."""
+        """The time of `boot_clock` at which this host ends its jobs, unless the lease is renewed before."""
         return self._renewed_at + SELF_FENCE_S * self._scale
 
     def begin(self) -> None:
-        """Conflict, where another process has this host's id. From here on the store is written under a new epoch."""
+        """Begins a new epoch; from now on the store is written under it. Conflict, where another process has this host's id."""
         deadline = self._clock() + self._claim_within_s
         while True:
             try:
@@ -125,7 +126,7 @@ class HostLease:
             thread.start()
 
     def close(self) -> None:
-        """The lease runs out by itself: a host that is back within it has lost nothing."""
+        """Stops renewing. The lease then runs out by itself: a host that is back before has lost nothing."""
         self._ending.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -133,7 +134,7 @@ class HostLease:
         self._claim.let_go()
 
     def renew(self) -> None:
-        """Once. Ends the jobs where the host was fenced, and takes them up again where the lease is held."""
+        """Renews once. Ends the jobs if the host was fenced, and resumes them if the lease is held."""
         asked_at, fence = self._clock(), self._fence
         try:
             self._claim.hold()
@@ -163,7 +164,7 @@ class HostLease:
                 self._on_held()
 
     def look(self) -> None:
-        """End the jobs, where the lease was not renewed for too long."""
+        """Ends the jobs, if the lease was not renewed for too long."""
         if self._held and self._clock() >= self.valid_until:
             self._lose(f"it was not renewed for {SELF_FENCE_S * self._scale:.0f} s")
 

@@ -1,10 +1,11 @@
-"""The ledger: what a job makes anywhere, written down before it is made, and struck out after it is gone or its user's to keep.
+"""The ledger: an entry for each thing that a job makes. It is written before the thing is made, and deleted after the thing is
+gone or its user keeps it.
 
-    record ─▶ make ─▶ … ─▶ settled     it went well: what it made is its user's, with its end and not before
-                       └─▶ sweep       it failed, was cancelled, or its service was killed: undone, the newest first
+    record ─▶ make ─▶ … ─▶ settled     the job succeeded: at its end, its user keeps what it made
+                       └─▶ sweep       it failed, was cancelled, or its service was killed: undone, newest first
 
-Undoing is idempotent, and what cannot be undone now stays written down, for the next start. `Sweep` is the order of it, for
-asyncio (`migrations/advance.py`) and for threads (`Ledger`).
+Undoing is idempotent. What cannot be undone now stays in the ledger, for the next start. `Sweep` has the order, for asyncio
+(`migrations/advance.py`) and for threads (`Ledger`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +19,14 @@ from synvirt.store.ledger import LedgerEntry, LedgerRows, Owner, OwnerKind
 
 log = structlog.get_logger(__name__)
 
-# Undoes what that owner made under that name.
+# Undoes what an owner made under a name.
 Undo = Callable[[UUID, str], None]
 
 
 @dataclass(frozen=True)
 class Order:
-    """`late`: kinds that come after all others, the higher the later. `only_after`: by kind, the kinds of which nothing may be
-    left when it is undone."""
+    """`late`: kinds that come after all others; a higher number comes later. `only_after`: a kind is undone only if nothing is
+    left of these other kinds."""
 
     late: Mapping[str, int] = field(default_factory=dict)
     only_after: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -35,8 +36,8 @@ NEWEST_FIRST = Order()
 
 
 class Sweep:
-    """The entries in the order in which they are undone. Who goes through them says of each that cannot be undone that it
-    `stays`, before the next is asked for."""
+    """The entries in the order in which they are undone. The caller calls `stays` for each that cannot be undone, before it
+    takes the next."""
 
     def __init__(self, entries: Sequence[LedgerEntry], order: Order = NEWEST_FIRST) -> None:
         self._entries, self._order = entries, order
@@ -63,22 +64,22 @@ class Ledger:
         self._rows, self._of, self._host, self._undo = rows, of, host, undo
 
     def record(self, owner_id: UUID, kind: str, name: str) -> None:
-        """Before it is made. Once for each name."""
+        """Adds an entry. Call it before the thing is made. Idempotent."""
         assert kind in self._undo, kind
         self._rows.record(self._owner(owner_id), kind, name, host=self._host)
 
     def of(self, owner_id: UUID) -> list[LedgerEntry]:
-        """In the order in which the things were made."""
+        """The owner's entries, oldest first."""
         return self._rows.of(self._owner(owner_id))
 
     def replace(self, owner_id: UUID, entries: Sequence[LedgerEntry]) -> None:
-        """All of them in one step: what was to be undone one way is from here on undone in another."""
+        """Replaces all entries of the owner in one step. From then on things are undone in another way."""
         self._rows.replace(self._owner(owner_id), entries, host=self._host)
 
     def sweep(self, owner_id: UUID, *, then: Sequence[LedgerEntry] = ()) -> bool:
-        """Whether nothing is left. Never raises: why the owner failed is what its user has to know. All that is gone is struck
-        out in one step: one entry may say of the others that they go forward (restores/in_place.py). `then`: what is written
-        down in that step, where nothing is left."""
+        """Undoes all entries. Whether nothing is left. Never raises, so that its user sees why the owner failed. The entries of
+        all undone things are deleted in one step, as one entry may change what the others mean (restores/in_place.py). `then`:
+        entries that are added in that step, if nothing is left."""
         try:
             entries = self._rows.of(self._owner(owner_id))
             sweep, gone = Sweep(entries), list[LedgerEntry]()
@@ -100,7 +101,7 @@ class Ledger:
         return len(gone) == len(entries)
 
     def sweep_all(self, *, but: frozenset[UUID] = frozenset()) -> None:
-        """What a service that was killed left behind; before any owner begins. `but`: of those, which go on."""
+        """Sweeps what a killed service left, before any owner begins. `but`: owners that go on, and are not swept."""
         for owner in dict.fromkeys(owner for owner, _ in self._rows.owned(self._of, host=self._host)):
             if owner.id not in but:
                 self.sweep(owner.id)

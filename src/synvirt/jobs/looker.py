@@ -32,25 +32,25 @@ from synvirt.errors import Internal, SynvirtError, UnsupportedFormat
 from synvirt.remote import Remote
 from synvirt.sizes import GIB, MIB
 
-# A tenth of it is what the largest real appliance took; a file that makes its reader take more is hostile.
+# Limits of a child. The largest real appliance took a tenth of this; a file that needs more is hostile.
 MEMORY_BYTES = 2 * GIB
 CPU_S = 30
-# What a program says on its standard error, and no more.
+# The size of a file that a child may write: enough for a program's standard error.
 WRITTEN_BYTES = MIB
-# An order is a path and a place: far below. Behind it may come what is read: a manifest has 64 MiB at most.
+# The most bytes of an order. A path and a place are far smaller; a manifest that comes with the order has 64 MiB at most.
 ORDER_BYTES_MAX = 65 * MIB
 # A page of a folder with a thousand long names is 8 MiB.
 ANSWER_BYTES_MAX = 32 * MIB
-# After the service should have ended the child, and where it has not.
+# How long a child may live, in case the service has not ended it before.
 ALARM_LATER_S = 10
 PLAIN, WITH_PROGRAMS = b"-", b"p"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """`what`: browse, inspect, detect, manifest, open_disk; or a kind of `points.py`, which has no `root`: it reads the
-    `contents`, and `path` is how errors call them. `kind`: the importer, where it is known; `vm`: which of several machines;
-    `programs`: the reader needs one (qemu-nbd, Samba's client)."""
+    """One question. `what`: browse, inspect, detect, manifest, open_disk; or a kind of `points.py`, which has no `root` but
+    reads `contents`; errors then show `path`. `kind`: the importer, where it is known; `vm`: which of several machines;
+    `programs`: the reader needs a program (qemu-nbd, Samba's client)."""
 
     what: str
     root: Root | None
@@ -66,12 +66,12 @@ class Look:
 
     @property
     def answer_bytes_max(self) -> int:
-        """An element of XML takes 6 times its length in JSON."""
+        """The most bytes of an answer: an element of XML takes 6 times its length in JSON."""
         size = sum(map(len, self.contents))
         return min(MIB + 6 * size, ANSWER_BYTES_MAX + 2 * size) if self.root is None else ANSWER_BYTES_MAX
 
     def order(self) -> bytes:
-        """File names need not be UTF-8: JSON escapes carry what pydantic would refuse."""
+        """The question as bytes. File names may not be UTF-8: JSON escapes carry them, which pydantic would refuse."""
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("root", "contents")}
         line = json.dumps({**fields, "root": _said_root(self.root), "contents": [len(one) for one in self.contents]})
         return b"".join((line.encode(), b"\n", *self.contents))
@@ -104,8 +104,8 @@ def _remote(fields: dict[str, Any]) -> Remote:
 
 
 def cage_of(look: Look, folder: str | None) -> Cage:
-    """The root that all of a machine's files lie below, and nothing else; a network for a file elsewhere; no file at all, where
-    the order brings what is read. `folder`: its own, for the sockets of programs."""
+    """The cage of a child: it may read the root that has all of a machine's files, and nothing else; it has a network for a
+    remote file; it may read no file, if the order has the contents. `folder`: its own, for the sockets of programs."""
     remote = look.root if isinstance(look.root, Remote) else None
     if look.root is None:
         reads = []
@@ -129,7 +129,7 @@ def cage_of(look: Look, folder: str | None) -> Cage:
 
 
 def _look(look: Look) -> str:
-    """The answer's model, as JSON."""
+    """The answer to a question, as JSON."""
     from synvirt.disks.roots import connected
     from synvirt.jobs import points
     from synvirt.jobs.orders import OpenedBeneath
@@ -174,7 +174,7 @@ def _problem(error: SynvirtError) -> dict[str, Any]:
 
 
 def child(channel: socket.socket, folder: str | None, answered: Callable[[Look], dict[str, Any]] = _answered) -> None:
-    """Its whole life. Nothing is open but the channel."""
+    """What a child does from its fork to its end. Only the channel is open."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -216,7 +216,7 @@ class _Running:
 
 
 def serve(control: socket.socket, live: Callable[[socket.socket, str | None], None] = child) -> None:
-    """Until the service has closed its end."""
+    """Forks a child for each question, until the service closes the control socket."""
     poll, running = select.poll(), dict[int, _Running]()
     poll.register(control, select.POLLIN)
     while True:
@@ -251,12 +251,12 @@ def _begun(said: bytes, descriptors: list[int], live: Callable[[socket.socket, s
         os._exit(0)
     channel.close()
     pidfd = os.pidfd_open(pid)
-    with suppress(OSError):  # who asked has gone
+    with suppress(OSError):  # the asking service has gone
         socket.send_fds(status, [b"p"], [pidfd])
     return pidfd, _Running(pid, status, folder)
 
 
-# An exit code of the child's: it took all the memory that it may.
+# The child's exit code when it has used all the memory that it may.
 OUT_OF_MEMORY = 3
 
 
@@ -276,7 +276,7 @@ def _remove(folder: str | None) -> None:
 
 
 def preload() -> None:
-    """All that a look may need: a child would load it again, and each time a new one."""
+    """Imports all that a question may need. Else each child would import it again."""
     import encodings.idna
     import encodings.utf_16  # noqa: F401
 

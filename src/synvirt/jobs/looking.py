@@ -1,9 +1,9 @@
 """Inspecting untrusted files: the service asks, a caged child of the looker (`looker.py`) reads the file, and its answer is
 checked before it is used.
 
-    inspect(…) ─▶ a child of its own, caged ─▶ an answer ─▶ checked: its shape, its size, and that no file lies beyond the root
+    inspect(…) ─▶ a caged child ─▶ an answer ─▶ checked: its form, its size, and that all its files are under the root
 
-Blocking code, from any thread. A child that breaks, takes too long, or too much, is an error of the file that it looked into.
+Blocking code, from any thread. If a child breaks, or takes too long or too much memory, that is an error of the file.
 """
 
 import json
@@ -50,16 +50,16 @@ from synvirt.offline.several import choosing
 from synvirt.remote import Remote
 from synvirt.sizes import MIB
 
-# A look at a file of this host takes milliseconds, on a slow share a second; a share that hangs is reported.
+# To inspect a file of this host takes milliseconds, on a slow share a second. A share that hangs is reported.
 HERE_WITHIN_S = 60.0
-# Beyond the time that the child itself keeps to when it reads elsewhere.
+# Longer than the limit that the child itself has for remote files.
 GRACE_S = 5.0
-# Each is a core at the most, and waits for a server for minutes.
+# How many at once. Each takes a core at most, or waits minutes for a server.
 AT_ONCE = 16
-# To import all that looking needs, on a busy machine.
+# Seconds for the looker's start: it imports all that inspections need, on a busy machine.
 START_WITHIN_S = 120.0
 ENDS_WITHIN_S = 10.0
-# What an importer may say of how its disks are read: kinds that lie over files under the root.
+# The specs that an importer may answer: kinds that read files under the root.
 _BENEATH = (RawSpec, ImageSpec, QemuSpec, GzipSpec, JoinedSpec, BlankSpec, XvaSpec, ChecksumSpec)
 
 _log = structlog.get_logger("synvirt.looking")
@@ -68,7 +68,7 @@ LOOKER = ("-P", "-m", "synvirt.jobs.looker")
 
 
 class Looking(Protocol):
-    """What may be asked of files before a job reads them; `synvirt.offline.browsing` is one without a cage."""
+    """Questions about files before a job reads them. `synvirt.offline.browsing` answers them without a cage."""
 
     def browse(self, root: Path, path: str = "", *, limit: int, cursor: str | None = None) -> HostFolder: ...
     def inspect(
@@ -77,7 +77,7 @@ class Looking(Protocol):
 
 
 class CagedLooking:
-    """`close()` ends the looker, and every look under way."""
+    """Asks a looker. `close()` ends it, and every inspection under way."""
 
     def __init__(self, looker: tuple[str, ...] = LOOKER) -> None:
         self._looker = looker
@@ -88,7 +88,7 @@ class CagedLooking:
         self.importers: Mapping[OfflineKind, OfflineImporter] = MappingProxyType({kind: _Caged(self, kind) for kind in BY_KIND})
 
     def begin(self) -> None:
-        """Have the looker ready before the first question. Returns at once."""
+        """Starts the looker, so that it is ready before the first question. Returns at once."""
         threading.Thread(target=self._warm, name="looker", daemon=True).start()
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class CagedLooking:
             raise _nonsense() from error
 
     def ask(self, look: Look) -> Any:
-        """What the child answers, as JSON has it. What it fails with is raised; so is MalformedArchive where it broke."""
+        """The child's answer, as parsed JSON. Raises the child's error; MalformedArchive, where the child broke."""
         if isinstance(look.root, Remote) and look.root.url.startswith("smb"):
             look = replace(look, programs=True)  # Samba's client is one
         with self._turns:
@@ -158,14 +158,14 @@ class CagedLooking:
 
 @dataclass(frozen=True, slots=True)
 class _Caged:
-    """An importer, as jobs and plans know it, whose work is done in a cage. It is asked for no probe: `detect` is."""
+    """An importer that works in a cage. Its `probe` is not used: `detect` is."""
 
     looking: CagedLooking
     kind: OfflineKind
     vm: str | None = None
 
     def of(self, vm: str) -> OfflineImporter:
-        """BadRequest for a kind that holds one machine alone."""
+        """The importer for one of several machines. BadRequest, where the kind holds only one."""
         choosing(BY_KIND[self.kind], vm)
         return replace(self, vm=vm)
 
@@ -191,7 +191,7 @@ class _Caged:
 
 
 def vouch(specs: object, root: Root) -> None:
-    """A reader that was taken over may name any file to copy: only those under the root are believed. Internal."""
+    """Internal, where specs name a file outside the root. A reader that a hostile file took over may name any file."""
     for spec in _all_of(specs):
         if isinstance(spec, Remote):
             if spec != root:
@@ -237,7 +237,7 @@ def _valid(model: type[Answer], content: Any) -> Answer:
 
 
 def _error(said: Any) -> SynvirtError:
-    """The one that the child met, where it is one of ours."""
+    """The child's error, if it is one of ours."""
     try:
         kind, code, detail, hint = (str(said[name]) for name in ("kind", "code", "detail", "hint"))
         holds = tuple(str(one) for one in said["holds"])
@@ -340,7 +340,7 @@ def _pidfd(status: socket.socket) -> int:
 
 
 def _converse(channel: socket.socket, order: bytes, deadline: float, most: int) -> bytes | None:
-    """All that the child says to its order, if that is no more than `most` bytes. None, where it has not ended in time."""
+    """The child's whole answer, `most` bytes at most. None, if it has not ended in time."""
     answer = bytearray()
     try:
         channel.settimeout(max(0.001, deadline - time.monotonic()))
@@ -385,7 +385,7 @@ def _late(look: Look) -> SynvirtError:
 
 
 def _broken(look: Look, status: socket.socket) -> SynvirtError:
-    """It ended without an answer: an error of the file."""
+    """The error of the file, for a child that ended without an answer."""
     status.settimeout(ENDS_WITHIN_S)
     try:
         code = int(status.recv(16) or b"1")

@@ -15,8 +15,8 @@ DIFFERING, LEFT = "differing", "left"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashesOrder(WireModel):
-    """What the volume holds is hashed into the file at `path`, in a folder that is the job's own. `last`: nothing is copied
-    afterwards, so all that is not known is read back."""
+    """Hash the volume's content into the file at `path`, in the job's own folder. `last`: no pass comes after this one, so all
+    that has no hash yet is read back."""
 
     path: str
     token: UUID
@@ -25,10 +25,10 @@ class HashesOrder(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskOrder(WireModel):
-    """One disk of a pass. `since_bytes`: all before it is on the destination already. `fresh`: what is there reads as zeros,
-    or as this same pass wrote it, so zeros need no writing. `compare`: what is there may be right already, and is then left as
-    it is. `sample`: what the reader's extents leave out is looked at here and there, at places that hang on this text;
-    with `verify`, all of it is. `zero_rest`: the writer is larger than the disk, and zeros behind it."""
+    """One disk of a pass. `since_bytes`: all bytes before it are on the destination already. `fresh`: the volume has only zeros
+    and what this pass wrote, so zeros need not be written. `compare`: the volume may have the right bytes already; those are
+    not written again. `sample`: samples are compared of what the reader's extents leave out, at places chosen by this text;
+    with `verify`, all of it is. `zero_rest`: the volume is larger than the disk; the rest becomes zeros."""
 
     key: str
     reader: ReaderSpec | PointSpec
@@ -45,22 +45,22 @@ class DiskOrder(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedRate(WireModel):
-    """The worker's `result` of this name, where its rate is shared: it wants to read so many bytes."""
+    """A `result` of the worker, where its rate is shared: it asks to read so many bytes."""
 
     bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenRate(WireModel):
-    """The service's line that answers it, when their turn has come. 0: the copy is to end."""
+    """The service's answer: the bytes may be read now. 0: the copy is to end."""
 
     bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOrder(Order):
-    """`bandwidth_bps`: bytes a second of this copy. `shared_bytes`: others read within the same rate, and pieces of that size
-    at the most are asked for (WantedRate)."""
+    """`bandwidth_bps`: the limit of this copy, in bytes a second. `shared_bytes`: other copies share the rate; this one asks
+    for pieces of at most this size (WantedRate)."""
 
     watched: ClassVar[Watched] = Watched.WHILE_READING
     kind: Literal["copy"] = "copy"

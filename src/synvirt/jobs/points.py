@@ -1,6 +1,6 @@
-"""What restore points say of themselves, parsed in a confined child of the looker: their manifests and their domains' XML.
+"""The manifests and the domain XML of restore points, parsed in a confined child of the looker.
 
-Anybody who has a repository's key can write a hostile manifest, and a folder that is kept for a peer is filled by that peer.
+Anyone with a repository's key can write a hostile manifest, and a peer fills its own folder.
 The service decrypts a manifest and checks its signature, which parses nothing. A child without key or file parses the rest.
 
     CagedPoints     the service's side: `manifest.Reading`, and `domain_xml`
@@ -34,7 +34,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Asking(Protocol):
-    """As `CagedLooking.ask`."""
+    """Has `ask`, as CagedLooking."""
 
     def ask(self, look: Look) -> Any: ...
 
@@ -46,7 +46,7 @@ class CagedPoints:
         self._looking = looking
 
     def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]:
-        """What they say. Signatures and hashes are those that the service itself has found."""
+        """The manifests. Their signatures and hashes are those that the service itself has found."""
         return [
             found if isinstance(found, RepositoryDamaged) else found.read_from(one)
             for one, found in zip(many, self._read("manifests", many, Manifest, lambda found: found.shown.id), strict=True)
@@ -75,7 +75,7 @@ class CagedPoints:
         except (MalformedArchive, DiskReadFailed) as error:
             if len(many) == 1:
                 return [RepositoryDamaged(error.detail, hint=error.hint)]
-            # One of them ended the child: each is asked about alone.
+            # One of them ended the child: now each is parsed alone.
             return [found for one in many for found in self._read(what, [one], model, id_of)]
         if not isinstance(answers, list) or len(answers) != len(many):
             raise _nonsense()
@@ -97,7 +97,7 @@ def _believed(one: Unread, answer: Any, model: type[Model], id_of: Callable[[Mod
 
 
 def _element(found: Any, depth: int = 1) -> Element:
-    """Of what `_tree` makes. Internal: of anything else."""
+    """The element that `_tree` has written. Internal, where it is none."""
     try:
         tag, attributes, text, tail, children = found
         words = [tag, *attributes.keys(), *attributes.values(), "" if text is None else text, "" if tail is None else tail]
@@ -119,7 +119,7 @@ def _nonsense() -> Internal:
 
 
 def answered(what: str, contents: tuple[bytes, ...]) -> str:
-    """As JSON. RepositoryDamaged: of XML."""
+    """The answer as JSON. RepositoryDamaged, for wrong XML."""
     if what == "domain_xml":
         return json.dumps(
             _tree(xml_document.parse(contents[0].decode(errors="surrogatepass"), _WHAT_XML, wrong=RepositoryDamaged))

@@ -1,10 +1,11 @@
-"""A worker process as the service sees it: started, given its order, heard, stopped. asyncio; a thread uses `asyncio.run`.
+"""The service's side of a worker process: it starts the worker, gives it an order, hears it and stops it. asyncio; a thread
+uses `asyncio.run`.
 
-    async with started() as worker:                       gone at the end of the block, whatever it was doing
+    async with started() as worker:                       at the end of the block the process has ended
         ended = await worker.carry_out(order, hear, stopped)
-        ended.check()                                     raises what it failed with
+        ended.check()                                     raises the worker's error
 
-`Workers` is how callers name it, so that tests may carry out orders in their own process.
+Callers take a `Workers`, so that tests can carry out orders in their own process.
 """
 
 import asyncio
@@ -25,10 +26,10 @@ from synvirt.jobs.wire import KEEPALIVE_S, SILENCE_S, Broken, Flushed, Moved, Or
 
 log = structlog.get_logger(__name__)
 
-# A worker stops at its next request, which takes seconds at the most; then it is ended.
+# How long a worker may take to stop, at its next request. Then it is killed.
 STOP_GRACE_S = 10.0
 STOP_POLL_S = 0.1
-# One message is a few hundred bytes; a line beyond this is not a message.
+# The most bytes of a line. A message has a few hundred.
 LINE_BYTES_MAX = 1 << 20
 STDERR_KEPT_CHARS = 2000
 # The service's environment may hold secrets; a worker reads hostile images.
@@ -41,8 +42,8 @@ class WorkerDied(Internal):
 
 @dataclass(frozen=True)
 class Ended:
-    """How an order ended. `broken`: what the worker said of it; `returncode` is negative for a signal. `stalled_s`: it was
-    ended since it brought nothing for so long."""
+    """How an order ended. `broken`: the worker's error; `returncode` is negative for a signal. `stalled_s`: the worker was
+    ended because it made no progress for so long."""
 
     broken: Broken | None = None
     returncode: int = 0
@@ -50,8 +51,8 @@ class Ended:
     stalled_s: float | None = None
 
     def check(self, answered: Mapping[str, type[SynvirtError]] | None = None) -> None:
-        """Raise what it failed with: `answered` names the classes that a caller tells apart from others of their code. A stop
-        that was not asked for is WorkerDied: someone ended the worker from outside."""
+        """Raises the worker's error. `answered`: classes that are raised as such, not only by their code. WorkerDied, where the
+        worker was ended from outside."""
         if self.stalled_s is not None:
             raise Stalled(self.stalled_s)
         if self.broken is not None and answered and self.broken.kind in answered:
@@ -68,8 +69,8 @@ Hear = Callable[[Moved | Flushed | Result], Awaitable[None]]
 
 
 class Worker(Protocol):
-    """Carries out one order. `hear` gets each message but Broken; what it raises ends the worker and is raised. `stopped` is
-    asked often: once it is True the worker is asked to stop, and ended where it does not. `send`: a further line."""
+    """Carries out one order. `hear` gets each message except Broken; what it raises ends the worker and is raised. `stopped` is
+    asked often: once it is True the worker is asked to stop, and killed if it does not. `send`: sends one more line."""
 
     async def carry_out(self, order: WireModel, hear: Hear, stopped: Callable[[], bool]) -> Ended: ...
     async def send(self, line: WireModel) -> None: ...
@@ -80,11 +81,11 @@ Workers = Callable[[], AbstractAsyncContextManager[Worker]]
 
 @asynccontextmanager
 async def started(silence_s: float = SILENCE_S, *, stalled_s: float | None = None) -> AsyncIterator[Worker]:
-    """One that waits for its order: it takes as long to start as disks to be opened, so both go on at once. `silence_s`: for
-    tests, whose leases are shorter. `stalled_s`: an order that brings nothing for so long fails."""
+    """A started worker that waits for its order. It can start while the disks are opened, as both take about as long.
+    `silence_s`: for tests, whose leases are shorter. `stalled_s`: an order without progress for so long fails."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-P",  # no module out of the folder that the service was started in
+        "-P",  # no modules from the folder in which the service was started
         "-m",
         "synvirt.worker",
         str(silence_s),
@@ -130,7 +131,7 @@ class _Process:
         return Ended(broken, returncode, said, stall.after_s if stall.is_over else None)
 
     async def _keep_alive(self) -> None:
-        """Empty lines: a worker whose service says nothing ends itself."""
+        """Sends empty lines. A worker that gets none ends itself."""
         while True:
             await asyncio.sleep(self._keepalive_s)
             if self._child.stdin is not None:
@@ -157,7 +158,7 @@ async def _end(child: asyncio.subprocess.Process) -> None:
 
 
 async def _tail(child: asyncio.subprocess.Process) -> str:
-    """The end of what the worker says on stderr; reading it keeps its pipe from filling."""
+    """The end of the worker's stderr. It must be read, so that its pipe does not fill up."""
     text = ""
     while child.stderr is not None and (part := await child.stderr.read(4096)):
         text = (text + part.decode(errors="replace"))[-STDERR_KEPT_CHARS:]

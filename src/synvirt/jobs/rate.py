@@ -1,4 +1,4 @@
-"""How fast a job copies now, and when it will be done."""
+"""How fast a job copies, and when it will be done."""
 
 import time
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from synvirt.model.job import Progress
 
-# Steady enough to read, quick enough to be true.
+# Long enough for steady figures, short enough for fresh ones.
 RATE_WINDOW_S = 10.0
 
 
@@ -27,7 +27,8 @@ class Rate:
         return max(0.0, (done - done_then) / (moment - then)) if moment > then else 0.0
 
     def progress(self, *, total: int, done: int, zero: int, before: tuple[int, int] = (0, 0)) -> Progress:
-        """`before`: bytes that the job copied earlier, and zeros among them: they are in its figures, and not in its rate."""
+        """The figures of a job. `before`: bytes that it copied earlier, and zeros among them; they do not count for the
+        rate."""
         rate, total = self.at(done), max(total, done)
         before_bytes, before_zero = before
         return Progress(

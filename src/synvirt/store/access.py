@@ -1,4 +1,4 @@
-"""Queries about tokens and the audit trail, in the store's transactions. Both are the fleet's, not a host's."""
+"""Queries about tokens and the audit trail, in the store's transactions. All hosts share both."""
 
 import hashlib
 import json
@@ -17,17 +17,17 @@ from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritt
 from synvirt.store.tables import audit, tokens
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
-# Entries are chained one after the other: "audt".
+# Entries are chained, so one is written after the other: "audt".
 AUDIT_LOCK = 0x61756474
-# A token's last use is kept to the minute: not each of a script's requests is a write.
+# A token's last use is noted once a minute at most, so that not each request of a script is a write.
 USED_EVERY = timedelta(minutes=1)
 FIRST = "0" * 64
-# What the service itself notes when old entries go: the account, the method and the resource of that entry.
+# The account, the method and the resource of the entry that the service writes when it removes old entries.
 RETAINED = ("(service)", "EXPIRE", "audit")
 
 
 class Token(Model):
-    """`account`: who made it. The secret is in the answer to its making alone."""
+    """An API token. `account`: the account that made it. The secret is only in the answer to its making."""
 
     id: UUID
     name: str
@@ -39,9 +39,9 @@ class Token(Model):
 
 
 class AuditEntry(Model):
-    """Who did what, and how it ended. `result`: the HTTP status. `plan_digest`: SHA-256 of the plan that was accepted.
-    `kept_from`: the service removed what was too old, all entries before this one. `digest`: SHA-256 of the entry without it,
-    as canonical JSON; the two fields before are in it where they are set."""
+    """Who did what, and how it ended. `result`: the HTTP status. `plan_digest`: SHA-256 of the accepted plan. `kept_from`: the
+    service removed all entries before this one, as they were too old. `digest`: SHA-256 of the entry without `digest`, as
+    canonical JSON; `plan_digest` and `kept_from` are part of it where they are set."""
 
     seq: int = 0
     at: Time
@@ -58,9 +58,9 @@ class AuditEntry(Model):
     digest: str = Field(default="")
 
     def computed(self) -> str:
-        """The SHA-256 (hex) of the entry's content with the digest of the one before: what `digest` must be."""
+        """What `digest` must be: the SHA-256 (hex) of the entry's content with the digest of the entry before."""
         content = json.loads(self.model_dump_json(exclude={"digest"}))
-        for name in ("plan_digest", "kept_from"):  # entries of earlier versions have neither
+        for name in ("plan_digest", "kept_from"):  # entries of earlier versions have none of them
             if content[name] is None:
                 del content[name]
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -82,7 +82,7 @@ class TokenRows:
             )
 
     def by_secret(self, secret_sha256: str) -> Token | None:
-        """One that has not expired, noted as used."""
+        """The token with this secret, if it has not expired; its use is noted."""
         with self._reading() as db:
             row = db.execute(select(tokens).where(tokens.c.secret_sha256 == secret_sha256, is_known(tokens.c.version))).first()
         if row is None:
@@ -117,12 +117,12 @@ class AuditRows:
         self._reading, self._writing = reading, writing
 
     def add(self, entry: AuditEntry) -> AuditEntry:
-        """With its number and its place in the chain."""
+        """Adds an entry. The entry, with its number and its place in the chain."""
         with self._writing() as db:
             return _added(db, entry)
 
     def page(self, *, limit: int, cursor: int | None = None) -> tuple[list[AuditEntry], int | None]:
-        """Newest first, and the cursor of the next page (None: this was the last)."""
+        """A page of entries, newest first, and the cursor of the next page (None: this was the last)."""
         query = select(audit.c.seq, audit.c.document)
         if cursor is not None:
             query = query.where(audit.c.seq < cursor)
@@ -133,14 +133,14 @@ class AuditRows:
         )
 
     def lines(self, *, after: int, limit: int) -> list[str]:
-        """Documents in the order they were written, from the one after that number on."""
+        """The documents after that number, oldest first."""
         query = select(audit.c.document).where(audit.c.seq > after).order_by(audit.c.seq).limit(limit)
         with self._reading() as db:
             return [row.document for row in db.execute(query).all()]
 
     def expire(self, before: datetime) -> int:
-        """Remove the entries that are older, in one transaction with an entry that says so: the chain then begins at the one
-        that it names. The newest always stays. How many went."""
+        """Removes the entries that are older. In the same transaction it adds an entry about that, which names the entry at
+        which the chain now begins. The newest entry always stays. The number of removed entries."""
         with self._writing() as db:
             _alone(db)
             kept = _first_since(db, before)
@@ -167,7 +167,7 @@ class AuditRows:
 
 
 def _alone(db: Connection) -> None:
-    """Entries are written one after the other, on every host. SQLite has one writer."""
+    """Takes the lock by which entries are written one after the other, on every host. SQLite has one writer anyway."""
     if db.dialect.name == "postgresql":
         db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": AUDIT_LOCK})
 
@@ -184,7 +184,7 @@ def _added(db: Connection, entry: AuditEntry) -> AuditEntry:
 
 
 def _first_since(db: Connection, before: datetime) -> int | None:
-    """The number of the oldest entry that stays, of all that are too old the newest; None: none has to go."""
+    """The number of the oldest entry that stays: the newest of those that are too old. None: none is removed."""
     seen: list[int] = []
     query = select(audit.c.seq, audit.c.document).order_by(audit.c.seq).limit(500)
     while rows := db.execute(query.where(audit.c.seq > (seen[-1] if seen else 0))).all():
@@ -196,8 +196,8 @@ def _first_since(db: Connection, before: datetime) -> int | None:
 
 
 def broken_at(newest_first: Iterator[AuditEntry]) -> int | None:
-    """The number of the first entry, from the newest, that was changed or before which one is missing; None: the chain holds.
-    Its oldest entry is number one, or one that the service noted when it removed what was too old."""
+    """The number of the first entry, from the newest on, that was changed or whose predecessor is missing. None: the chain is
+    whole. The chain begins at number one, or at an entry that the service noted when it removed old ones."""
     after: AuditEntry | None = None
     begins_at = 1
     for entry in newest_first:

@@ -1,4 +1,4 @@
-"""Queries about backups, in the store's transactions: documents by kind. What they say is `synvirt.backups.model`'s to know."""
+"""Queries about backups, in the store's transactions: documents by kind. `synvirt.backups.model` knows their content."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,13 +20,13 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 Kind = Literal["repository", "job", "run", "point", "watermarks", "request"]
 Key = tuple[Kind, UUID]
 
-# A replay is for who was away for hours; a run writes some ten events.
+# A replay is for a listener that was away for hours; a run writes some ten events.
 EVENTS_KEPT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`announced`: a run's change that its listeners get."""
+    """A document to be stored. `announced`: the change is an event for the run's listeners."""
 
     kind: Kind
     id: UUID
@@ -36,19 +36,19 @@ class Row:
 
 
 class BackupRows:
-    """`ledger`: what runs make, and what backups make of their guests."""
+    """The documents of backups. `ledger`: what runs make, and what backups make on their guests."""
 
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
         self.ledger = LedgerRows(reading=reading, writing=writing)
 
     def put(self, kind: Kind, id_: UUID, document: BaseModel, *, host: str, state: str = "") -> None:
-        """Added, or in the place of what was there."""
+        """Adds a document, or replaces it."""
         self.put_all([Row(kind, id_, document, state)], host=host)
 
     def put_all(self, rows: list[Row], *, host: str, gone: tuple[Key, ...] = (), settled: tuple[Owner, ...] = ()) -> None:
-        """All of them or none; and `gone`, where they are there, are removed, and what `settled` made is theirs to keep.
-        Unreadable, where a document to be replaced is quarantined."""
+        """Stores all rows or none. In the same transaction the documents `gone` are removed, and the ledgers of `settled`:
+        their users keep those things. Unreadable, where a document to be replaced is quarantined."""
         with self._writing() as db:
             for owner in settled:
                 settle(db, owner)
@@ -69,7 +69,7 @@ class BackupRows:
                     OF_RUNS.add(db, row.id, document, version, host=host)
 
     def get(self, kind: Kind, id_: UUID, *, host: str) -> str:
-        """BackupNotFound, Unreadable."""
+        """A document. BackupNotFound, Unreadable."""
         query = select(backups.c.document).where(backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
         with self._reading() as db:
             row = db.execute(query.add_columns(backups.c.version)).first()
@@ -79,7 +79,7 @@ class BackupRows:
         return str(row.document)
 
     def page(self, kind: Kind, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[str], int | None]:
-        """Newest first, and the cursor of the next page (None: this was the last)."""
+        """A page of documents, newest first, and the cursor of the next page (None: this was the last)."""
         chosen = (backups.c.host == host, backups.c.kind == kind, is_known(backups.c.version))
         query = select(backups.c.number, backups.c.document).where(*chosen)
         if cursor is not None:
@@ -89,7 +89,7 @@ class BackupRows:
         return [row.document for row in rows[:limit]], rows[limit - 1].number if len(rows) > limit else None
 
     def all(self, kind: Kind, *, host: str, states: tuple[str, ...] | None = None) -> list[str]:
-        """Oldest first."""
+        """All documents of a kind, oldest first."""
         chosen = (backups.c.host == host, backups.c.kind == kind, is_known(backups.c.version))
         query = select(backups.c.document).where(*chosen)
         if states is not None:
@@ -98,13 +98,13 @@ class BackupRows:
             return list(db.execute(query.order_by(backups.c.number)).scalars())
 
     def remove(self, kind: Kind, id_: UUID, *, host: str) -> None:
-        """Idempotent."""
+        """Removes a document. Idempotent."""
         with self._writing() as db:
             same = (backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
             db.execute(delete(backups).where(*same))
 
     def remove_run(self, run_id: UUID, *, host: str) -> None:
-        """With its events. Idempotent."""
+        """Removes a run and its events. Idempotent."""
         with self._writing() as db:
             OF_RUNS.forget(db, OF_RUNS.of(run_id), backup_events.c.host == host)
             same = (backups.c.id == str(run_id), backups.c.host == host, backups.c.kind == "run")
@@ -113,12 +113,13 @@ class BackupRows:
     # ── what happened to runs ────────────────────────────────────────────────────────────────────────────────────────
 
     def events_after(self, event_id: int, *, host: str, run_id: UUID | None = None, limit: int | None = None) -> list[Event]:
-        """In their order."""
+        """The events after `event_id`, in order."""
         with self._reading() as db:
             return OF_RUNS.after(db, event_id, backup_events.c.host == host, job_id=run_id, limit=limit)
 
     def newest_events(self, *, host: str, ends: tuple[str, ...], run_id: UUID | None = None) -> list[Event]:
-        """The newest event of each run that is not at one of `ends`, or of `run_id` wherever it is; the run as it is now."""
+        """The newest event of each run that is not in one of the states `ends`, or of `run_id` in any state; with the run as it
+        is now."""
         chosen = backups.c.state.not_in(ends) if run_id is None else backups.c.id == str(run_id)
         with self._reading() as db:
             return OF_RUNS.newest(db, backups, backups.c.host == host, backups.c.kind == "run", chosen)
@@ -128,7 +129,7 @@ class BackupRows:
             return OF_RUNS.last_id(db, backup_events.c.host == host)
 
     def sweep_events(self, *, host: str) -> None:
-        """The oldest go; the newest one never does, so that ids go on growing."""
+        """Removes the oldest events. The newest one always stays, so that ids go on growing."""
         oldest = self.last_event_id(host=host) - EVENTS_KEPT
         with self._writing() as db:
             OF_RUNS.forget(db, backup_events.c.host == host, backup_events.c.id <= oldest)

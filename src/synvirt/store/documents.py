@@ -1,9 +1,9 @@
-"""Stored documents, read leniently: what another version of the service has written neither stops this one nor is lost.
+"""Stored documents, read leniently: what another version of the service has written does not stop this one, and is not lost.
 
-A column has each document's version, MAJOR.MINOR: lists give documents out as they are stored. The minor number
-grows with a field that is added: a field that this version does not know is left out when a document is read, and put back when
-it is written. The major number grows when an earlier version would read a document wrongly. A document of another major number,
-or one that cannot be read, is Unreadable: it is quarantined, which means left as it is, and the doctor shows it.
+A column has each document's version, MAJOR.MINOR: lists give documents out as they are stored. The minor number grows when a
+field is added. A field that this version does not know is left out when the document is read, and put back when it is written.
+The major number grows when an earlier version would read a document wrongly. A document of another major number, or one that
+cannot be read, is Unreadable: it is quarantined, which means left as it is, and the doctor shows it.
 """
 
 import json
@@ -23,9 +23,9 @@ M = TypeVar("M", bound=BaseModel)
 MAJOR, MINOR = 1, 1
 VERSION = f"{MAJOR}.{MINOR}"
 
-# Taking a field out may bring another to light, in a part that could not be looked at before.
+# How often unknown fields are taken out. After one is out, another may show in a part that could not be checked before.
 ROUNDS = 5
-# What an item of a list is known by, for lists whose items come and go.
+# The fields that identify an item of a list whose items come and go.
 _NAMES = ("key", "number", "at")
 
 
@@ -34,24 +34,24 @@ class Unreadable(Internal):
 
 
 def is_known(version: ColumnElement[str]) -> ColumnElement[bool]:
-    """For queries: has the document a version that this one can read?"""
+    """A condition for queries: the document has a version that this one can read."""
     return version.like(f"{MAJOR}.%")
 
 
 def version_after(before: str) -> str:
-    """Of a document of version `before` once this version has written it: what a later minor version knows is in it still."""
+    """The version of a document after this version has written it. A later minor version stays, as its fields are kept."""
     minor = before.partition(".")[2]
     return f"{MAJOR}.{max(MINOR, int(minor) if minor.isascii() and minor.isdigit() else 0)}"
 
 
 def check_version(what: str, version: str) -> None:
-    """Unreadable, where this version of the service does not know that of the document."""
+    """Unreadable, where this version of the service cannot read the document's version."""
     if version.partition(".")[0] != str(MAJOR):
         raise Unreadable(f"a stored {what} is of version {version}, and this service knows {VERSION}", hint=_HINT)
 
 
 def parsed(model: type[M], text: str, version: str = VERSION) -> M:
-    """Unreadable."""
+    """The model in a document. Unreadable."""
     check_version(model.__name__, version)
     try:
         return model.model_validate_json(text)
@@ -78,7 +78,7 @@ def parsed(model: type[M], text: str, version: str = VERSION) -> M:
 
 
 def readable(model: type[M], texts: Iterable[str]) -> list[M]:
-    """All but those that cannot be read: one bad row stops nothing, and is left as it is."""
+    """The models of all documents that can be read. A bad row stops nothing, and is left as it is."""
     found = []
     for text in texts:
         try:
@@ -89,7 +89,7 @@ def readable(model: type[M], texts: Iterable[str]) -> list[M]:
 
 
 def rewritten(before: str, known: BaseModel, after: BaseModel) -> str:
-    """`after` as JSON, with the fields of `before` that this version does not know: `known` is what it read of that."""
+    """`after` as JSON, with the fields of `before` that this version does not know. `known`: what it has read of `before`."""
     old, seen, new = json.loads(before), json.loads(known.model_dump_json()), after.model_dump_json()
     if not _has_more(old, seen):
         return new
@@ -100,7 +100,7 @@ _HINT = "a later version of the service may have written it; `synvirt doctor` na
 
 
 def _take_out(data: Any, place: tuple[int | str, ...]) -> None:
-    """`place` is pydantic's: besides keys and indexes it has the tags of unions, which are no keys."""
+    """Takes a field out. `place` is pydantic's: besides keys and indexes it has the tags of unions, which are no keys."""
     for step in place[:-1]:
         if isinstance(data, dict):
             data = data.get(step, data)

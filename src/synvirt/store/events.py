@@ -1,7 +1,7 @@
-"""What happened to jobs, in the order of ids that only grow: what a stream replays. One code over a table a kind of job.
+"""Events of jobs, with ids that only grow: a stream replays them. One code for several tables, one for each kind of job.
 
-The tables stay apart, for each is a sequence that clients keep a place in (Last-Event-ID): in one table the ids that they hold
-would mean other events. They also end in other ways: a migration's events go with it, those of runs and waves by age.
+The tables stay apart, because clients keep a place in each (Last-Event-ID): in one table their ids would mean other events.
+Their rows also end differently: a migration's events are removed with it, those of runs and waves by age.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from synvirt.store.tables import backup_events, events, wave_events
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`document`: the job as it was then, or what happened to it."""
+    """An event. `document`: the job as it was then, or what happened to it."""
 
     id: int
     job_id: UUID
@@ -24,15 +24,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventLog:
-    """`owner`: the column that names the job. `lock`: one writer at a time, on PostgreSQL: it gives out ids at insert and shows
-    rows at commit, so a reader that has seen 8 could miss a 7 that commits later. Moves are rare: it costs nothing."""
+    """The events in one table. `owner`: the column that names the job. `lock`: lets one writer in at a time, on PostgreSQL.
+    That gives out ids at insert and shows rows at commit: without the lock a reader that has seen 8 could miss a 7 that commits
+    later. Moves are rare, so the lock costs nothing."""
 
     table: Table
     owner: str
     lock: int
 
     def add(self, db: Connection, job_id: UUID, document: str, version: str, **more: str) -> int:
-        """Its id. `more`: the table's other columns."""
+        """Adds an event, and gives its id. `more`: the table's other columns."""
         if db.dialect.name == "postgresql":  # SQLite has one writer anyway
             db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": self.lock})
         values = {self.owner: str(job_id), "document": document, "version": version, **more}
@@ -42,7 +43,7 @@ class EventLog:
     def after(
         self, db: Connection, event_id: int, *chosen: ColumnElement[bool], job_id: UUID | None = None, limit: int | None = None
     ) -> list[Event]:
-        """In their order, those of one job, or of all that are `chosen`."""
+        """The events after an id, in order: of one job, or of all that are `chosen`."""
         columns = (self.table.c.id, self.table.c[self.owner].label("job_id"), self.table.c.document)
         query = select(*columns).where(self.table.c.id > event_id, is_known(self.table.c.version), *chosen)
         if job_id is not None:
@@ -52,7 +53,7 @@ class EventLog:
 
     def newest(self, db: Connection, jobs: Table, *chosen: ColumnElement[bool]) -> list[Event]:
         """The newest event of each of the jobs, and the job as it is now."""
-        # Of a run of long ago no event is left: 0, before all others.
+        # A run of long ago has no event left: it gets 0, before all others.
         newest = func.coalesce(func.max(self.table.c.id), 0)
         query = (
             select(newest.label("event_id"), jobs.c.id, jobs.c.document)

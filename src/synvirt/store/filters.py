@@ -1,4 +1,4 @@
-"""Which jobs of a list are meant, as SQL over the documents: the rows have only what the engine asks for."""
+"""Filters of a list of jobs, as SQL over the documents: the rows have only the columns that the engine needs."""
 
 import json
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from sqlalchemy import ColumnElement, select
 from synvirt.model.kinds import State
 from synvirt.store.tables import migrations, wave_members
 
-# No document of ours has it before a character that it would change.
+# The escape character of LIKE. Our documents never have it before a character that it would change.
 _ESCAPE = "!"
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """All that are given have to fit. `name`: the whole name; upper and lower case count on PostgreSQL alone."""
+    """A filter; all given fields must fit. `name`: the whole name; upper and lower case differ only on PostgreSQL."""
 
     states: tuple[State, ...] = ()
     name: str | None = None

@@ -1,4 +1,4 @@
-"""One process a host id: a session's advisory lock on PostgreSQL, a locked file next to SQLite's."""
+"""Only one process for each host id: an advisory lock of a session on PostgreSQL, a locked file next to SQLite's."""
 
 import fcntl
 import zlib
@@ -11,14 +11,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import Conflict, PersistFailed
 
-# Of the pair of numbers that is the lock: ours, "host". The other is the host's id, hashed.
+# The lock is a pair of numbers: this one, "host", and the hash of the host's id.
 SPACE = 0x686F7374
-# The server ends the session of a host that is gone after so long, not after two hours: it may start again by then.
+# After so long the server ends the session of a host that is gone (by default after two hours), so that the host can start
+# again.
 KEEPALIVES = ("tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 4", "tcp_user_timeout = 30000")
 
 
 class HostClaim:
-    """Held by the first process that asks, until it ends. On PostgreSQL it is lost with its session, and asked for again."""
+    """The claim is held by the first process that asks, until it ends. On PostgreSQL it is lost with its session; then `hold`
+    takes it again."""
 
     def __init__(self, engine: Engine, host: str) -> None:
         self._engine, self._host = engine, host
@@ -26,7 +28,8 @@ class HostClaim:
         self._file: IO[bytes] | None = None
 
     def hold(self) -> None:
-        """Idempotent. Conflict, when another process has the host's id; PersistFailed, when the database is away."""
+        """Takes the claim. Idempotent. Conflict, when another process has the host's id; PersistFailed, when the database is
+        away."""
         try:
             held = self._hold_session() if self._engine.dialect.name == "postgresql" else self._hold_file()
         except SQLAlchemyError as error:
@@ -53,7 +56,7 @@ class HostClaim:
 
     def _hold_session(self) -> bool:
         if self._session is not None:
-            # A session that is alive still has its lock.
+            # As long as the session lives, it has its lock.
             with suppress(SQLAlchemyError):
                 self._session.execute(text("SELECT 1"))
                 return True

@@ -3,9 +3,9 @@
     begin ─▶ epoch n, lease until now + ttl ─▶ renew, renew, … ─✗ fenced: epoch n + 1
                                                                    └─ every write of epoch n is refused (LeaseLost)
 
-The epoch counts the starts and the fencings of a host. `Fence` is what a process writes under: each of its transactions locks
-the host's row and compares the epoch, so a process that was fenced commits nothing any more, and a fencing waits for those that
-are under way.
+The epoch counts the starts and the fencings of a host. A process writes under a `Fence`: each of its transactions locks the
+host's row and compares the epoch. So a fenced process commits nothing any more, and a fencing waits for transactions that are
+under way.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ from sqlalchemy import ColumnElement, Connection, Double, delete, insert, litera
 from synvirt.errors import PersistFailed
 from synvirt.store.tables import hosts, slots
 
-# Nobody; another host, after the lease was over; an operator, who says that the host is off.
+# Not fenced; fenced by another host after the lease was over; fenced by an operator, who says that the host is off.
 FencedBy = Literal["", "expired", "operator"]
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
 class LeaseLost(PersistFailed):
-    """This host was fenced: another may do its jobs now."""
+    """This host was fenced: another host may run its jobs now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Under which host and epoch a process writes."""
+    """The host and the epoch that a process writes under."""
 
     host: str
     epoch: int
@@ -47,14 +47,15 @@ class Fence:
             )
 
     def check_host(self, host: str) -> None:
-        """LeaseLost, where a job is another host's."""
+        """LeaseLost, where a job belongs to another host."""
         if host != self.host:
             raise LeaseLost(f"the job is host {host}'s, not {self.host}'s", hint="the list of hosts says more")
 
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """`left_s`: of its lease; below zero: since when it is over. `document`: what the host says of itself, as JSON."""
+    """A host. `left_s`: seconds left of its lease; negative: since when it is over. `document`: how the host describes itself,
+    as JSON."""
 
     id: str
     epoch: int
@@ -71,8 +72,8 @@ class HostRows:
         self._reading, self._writing = reading, writing
 
     def begin(self, host: str, *, ttl_s: float, document: str) -> Fence:
-        """A new epoch. An earlier process of this host writes no more, and its slots are free: who begins an epoch has
-        ended what was under way."""
+        """Begins a new epoch. An earlier process of this host cannot write any more, and its slots become free. The caller must
+        have ended what was under way."""
         with self._writing() as db:
             moment = now(db)
             values = {"until": moment + ttl_s, "seen_at": moment, "fenced": "", "document": document}
@@ -83,7 +84,7 @@ class HostRows:
             return Fence(host, db.execute(select(hosts.c.epoch).where(hosts.c.id == host)).scalar_one())
 
     def renew(self, fence: Fence, *, ttl_s: float, document: str) -> bool:
-        """False, when the host was fenced."""
+        """Renews the lease. False, when the host was fenced."""
         with self._writing() as db:
             moment = now(db)
             mine = (hosts.c.id == fence.host, hosts.c.epoch == fence.epoch)
@@ -91,21 +92,21 @@ class HostRows:
             return db.execute(renewed).rowcount == 1
 
     def fence(self, host: str) -> bool:
-        """At once, by an operator's word. Where the host is alive, what it has under way ends within seconds. False, when there
-        is no such host."""
+        """Fences a host at once, for an operator. If the host is alive, its jobs end within seconds. False, when there is no
+        such host."""
         with self._writing() as db:
             fenced = update(hosts).where(hosts.c.id == host).values(epoch=hosts.c.epoch + 1, fenced="operator")
             return db.execute(fenced).rowcount == 1
 
     def fence_expired(self, *, grace_s: float) -> list[str]:
-        """Those whose lease is over for longer than `grace_s`; the ones that this call has fenced."""
+        """Fences the hosts whose lease has been over for longer than `grace_s`. The hosts that this call has fenced."""
         with self._writing() as db:
             expired = (hosts.c.until < now(db) - grace_s) & (hosts.c.fenced == "")
             fenced = update(hosts).where(expired).values(epoch=hosts.c.epoch + 1, fenced="expired").returning(hosts.c.id)
             return sorted(db.execute(fenced).scalars())
 
     def all(self) -> list[HostRow]:
-        """By id."""
+        """All hosts, by id."""
         with self._reading() as db:
             found = db.execute(select(hosts, (hosts.c.until - now(db)).label("left_s")).order_by(hosts.c.id)).all()
             return [HostRow(row.id, row.epoch, row.left_s, row.seen_at, row.fenced, row.document) for row in found]

@@ -1,6 +1,7 @@
-"""The ledger of all owners: what a job, a run, a guest's backup or a source's test makes, written before it is made.
+"""The ledger of all owners: an entry for each thing that a job, a run, a guest's backup or a source's test makes, written
+before it is made.
 
-Who reads and sweeps it, and the laws, are in `synvirt.jobs.ledger`; what an owner made on its own host is that host's to undo.
+`synvirt.jobs.ledger` reads and sweeps it, and has its laws. A host undoes what owners made on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +18,12 @@ from synvirt.store.tables import ledger
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
-# A migration; a backup run; a backup job, whose marks outlast its runs; a registered source, whose tests make snapshots.
+# A migration; a backup run; a backup job, whose marks stay after its runs; a registered source, whose tests make snapshots.
 OwnerKind = Literal["migration", "run", "backup_job", "source"]
 
 
 class Owner(NamedTuple):
-    """Who a ledger entry belongs to: a job, a run, a guest's backup or a source's test."""
+    """The owner of a ledger entry: a job, a run, a guest's backup or a source's test."""
 
     kind: OwnerKind
     id: UUID
@@ -30,8 +31,8 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """`kind`: how it is undone; `name`: what is undone. `state`: of one that is to stay for a while, or in part.
-    `document`: JSON, where a name does not say enough."""
+    """`kind`: how it is undone; `name`: what is undone. `state`: of an entry that stays for a while, or in part. `document`:
+    JSON, where a name is not enough."""
 
     kind: str
     name: str
@@ -40,18 +41,19 @@ class LedgerEntry:
 
 
 class LedgerRows:
-    """Of owners whose entries are of the host that made them. Those of migrations move with their job: they are the store's."""
+    """The entries of owners whose things stay on the host that made them. Entries of migrations move with their job: the store
+    itself has the queries for those."""
 
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
 
     def record(self, owner: Owner, kind: str, name: str, *, host: str) -> None:
-        """Idempotent."""
+        """Adds an entry. Idempotent."""
         with self._writing() as db:
             record(db, owner, LedgerEntry(kind, name), host=host)
 
     def put(self, owner: Owner, kind: str, name: str, document: BaseModel, *, state: str, host: str) -> None:
-        """Recorded, or with this state and document from here on. Unreadable, where its document is quarantined."""
+        """Adds an entry, or gives it this state and document. Unreadable, where its document is quarantined."""
         same = (owned_by(owner), ledger.c.kind == kind, ledger.c.name == name)
         with self._writing() as db:
             present = db.execute(select(ledger).where(*same).with_for_update()).first()
@@ -63,25 +65,25 @@ class LedgerRows:
             db.execute(update(ledger).where(*same).values(**values))
 
     def strike(self, owner: Owner, entries: Sequence[LedgerEntry]) -> None:
-        """Idempotent."""
+        """Deletes entries. Idempotent."""
         with self._writing() as db:
             for entry in entries:
                 strike(db, owner, entry.kind, entry.name)
 
     def replace(self, owner: Owner, entries: Sequence[LedgerEntry], *, host: str) -> None:
-        """All that the owner has, in one transaction."""
+        """Replaces all entries of the owner, in one transaction."""
         with self._writing() as db:
             forget(db, owner)
             for entry in entries:
                 record(db, owner, entry, host=host)
 
     def of(self, owner: Owner) -> list[LedgerEntry]:
-        """In the order in which the things were made."""
+        """The owner's entries, oldest first."""
         with self._reading() as db:
             return entries_of(db, owner)
 
     def owned(self, kind: OwnerKind, *, host: str) -> list[tuple[Owner, LedgerEntry]]:
-        """By all owners of the kind, on that host; oldest first."""
+        """The entries of all owners of a kind on that host, oldest first."""
         chosen = (ledger.c.owner_kind == kind, ledger.c.host == host, is_known(ledger.c.version))
         with self._reading() as db:
             rows = db.execute(select(ledger).where(*chosen).order_by(ledger.c.id)).all()
@@ -96,7 +98,7 @@ def owned_by(owner: Owner) -> ColumnElement[bool]:
 
 
 def record(db: Connection, owner: Owner, entry: LedgerEntry, *, host: str | None = None) -> None:
-    """Idempotent. `host`: None, where the owner's is meant."""
+    """Adds an entry, in the caller's transaction. Idempotent. `host` None: the owner's host."""
     same = (owned_by(owner), ledger.c.kind == entry.kind, ledger.c.name == entry.name)
     if db.execute(select(ledger.c.id).where(*same)).first() is None:
         of_owner = {"owner_kind": owner.kind, "owner_id": str(owner.id), "host": host}
@@ -110,7 +112,7 @@ def strike(db: Connection, owner: Owner, kind: str, name: str) -> None:
 
 
 def forget(db: Connection, owner: Owner) -> None:
-    """All that is written down of an owner that is no more."""
+    """Deletes all entries of an owner, in the caller's transaction."""
     db.execute(delete(ledger).where(owned_by(owner)))
 
 

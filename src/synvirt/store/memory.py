@@ -1,4 +1,4 @@
-"""What a job remembers beyond what it shows: a document a row. A kind of job says what they are (`migrations/memory.py`)."""
+"""What a job remembers besides its document: typed rows. A kind of job defines them (`migrations/memory.py`)."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +13,8 @@ from synvirt.store.tables import memory
 
 
 class Remembered(Model):
-    """`kind`: of the row, for good. Each field has a default, which is what a job remembers that has noted nothing."""
+    """A row's model. `kind`: the row's kind, which never changes. Each field has a default, for a job that has noted
+    nothing."""
 
     kind: ClassVar[str]
 
@@ -22,7 +23,7 @@ R = TypeVar("R", bound=Remembered)
 
 
 class MemoryRows:
-    """The memory of jobs, by job and name."""
+    """The memory of jobs, by job and kind."""
 
     def __init__(
         self,
@@ -33,14 +34,14 @@ class MemoryRows:
         self._reading, self._writing_of = reading, writing_of
 
     def get(self, job_id: UUID, remembered: type[R], number: int = 0) -> R:
-        """`number`: of the pass, for what there is of each. Unreadable."""
+        """What a job remembers of this kind. `number`: the pass, for a kind with a row for each pass. Unreadable."""
         query = select(memory.c.document, memory.c.version).where(*_same(job_id, remembered, number))
         with self._reading() as db:
             row = db.execute(query).first()
         return remembered() if row is None else parsed(remembered, row.document, row.version)
 
     def change(self, job_id: UUID, remembered: type[R], change: Callable[[R], R], number: int = 0) -> R:
-        """Unreadable."""
+        """Changes a row, and gives it as it is then. Unreadable."""
         same = _same(job_id, remembered, number)
         with self._writing_of(job_id) as db:
             row = db.execute(select(memory.c.document, memory.c.version).where(*same).with_for_update()).first()
@@ -56,7 +57,7 @@ class MemoryRows:
 
 
 def forget_passes(db: Connection, job_id: UUID, but: tuple[int, ...]) -> None:
-    """Of the rows that are numbered, those of the passes `but` stay. 0 is no pass."""
+    """Deletes the rows of all passes except `but`. Rows with number 0 belong to no pass, and stay."""
     db.execute(delete(memory).where(memory.c.migration_id == str(job_id), memory.c.number.not_in((0, *but))))
 
 

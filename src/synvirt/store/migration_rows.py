@@ -59,7 +59,7 @@ def rewrite(db: Connection, row: Row[Any], after: Migration, document: str) -> N
 
 
 def forget_secrets_and_slots(db: Connection, job_id: UUID) -> None:
-    """For a job that ends."""
+    """Deletes the sealed secrets and the slots of a job that ends."""
     db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
     db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
 

@@ -1,4 +1,4 @@
-"""The database by its URL: SQLite in a file of the service's own, or PostgreSQL; with the limits of each."""
+"""Opens the database of a URL: SQLite in the service's own file, or PostgreSQL; with the limits of each."""
 
 import os
 from contextlib import suppress
@@ -9,22 +9,22 @@ from sqlalchemy import Connection, Dialect, Engine, create_engine, event, make_u
 
 from synvirt.errors import BadRequest
 
-# A writer waits this long for another before it fails; a store commit takes milliseconds, so this is a stuck disk.
+# How long a writer waits for another before it fails. A commit takes milliseconds; so long means a stuck disk.
 BUSY_TIMEOUT_S = 20
-# A database whose network is gone is noticed within half a minute: before the lease of this host is over.
+# A lost network to the database is noticed within half a minute: before the lease of this host is over.
 POSTGRESQL_LIMITS = {
     "connect_timeout": 10,
     "tcp_user_timeout": 20_000,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    # A host that freezes in the middle of a transaction has its row locked: it could not be fenced before this.
+    # A host that freezes during a transaction has its row locked. After this time the server ends it, so that it can be fenced.
     "options": "-c idle_in_transaction_session_timeout=20s",
 }
 
 
 def opened(url: str) -> Engine:
-    """Its first connection fails where it cannot be used: SQLAlchemyError, BadRequest."""
+    """The engine of a URL. Its first connection fails if the database cannot be used: SQLAlchemyError, BadRequest."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "postgresql":
         postgresql = create_engine(
@@ -37,16 +37,16 @@ def opened(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # we begin transactions ourselves: the driver's habit is to begin too late
+        connection.isolation_level = None  # we begin transactions ourselves, as the driver begins them too late
         cursor = connection.cursor()
-        # FULL: a ledger line that a power cut takes back leaves a volume that no ledger entry names.
+        # FULL: else a power cut could undo a ledger entry, and leave a volume without one.
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # A deferred transaction that reads first and writes later fails at once when another wrote in between.
+        # A deferred transaction that reads first and writes later would fail at once when another wrote in between.
         writes = connection.get_execution_options().get("writes")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -54,11 +54,11 @@ def opened(url: str) -> Engine:
 
 
 def _for_its_user_alone(database: str | None) -> None:
-    """Whatever the mode of its folder is. SQLite gives the files beside it the same mode."""
+    """Makes the file readable only by its user, whatever the mode of its folder is. SQLite gives its other files this mode."""
     if database in (None, "", ":memory:"):
         return
-    # Never opened where it is there: to close it again would let go of the locks that this process has on it.
-    # A file that cannot be made, or is another's, SQLite says in its own words.
+    # An existing file is not opened: closing it again would free the locks that this process has on it.
+    # SQLite itself reports a file that cannot be made, or that belongs to another user.
     with suppress(OSError):
         os.close(os.open(str(database), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     for suffix in ("", "-wal", "-shm"):
@@ -67,7 +67,7 @@ def _for_its_user_alone(database: str | None) -> None:
 
 
 def _in_utf8(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> Any:
-    """A connection, if its database can hold what we write: one in SQL_ASCII gives bytes for texts. BadRequest."""
+    """A connection, if its database can store our texts: one in SQL_ASCII gives bytes for texts. BadRequest."""
     connection = dialect.connect(*arguments, **options)
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":

@@ -12,7 +12,7 @@ from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritt
 from synvirt.store.tables import migrations, rehearsals
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
-# Of a job, ended: an operator compares the last few.
+# Ended rehearsals that are kept for each job: an operator compares the last few.
 KEPT = 20
 _ENDED = tuple(str(state) for state in REHEARSED)
 
@@ -24,11 +24,11 @@ class RehearsalRows:
         self._reading, self._writing = reading, writing
 
     def add(self, added: Sequence[Rehearsal]) -> None:
-        """All of them, or none. Conflict, where one of the same job has not ended; NotFound, where there is no such job. The
-        oldest that have ended go."""
+        """Adds all of them, or none. Conflict, where a job has one that has not ended; NotFound, where there is no such job.
+        The oldest ended ones are removed."""
         with self._writing() as db:
-            # The jobs' rows, so that of two that are asked for at once one sees the other; in one order, so that none waits
-            # for the other in turn.
+            # Locks the jobs' rows, so that of two requests at once one sees the other; in one order, so that there is no
+            # deadlock.
             ids = sorted(str(one.migration_id) for one in added)
             locked = select(migrations.c.id).where(migrations.c.id.in_(ids)).order_by(migrations.c.id).with_for_update()
             known = {row.id for row in db.execute(locked)}
@@ -36,7 +36,7 @@ class RehearsalRows:
                 _add(db, one, known)
 
     def get(self, rehearsal_id: UUID) -> Rehearsal:
-        """NotFound."""
+        """The rehearsal. NotFound."""
         with self._reading() as db:
             row = db.execute(select(rehearsals).where(rehearsals.c.id == str(rehearsal_id))).first()
         if row is None:
@@ -44,20 +44,20 @@ class RehearsalRows:
         return parsed(Rehearsal, row.document, row.version)
 
     def of(self, job_id: UUID) -> list[Rehearsal]:
-        """Of one job, newest first."""
+        """The rehearsals of a job, newest first."""
         query = select(rehearsals.c.document).where(rehearsals.c.migration_id == str(job_id), is_known(rehearsals.c.version))
         with self._reading() as db:
             return readable(Rehearsal, db.execute(query.order_by(rehearsals.c.number.desc())).scalars())
 
     def states_of(self, job_ids: Sequence[UUID]) -> dict[UUID, RehearsalState]:
-        """Of the newest one of each of these jobs that has one."""
+        """The state of each job's newest rehearsal, for the jobs that have one."""
         of_jobs = rehearsals.c.migration_id.in_([str(one) for one in job_ids])
         query = select(rehearsals.c.migration_id, rehearsals.c.state).where(of_jobs).order_by(rehearsals.c.number)
         with self._reading() as db:
             return {UUID(row.migration_id): RehearsalState(row.state) for row in db.execute(query)}
 
     def waiting(self, job_id: UUID) -> Rehearsal | None:
-        """The one that waits for the job's volumes to be whole; None, where none does or it is to be cancelled."""
+        """The rehearsal that waits for the job's volumes to be complete. None, where there is none or it is to be cancelled."""
         return next(
             (one for one in self.of(job_id) if one.state is RehearsalState.WAITING and not self.is_cancelled(one.id)), None
         )
