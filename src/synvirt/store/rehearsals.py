@@ -69,7 +69,7 @@ class RehearsalRows:
             return db.execute(select(rehearsals.c.id).where(*chosen)).first() is not None
 
     def unended_ids(self, *, host: str) -> list[UUID]:
-        """Of the jobs of that host, oldest first."""
+        """The ids of the unended rehearsals of a host's jobs, oldest first."""
         query = select(rehearsals.c.id).join(migrations, migrations.c.id == rehearsals.c.migration_id)
         chosen = (migrations.c.host == host, rehearsals.c.state.not_in(_ENDED))
         with self._reading() as db:
@@ -81,12 +81,12 @@ class RehearsalRows:
             return {UUID(row.id) for row in db.execute(select(rehearsals.c.id))}
 
     def is_cancelled(self, rehearsal_id: UUID) -> bool:
-        """Whether somebody asked for its end."""
+        """Whether its end was requested."""
         with self._reading() as db:
             return bool(db.execute(select(rehearsals.c.cancel_requested).where(rehearsals.c.id == str(rehearsal_id))).scalar())
 
     def cancel(self, rehearsal_id: UUID) -> None:
-        """Ask for its end. NotFound; Conflict, where it has ended."""
+        """Requests its end. NotFound; Conflict, where it has ended."""
         with self._writing() as db:
             row = db.execute(select(rehearsals.c.state).where(rehearsals.c.id == str(rehearsal_id))).first()
             if row is None:
@@ -96,13 +96,13 @@ class RehearsalRows:
             db.execute(update(rehearsals).where(rehearsals.c.id == str(rehearsal_id)).values(cancel_requested=True))
 
     def cancel_of(self, job_id: UUID) -> None:
-        """Ask for the end of the one that the job has; of none is well too."""
+        """Requests the end of the job's rehearsal, if there is one."""
         chosen = (rehearsals.c.migration_id == str(job_id), rehearsals.c.state.not_in(_ENDED))
         with self._writing() as db:
             db.execute(update(rehearsals).where(*chosen).values(cancel_requested=True))
 
     def change(self, rehearsal_id: UUID, expected: RehearsalState, change: Callable[[Rehearsal], Rehearsal]) -> Rehearsal:
-        """Rewrite one that is still in `expected`, else Conflict."""
+        """Rewrites a rehearsal that is still in `expected`, else Conflict."""
         with self._writing() as db:
             query = select(rehearsals).where(rehearsals.c.id == str(rehearsal_id))
             row = db.execute(query.with_for_update()).first()
@@ -119,7 +119,7 @@ class RehearsalRows:
 
 
 def _add(db: Connection, rehearsal: Rehearsal, known: Collection[str]) -> None:
-    """`known`: the jobs that there are."""
+    """`known`: the ids of the existing jobs."""
     job_id = str(rehearsal.migration_id)
     of_job = rehearsals.c.migration_id == job_id
     if job_id not in known:

@@ -2,9 +2,9 @@
 
     take ─▶ a row that waits ─▶ first in the line, and one is free: held ─▶ leave: gone
 
-A row counts as long as the lease of its host holds; so those of a host that died free themselves, when it has long ended what
-it had under way (`jobs/lease.py`). A host's own go when it starts again. The line is strict: first come, first served, over all
-that a job needs at once. So nobody starves, and no two wait for each other.
+A row counts while its host's lease holds. So the rows of a dead host stop counting, after it has ended what it had under way
+(`jobs/lease.py`). A host deletes its own rows when it starts. The line is strict: first come, first served, for all slots that
+a job needs together. So every job gets its turn, and no two jobs wait for each other.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,8 +30,9 @@ class SlotRows:
         self._reading, self._writing = reading, writing
 
     def take(self, job_id: UUID, wanted: Mapping[str, int], *, host: str, urgent: bool = False) -> bool:
-        """A slot of each resource, of which that many are, or none; then the job has a place in each line, which it keeps when
-        it asks again. `urgent`: at once, beyond the number, and counted for those who come later. Idempotent."""
+        """Takes a slot of each resource, or none. `wanted`: how many slots each resource has. If it takes none, the job has a
+        place in each line, and keeps it when it asks again. `urgent`: take them at once, even beyond the number; they count for
+        later jobs. Idempotent."""
         with self._writing() as db:
             if db.dialect.name == "postgresql":
                 db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": SLOTS_LOCK})
@@ -47,12 +48,12 @@ class SlotRows:
             return True
 
     def is_next(self, job_id: UUID, wanted: Mapping[str, int]) -> bool:
-        """Would a `take` succeed now? Nothing is written: asked often."""
+        """Whether a `take` would succeed now. Nothing is written, as this is asked often."""
         with self._reading() as db:
             return _is_next(db, job_id, wanted)
 
     def leave(self, job_id: UUID, resources: Mapping[str, int] | None = None) -> None:
-        """Its slots, or its places in the lines; None: all that it has. Idempotent."""
+        """Gives back a job's slots and places in lines; None: all of them. Idempotent."""
         chosen = slots.c.job_id == str(job_id)
         if resources is not None:
             chosen = and_(chosen, slots.c.resource.in_(resources))
@@ -65,14 +66,14 @@ class SlotRows:
             return db.execute(select(slots.c.number).where(slots.c.job_id == str(job_id))).first() is not None
 
     def count(self, resource: str) -> tuple[int, int]:
-        """How many are held, and how many wait."""
+        """How many slots are held, and how many jobs wait."""
         with self._reading() as db:
             query = select(slots.c.held, func.count()).where(slots.c.resource == resource, ~_is_over(db)).group_by(slots.c.held)
             found: dict[bool, int] = {bool(held): count for held, count in db.execute(query)}
         return found.get(True, 0), found.get(False, 0)
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """By resource that is in use, over all hosts: how many slots are held, and how many jobs wait in its line."""
+        """For each resource in use, over all hosts: how many slots are held, and how many jobs wait."""
         query = select(slots.c.resource, slots.c.held, func.count()).group_by(slots.c.resource, slots.c.held)
         found: dict[str, tuple[int, int]] = {}
         with self._reading() as db:
@@ -87,12 +88,12 @@ def _is_next(db: Connection, job_id: UUID, wanted: Mapping[str, int]) -> bool:
 
 
 def _before(db: Connection, job_id: UUID, resource: str) -> Select[Any]:
-    """How many have a slot, or came before this job and have none yet."""
+    """How many jobs have a slot, or wait in the line before this job."""
     own = select(slots.c.number).where(slots.c.job_id == str(job_id), slots.c.resource == resource).scalar_subquery()
     others = (slots.c.resource == resource, slots.c.job_id != str(job_id), ~_is_over(db))
     return select(func.count()).select_from(slots).where(*others, or_(slots.c.held, slots.c.number < own))
 
 
 def _is_over(db: Connection) -> ColumnElement[bool]:
-    """Its host's lease. One that is fenced, and whose lease is not over, may still have something under way."""
+    """Whether the lease of the row's host is over. A fenced host whose lease is not over may still have work under way."""
     return exists().where(hosts.c.id == slots.c.host, hosts.c.until <= now(db))

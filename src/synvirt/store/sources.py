@@ -1,5 +1,5 @@
-"""Queries about sources, in the store's transactions. They are registered once for all hosts; `host` is whose key sealed the
-credentials: hosts of a fleet have one key (docs/decisions/0012-one-key-for-a-fleet.md)."""
+"""Queries about sources, in the store's transactions. Sources are registered once for all hosts. `host`: the host whose key
+sealed the credentials; the hosts of a fleet share one key (docs/decisions/0012-one-key-for-a-fleet.md)."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritt
 from synvirt.store.ledger import LedgerEntry, Owner, forget, record, strike
 from synvirt.store.tables import ledger, migrations, secrets, sources, wave_hooks
 
-# All that is sealed: whose it is, the table, the column that says whose.
+# All sealed things: the kind of owner, the table, and the column with the owner's id.
 _SEALED = (
     ("source", sources, sources.c.id),
     ("job", secrets, secrets.c.migration_id),
@@ -31,7 +31,7 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The snapshot of a deep test: of which VM of which source, and its name there. In the ledger of its source."""
+    """The snapshot of a deep test: its source, its VM and its name. It has an entry in the source's ledger."""
 
     source_id: UUID
     vm_id: str
@@ -40,7 +40,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What is sealed: a `source`'s credentials, a `job`'s or a `hook`'s secret, whose, and which host sealed it."""
+    """A sealed thing, its owner, and the host that sealed it: a `source`'s credentials, a `job`'s or a `hook`'s secret."""
 
     owner: str
     id: UUID
@@ -55,7 +55,7 @@ class SourceRows:
         self._reading, self._writing = reading, writing
 
     def add(self, source: Source, sealed: bytes, *, host: str) -> None:
-        """Conflict when there is a source of that name."""
+        """Adds a source. Conflict, when there is a source of that name."""
         with self._writing() as db:
             _check_name_free(db, source)
             db.execute(
@@ -70,7 +70,7 @@ class SourceRows:
             )
 
     def get(self, source_id: UUID) -> Source:
-        """NotFound."""
+        """The source. NotFound."""
         with self._reading() as db:
             return _parsed(_row(db, source_id))
 
@@ -81,7 +81,7 @@ class SourceRows:
             return _parsed(row), row.sealed
 
     def page(self, *, limit: int, cursor: int | None = None) -> tuple[list[Source], int | None]:
-        """Newest first, and the cursor of the next page (None: this was the last)."""
+        """A page of sources, newest first, and the cursor of the next page (None: this was the last)."""
         query = select(sources.c.number, sources.c.document).where(is_known(sources.c.version))
         if cursor is not None:
             query = query.where(sources.c.number < cursor)
@@ -91,8 +91,8 @@ class SourceRows:
         return found, rows[limit - 1].number if len(rows) > limit else None
 
     def change(self, source_id: UUID, change: Callable[[Source, bytes], tuple[Source, bytes]], *, host: str) -> Source:
-        """NotFound; Conflict when another source has the new name, and when a job that has not ended reads from a
-        source that is to be elsewhere."""
+        """Changes a source. NotFound; Conflict, when another source has the new name, or when the endpoint changes while an
+        unended job reads from the source."""
         with self._writing() as db:
             row = _row(db, source_id)
             before, was_sealed = _parsed(row), row.sealed
@@ -109,15 +109,15 @@ class SourceRows:
             return after
 
     def remove(self, source_id: UUID) -> None:
-        """NotFound; Conflict while a job that has not ended reads from it."""
+        """Removes a source. NotFound; Conflict, while an unended job reads from it."""
         with self._writing() as db:
             _check_unused(db, _parsed(_row(db, source_id)))
-            # The snapshots that tests of it made cannot be reached any more.
+            # The snapshots of its tests cannot be reached any more.
             forget(db, Owner("source", source_id))
             db.execute(delete(sources).where(sources.c.id == str(source_id)))
 
     def sealed(self) -> list[Sealed]:
-        """All that is sealed, by any host."""
+        """All sealed things, of all hosts."""
         with self._reading() as db:
             return [
                 Sealed(owner, UUID(row.id), row.host, row.sealed)
@@ -126,7 +126,8 @@ class SourceRows:
             ]
 
     def reseal(self, reseal: Callable[[Sealed], bytes | None]) -> int:
-        """All that is sealed at once, or nothing; None leaves a thing as it is. How many sources there are that were."""
+        """Seals all things again, or none. Where `reseal` gives None, a thing stays as it is. The number of sources that were
+        sealed again."""
         count = 0
         with self._writing() as db:
             for owner, table, key in _SEALED:
@@ -140,19 +141,19 @@ class SourceRows:
     # ── deep tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def note_trial(self, trial: Trial, *, host: str) -> None:
-        """Before the snapshot is made. NotFound, where the source was removed meanwhile."""
+        """Adds the ledger entry of a snapshot, before it is made. NotFound, where the source was removed meanwhile."""
         with self._writing() as db:
             _row(db, trial.source_id, lock=True)
             record(db, *_entry(trial), host=host)
 
     def strike_trial(self, trial: Trial) -> None:
-        """Once the snapshot is gone; again is harmless."""
+        """Deletes the ledger entry, after the snapshot is gone. Idempotent."""
         with self._writing() as db:
             owner, entry = _entry(trial)
             strike(db, owner, entry.kind, entry.name)
 
     def trials(self, *, host: str) -> list[Trial]:
-        """All that the host made whose snapshots may be there; but not of a VM that a job reads which has not ended."""
+        """The host's snapshots that may still exist; without those of VMs that an unended job reads."""
         noted = select(ledger).where(ledger.c.owner_kind == "source", ledger.c.host == host, is_known(ledger.c.version))
         unended = select(migrations.c.document).where(
             migrations.c.state.not_in([str(end) for end in ENDS]), is_known(migrations.c.version)

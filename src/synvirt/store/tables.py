@@ -1,22 +1,22 @@
 """The tables, as SQLAlchemy Core. Alembic versions next to this file make them; a test compares the two.
 
-migrations ──< events        a row a move, with the job as it was then: what SSE replays
-           ──< watermarks    what the destination has flushed, per disk and pass
-           ──< secrets       the sealed credentials of a job that reads from elsewhere
-           ──< memory        what a job must remember beyond what it shows (snapshots, change ids): a document a row
-           ──< rehearsals    what it made of its guest's start from clones; the oldest are swept
-ledger                       what a job, a run or a test makes anywhere, written before it is made
-hosts                        each host's lease and epoch: what it writes, it writes under these
-slots                        who reads a source's host, or writes a destination, and who waits in which line
+migrations ──< events        a row for each move, with the job as it was then: SSE replays them
+           ──< watermarks    how far the destination has flushed, for each disk and pass
+           ──< secrets       the sealed credentials of a job that reads a remote file
+           ──< memory        what a job remembers besides its document (snapshots, change ids), in typed rows
+           ──< rehearsals    the starts of its guest from clones; the oldest are swept
+ledger                       what a job, a run or a test makes, written before it is made
+hosts                        each host's lease and epoch: it writes under these
+slots                        which jobs read a source's host or write a destination, and which wait
 uploads                      the archives that were uploaded whole; their bytes are files of their host
 sources                      the registered platforms of all hosts, each with its credentials, sealed
 schema_facts                 which versions of the service may use these tables
-backups                      repositories, jobs, runs and restore points; what counts of a point lies in its repository
-backup_events                a row a move of a run, with the run as it was then; the oldest are swept
-waves ──< wave_members       a wave, and a row a member: of thousands one is written at its change
+backups                      repositories, jobs, runs and restore points; the point itself is in its repository
+backup_events                a row for each move of a run, with the run as it was then; the oldest are swept
+waves ──< wave_members       a wave, and a row for each member, as one of thousands changes at a time
       ──< wave_events        what happened to a wave and its members; the oldest are swept
       ──< wave_hooks         the secrets of its webhooks, sealed
-      ──< wave_deliveries    what is to be sent to them, and what came of it
+      ──< wave_deliveries    what is to be sent to them, and the result
 """
 
 from sqlalchemy import (
@@ -56,12 +56,12 @@ def _job() -> Column[str]:
 
 
 def _version() -> Column[str]:
-    """Of the document next to it (documents.py). The default is of rows that a service before versions writes."""
+    """The version of the row's document (documents.py). The default is for rows of services that did not know versions."""
     return Column("version", String(16), nullable=False, server_default="1.0")
 
 
-# `document` is the Migration as the API answers it, so that a list of thousands needs no parsing. The other columns are
-# what queries ask by, and flags that others than the job's own engine set.
+# `document` is the Migration as the API answers it, so that a list of thousands needs no parsing. The other columns are for
+# queries, and flags that are set by others than the job's own engine.
 migrations = Table(
     "migrations",
     METADATA,
@@ -71,7 +71,7 @@ migrations = Table(
     Column("state", String(32), nullable=False),
     Column("cancel_requested", Boolean, nullable=False, server_default=false()),
     Column("cutover_requested", Boolean, nullable=False, server_default=false()),
-    # Seconds since 1970: a cut-over that was asked for and has not begun by then does not begin. NULL: there is no such moment.
+    # Seconds since 1970: when a requested cut-over that has not begun expires. NULL: it does not expire.
     Column("cutover_until", Double),
     Column("document", Text, nullable=False),
     _version(),
@@ -79,7 +79,8 @@ migrations = Table(
     sqlite_autoincrement=True,
 )
 
-# sqlite_autoincrement: without it SQLite gives the id of a deleted last row out again, and a client's Last-Event-ID lies.
+# sqlite_autoincrement: without it SQLite would use the id of a deleted last row again, and a client's Last-Event-ID would be
+# wrong.
 events = Table(
     "events",
     METADATA,
@@ -104,7 +105,8 @@ watermarks = Table(
     Column("finished", Boolean, nullable=False),
 )
 
-# `host`: that made it; NULL where it is the owner's, which may move. `name` may be long: a path, or a domain's definition.
+# `host`: the host that made it; NULL where it is the owner's host, which may change. `name` may be long: a path, or a domain's
+# XML.
 ledger = Table(
     "ledger",
     METADATA,
@@ -122,7 +124,7 @@ ledger = Table(
     sqlite_autoincrement=True,
 )
 
-# `kind` and `number`: of the row among those of its job; what a document is, its kind of job says.
+# `kind` and `number` identify a row of a job. The kind of job defines its document.
 memory = Table(
     "memory",
     METADATA,
@@ -133,7 +135,7 @@ memory = Table(
     _version(),
 )
 
-# Credentials of a job that reads from elsewhere, sealed; gone as soon as the job has ended.
+# Sealed credentials of a job that reads a remote file. They are deleted when the job ends.
 secrets = Table(
     "secrets",
     METADATA,
@@ -142,7 +144,7 @@ secrets = Table(
     Column("sealed", LargeBinary, nullable=False),
 )
 
-# `document` is the Rehearsal as the API answers it. It is done by the host that has the job.
+# `document` is the Rehearsal as the API answers it. The host that has the job runs it.
 rehearsals = Table(
     "rehearsals",
     METADATA,
@@ -157,7 +159,7 @@ rehearsals = Table(
     sqlite_autoincrement=True,
 )
 
-# Times in seconds since 1970, of the database's clock. `document`: what the host says of itself.
+# Times in seconds since 1970, of the database's clock. `document`: how the host describes itself.
 hosts = Table(
     "hosts",
     METADATA,
@@ -233,7 +235,7 @@ backups = Table(
     sqlite_autoincrement=True,
 )
 
-# `document` is the Token as the API answers it; the secret itself is kept nowhere.
+# `document` is the Token as the API answers it. The secret itself is not stored.
 tokens = Table(
     "tokens",
     METADATA,
@@ -245,7 +247,7 @@ tokens = Table(
     sqlite_autoincrement=True,
 )
 
-# Only ever added to; each row's digest is of the row and the digest before it.
+# Rows are only added. Each row's digest covers the row and the digest before it.
 audit = Table(
     "audit",
     METADATA,
@@ -276,7 +278,7 @@ waves = Table(
     Column("name", String(255), nullable=False),
     Column("state", String(32), nullable=False),
     Column("document", Text, nullable=False),
-    # Seconds since 1970, of the database's clock: till then what its copies may read in a second is given to some of them.
+    # Seconds since 1970, of the database's clock: until when the wave's bandwidth is given to some of its copies.
     Column("rate_taken_until", Double, nullable=False, server_default="0"),
     _version(),
     sqlite_autoincrement=True,
@@ -287,8 +289,8 @@ def _wave() -> ForeignKey:
     return ForeignKey("waves.id", ondelete="CASCADE")
 
 
-# `document` is the Member as the API answers it, without `waits_for`, which changes most often. `job_id` is written before its
-# job is submitted, `submitted` after. `rolling_back`: its source is to be powered on again.
+# `document` is the Member as the API answers it, without `waits_for`, which changes most often. `job_id` is written before the
+# job is submitted, `submitted` afterwards. `rolling_back`: its source is to be powered on again.
 wave_members = Table(
     "wave_members",
     METADATA,

@@ -1,4 +1,4 @@
-"""The tables brought up to date at a start; or used as they are, where a later version made them.
+"""Upgrades the tables at a start. Tables of a later version are used as they are, if that is possible.
 
 A later version's tables have the revision of its last Alembic file, which this version has not. `schema_facts.usable_from`
 names the first revision whose service can work with them: files that only add nullable columns and tables leave it as it is,
@@ -22,7 +22,8 @@ log = structlog.get_logger(__name__)
 
 
 def upgrade(connection: Connection) -> None:
-    """In the caller's transaction. PersistFailed, where a later version's tables cannot be used by this one."""
+    """Upgrades the tables in the caller's transaction. PersistFailed, where this version cannot use a later version's
+    tables."""
     present = _present(connection)
     ours = revisions()
     if present == ours[-1]:
@@ -48,7 +49,7 @@ def _present(connection: Connection) -> str | None:
 
 
 def _run_alembic(connection: Connection) -> None:
-    # Loaded here: it costs a service 10 MiB and a part of its start, and almost no start has anything to upgrade.
+    # Imported only here: it costs 10 MiB and time at a start, and almost no start has something to upgrade.
     from alembic import command
     from alembic.config import Config
 

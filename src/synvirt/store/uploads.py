@@ -1,4 +1,4 @@
-"""Queries about uploads, in the store's transactions. An upload's bytes lie on one host: each asks for its own."""
+"""Queries about uploads, in the store's transactions. An upload's bytes are on one host, and each host asks for its own."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -27,7 +27,7 @@ class UploadRows:
             db.execute(insert(uploads).values(id=str(upload.id), host=host, document=upload.model_dump_json(), version=VERSION))
 
     def get(self, upload_id: UUID, *, host: str) -> Upload:
-        """UploadNotFound."""
+        """The upload. UploadNotFound."""
         query = select(uploads).where(uploads.c.id == str(upload_id), uploads.c.host == host)
         with self._reading() as db:
             row = db.execute(query).first()
@@ -36,7 +36,7 @@ class UploadRows:
         return parsed(Upload, row.document, row.version)
 
     def page(self, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[Upload], int | None]:
-        """Newest first, and the cursor of the next page (None: this was the last)."""
+        """A page of uploads, newest first, and the cursor of the next page (None: this was the last)."""
         chosen = (uploads.c.host == host, is_known(uploads.c.version))
         query = select(uploads.c.number, uploads.c.document).where(*chosen)
         if cursor is not None:
@@ -54,12 +54,12 @@ class UploadRows:
         return readable(Upload, [row.document for row in rows])
 
     def remove(self, upload_id: UUID) -> None:
-        """Idempotent."""
+        """Removes an upload. Idempotent."""
         with self._writing() as db:
             db.execute(delete(uploads).where(uploads.c.id == str(upload_id)))
 
     def readers(self, upload_id: UUID) -> list[UUID]:
-        """The jobs that have not ended and name the upload: by its id, or by its path, which has the id in it."""
+        """The unended jobs that name the upload, by its id or by its path, which contains the id."""
         query = (
             select(migrations.c.id)
             .where(migrations.c.state.not_in([str(end) for end in ENDS]))

@@ -1,4 +1,4 @@
-"""How far each pass of a job is durable, a row a disk; in the store's transactions."""
+"""How far each pass of a job is durable, a row for each disk; in the store's transactions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ def put(db: Connection, job_id: UUID, mark: Watermark) -> None:
 
 
 def of_pass(db: Connection, job_id: UUID, number: int) -> dict[str, Watermark]:
-    """By disk key."""
+    """The watermarks of a pass, by disk key."""
     query = select(watermarks).where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number == number)
     return {row.disk_key: _of_row(row) for row in db.execute(query)}
 
@@ -57,7 +57,8 @@ def copied_before(db: Connection, job_id: UUID, number: int) -> dict[str, tuple[
 
 
 def fold(db: Connection, job_id: UUID, number: int) -> None:
-    """The passes before `number` become one watermark a disk, of FOLDED_PASS; the first pass stays."""
+    """Joins the passes before `number` into one watermark for each disk, with FOLDED_PASS as its number. The first pass
+    stays."""
     key = watermarks.c.migration_id == str(job_id)
     old = (key, watermarks.c.pass_number != 1, watermarks.c.pass_number < number)
     counted = ("bytes_total", "bytes_done", "bytes_zero")

@@ -1,7 +1,8 @@
 """Queries about the webhooks of waves: their sealed secrets, and what is to be delivered to them.
 
-A delivery is added in the transaction of the change that it tells of, so neither is there without the other. It is taken by a
-compare-and-set on its attempts, which also says when the next one is: a process that dies while it sends leaves it to the next.
+A delivery is added in the transaction of the change that it reports, so both exist or none. A process takes a delivery by a
+compare-and-set on its attempts, which also sets the time of the next attempt: if the process dies while it sends, another one
+takes it then.
 """
 
 import time
@@ -23,7 +24,7 @@ PENDING, DELIVERED, GIVEN_UP = "pending", "delivered", "given_up"
 
 @dataclass(frozen=True, slots=True)
 class SealedHook:
-    """The secret of a webhook, and which host sealed it."""
+    """The secret of a webhook, and the host that sealed it."""
 
     id: UUID
     host: str
@@ -32,7 +33,7 @@ class SealedHook:
 
 @dataclass(frozen=True, slots=True)
 class NewDelivery:
-    """`body`: JSON, as it will be sent. It is sent again with the very same bytes."""
+    """A delivery to be added. `body`: JSON, as it will be sent. Each attempt sends the same bytes."""
 
     hook_id: UUID
     event: str
@@ -41,7 +42,7 @@ class NewDelivery:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRow:
-    """Times in seconds since 1970. `answer`: what came of the last attempt."""
+    """A stored delivery. Times in seconds since 1970. `answer`: the result of the last attempt."""
 
     number: int
     wave_id: UUID
@@ -62,12 +63,12 @@ class HookRows:
         self._reading, self._writing = reading, writing
 
     def sealed(self, hook_id: UUID) -> bytes | None:
-        """None: it has no secret, or is gone."""
+        """The sealed secret of a webhook. None: it has no secret, or is gone."""
         with self._reading() as db:
             return db.execute(select(wave_hooks.c.sealed).where(wave_hooks.c.id == str(hook_id))).scalar()
 
     def add_once(self, wave_id: UUID, deliveries: Sequence[NewDelivery]) -> None:
-        """Those whose hook has not had one of the same event of this wave yet."""
+        """Adds those deliveries whose hook has not had the same event of this wave yet."""
         had = select(wave_deliveries.c.hook_id, wave_deliveries.c.event).where(wave_deliveries.c.wave_id == str(wave_id))
         had = had.where(wave_deliveries.c.event.in_({one.event for one in deliveries})).distinct()
 
@@ -82,13 +83,14 @@ class HookRows:
             add_deliveries(db, wave_id, missing(db))
 
     def due(self, *, limit: int) -> list[DeliveryRow]:
-        """Those whose turn has come, the longest waiting first."""
+        """The deliveries that are due; those that wait longest come first."""
         query = select(wave_deliveries).where(wave_deliveries.c.state == PENDING, wave_deliveries.c.next_at <= time.time())
         with self._reading() as db:
             return [_delivery(row) for row in db.execute(query.order_by(wave_deliveries.c.next_at).limit(limit))]
 
     def take(self, one: DeliveryRow, *, pause_s: float) -> bool:
-        """False: another has taken it. If it is not settled, it is due again after `pause_s`."""
+        """Takes a delivery; if it is not settled, it is due again after `pause_s`. False, where another process has taken
+        it."""
         same = (wave_deliveries.c.number == one.number, wave_deliveries.c.state == PENDING)
         with self._writing() as db:
             values = {"attempts": one.attempts + 1, "next_at": time.time() + pause_s}
@@ -96,13 +98,13 @@ class HookRows:
             return done.rowcount == 1
 
     def settle(self, number: int, *, state: str, answer: str) -> None:
-        """What came of an attempt; `pending`: it is tried again when its pause is over."""
+        """Notes the result of an attempt. `pending`: it is tried again when its pause is over."""
         same = (wave_deliveries.c.number == number, wave_deliveries.c.state == PENDING)
         with self._writing() as db:
             db.execute(update(wave_deliveries).where(*same).values(state=state, answer=answer))
 
     def again(self, wave_id: UUID, number: int) -> DeliveryRow:
-        """One that was given up is due at once, as if it were new. NotFound; Conflict."""
+        """Makes a delivery that was given up due at once, as if it were new. NotFound; Conflict."""
         same = (wave_deliveries.c.wave_id == str(wave_id), wave_deliveries.c.number == number)
         with self._writing() as db:
             row = db.execute(select(wave_deliveries).where(*same)).first()
@@ -116,7 +118,7 @@ class HookRows:
             return _delivery(db.execute(select(wave_deliveries).where(*same)).one())
 
     def owed(self, wave_id: UUID, hooks: Iterable[UUID]) -> DeliveryRow | None:
-        """The oldest that one of these hooks has not taken yet."""
+        """The oldest delivery that one of these hooks has not accepted yet."""
         query = select(wave_deliveries).where(wave_deliveries.c.wave_id == str(wave_id), wave_deliveries.c.state == PENDING)
         query = query.where(wave_deliveries.c.hook_id.in_([str(one) for one in hooks])).order_by(wave_deliveries.c.number)
         with self._reading() as db:
@@ -126,7 +128,7 @@ class HookRows:
     def page(
         self, wave_id: UUID, *, limit: int, cursor: int | None = None, states: Sequence[str] = ()
     ) -> tuple[list[DeliveryRow], int | None]:
-        """Newest first, and the cursor of the next page (None: this was the last)."""
+        """A page of deliveries, newest first, and the cursor of the next page (None: this was the last)."""
         query = select(wave_deliveries).where(wave_deliveries.c.wave_id == str(wave_id))
         if cursor is not None:
             query = query.where(wave_deliveries.c.number < cursor)

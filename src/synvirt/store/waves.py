@@ -1,6 +1,6 @@
-"""Queries about waves, in the store's transactions. What the documents say is `synvirt.fleet.model`'s to know.
+"""Queries about waves, in the store's transactions. `synvirt.fleet.model` knows the content of the documents.
 
-A wave is every host's: one of them leads it at a time (`leading`), and a change is a compare-and-set on the state that its
+All hosts share the waves; one of them leads them at a time (`leading`). A change is a compare-and-set on the state that its
 caller saw, plus an event row.
 """
 
@@ -24,13 +24,13 @@ from synvirt.store.wave_hooks import NewDelivery, SealedHook, add_deliveries, ad
 Transaction = Callable[[], AbstractContextManager[Connection]]
 M = TypeVar("M", bound=BaseModel)
 
-# A replay is for who was away for hours; a wave of thousands has some six events a member.
+# A replay is for a listener that was away for hours; a wave of thousands has some six events for each member.
 EVENTS_KEPT = 50_000
-# One host of all leads the waves at a time. "wave".
+# The lock of the host that leads the waves: "wave".
 LEADER_LOCK = 0x77617665
-# A leader says more often that it is there (`keep_lead`). One that hangs, or was frozen, loses the lead by then.
+# After so long without `keep_lead` a leader that hangs, or was frozen, loses the lead.
 LEADER_IDLE_S = 30
-# SQLite takes 32,766 parameters a statement.
+# SQLite takes at most 32,766 parameters in a statement.
 ROWS_A_STATEMENT = 1000
 
 
@@ -50,7 +50,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class WaveRow:
-    """`counts`: members by state."""
+    """A stored wave. `counts`: members by state."""
 
     number: int
     id: UUID
@@ -62,8 +62,8 @@ class WaveRow:
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """To the member, where it is in one of `expected`: `change` makes another of what it is at that moment, or None where that
-    is not to be changed. A `model` has a `state` and a `job_id`. `submitted`, `rolling_back`: None leaves it as it was."""
+    """A change to a member that is in one of `expected`. `change` gets the member as it is then, and gives the new one; None:
+    no change. A `model` has a `state` and a `job_id`. `submitted`, `rolling_back`: None leaves it as it was."""
 
     member_id: str
     expected: frozenset[str]
@@ -75,7 +75,7 @@ class MemberChange:
 
 @dataclass(frozen=True, slots=True)
 class NewWave:
-    """`event`: of it."""
+    """A wave to be added, with its first event."""
 
     id: UUID
     name: str
@@ -92,8 +92,8 @@ def _no_deliveries(*_: object) -> Sequence[NewDelivery]:
 
 @dataclass(frozen=True, slots=True)
 class WaveChange:
-    """To a wave in one of `expected`, with its event. `model` has a `state` and a `name`. `deliveries`: to its webhooks, of
-    what it was and what it is."""
+    """A change to a wave that is in one of `expected`, with its event. `model` has a `state` and a `name`. `deliveries`: gives
+    what is sent to its webhooks, from the wave before and after."""
 
     expected: frozenset[str]
     change: Callable[[Any], Any]
@@ -117,13 +117,13 @@ class WaveRows:
 
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
         self._reading, self._writing = reading, writing
-        # The transaction that holds the lead; the one thread that ticks uses it.
+        # The transaction that holds the lead. Only the ticking thread uses it.
         self._lead: Connection | None = None
 
     # ── waves ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_all(self, added: Iterable[NewWave]) -> None:
-        """All of them, or none."""
+        """Adds all waves, or none."""
         with self._writing() as db:
             for one in added:
                 values = {"id": str(one.id), "name": one.name, "state": one.state, "document": one.document.model_dump_json()}
@@ -133,13 +133,13 @@ class WaveRows:
                 _announce(db, one.id, one.event)
 
     def get(self, wave_id: UUID) -> WaveRow:
-        """NotFound."""
+        """The wave. NotFound."""
         with self._reading() as db:
             row = _row(db, wave_id)
         return WaveRow(row.number, wave_id, row.state, row.document, row.version)
 
     def counted(self, wave_id: UUID) -> WaveRow:
-        """With its members counted. NotFound."""
+        """The wave, with its members counted. NotFound."""
         with self._reading() as db:
             row, counts = _row(db, wave_id), _counts(db, [str(wave_id)])
         return WaveRow(row.number, wave_id, row.state, row.document, row.version, counts.get(str(wave_id), {}))
@@ -147,7 +147,7 @@ class WaveRows:
     def page(
         self, *, limit: int, cursor: int | None = None, states: Sequence[str] = (), name: str | None = None
     ) -> tuple[list[WaveRow], int | None]:
-        """Newest first, and the cursor of the next page (None: this was the last)."""
+        """A page of waves, newest first, and the cursor of the next page (None: this was the last)."""
         query = select(waves).where(is_known(waves.c.version))
         if cursor is not None:
             query = query.where(waves.c.number < cursor)
@@ -164,7 +164,7 @@ class WaveRows:
         return found[:limit], rows[limit - 1].number if len(rows) > limit else None
 
     def unended(self, ends: Sequence[str], member_ends: Sequence[str], draft: str) -> list[UUID]:
-        """Those that need a look: not ended, or with a member that has not, or that is to be given back."""
+        """The waves that have work left: they have not ended, or a member has not ended, or is to be rolled back."""
         owing = select(wave_members.c.wave_id).where(wave_members.c.rolling_back | wave_members.c.state.not_in(member_ends))
         looked_at = waves.c.state.not_in([*ends, draft]) | (waves.c.state.in_(ends) & waves.c.id.in_(owing))
         query = select(waves.c.id).where(looked_at, is_known(waves.c.version)).order_by(waves.c.number)
@@ -182,8 +182,8 @@ class WaveRows:
         deliveries: Callable[[M, M], Sequence[NewDelivery]] = _no_deliveries,
         member_ends: Sequence[str] = (),
     ) -> M:
-        """As a WaveChange says it; Conflict, where the wave is in none of `expected`, or, with `member_ends`, where a member is
-        in none of those or is to be given back."""
+        """Changes a wave as a WaveChange says. Conflict, where the wave is in none of `expected`; with `member_ends` also where
+        a member is in none of those, or is to be rolled back."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
             if row.state not in expected:
@@ -210,7 +210,7 @@ class WaveRows:
         event: str,
         hooks: Sequence[SealedHook] | None = None,
     ) -> M:
-        """The wave with other members. `hooks`: None keeps those that there are. Conflict, where it is not in `expected` any
+        """Replaces the wave and its members. `hooks`: None keeps the present ones. Conflict, where it is not in `expected` any
         more."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
@@ -227,7 +227,8 @@ class WaveRows:
             return after
 
     def remove(self, wave_id: UUID, expected: frozenset[str]) -> None:
-        """With all that is known of it; its jobs stay. NotFound; Conflict, where it is in no state of `expected`."""
+        """Removes a wave and all that is stored about it; its jobs stay. NotFound; Conflict, where it is in none of
+        `expected`."""
         with self._writing() as db:
             row = _row(db, wave_id, lock=True)
             if row.state not in expected:
@@ -239,7 +240,7 @@ class WaveRows:
     def members(
         self, wave_id: UUID, *, limit: int | None = None, after: int = -1, states: Sequence[str] = ()
     ) -> tuple[list[MemberRow], int | None]:
-        """In their order, and the position of the last one where there are more."""
+        """A page of members in their order, and the position of the last one if there are more."""
         of_wave = (wave_members.c.wave_id == str(wave_id), wave_members.c.position > after, is_known(wave_members.c.version))
         query = select(wave_members).where(*of_wave).order_by(wave_members.c.position)
         if states:
@@ -252,7 +253,7 @@ class WaveRows:
         return [_member(row) for row in kept], kept[-1].position if more else None
 
     def member(self, wave_id: UUID, member_id: str) -> MemberRow:
-        """NotFound."""
+        """The member. NotFound."""
         same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == member_id)
         with self._reading() as db:
             row = db.execute(select(wave_members).where(*same)).first()
@@ -269,8 +270,9 @@ class WaveRows:
         *,
         of_wave: WaveChange | None = None,
     ) -> list[str]:
-        """All that still fit, in one transaction, each with its event: the ids of those. `deliveries`: to webhooks, of the
-        wave's document, the member's state before, and the member. `of_wave`: with them, where it fits."""
+        """Makes all changes that still fit, in one transaction, each with its event; the ids of the changed members.
+        `deliveries`: gives what is sent to webhooks, from the wave's document, the member's state before, and the member.
+        `of_wave`: a change to the wave in the same transaction, if it fits."""
         done = []
         with self._writing() as db:
             wave = _row(db, wave_id, lock=True)
