@@ -1,4 +1,4 @@
-"""Destinations: where volumes are made. Blocking code, one file a kind."""
+"""Destinations: where volumes are made. Blocking code, one file for each kind."""
 
 from typing import ClassVar, Protocol
 from uuid import UUID
@@ -9,20 +9,20 @@ from synvirt.disks.specs import WriterSpec
 class Destination(Protocol):
     """Makes and removes the volumes of jobs. All failures are DiskWriteFailed with the cause.
 
-    - `volume_name(job_id, label)`: the volume's name, from these two alone; labels that differ give names that differ.
-    - `create(name, size_bytes)`: a volume that reads as zeros; called again with the same name and size it is the same volume,
-      its bytes untouched.
-    - `open(name, size_bytes)`: how the copy worker writes it, and `device(name)`: the path a domain opens. Of a volume that was
-      made; they may wait for the host to show its device.
-    - `destroy(name)`: gone when it returns; idempotent; never touches what this destination did not make.
-    - `why_no_clones()`: why no volume here can be cloned, as a sentence; None, where it can.
-    - `clone(name, to)`: `to`, which `volume_name` gave for another job, is a volume that reads as `name` does at this moment.
-      They share their bytes: none is copied. Neither sees what is written to the other from then on. A clone of that name that
-      was made before is made again.
-    - `unclone(name, to)`: that clone is gone, and whatever of `name` was kept for it; idempotent. `name` stays as it is. While
-      it has clones it may not be destroyed.
-    - `shared_id()`: what names this place on every host that reaches it; None: only this host does.
-    - `free_bytes()`: what can still be written, to refuse a plan that cannot fit before the first byte.
+    - `volume_name(job_id, label)`: the volume's name, made only from these two; different labels give different names.
+    - `create(name, size_bytes)`: makes a volume that reads as zeros. Called again with the same name and size, it leaves the
+      volume and its bytes as they are.
+    - `open(name, size_bytes)`: how the copy worker writes an existing volume; `device(name)`: the path that a domain opens.
+      Both may wait until the host shows the volume's device.
+    - `destroy(name)`: removes the volume; idempotent. It never touches what this destination did not make.
+    - `why_no_clones()`: why volumes here cannot be cloned, as a sentence. None: they can.
+    - `clone(name, to)`: makes `to`, which `volume_name` gave for another job, a volume that reads as `name` does now. They
+      share their bytes: none is copied. From then on neither sees what is written to the other. An earlier clone of that name
+      is replaced.
+    - `unclone(name, to)`: removes that clone, and what was kept of `name` for it; idempotent. `name` stays as it is. A volume
+      that has clones may not be destroyed.
+    - `shared_id()`: the name of this place on every host that reaches it. None: only this host reaches it.
+    - `free_bytes()`: how much can still be written, so that a plan that cannot fit is refused before the first byte.
     """
 
     kind: ClassVar[str]

@@ -21,14 +21,14 @@ from synvirt.disks.specs import FileWriterSpec, WriterSpec
 from synvirt.durable import sync_folder
 from synvirt.errors import DiskWriteFailed
 
-# What a file system says that shares no bytes between files, ioctl_ficlone(2).
+# The errors of a file system that cannot share bytes between files, ioctl_ficlone(2).
 NO_REFLINKS = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.ENOSYS})
 NO_REFLINKS_HINT = "keep the volumes on XFS or Btrfs, on zfs, or in Ceph"
 
-# A libvirtd's QEMU is another user, who has to get through to the volume that is its own; there is nothing for it to list.
+# QEMU of libvirtd is another user. It must reach its own volume, but need not list the folder.
 FOLDER_MODE = 0o751
 
-# What volume_name gives: no path leaves the folder.
+# The names that volume_name gives: no such path leaves the folder.
 NAME = re.compile(r"[0-9a-f-]{36}/\w[\w.-]*\.raw", re.ASCII)
 
 
@@ -50,7 +50,7 @@ class DirectoryDestination:
             self._make_folder(path.parent)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:
-                # The size comes last, so a file that has it was made whole; ftruncate leaves bytes that are there alone.
+                # The size is set last, so a file that has it is complete. ftruncate does not change existing bytes.
                 present = os.fstat(descriptor).st_size
                 if present not in (0, size_bytes):
                     raise DiskWriteFailed(
@@ -81,7 +81,7 @@ class DirectoryDestination:
                     raise
 
     def why_no_clones(self) -> str | None:
-        """Tried with two files without a name: what a mount can is not seen from its type alone."""
+        """It tries with two unnamed files, as the type of a mount does not say what it can do."""
         with (
             _failing("the folder of the volumes cannot be looked at"),
             tempfile.TemporaryFile(dir=self.folder) as one,
@@ -146,7 +146,7 @@ class DirectoryDestination:
 
 @contextlib.contextmanager
 def _failing(what: str) -> Iterator[None]:
-    """An OSError as the DiskWriteFailed it is."""
+    """Raises an OSError of the block as DiskWriteFailed."""
     try:
         yield
     except OSError as error:

@@ -2,11 +2,11 @@
 
     {pool}/synvirt.{job_id}.{sanitized label}             the volume
     {pool}/synvirt.{job_id}.{sanitized label}.unmarked    one that is being made: it has no mark yet, and no bytes
-    {the volume}@synvirt-{job_id of its clone}            what a clone begins with
+    {the volume}@synvirt-{job_id of its clone}            the snapshot under a clone
 
-What is ours carries our mark in the image's metadata: `synvirt.job`, `synvirt.disk`, and `synvirt.size` (the disk's true size).
-Nothing without the mark is ever removed. No namespaces of the pool: libvirt 9 cannot say them. QEMU opens an image by librbd
-itself: `device` is in QEMU's words.
+Our images have our mark in their metadata: `synvirt.job`, `synvirt.disk`, and `synvirt.size` (the disk's true size). Nothing
+without the mark is ever removed. Namespaces of the pool are not used: libvirt 9 cannot name them. QEMU itself opens an image by
+librbd, so `device` is in QEMU's syntax.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from synvirt.disks.rbd import RbdPool, failing
 from synvirt.disks.specs import RbdPlace, RbdWriterSpec, WriterSpec
 from synvirt.errors import DiskWriteFailed
 
-# An image is of any number of bytes; a disk is of whole sectors.
+# An image may have any number of bytes; a disk has whole sectors.
 SECTOR_BYTES = 512
-# One part in so many of the free room is not for disks: a full cluster stops all its clients.
+# This part of the free space (1 / n) is not for disks: a full cluster stops all its clients.
 HEADROOM = 16
 VOLUME = re.compile(r"synvirt\.(?P<job>[0-9a-f-]{36})\.(?P<disk>\w[\w.-]*)", re.ASCII)
-# Names of pools and clients that need no quoting in QEMU's and libvirt's words.
+# Names of pools and clients that need no quoting for QEMU and libvirt.
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 JOB, DISK, SIZE = "synvirt.job", "synvirt.disk", "synvirt.size"
 
@@ -58,7 +58,7 @@ class RbdDestination:
                 import rbd
 
                 images = rbd.RBD()
-                if unmarked in images.list(pool.ioctx):  # a service that was killed just here; nobody wrote to it
+                if unmarked in images.list(pool.ioctx):  # a service was killed just here; nothing was written to it
                     images.remove(pool.ioctx, unmarked)
                 whole_bytes = max(-(-size_bytes // SECTOR_BYTES), 1) * SECTOR_BYTES
                 images.create(pool.ioctx, unmarked, whole_bytes)
@@ -73,7 +73,7 @@ class RbdDestination:
     def device(self, name: str) -> str:
         _parts(name)
         place = self._place
-        # QEMU's own words (block/rbd.c): a colon in a value would begin the next.
+        # QEMU's syntax (block/rbd.c): a colon in a value would begin the next one.
         return f"rbd:{place.pool}/{name}:id={place.client}:conf={place.conf.replace(':', chr(92) + ':')}"
 
     def destroy(self, name: str) -> None:
@@ -113,12 +113,12 @@ class RbdDestination:
         with RbdPool(self._place) as pool, failing(f"what a clone of volume {name} began with cannot be removed"):
             import rbd
 
-            # Neither the volume nor the snapshot need be there.
+            # The volume and the snapshot may not exist.
             with contextlib.suppress(rbd.ImageNotFound), rbd.Image(pool.ioctx, name) as image:
                 image.remove_snap(_snapshot(job))
 
     def shared_id(self) -> str | None:
-        """By the cluster's own id: two clusters may have pools of one name."""
+        """It has the cluster's id, as two clusters may have pools of the same name."""
         if self._shared_id is None:
             with RbdPool(self._place) as pool:
                 self._shared_id = f"ceph {pool.cluster_id()} {self._place.pool}"
@@ -130,7 +130,7 @@ class RbdDestination:
         return free - free // HEADROOM
 
     def _is_ours(self, pool: RbdPool, name: str, job: str) -> bool:
-        """Is it there, and made by us for this job? DiskWriteFailed where it is there and is not."""
+        """Whether the image exists, made by us for this job. DiskWriteFailed, where another image has its name."""
         mark = _mark(pool, name, JOB)
         if mark is None:
             return False

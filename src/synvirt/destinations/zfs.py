@@ -1,11 +1,11 @@
 """Volumes as sparse zfs volumes, as the specification (part 1) wants them: lz4, blocks of 64 KiB.
 
     {pool}/{namespace}/migrations/{job_id}/{sanitized label}
-    {the volume}@synvirt-{job_id of its clone}                  what a clone begins with
+    {the volume}@synvirt-{job_id of its clone}                  the snapshot under a clone
 
-What is ours carries our mark, user properties of its own: `synvirt:job` and, on volumes, `synvirt:disk` and `synvirt:size`
-(the disk's true size: a volume is whole blocks). Nothing without the mark is ever destroyed, and nothing recursively.
-docs/zfs.md says what the service's user needs to be allowed.
+Our datasets have our mark as user properties: `synvirt:job` and, on volumes, `synvirt:disk` and `synvirt:size` (the disk's true
+size, as a volume has whole blocks). Nothing without the mark is ever destroyed, and nothing recursively. docs/zfs.md says what
+the service's user must be allowed to do.
 """
 
 import re
@@ -23,16 +23,16 @@ from synvirt.errors import DiskWriteFailed
 BLOCK_BYTES = 64 * 1024
 # ZFS_MAX_DATASET_NAME_LEN of include/sys/fs/zfs.h, without its NUL.
 NAME_CHARS_MAX = 255
-# One part in so many of the free room is not for disks.
+# This part of the free space (1 / n) is not for disks.
 HEADROOM = 16
-# A pool, then datasets: what zpool(8) and zfs(8) take as names, without spaces.
+# A pool and its datasets: the names that zpool(8) and zfs(8) take, without spaces.
 PARENT = re.compile(r"[A-Za-z][\w.:-]*(/\w[\w.:-]*)*", re.ASCII)
 # The last two parts of a volume's name, as volume_name gives them.
 VOLUME = re.compile(r"(?P<job>[0-9a-f-]{36})/(?P<disk>\w[\w.-]*)", re.ASCII)
 
 
 class ZfsDestination:
-    """`name_of` asks an open device for the name of its volume: a link may be an old one, of a volume that is gone."""
+    """`name_of` asks an open device for the name of its volume, as a link may be left from a volume that is gone."""
 
     kind: ClassVar[str] = "zfs"
     device_type: ClassVar[str] = "block"
@@ -68,7 +68,7 @@ class ZfsDestination:
         options = {
             "volblocksize": str(BLOCK_BYTES),
             "compression": "lz4",
-            # A guest's partitions and logical volumes are nothing that this host should look for, or find.
+            # This host must not look for a guest's partitions and logical volumes.
             "volmode": "dev",
             "synvirt:job": job,
             "synvirt:disk": disk,
@@ -87,8 +87,8 @@ class ZfsDestination:
         return BlockWriterSpec(path=self.device(name), size_bytes=size_bytes)
 
     def device(self, name: str) -> str:
-        """Its link, which is there and leads to this volume. Waits for that, as `create` does: udev takes a link away while it
-        looks at a device again, and on a busy host does not always bring it back."""
+        """The volume's link. It waits until the link leads to this volume, as `create` does: udev removes a link while it looks
+        at a device again, and on a busy host does not always make it again."""
         self._parts(name)
         return self._links.device(name)
 
@@ -102,7 +102,7 @@ class ZfsDestination:
             try:
                 self._destroy(folder)
             except ZfsRefused as refused:
-                if refused.reason != "in use":  # another disk of the job is still there
+                if refused.reason != "in use":  # another disk of the job still exists
                     raise
 
     def why_no_clones(self) -> str | None:
@@ -123,15 +123,15 @@ class ZfsDestination:
         self._parts(name)
         job, _ = self._parts(to)
         self.destroy(to)
-        # Its name is one that nobody else makes.
+        # Nobody else makes such a name.
         self._destroy(_snapshot(name, job))
 
     def shared_id(self) -> str | None:
         return None
 
     def free_bytes(self) -> int:
-        """What the namespace may still take. Quotas, reservations and the room that zfs keeps for itself are taken off by zfs,
-        and here what the blocks' own bookkeeping and the padding of a raidz come to."""
+        """How much the namespace can still take. zfs itself subtracts quotas, reservations and its own reserve; here the
+        blocks' metadata and the padding of a raidz are subtracted."""
         for dataset in self._upwards():
             try:
                 available = int(self._zfs("get", "-Hp", "-o", "value", "available", dataset))
@@ -152,16 +152,16 @@ class ZfsDestination:
         return found["job"], found["disk"]
 
     def _upwards(self) -> Iterator[str]:
-        """The folder of all jobs, and what lies above it, up to the pool."""
+        """The dataset of all jobs, and those above it, up to the pool."""
         dataset = self._root
         while dataset:
             yield dataset
             dataset = dataset.rpartition("/")[0]
 
     def _make_parents(self, job: str) -> None:
-        """One by one: `zfs create -p` takes no properties for what it makes on the way."""
+        """Makes the parents one by one: `zfs create -p` takes no properties for them."""
         wanted: list[tuple[str, dict[str, str]]] = [(f"{self._root}/{job}", {"synvirt:job": job})]
-        # Tools that snapshot everything would keep what was copied from ever being freed.
+        # Tools that snapshot everything would keep copied data from being freed.
         wanted.append((self._root, {"com.sun:auto-snapshot": "false"}))
         wanted += [(dataset, {}) for dataset in list(self._upwards())[1:-1]]
         absent = []
@@ -170,7 +170,7 @@ class ZfsDestination:
                 break
             absent.append((dataset, options))
         else:
-            self.free_bytes()  # says that there is no pool, where there is none
+            self.free_bytes()  # raises, where there is no pool
         for dataset, options in reversed(absent):
             try:
                 self._zfs("create", *_as_arguments({"canmount": "off", **options}), dataset)
@@ -187,7 +187,7 @@ class ZfsDestination:
             raise
 
     def _mark(self, dataset: str) -> str | None:
-        """The job whose mark the dataset itself carries, empty where it carries none; None where there is no such dataset."""
+        """The job in the dataset's own mark; empty, where it has no mark; None, where there is no such dataset."""
         try:
             return self._zfs.properties(dataset, "synvirt:job").get("synvirt:job", "")
         except ZfsRefused as refused:

@@ -8,7 +8,7 @@
             group disk mount
             everyone userprop
 
-Then the same for each dataset above it. What counts is what holds for the dataset and all below it.
+Then the same for each dataset above it. Only permissions for the dataset and all its descendants count.
 """
 
 import grp
@@ -18,18 +18,18 @@ from collections.abc import Callable
 
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 
-# All that ZfsDestination asks for; docs/zfs.md tells people to allow it, and a test on real zfs that it is enough.
+# All permissions that ZfsDestination needs. docs/zfs.md lists them, and a test on real zfs shows that they are enough.
 NEEDED = frozenset(
     "canmount clone compression create destroy mount snapshot userprop volmode".split()  # noqa: SIM905
 )
-# Who may open the devices of volumes: Debian's udev gives all disks to it.
+# The group that may open the devices of volumes: Debian's udev gives it all disks.
 DEVICE_GROUP = "disk"
 EVERYWHERE = "Local+Descendent permissions:"
 SETS = "Permission sets:"
 
 
 def caller() -> tuple[str, frozenset[str]]:
-    """The user of this process and the groups, by the names that zfs shows."""
+    """The user and the groups of this process, by the names that zfs shows."""
     return _name(os.geteuid(), lambda uid: pwd.getpwuid(uid).pw_name), frozenset(
         _name(gid, lambda gid: grp.getgrgid(gid).gr_name) for gid in {os.getegid(), *os.getgroups()}
     )
@@ -43,7 +43,7 @@ def _name(number: int, known: Callable[[int], str]) -> str:
 
 
 def missing(dataset: str, user: str, groups: frozenset[str], zfs: Callable[..., str] | None = None) -> list[str]:
-    """What the user lacks for `dataset`, or for the nearest dataset above it that is there. ZfsRefused."""
+    """The permissions that the user lacks for `dataset`, or for the nearest existing dataset above it. ZfsRefused."""
     ask = zfs or Zfs()
     while True:
         try:
@@ -73,7 +73,7 @@ def _granted(text: str, user: str, groups: frozenset[str]) -> set[str]:
             kind == "everyone" or (kind == "user" and name == user) or (kind == "group" and name in groups)
         ):
             granted.update(permissions.split(","))
-    # Sets may be defined after they are used, above the dataset, and hold others: as many rounds as there are sets.
+    # Sets may be defined after their use, above the dataset, and contain others. So there are as many rounds as sets.
     for _ in sets:
         granted |= {one for name in granted & sets.keys() for one in sets[name]}
     return granted

@@ -1,6 +1,6 @@
-"""The program zfs: arguments in, columns of `-Hp` out, and what it refuses as an error that says why.
+"""Runs the program zfs: arguments in, columns of `-Hp` out; a refusal becomes an error with its reason.
 
-zfs(8) has one exit code for every refusal, so the reason is read from its words. They are those of OpenZFS'
+zfs(8) has one exit code for every refusal, so the reason is read from its message. The messages are those of OpenZFS'
 lib/libzfs/libzfs_util.c (libzfs_error_description, zfs_common_error), the same since 0.6; LC_ALL keeps them untranslated.
 """
 
@@ -13,12 +13,12 @@ from synvirt.programs import ProgramFailed, run
 
 Reason = Literal["missing", "no pool", "exists", "no space", "busy", "permission", "in use", "suspended", "no module", "other"]
 
-# A pool under heavy load answers in seconds. One that does not answer in two minutes has lost its disks.
+# A pool under heavy load answers in seconds. A pool that does not answer in two minutes has lost its disks.
 TIMEOUT_S = 120
 # udev, blkid and a worker that was just ended hold a volume for moments after its last use.
 BUSY_PAUSES_S = (0.1, 0.2, 0.5, 1, 2, 4, 8)
 
-# First match wins: (its words, the reason, what to do about it).
+# (message, reason, hint). The first match counts.
 REFUSALS: tuple[tuple[str, Reason, str | None], ...] = (
     ("no such pool", "no pool", "`zpool list` shows the pools of this host; the setting zfs_pool names one"),
     ("does not exist", "missing", None),
@@ -51,7 +51,7 @@ class Zfs:
         self.program, self._sleep = program, sleep
 
     def __call__(self, *arguments: str) -> str:
-        """What it says on its standard output. ZfsRefused; what is busy is asked again for a while first."""
+        """Its standard output. ZfsRefused; where a dataset is busy, it is first tried again for a while."""
         for pause in (*BUSY_PAUSES_S, None):
             try:
                 return run([self.program, *arguments], timeout_s=TIMEOUT_S, missing=DiskWriteFailed).stdout
@@ -63,8 +63,8 @@ class Zfs:
         raise RuntimeError("the last pause is None")
 
     def properties(self, dataset: str, *names: str) -> dict[str, str]:
-        """Values that the dataset itself has, or that zfs computes: what it inherits from its parents is left out, for a mark
-        on a parent is no mark on the child. ZfsRefused `missing`."""
+        """The properties that the dataset itself has, or that zfs computes. Inherited ones are left out, as a mark on a parent
+        is no mark on the child. ZfsRefused `missing`."""
         lines = self("get", "-Hp", "-o", "property,value,source", ",".join(names), dataset).splitlines()
         rows = [line.split("\t") for line in lines]
         return {row[0]: row[1] for row in rows if len(row) == 3 and row[2] in ("local", "received", "-") and row[1] != "-"}
@@ -75,7 +75,7 @@ class Zfs:
 
 
 def _refused(failed: ProgramFailed) -> ZfsRefused:
-    # Its first line is what is wrong; then come advice to use -r, and its whole usage.
+    # The first line is the error; advice to use -r and the whole usage follow.
     said = next(iter(failed.stderr.splitlines()), "")
     if failed.returncode is None:
         return ZfsRefused(f"zfs did not answer in {TIMEOUT_S} s", "suspended", "`zpool status` says how the pool is")

@@ -1,4 +1,5 @@
-"""The devices of zfs volumes: udev makes a link of each one's name, which may be late, or an old one of one that is gone."""
+"""The devices of zfs volumes. udev makes a link with each volume's name; it may be late, or be left from a volume that is
+gone."""
 
 import contextlib
 import fcntl
@@ -19,7 +20,7 @@ BLKZNAME, BLKZNAME_BYTES = 0x8100127D, 256
 
 
 def zvol_name(descriptor: int) -> str:
-    """Which volume an open block device is; OSError where it is none."""
+    """The volume that an open block device is. OSError, where it is none."""
     answer = fcntl.ioctl(descriptor, BLKZNAME, bytes(BLKZNAME_BYTES))
     return answer.partition(b"\0")[0].decode(errors="replace")
 
@@ -33,7 +34,7 @@ class Links:
         self._devices, self._name_of, self._timeout_s = devices, name_of, timeout_s
 
     def device(self, volume: str) -> str:
-        """The link, which is there and leads to this volume. DiskWriteFailed, where it does not come to be."""
+        """The link, once it leads to this volume. DiskWriteFailed, where it does not appear."""
         path = self._devices / volume
         self._wait_for_link(path, volume)
         return str(path)
@@ -53,7 +54,8 @@ class Links:
             time.sleep(0.02)
 
     def _ask_udev(self, name: str) -> None:
-        """To look at the volume's device again: root can tell it to, others can end writing, which it watches."""
+        """Makes udev look at the volume's device again: root can ask for it; others can close it after writing, which udev
+        notices."""
         for device in Path("/sys/class/block").glob("zd*"):
             node = f"/dev/{device.name}"
             with contextlib.suppress(OSError):
@@ -69,7 +71,7 @@ class Links:
             os.close(descriptor)
 
     def _found_at(self, path: Path, name: str) -> str:
-        """What is wrong with the device at `path`; empty where nothing is."""
+        """What is wrong with the device at `path`; empty, if it is right."""
         try:
             if not stat.S_ISBLK(path.stat().st_mode):
                 return "it is no block device"

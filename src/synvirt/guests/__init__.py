@@ -6,22 +6,22 @@ from typing import ClassVar, Protocol
 from synvirt.model.job import MessageKind
 from synvirt.model.machine import VmManifest
 
-# Gets what the tool says, as it says it.
+# Gets the tool's messages as they come.
 Tell = Callable[[MessageKind, str], None]
 
 
 class GuestPreparer(Protocol):
-    """Prepares a guest in two halves, so that one that goes wrong never costs a new copy of the disks:
+    """Prepares a guest in two steps, so that a failure never costs a new copy of the disks:
 
         volumes ◀── read only ── convert ──▶ overlays, by the name of the job ── adopt ──▶ volumes
 
-    - `wants(manifest)`: does this guest need preparing by itself (Windows does)?
+    - `wants(manifest)`: whether this guest needs preparing (Windows does).
     - `check()`: V2vFailed with the cause, when the tool or the driver image is missing on this host.
-    - `convert(name, ...)`: injects the drivers (boot disk first in `devices`); what changes is in overlays of that name, made
-      again by each call. V2vFailed with the cause; Cancelled. The volumes are as they were.
-    - `adopt(name, devices)`: what the overlays hold goes into the volumes, durable on return. May run again after a crash in
-      the middle; nothing to do where there are none.
-    - `discard(name)`: no overlays of that name are left. Idempotent.
+    - `convert(name, ...)`: installs the drivers (boot disk first in `devices`). The changes are in overlays of that name, which
+      each call makes again. V2vFailed with the cause; Cancelled. The volumes are not changed.
+    - `adopt(name, devices)`: commits the overlays into the volumes; durable on return. May run again after a crash; does
+      nothing where there are no overlays.
+    - `discard(name)`: removes the overlays of that name. Idempotent.
     """
 
     tool: ClassVar[str]

@@ -1,4 +1,4 @@
-"""What lies at the top of a virtio driver image: an ISO 9660 file, or a folder with the same in it.
+"""The top level of a virtio driver image: an ISO 9660 file, or a folder with the same content.
 
 ISO 9660 (ECMA-119), sections 8 (volume descriptors) and 9.1 (directory records); Joliet's names are UCS-2, big-endian.
 """
@@ -16,7 +16,7 @@ PRIMARY, SUPPLEMENTARY, TERMINATOR = 1, 2, 255
 
 
 def top_names(image: Path) -> set[str]:
-    """The names at the top of the image, in lower case. V2vFailed where it is no such image."""
+    """The names at the top of the image, in lower case. V2vFailed, where it is no such image."""
     if image.is_dir():
         return {path.name.lower() for path in image.iterdir()}
     try:

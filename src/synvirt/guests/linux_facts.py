@@ -1,4 +1,4 @@
-"""What the root file system of a Linux guest says of it, in the names of `model/facts.py`. Pure, over Files."""
+"""Facts from the root file system of a Linux guest, by the names of `model/facts.py`. Pure, over Files."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ _MASKS = re.compile(r"255(?:\.\d{1,3}){3}")
 
 
 def facts_of(files: Files) -> dict[str, str]:
-    """None, where no system lies there."""
+    """The facts; empty, where there is no system."""
     release = _settings(files.read("/etc/os-release") or files.read("/usr/lib/os-release") or "")
     users = passwd(files.read("/etc/passwd") or "")
     if not release and not users:
@@ -43,7 +43,7 @@ def facts_of(files: Files) -> dict[str, str]:
 
 
 def _settings(text: str) -> dict[str, str]:
-    """os-release(5): lines of a shell, without a shell."""
+    """The settings of os-release(5): a shell's assignments, read without a shell."""
     found = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")
@@ -80,7 +80,8 @@ def _enabled(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _network(files: Files) -> Iterator[tuple[str, str]]:
-    """What sets up the network: its addresses, and a sum that shows any other change. Keys of wireless networks stay there."""
+    """The network's configuration: its addresses, and a checksum that shows any other change. Wireless keys are not read
+    out."""
     for place in NETWORK:
         paths = [place + name for name in sorted(files.names(place))] if place.endswith("/") else [place]
         for path in paths:

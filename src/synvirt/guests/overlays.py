@@ -1,9 +1,9 @@
-"""Copy-on-write files over the volumes of a job: a program may change them at will, and the volumes stay as they are.
+"""Copy-on-write files over the volumes of a job: a program may change them, and the volumes stay as they are.
 
-    volume (raw; only read) ◀─ backing file ─ N.qcow2 (what was changed)
+    volume (raw; only read) ◀─ backing file ─ N.qcow2 (the changes)
 
-Such an overlay serves over every destination alike, costs what is changed, and is taken over by `qemu-img commit`, which may
-run twice: an overlay that was taken over still holds all that it held (-d).
+Overlays work on every destination, and need only space for what is changed. `qemu-img commit -d` commits them; it may run
+twice, as a committed overlay still has all its data.
 """
 
 import os
@@ -14,14 +14,14 @@ from synvirt.cage.launch import image_tool
 from synvirt.errors import V2vFailed
 from synvirt.programs import ProgramFailed, end_users, run
 
-# Drivers, an agent and a changed registry are some 100 MB; more than a few seconds of work only on a dying disk.
+# Seconds for a commit: drivers, an agent and a changed registry are some 100 MB, which takes long only on a failing disk.
 COMMAND_TIMEOUT_S = 600
-# What a conversion writes, with room to spare: it asks for 100 MB in the guest's own file system.
+# The most that a conversion may write: it needs 100 MB in the guest's own file system.
 ROOM_BYTES = 1 << 30
 
 
 def lay(folder: Path, devices: list[str]) -> list[Path]:
-    """New, empty overlays in `folder`, in the order of `devices`; what an earlier try left is gone."""
+    """Makes new, empty overlays in `folder`, in the order of `devices`, and removes those of an earlier try."""
     remove(folder)
     folder.mkdir(parents=True, mode=0o700)
     free = shutil.disk_usage(folder).free
@@ -40,7 +40,7 @@ def lay(folder: Path, devices: list[str]) -> list[Path]:
 
 
 def take_over(folder: Path, devices: list[str]) -> None:
-    """What the overlays hold goes into the devices, durable on return."""
+    """Commits the overlays into the devices; durable on return."""
     for number, device in enumerate(devices):
         overlay = folder / f"{number}.qcow2"
         if overlay.exists():
@@ -49,13 +49,13 @@ def take_over(folder: Path, devices: list[str]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes the overlays, and ends what has one of them open."""
+    """Removes the overlays, and ends processes that have one of them open."""
     end_users(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _flush(device: str) -> None:
-    # A device that is no path (rbd:pool/image) was flushed by qemu-img as it closed it, and has no cache of this host's.
+    # qemu-img has flushed a device that is no path (rbd:pool/image) when it closed it; this host has no cache of it.
     if Path(device).is_absolute():
         descriptor = os.open(device, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -65,7 +65,7 @@ def _flush(device: str) -> None:
 
 
 def _run(argv: list[str]) -> None:
-    """Confined: what a conversion wrote into the overlay is a guest's."""
+    """Runs a program in a cage, as an overlay has data of a guest."""
     try:
         run(argv, timeout_s=COMMAND_TIMEOUT_S, guarded=True, name="qemu-img", missing=V2vFailed)
     except ProgramFailed as error:

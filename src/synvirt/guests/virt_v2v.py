@@ -2,9 +2,9 @@
 
     overlays of the volumes ─▶ a libvirt domain ─▶ virt-v2v-in-place -i libvirtxml ─▶ the overlays, with drivers
 
-The tool runs the guest's disks in an appliance of its own (libguestfs); nothing of the guest runs on the host. It is in a cage,
-with all that it starts (`cage/appliance.py`). It ends well even where it found no driver, so what it says is read: virt-v2v(1),
-section «Machine readable output», has the form.
+The tool opens the guest's disks in its own appliance (libguestfs); nothing of the guest runs on the host. The tool and all that
+it starts are in a cage (`cage/appliance.py`). It succeeds even if it found no driver, so its messages are read: virt-v2v(1),
+section «Machine readable output», has their form.
 """
 
 import json
@@ -25,9 +25,9 @@ from synvirt.model.machine import VmManifest, letters
 from synvirt.programs import ProgramFailed, end_users, find, run
 
 PROGRAM = "virt-v2v-in-place"
-# A conversion takes 2 to 5 minutes; one on a slow pool without KVM was seen to take 20.
+# A conversion takes 2 to 5 minutes; on a slow pool without KVM it took 20.
 TIMEOUT_S = 3600
-# How an administrator tells libguestfs what it cannot find by itself: a kernel, a folder with room, more memory.
+# Variables by which an administrator sets up libguestfs: a kernel, a folder with space, more memory.
 ENVIRONMENT = (
     "LIBGUESTFS_CACHEDIR",
     "LIBGUESTFS_MEMSIZE",
@@ -38,10 +38,10 @@ ENVIRONMENT = (
 )
 # One of them starts the installer of the guest agent when Windows comes up.
 SERVICE_STARTERS = ("rhsrvany.exe", "pvvxsvc.exe")
-# ISO 9660 by itself, without Joliet, knows no hyphen.
+# ISO 9660 without Joliet has no hyphen in names.
 AGENT_FOLDERS = {"guest-agent", "guest_agent"}
 
-# What the tool says, and what it means to an operator. First match wins.
+# The tool's messages, and hints for an operator. The first match counts.
 _CAUSES = (
     ("hibernat", "start Windows on the source, turn Fast Startup off (powercfg /h off), shut it down and start the job again"),
     (
@@ -58,8 +58,8 @@ _WITHOUT_DRIVERS = "does not have virtio drivers installed"
 
 
 class VirtV2vInPlace:
-    """`iso` is the virtio driver image (or a folder with the same in it); the default is where Fedora's virtio-win package puts
-    it (specification part 1). `folder` holds the overlays; `virt_tools` the helper programs that go into the guest."""
+    """`iso`: the virtio driver image, or a folder with the same content; the default is the path of Fedora's virtio-win package
+    (specification part 1). `folder`: for the overlays; `virt_tools`: the helper programs that go into the guest."""
 
     tool: ClassVar[str] = PROGRAM
 
@@ -148,7 +148,8 @@ _WHY = "a Windows guest cannot start from virtio disks without drivers"
 
 
 def _caged(domain: Path, folder: Path, devices: list[str], env: dict[str, str]) -> list[str]:
-    """The tool writes its overlays alone; the volumes below are read, some of them by a network (`rbd:…:conf=PATH`)."""
+    """The command in a cage: it may write only the overlays, and read the volumes, some of them over a network
+    (`rbd:…:conf=PATH`)."""
     files = [device for device in devices if device.startswith("/")]
     pools = [device for device in devices if device not in files]
     confs = [str(Path(one.rpartition("conf=")[2].replace("\\:", ":")).parent) for one in pools if "conf=" in one]
@@ -162,7 +163,7 @@ def _caged(domain: Path, folder: Path, devices: list[str], env: dict[str, str]) 
 
 
 class _Said:
-    """What the tool said, passed on as it comes; paths of this host are left out."""
+    """The tool's messages, passed on as they come, without paths of this host."""
 
     def __init__(self, tell: Tell, hidden: tuple[str, ...]) -> None:
         self._tell = tell
@@ -170,7 +171,7 @@ class _Said:
         self._messages: list[tuple[MessageKind, str]] = []
 
     def line(self, line: str) -> None:
-        """A line of standard output: JSON, or words for a terminal, which say the same again."""
+        """Takes a line of standard output: JSON, or text for a terminal that repeats it."""
         try:
             record = json.loads(line)
             kind, text = record["type"], str(record["message"])
@@ -196,13 +197,13 @@ def _failed(manifest: VmManifest, cause: str) -> V2vFailed:
 
 
 def _last_line(stderr: str) -> str | None:
-    """The tool prefixes its own words with its name; a library's may come without."""
+    """The last message of the tool. Its own begin with its name; those of a library may not."""
     lines = [line for line in stderr.splitlines() if line.startswith(f"{PROGRAM}: ")]
     return lines[-1].removeprefix(f"{PROGRAM}: ") if lines else None
 
 
 def _domain(manifest: VmManifest, disks: list[Path]) -> bytes:
-    """What the tool must know of the guest: its disks in order, its memory and its firmware."""
+    """The domain XML for the tool: the guest's disks in order, its memory and its firmware."""
     domain = ET.Element("domain", type="kvm")
     ET.SubElement(domain, "name").text = manifest.name
     ET.SubElement(domain, "memory", unit="b").text = str(manifest.memory_bytes)

@@ -1,4 +1,4 @@
-"""What the registry of a Windows guest says of it, in the names of `model/facts.py`. Pure, over Files.
+"""Facts from the registry of a Windows guest, by the names of `model/facts.py`. Pure, over Files.
 
 Names and meanings: Microsoft, «HKLM\\SYSTEM\\CurrentControlSet\\Services», «TCPIP and NBT configuration parameters»,
 «TIME_ZONE_INFORMATION in the registry». A user's name is a key of the SAM.
@@ -20,7 +20,7 @@ _MULTIPLE, _TEXTS = 7, (1, 2)
 
 
 def facts_of(files: Files) -> dict[str, str]:
-    """None, where no Windows lies there."""
+    """The facts; empty, where there is no Windows."""
     system, software, sam = (_hive(files, name) for name in ("SYSTEM", "SOFTWARE", "SAM"))
     if system is None:
         return {}
@@ -53,7 +53,7 @@ def _hive(files: Files, name: str) -> Any:
 
 
 def _key(hive: Any, path: str) -> Any:
-    """None, where there is none such."""
+    """The registry key at a path. None, where there is none."""
     if hive is None:
         return None
     key = hive.get_root_key()
@@ -91,7 +91,7 @@ def _enabled(services: Any) -> Iterator[tuple[str, str]]:
 
 
 def _cards(interfaces: Any) -> Iterator[tuple[str, str]]:
-    """Cards that have, or had, an address; by the name that Windows has for a card."""
+    """Cards that have or had an address, by the name that Windows gives them."""
     for one in _keys(interfaces):
         addresses: list[str] = []
         value = _value(one, "IPAddress")

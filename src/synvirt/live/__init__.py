@@ -1,9 +1,12 @@
-"""Live adapters: one file a platform. asyncio: a warm job waits for days, and thousands wait at once.
+"""Live adapters: a package for each platform. asyncio: a warm job waits for days, and thousands wait at once.
 
-    registry.py   a line a platform: its form (what a source of it takes) and its adapter
-    form.py       endpoints, credentials and options checked before anything is tried
+    registry.py   a line for each platform: its form (what a source of it takes) and its adapter
+    form.py       endpoints, credentials and options, checked before anything is tried
+    sessions.py   logins that one job after another uses
+    ssh.py        sockets of another host, by SSH
+    recording.py  what a platform answers, recorded for tests
 
-Being in the registry enrols an adapter in the contract suite.
+An adapter in the registry is also in the contract suite.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,8 +27,8 @@ from synvirt.transport import Recorder
 
 
 class SnapshotRef(Model):
-    """A snapshot that an adapter made: `id` finds it again after a crash, `change_ids` are per disk key what
-    `open_disk(since=…)` of a later snapshot takes. A disk without a change id cannot give a delta."""
+    """A snapshot that an adapter made. `id` finds it again after a crash. `change_ids`: by disk key, what `open_disk(since=…)`
+    of a later snapshot takes. A disk without a change id cannot give a delta."""
 
     id: str
     change_ids: dict[str, str] = Field(default_factory=dict)
@@ -33,8 +36,8 @@ class SnapshotRef(Model):
 
 @dataclass(frozen=True, slots=True)
 class VmRow:
-    """A line of discovery. `folder`: where the platform shows the VM; None is what the platform did not say. `host`: as its
-    manifest has it; empty, where it runs on none, or on the only one."""
+    """A VM in a source's list. `folder`: where the platform shows it. None: the platform does not say. `host`: as in its
+    manifest; empty, where it runs on no host, or on the only one."""
 
     vm_id: str
     name: str
@@ -49,8 +52,8 @@ class VmRow:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """All that an adapter is made of. `folder` is the service's own, for sockets and scratch files: it may not be there yet.
-    `recorder` is handed to the adapter's HttpClient: it writes down what the platform answers (`live/recording.py`)."""
+    """What an adapter needs. `folder`: the service's own, for sockets and scratch files; it may not exist yet. `recorder`: for
+    the adapter's HttpClient; it records what the platform answers (`live/recording.py`)."""
 
     endpoint: str
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -61,8 +64,8 @@ class SourceAccess:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where a platform listens. `tls`: its certificate can be looked at before we log in; `own_authority`: who must have signed
-    that is said by the credentials, and by nothing on this host."""
+    """The address of a platform. `tls`: its certificate can be checked before the login; `own_authority`: the credentials say
+    who must have signed it, and nothing on this host does."""
 
     host: str
     port: int
@@ -72,8 +75,9 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a platform says of itself once it has let us in; `checks`: what our user may do there, one a privilege.
-    `instance_id`: its own, as inventories write it beside a VM's (vSphere's instance UUID); empty where it has none."""
+    """What a platform says about itself after the login. `checks`: what our user may do there, one for each privilege.
+    `instance_id`: the platform's own id, as inventories write it beside a VM's (vSphere's instance UUID); empty where it has
+    none."""
 
     product: str
     version: str
@@ -83,58 +87,58 @@ class About:
 
 @runtime_checkable
 class KeepsUefiVariables(Protocol):
-    """What an adapter is too whose platform keeps UEFI variables in the form that OVMF does (libvirt, Proxmox), or in one that
-    can be turned into it (XenServer)."""
+    """Also implemented by adapters whose platform keeps UEFI variables in OVMF's form (libvirt, Proxmox), or in one that can be
+    converted to it (XenServer)."""
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
-        """The variable store of a VM that is off, as its firmware reads it; None where there is none, or none to be had."""
+        """The variable store of a VM that is off, as its firmware reads it. None, where there is none or it cannot be read."""
         ...
 
 
 @runtime_checkable
 class TellsOfGuest(Protocol):
-    """What an adapter is too whose platform says what runs inside a guest, by an agent or by tools in it: a table a platform,
-    in its `guest_facts.py`."""
+    """Also implemented by adapters whose platform knows what runs inside a guest, by an agent or tools in it. Each platform has
+    a table, in its `guest_facts.py`."""
 
     async def guest_facts(self, vm_id: str) -> dict[str, str]:
-        """By the names of `model/facts.py`. What the guest does not say is left out; none, where it runs no agent."""
+        """Facts of the guest, by the names of `model/facts.py`. Unknown facts are left out; none, where it runs no agent."""
         ...
 
 
 @runtime_checkable
 class SwitchesTracking(Protocol):
-    """What an adapter is too whose platform tracks changes by a setting of the VM, which a job's snapshots do not take along
-    when they go (vSphere)."""
+    """Also implemented by adapters whose platform tracks changes by a setting of the VM, which stays when a job's snapshots are
+    removed (vSphere)."""
 
     async def is_tracked(self, vm_id: str) -> bool:
-        """Is the setting on? Asked before `enable_cbt`: what was off is switched off again when the job has ended."""
+        """Whether the setting is on. Asked before `enable_cbt`: if it was off, it is switched off again after the job."""
         ...
 
     async def disable_cbt(self, vm_id: str) -> None:
-        """The setting off, and what the platform keeps for it gone; after the job's snapshots. Nothing to do where all is done,
-        or where the VM is no more."""
+        """Switches the setting off, and removes what the platform keeps for it. Called after the job's snapshots are removed.
+        Idempotent; nothing to do where the VM is gone."""
         ...
 
 
 @runtime_checkable
 class HasWays(Protocol):
-    """What an adapter is too that can read a disk by several ways: a deep test tries and measures each."""
+    """Also implemented by adapters that can read a disk in several ways: a deep test tries and measures each."""
 
     async def ways_to(self, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> list[str]:
-        """Those that are no nonsense for this disk, whatever the source's options say."""
+        """The ways that are possible for this disk, whatever the source's options say."""
         ...
 
     async def open_by(self, way: str, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> ReaderSpec:
-        """As `open_disk` of the whole disk, by this way."""
+        """Opens the whole disk, as `open_disk`, by this way."""
         ...
 
     async def hosts(self) -> list[SourceCheck]:
-        """Those behind the platform that send disks themselves, as they are reached from here."""
+        """Whether the platform's hosts, which send disks themselves, can be reached from here."""
         ...
 
 
 class GuestStaysOn(Conflict):
-    """The guest was asked to shut down, and runs on."""
+    """The guest was asked to shut down, but still runs."""
 
 
 def stays_on(vm: str, timeout_s: float) -> GuestStaysOn:
@@ -146,32 +150,32 @@ def stays_on(vm: str, timeout_s: float) -> GuestStaysOn:
 
 
 class LiveAdapter(Protocol):
-    """One platform, one session. Made of a SourceAccess, whose form it checks (BadRequest); `connect` reaches out first.
+    """One session with one platform. It is made from a SourceAccess, whose form it checks (BadRequest); only `connect`
+    connects.
 
-    Every method may be called again after a crash with the same arguments: `snapshot` finds the snapshot of that name,
+    Every method may be called again after a crash with the same arguments: `snapshot` finds the snapshot of that name;
     `shutdown`, `power_on`, `mark`, `release` and `cleanup` do nothing where all is done. Errors: SourceUnreachable, AuthFailed,
-    VmNotFound, SnapshotFailed (from open_disk: the snapshot is no more, take it again), CbtReset (from open_disk, when `since`
-    is no longer known to the platform), CbtUnsupported (from enable_cbt), Internal.
+    VmNotFound, SnapshotFailed (from open_disk: the snapshot is gone, take it again), CbtReset (from open_disk, when the
+    platform does not know `since` any more), CbtUnsupported (from enable_cbt), Internal.
 
-    The names of a job's snapshots differ in the number after their last dash alone, which ascends. What `open_disk` answers is
-    good while the session lasts.
+    The names of a job's snapshots differ only in the number after their last dash, which ascends. A spec that `open_disk` gives
+    is good while the session lasts.
 
-    - `about`: who answers, and each missing privilege by name.
+    - `about`: the platform's name and version, and each missing privilege by name.
     - `enable_cbt`: from now on the changes of these disks, named by key, are tracked.
-    - `snapshot(vm_id, name, disks)`: the VM held still at one moment. `disks` are those that will be read, by key (None: all):
-      a platform that can leaves the others alone, and one that has lost one of them leaves that out.
-    - `open_disk(vm_id, snapshot, disk, since)`: the disk as it was in the snapshot; with `since`, a change id of an earlier
-      snapshot, the reader's extents are the changed ones only.
-    - `last_start`: names the VM's last start: another text, once it was started since. It may change for other reasons, too:
-      then it is as if it had been started. A VM that is held for its disks to be read was not started by that, as long as it
-      is the same holding: asked after `snapshot` of a VM that is off, and again before the copy takes over.
-    - `shutdown`: the VM is off when it returns. `polite`: the guest is asked, and powered off after `timeout_s` (None: the
-      source's own); `force`: it is powered off at once; `hold`: it is asked, and GuestStaysOn raised where it has not gone off
-      by then.
+    - `snapshot(vm_id, name, disks)`: a snapshot of the VM at one moment. `disks`: the disks that will be read, by key (None:
+      all). A platform that can, leaves out the others, and one that has lost a disk leaves out that one.
+    - `open_disk(vm_id, snapshot, disk, since)`: the disk as it was in the snapshot. With `since`, a change id of an earlier
+      snapshot, the reader's extents are only the changed ones.
+    - `last_start`: a text for the VM's last start, which is another one after the next start. It may change for other reasons
+      too; that counts as a start. Starting a VM only to read its disks does not count, as long as it stays the same start.
+      Asked after `snapshot` of a VM that is off, and again before the guest starts here.
+    - `shutdown`: the VM is off on return. `polite`: the guest is asked, and powered off after `timeout_s` (None: the source's
+      own); `force`: it is powered off at once; `hold`: it is asked, and GuestStaysOn is raised if it is not off by then.
     - `mark`: leaves a note on the source VM that it has moved.
-    - `release`: the disks of that snapshot have been read. What holds its data goes, since it grows or slows the guest; what
+    - `release`: the disks of that snapshot have been read. The snapshot's data is removed, as it grows or slows the guest; what
       a later delta needs (a checkpoint, a change id) stays.
-    - `cleanup`: removes the snapshot of that name and what belongs to it; released before or not.
+    - `cleanup`: removes the snapshot of that name and all that belongs to it, released or not.
     """
 
     @property

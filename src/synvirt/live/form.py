@@ -34,7 +34,7 @@ _BETWEEN_PARTS = re.compile(r"[,-]")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An endpoint, taken apart. `path` has no slash at its end; `reach` is None where nothing is reached over the network."""
+    """The parts of an endpoint. `path` has no slash at its end; `reach` is None where the network is not used."""
 
     scheme: str
     user: str | None
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[C, O]):
-    """`schemes`: each with the port that it means; None where it has no host. `user_in_endpoint`: it may name one."""
+    """`schemes`: each with its default port; None where it has no host. `user_in_endpoint`: the endpoint may name a user."""
 
     kind: LiveKind
     schemes: Mapping[str, int | None]
@@ -63,7 +63,7 @@ class Form(Generic[C, O]):
     user_in_endpoint: bool = False
 
     def read(self, access: SourceAccess) -> tuple[Place, C, O]:
-        """BadRequest, naming the field, never its value."""
+        """The endpoint, the credentials and the options of an access. BadRequest, which names the field, never its value."""
         place = self.place(access.endpoint)
         credentials: C = _validated(self.credentials, access.credentials, "credentials")
         for name in self.credentials.model_fields:
@@ -72,8 +72,8 @@ class Form(Generic[C, O]):
         return place, credentials, self.read_options(access.options)
 
     def read_options(self, options: Mapping[str, Any]) -> O:
-        """What has several parts may also be one text, as a command line has it: `10809-10872` or `10809,10872`; and texts by
-        name as `pve1=10.0.0.1;pve2=10.0.0.2`."""
+        """The options. A value with several parts may also be one text, as on a command line: `10809-10872` or `10809,10872`;
+        and texts by name as `pve1=10.0.0.1;pve2=10.0.0.2`."""
         read: O = _validated(self.options, {key: self._in_parts(key, value) for key, value in options.items()}, "options")
         return read
 
@@ -87,7 +87,7 @@ class Form(Generic[C, O]):
         return pairs(value.split(";")) if origin is dict else value
 
     def place(self, endpoint: str) -> Place:
-        """The endpoint, taken apart. BadRequest where its scheme, host or port does not fit the kind."""
+        """The parts of an endpoint. BadRequest, where its scheme, host or port does not fit the kind."""
         hint = f"{self.kind} takes " + " or ".join(
             f"{scheme}:///…" if port is None else f"{scheme}://host" for scheme, port in self.schemes.items()
         )
@@ -119,7 +119,7 @@ class Form(Generic[C, O]):
 
 
 def pairs(parts: Iterable[str]) -> dict[str, str]:
-    """NAME=VALUE each. One without `=` has an empty value, which its model refuses."""
+    """A dict of parts NAME=VALUE. One without `=` gets an empty value, which its model refuses."""
     split = (part.partition("=") for part in parts if part.strip())
     return {name.strip(): value.strip() for name, _, value in split}
 

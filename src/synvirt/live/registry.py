@@ -1,4 +1,4 @@
-"""The platforms: a line each. What is here is served under its kind, and enrolled in the contract suite."""
+"""The platforms, a line for each. Every one of them is served under its kind, and is in the contract suite."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from synvirt.model.kinds import LiveKind
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """`form`: what a source of it takes. `open`: its adapter, of which nothing is reached yet; BadRequest where the form is
-    not kept."""
+    """`form`: what a source of it takes. `open`: makes its adapter, without a connection; BadRequest, where the access does not
+    fit the form."""
 
     form: Form[Any, Any]
     open: Callable[[SourceAccess], LiveAdapter]

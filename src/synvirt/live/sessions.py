@@ -1,9 +1,9 @@
-"""Logins that one job after another uses: a thousand held jobs would else log in dozens of times a second. asyncio.
+"""Logins that one job after another uses. Without them a thousand held jobs would log in dozens of times a second. asyncio.
 
-    lent ─▶ one that lies idle, or a new one, connected ─▶ used by one job ─▶ went well: at rest, idle for IDLE_S at the most
-                                                                          └─ any trouble: closed
+    lent ─▶ an idle session, or a new one ─▶ used by one job ─▶ it succeeded: at rest, idle for IDLE_S at most
+                                                             └─ any error: closed
 
-A session has one user at a time. Only in the event loop that said `begin`: another ends before anybody could use it again.
+A session has one user at a time. Sessions are kept only in the event loop that called `begin`: other loops end too soon.
 """
 
 import asyncio
@@ -20,18 +20,19 @@ from synvirt.model.kinds import LiveKind
 
 log = structlog.get_logger(__name__)
 
-# Between two uses, and how many lie idle of one source: some jobs take their deltas at the same time.
+# How long a session stays idle, and how many of one source do: some jobs copy their deltas at the same time.
 IDLE_S, IDLE_MOST = 60.0, 4
-# What a platform says of a VM, and means nothing for the session.
+# Errors about a VM. They mean nothing for the session.
 _OF_A_VM = (SnapshotFailed, CbtReset, CbtUnsupported, VmNotFound, Conflict)
 
 
 @runtime_checkable
 class StaysLoggedIn(Protocol):
-    """What an adapter is too whose login may serve one user after another. It renews one that the platform has forgotten."""
+    """Also implemented by adapters whose login may serve several users in turn. It logs in again if the platform has ended
+    it."""
 
     async def rest(self) -> None:
-        """As `close`, but for the login: nothing is open any more, at the platform neither."""
+        """Closes everything except the login, also at the platform."""
         ...
 
 
@@ -42,34 +43,34 @@ class _Idle(NamedTuple):
 
 
 class Sessions:
-    """`open_adapter`: the adapter of a source, not connected yet."""
+    """The sessions with all sources. `open_adapter`: makes the adapter of a source, without a connection."""
 
     def __init__(self, open_adapter: Callable[[LiveKind, UUID], Awaitable[LiveAdapter]]) -> None:
         self._open = open_adapter
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: dict[UUID, list[_Idle]] = {}
-        # How often a source was changed: what was opened before is of no use after.
+        # How often a source was changed: sessions from before a change are not used again.
         self._changes: dict[UUID, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """In an event loop that lasts: from now on its sessions are kept for the next user."""
+        """From now on sessions of this event loop are kept for the next user. Call it in a loop that lasts."""
         self._loop = asyncio.get_running_loop()
 
     async def end(self) -> None:
-        """In that loop, before it ends: nothing is kept any more, and none lies idle when it returns."""
+        """Closes all idle sessions, and keeps none any more. Call it in the same loop, before it ends."""
         self._loop = None
         found = [one.adapter for idle in self._idle.values() for one in idle]
         self._idle.clear()
         await asyncio.gather(*map(_closed, found), *self._closing)
 
     def changed(self, source_id: UUID) -> None:
-        """From any thread: another password, endpoint or certificate, or no such source any more."""
+        """The source has another password, endpoint or certificate, or was removed. From any thread."""
         self._changes[source_id] = self._changes.get(source_id, 0) + 1
 
     @asynccontextmanager
     async def lent(self, kind: LiveKind, source_id: UUID, *, within_s: float | None = None) -> AsyncIterator[LiveAdapter]:
-        """Connected. SourceUnreachable, when it does not stand within `within_s`."""
+        """A connected session, for the length of the block. SourceUnreachable, when there is none within `within_s`."""
         changes = self._changes.get(source_id, 0)
         adapter = self._taken(source_id, changes) or await self._connected(kind, source_id, within_s)
         try:
@@ -91,7 +92,7 @@ class Sessions:
                 f"the source did not let us in within {within_s:.0f} s", waited_s=within_s or 0.0
             ) from error
         except BaseException:
-            # Cancelled in the middle, say: nobody else knows of it yet.
+            # For example it was cancelled meanwhile: only this code knows the adapter.
             await asyncio.shield(adapter.close())
             raise
         return adapter
@@ -124,7 +125,7 @@ class Sessions:
         except asyncio.CancelledError:
             await asyncio.shield(adapter.close())
             raise
-        except Exception as error:  # what its user wanted of it is done
+        except Exception as error:  # its user has what it wanted
             log.warning("a session is not used again", kind=adapter.kind, cause=str(error))
             await asyncio.shield(_closed(adapter))
             return
@@ -149,5 +150,5 @@ class Sessions:
 async def _closed(adapter: LiveAdapter) -> None:
     try:
         await adapter.close()
-    except Exception as error:  # whatever it was: nobody waits for this session any more
+    except Exception as error:  # no caller needs this session any more
         log.warning("a session is not ended", kind=adapter.kind, cause=str(error))

@@ -1,9 +1,9 @@
-"""Unix sockets of another host, by SSH: a socket here for each there (OpenSSH's `-L LOCAL:REMOTE`). Blocking code.
+"""Unix sockets of another host, by SSH: each has a socket here (OpenSSH's `-L LOCAL:REMOTE`). Blocking code.
 
     libvirt's own socket, a backup's NBD socket ◀── sshd ◀── ssh -N ◀── a socket in a folder that only we may enter
 
-To forward, a key that may do no more (`restrict,port-forwarding` in authorized_keys) is enough; a Shell runs commands.
-The host's key is pinned; no secret is in an argument; each ssh ends with our process, however that ends.
+For forwarding, a key that may do only that (`restrict,port-forwarding` in authorized_keys) is enough; a Shell runs commands.
+The host's key is pinned. No secret is in an argument. Each ssh ends with our process, however that ends.
 """
 
 import base64
@@ -25,20 +25,20 @@ from synvirt.errors import AuthFailed, BadRequest, SourceUnreachable, SynvirtErr
 from synvirt.programs import ProgramFailed, end_group, run, start
 
 CONNECT_TIMEOUT_S = 20
-# With nothing heard for so long the other host is taken as gone: three questions without an answer.
+# After so long without an answer (three questions) the other host counts as gone.
 ALIVE_EVERY_S, ALIVE_MISSED_MAX = 5, 3
 _SAID_CHARS = 400
 SSH_FAILED = 255
 _SSH_PORT = 22
-# Preferred to OpenSSH's own first choice (ChaCha20), which takes twice the time of a core for each byte where there are
-# instructions for AES; the others stay behind them, for a host that has only those.
+# Preferred to OpenSSH's own first choice (ChaCha20), which takes twice as long for each byte on a processor with AES
+# instructions. The other ciphers stay in the list, for hosts that have only those.
 FAST_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 _CPUINFO = Path("/proc/cpuinfo")
 
-# setpriv ends a child with the thread that started it: this one lives as long as the process.
+# setpriv ends a child when the thread that started it ends. This thread lives as long as the process.
 _starter = ThreadPoolExecutor(1, thread_name_prefix="tunnels")
 
-# What ssh says, whose fault it is, and what to do about it. First match wins.
+# What ssh writes, the error that it means, and a hint. The first match counts.
 _CAUSES: tuple[tuple[re.Pattern[str], type[SynvirtError], str], ...] = (
     (
         re.compile(r"host key|HOST IDENTIFICATION|authenticity of host", re.IGNORECASE),
@@ -56,7 +56,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], type[SynvirtError], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """How to get in. `folder` holds files that nobody else may read; `known_hosts` None: those of the service's user."""
+    """How to log in. `folder`: for files that only our user may read; `known_hosts` None: those of the service's user."""
 
     host: str
     port: int
@@ -89,7 +89,7 @@ class Door:
         if not self.verify:
             options["UserKnownHostsFile"] = "/dev/null"
         elif self.known_hosts is not None:
-            # ssh splits this value at blanks, and ours has none.
+            # ssh splits this value at blanks; ours has none.
             options["UserKnownHostsFile"] = str(self._file("known_hosts", self.known_hosts))
             options["GlobalKnownHostsFile"] = "/dev/null"
         argv = ["ssh", "-T", "-p", str(self.port)]
@@ -103,8 +103,8 @@ class Door:
         return argv
 
     def led(self) -> list[str]:
-        """More arguments: the checked address, which ssh goes to instead of asking a name server again; keys are still known by
-        the name. SourceUnreachable, BadRequest."""
+        """Arguments that make ssh connect to the checked address, without asking a name server again. Keys are still looked up
+        by the name. SourceUnreachable, BadRequest."""
         try:
             address = outgoing.sources().address(self.host, self.port, timeout_s=CONNECT_TIMEOUT_S)
         except OSError as error:
@@ -114,8 +114,8 @@ class Door:
         return ["-o", f"HostName={address}", "-o", f"HostKeyAlias={known_as(self.host, self.port)}"]
 
     def env(self) -> Mapping[str, str]:
-        """A password, or a key's passphrase, is read by ssh from a program that prints a file: never from an argument. With
-        neither that nor a key, those in the agent of the service's user are tried."""
+        """The environment of ssh. It reads a password, or a key's passphrase, from a program that prints a file, never from an
+        argument. With neither a password nor a key, it tries the keys in the agent of the service's user."""
         if self.secret is None:
             agent = os.environ.get("SSH_AUTH_SOCK")
             return {} if agent is None or self.private_key is not None else {"SSH_AUTH_SOCK": agent}
@@ -133,7 +133,7 @@ class Door:
 
 @cache
 def _has_aes() -> bool:
-    """Does this host's processor have instructions for AES?"""
+    """Whether this host's processor has AES instructions."""
     try:
         said = _CPUINFO.read_text(errors="replace")
     except OSError:
@@ -142,7 +142,7 @@ def _has_aes() -> bool:
 
 
 class _Child:
-    """An ssh that lives until `close`, or until our process ends; `local` is a socket here by which it is used."""
+    """An ssh that runs until `close`, or until our process ends. `local`: its socket here."""
 
     def __init__(self, door: Door, local: Path) -> None:
         self.local, self._door = local, door
@@ -170,7 +170,7 @@ class _Child:
         return self._child is not None and self._child.poll() is None
 
     def said(self) -> str:
-        """What ssh has complained of: a socket that is not there, for one."""
+        """What ssh has written to its standard error, for example that a socket is missing."""
         return self._said.read_text(errors="replace").strip()[-_SAID_CHARS:] if self._said.exists() else ""
 
     def close(self) -> None:
@@ -182,36 +182,36 @@ class _Child:
 
 
 class Tunnel(_Child):
-    """A socket here that leads to one there. `open` it; it lives until `close`, or until our process ends."""
+    """A socket here that leads to one there, from `open` until `close` or the end of our process."""
 
     def __init__(self, door: Door, remote: str, local: Path) -> None:
         super().__init__(door, local)
         self._remote = remote
 
     def open(self) -> None:
-        """SourceUnreachable, AuthFailed. Nobody need listen there yet."""
+        """SourceUnreachable, AuthFailed. The socket there need not exist yet."""
         self._start((), ("-L", f"{self.local}:{self._remote}"))
 
 
 class Shell(_Child):
-    """One login for many commands and sockets (ssh_config(5), ControlMaster): a login takes longer than all that we ask."""
+    """One login for many commands and sockets (ssh_config(5), ControlMaster), as a login takes longer than they do."""
 
     def open(self) -> None:
         """SourceUnreachable, AuthFailed."""
         self._start(("-M", "-S", str(self.local)), ())
 
     def run(self, command: Sequence[str], timeout_s: float) -> str:
-        """What the command writes there. ProgramFailed where it fails; SourceUnreachable where ssh itself does."""
+        """The output of a command there. ProgramFailed, where the command fails; SourceUnreachable, where ssh itself fails."""
         try:
             return run([*self._argv(), "--", self._door.host, shlex.join(command)], timeout_s=timeout_s).stdout
         except ProgramFailed as error:
-            # ssh's own end (ssh(1), EXIT STATUS); a command that took too long has none.
+            # ssh's own exit code (ssh(1), EXIT STATUS); a command that took too long has none.
             if error.returncode not in (SSH_FAILED, None):
                 raise
             raise refused(self._door, error.stderr or f"no answer within {timeout_s:.0f} s") from error
 
     def forward(self, remote: str, local: Path) -> None:
-        """A socket here that leads to one there, for as long as the login lasts. For talk; a disk has a tunnel of its own."""
+        """Makes a socket here that leads to one there while the login lasts. For short talk; a disk has its own tunnel."""
         argv = [*self._argv(), "-O", "forward", "-L", f"{local}:{remote}", "--", self._door.host]
         try:
             run(argv, timeout_s=CONNECT_TIMEOUT_S)
@@ -219,12 +219,12 @@ class Shell(_Child):
             raise refused(self._door, error.stderr) from error
 
     def _argv(self) -> list[str]:
-        # Without the login that is there no other is made: who asks next opens one.
+        # If the login is gone, none is made here: the next caller opens one.
         return ["ssh", "-T", "-S", str(self.local), "-o", "ControlMaster=no", "-o", "ProxyCommand=false"]
 
 
 def refused(door: Door, said: str) -> SynvirtError:
-    """What ssh said, as ours: SourceUnreachable, AuthFailed."""
+    """What ssh wrote, as our error: SourceUnreachable, AuthFailed."""
     where = f"{door.host} by SSH on port {door.port}"
     for pattern, error, hint in _CAUSES:
         if pattern.search(said):
@@ -242,12 +242,12 @@ def _line(said: str) -> str:
 
 
 def known_as(host: str, port: int) -> str:
-    """What a line of known_hosts calls it."""
+    """The name of a host in a line of known_hosts."""
     return host if port == _SSH_PORT else f"[{host}]:{port}"
 
 
 def pinned_key(host: str, port: int, fingerprint: str) -> str:
-    """The host's key whose SHA-256 is the pinned one, as a line of known_hosts. SourceUnreachable, when there is none."""
+    """The host's key with the pinned SHA-256, as a line of known_hosts. SourceUnreachable, when the host has none."""
     try:
         address = outgoing.sources().address(host, port, timeout_s=CONNECT_TIMEOUT_S)
     except OSError as error:
@@ -268,7 +268,7 @@ def pinned_key(host: str, port: int, fingerprint: str) -> str:
 
 
 def key_fingerprint(line: str) -> str:
-    """SHA-256 of the key in a line of known_hosts, written as certificates' are. BadRequest."""
+    """SHA-256 of the key in a line of known_hosts, in the form of certificates' fingerprints. BadRequest."""
     fields = line.split()
     try:
         return hashlib.sha256(base64.b64decode(fields[2], validate=True)).digest().hex(":").upper()

@@ -1,14 +1,14 @@
 """The only room that names concrete classes and puts them together: the service, and the command line with it.
 
-running.py        the service: begun, run, ended, in an order that matters
-migrations.py     what its jobs are made of
+running.py        the service: its start and its end, in an order that matters
+migrations.py     the parts of migrations
 destinations.py   where volumes go
-backups.py        what backups are made of
-fleet.py          what waves are made of
+backups.py        the parts of backups
+fleet.py          the parts of waves
 ways_in.py        the API's routes and the page's
 commands.py       synvirt serve and synvirt demo
 
-Heavy modules are imported where they are used, so that `synvirt --help` has nothing to wait for.
+Heavy modules are imported where they are used, so that `synvirt --help` is fast.
 """
 
 from synvirt.cli import app

@@ -1,4 +1,4 @@
-"""What backups are made of."""
+"""Puts the parts of backups together."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -28,7 +28,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
     from synvirt.kvm.connection import Connection
     from synvirt.proof.signing import HostKey
 
-    # A connection of its own, opened by the first run: the embedded driver is opened once a process, and shared.
+    # Its own connection, opened by the first run. The embedded driver is opened only once in a process, and shared.
     connection = Connection(settings.hypervisor_uri, lambda: None)
     stack.callback(connection.close)
     guests = stack.enter_context(source.running(sources_of(connection, store.backups, host=settings.host_id)))

@@ -44,7 +44,7 @@ def serve(
     """
     options.work_here("this starts one here: --listen says where")
     end_at_once()
-    os.umask(0o027)  # whatever folder it is given: what the service makes there is not for everybody
+    os.umask(0o027)  # in any folder: other users must not read what the service makes
     from synvirt.logs import log_to
     from synvirt.settings import load
 
@@ -73,10 +73,10 @@ def demo(
 
     options.work_here("this starts one here: --listen says where")
     os.umask(0o027)  # as `serve`
-    # What the guest has on its disk is asked of its agent.
+    # The demo asks the guest's agent for the content of its disk.
     settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen, "boot_check": "agent"})
     prepare_data_dir(settings)
-    # The demo is shown on the terminal: the service's own lines go beside it.
+    # The terminal shows the demo, so the service's log goes to a file.
     log_to(settings.log_level, (settings.data_dir / "demo.log").open("a"))
     done = run_demo(
         lambda chosen: service(chosen, announce=partial(typer.echo, err=True)),
@@ -88,7 +88,7 @@ def demo(
 
 
 def _leave(code: int) -> NoReturn:
-    """A step may be waiting in a thread, for a guest to boot: Python would wait for it, and there is nothing to wait for."""
+    """Ends the process at once. A step may wait in a thread for a guest to boot, and Python would wait for that thread."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -96,5 +96,5 @@ def _leave(code: int) -> NoReturn:
 
 def main() -> None:
     """The program `synvirt`."""
-    # A shell that completes a line does not give it as arguments.
+    # A shell that completes a line does not pass it as arguments.
     (app if VARIABLE in os.environ else named(app, sys.argv[1:]))()

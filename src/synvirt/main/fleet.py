@@ -1,4 +1,4 @@
-"""What waves are made of."""
+"""Puts the parts of waves together."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -25,7 +25,7 @@ def make_fleet(
     sources: "Sources",
     keyring: "Keyring",
 ) -> "tuple[Fleet, Carrying]":
-    """The waves of this host: what the API asks, and what carries them out; `stack` ends the latter."""
+    """The waves: what the API calls, and what carries them out on this host; `stack` ends the latter."""
     from synvirt.api.routes.waves import Fleet
     from synvirt.fleet.carrying import Carrying, failed
     from synvirt.fleet.forecasting import Forecaster

@@ -1,4 +1,4 @@
-"""What migrations are made of: sources, the rooms of their steps, the engine under its lease, rehearsals, removal."""
+"""Puts the parts of migrations together: sources, the rooms of their steps, the engine and its lease, rehearsals, removal."""
 
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def make_sources(settings: "Settings", store: "Store", keyring: "Keyring") -> "Sources":
-    """The registered sources. Their hosts are held to the setting source_allowed_hosts from here on."""
+    """The registered sources. From now on the setting source_allowed_hosts limits their hosts."""
     from synvirt import outgoing
     from synvirt.live.registry import BY_KIND as PLATFORMS
     from synvirt.migrations.sources.registered import Sources
@@ -41,8 +41,8 @@ def make_sources(settings: "Settings", store: "Store", keyring: "Keyring") -> "S
 def make_engine(
     stack: ExitStack, settings: "Settings", rooms: "Rooms", about: "AboutHost", *, sources: "Sources", secrets: "JobSecrets"
 ) -> "tuple[Engine, list[Pausable], TakingOver]":
-    """Not started yet. From here on this process writes to the store under a lease of its host, and the kinds of jobs in the
-    list run while it holds. Conflict, where another process has it already."""
+    """The engine, not started yet. From now on this process writes to the store under its host's lease, and the kinds of jobs
+    in the list run while it holds the lease. Conflict, where another process has it."""
     from synvirt.jobs.lease import HostLease, Pausable, Together
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.taking_over import TakingOver
@@ -100,7 +100,7 @@ def make_intake(
 
 
 def make_rehearsals(settings: "Settings", rooms: "Rooms", engine: "Engine") -> "tuple[Rehearsing, Rehearsals]":
-    """What the API asks of rehearsals, and the engine that runs them. It is not started yet."""
+    """The rehearsals for the API, and the engine that runs them, which is not started yet."""
     from synvirt.rehearsals.asking import Rehearsing
     from synvirt.rehearsals.engine import Rehearsals
 
@@ -112,7 +112,7 @@ def make_rehearsals(settings: "Settings", rooms: "Rooms", engine: "Engine") -> "
 
 
 def make_removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Removal":
-    """What removes ended jobs, also by the setting keep_ended_days, until `stack` ends."""
+    """The removal of ended jobs, also by the setting keep_ended_days, until `stack` ends."""
     from synvirt.api.routes.audit import expiring
     from synvirt.migrations.removing import Removal, retained, volumes_of
 
@@ -218,7 +218,7 @@ def _receipts(settings: "Settings") -> "Receipts":
 
 
 def _say_who_guests_are(settings: "Settings") -> None:
-    """And have it so, before the driver is opened."""
+    """Sets and logs the user that guests run as, before the driver is opened."""
     import structlog
 
     from synvirt.kvm import qemu_user

@@ -1,4 +1,4 @@
-"""The service, put together, begun and ended in its order."""
+"""The service: put together, started and ended in the right order."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -45,7 +45,7 @@ class Service:
         return self.rooms.hypervisor.read_guest_file(uuid, path)
 
     def remove(self, job: "Migration") -> None:
-        """What a completed job made here."""
+        """Removes what a completed job made here."""
         if job.domain is not None:
             self.rooms.hypervisor.undefine(UUID(job.domain.uuid), job.id)
         for disk in job.disks:
@@ -161,7 +161,7 @@ def _begin(
     *,
     among_hosts: bool,
 ) -> None:
-    """Jobs go on from here, and waves with them."""
+    """Starts jobs and waves: they go on from now on."""
     from synvirt.fleet.carrying import carried
     from synvirt.migrations.taking_over import looking
 
