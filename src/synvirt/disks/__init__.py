@@ -27,13 +27,13 @@ from synvirt.disks.specs import (
     IscsiSpec,
     JoinedSpec,
     LeaseSpec,
-    NbdSpec,
     NbdTlsSpec,
     NfsSpec,
     QemuSpec,
     RawSpec,
     RbdSpec,
     ReaderSpec,
+    ServedSpec,
     VddkSpec,
     WriterSpec,
     XapiExportSpec,
@@ -148,12 +148,7 @@ def _gzipped(over: DiskReader, spec: GzipSpec) -> DiskReader:
     return GzippedReader(over, spec.size_max_bytes, spec.name)
 
 
-_Served = (
-    NbdSpec | NbdTlsSpec | DatastoreSpec | VddkSpec | LeaseSpec | XapiExportSpec | RbdSpec | NfsSpec | IscsiSpec | DownloadSpec
-)
-
-
-def _served(spec: _Served) -> DiskReader:  # noqa: PLR0911 - a table in the form of code
+def _served(spec: ServedSpec) -> DiskReader:  # noqa: PLR0911 - a table in the form of code
     if isinstance(spec, NfsSpec | IscsiSpec | DownloadSpec):
         return _by_network(spec)
     if isinstance(spec, RbdSpec):
@@ -243,22 +238,11 @@ def open_reader(spec: ReaderSpec) -> DiskReader:
 def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
     if depth > NESTING_MAX:
         raise MalformedArchive(f"images lie in one another more than {NESTING_MAX} deep")
+    if isinstance(spec, ServedSpec):
+        return _served(spec)
     match spec:
         case RawSpec():
             return _raw(spec)
-        case (
-            NbdSpec()
-            | NbdTlsSpec()
-            | DatastoreSpec()
-            | VddkSpec()
-            | LeaseSpec()
-            | XapiExportSpec()
-            | RbdSpec()
-            | NfsSpec()
-            | IscsiSpec()
-            | DownloadSpec()
-        ):
-            return _served(spec)
         case QemuSpec():
             return _qemu(spec)
         case JoinedSpec():

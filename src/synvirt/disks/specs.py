@@ -347,18 +347,14 @@ class RbdSpec(Spec):
     size_bytes: int | None = None
 
 
+# Another machine or process serves these disks when it is asked.
+ServedSpec = (
+    NbdSpec | NbdTlsSpec | DatastoreSpec | VddkSpec | LeaseSpec | XapiExportSpec | RbdSpec | NfsSpec | IscsiSpec | DownloadSpec
+)
 ReaderSpec = (
     RawSpec
     | ImageSpec
-    | NbdSpec
-    | DatastoreSpec
-    | VddkSpec
-    | LeaseSpec
-    | NfsSpec
-    | IscsiSpec
-    | DownloadSpec
-    | NbdTlsSpec
-    | XapiExportSpec
+    | ServedSpec
     | QemuSpec
     | AllocatedSpec
     | ChangedSpec
@@ -367,7 +363,6 @@ ReaderSpec = (
     | JoinedSpec
     | GzipSpec
     | BlankSpec
-    | RbdSpec
 )
 
 
@@ -459,22 +454,11 @@ def versions(spec: ReaderSpec) -> list[str]:
 
 
 def elsewhere(spec: ReaderSpec) -> bool:
-    """Does another machine or process serve the disk when it is asked? Reading it is mostly waiting. A file by
-    URL is not meant: what its reader will be asked for next it fetches by itself."""
+    """Whether another machine or process serves the disk when it is asked. Then reading it is mostly waiting. A file by URL
+    does not count, as its reader fetches ahead."""
+    if isinstance(spec, ServedSpec):
+        return True
     match spec:
-        case (
-            NbdSpec()
-            | NbdTlsSpec()
-            | DatastoreSpec()
-            | VddkSpec()
-            | LeaseSpec()
-            | XapiExportSpec()
-            | RbdSpec()
-            | NfsSpec()
-            | IscsiSpec()
-            | DownloadSpec()
-        ):
-            return True
         case AllocatedSpec() | ChangedSpec() | DeltaSpec():
             return elsewhere(spec.over)
         case _:

@@ -69,7 +69,7 @@ class XenApi:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(KEEP_ALIVE_S)
-            with contextlib.suppress(SynvirtError):  # who asks next learns it
+            with contextlib.suppress(SynvirtError):  # the next call raises it
                 await asyncio.to_thread(self._session.keep_alive)
 
     async def rest(self) -> None:
