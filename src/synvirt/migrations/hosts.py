@@ -1,4 +1,4 @@
-"""The hosts of a fleet, as operators see them, and what each says of itself."""
+"""The hosts of a fleet, for operators, and how each describes itself."""
 
 import json
 import socket
@@ -21,17 +21,17 @@ from synvirt.repeating import repeated
 from synvirt.store import Store
 from synvirt.store.hosts import HostRow
 
-# A destination that hangs must not hold up the lease: each is asked in a thread of its own, now and again.
+# How often destinations are asked, each in its own thread: a destination that hangs must not delay the lease.
 ASKED_EVERY_S = 60.0
-# A source that did not answer one host may answer another; after this it is tried from here again.
+# How long a source that did not answer this host counts as out of reach from here. It may answer another host.
 UNREACHABLE_FOR_S = 600.0
 
 log = structlog.get_logger(__name__)
 
 
 class HostDestination(Model):
-    """`free_bytes` is null where the host could not say. `shared_id`: the same on each host that reaches this destination; null
-    where only this one does, or it could not say."""
+    """A destination of a host. `free_bytes` is null where it is not known. `shared_id`: the same on all hosts that reach this
+    destination; null where only this one does, or it is not known."""
 
     name: str
     kind: str
@@ -40,9 +40,9 @@ class HostDestination(Model):
 
 
 class HostRoom(Model):
-    """What a host has for guests. `free_memory_bytes`, `free_cpus`: what the guests that run leave, with as much overcommitment
-    as its settings allow; below zero, where they have more. `networks`: what a card can be plugged into, in a plan's words.
-    `unreachable_sources`: ids of those that did not answer it lately."""
+    """A host's resources for guests. `free_memory_bytes`, `free_cpus`: what the running guests leave, with the overcommitment
+    of its settings; negative, where they use more. `networks`: what a network card can be connected to, as in a plan.
+    `unreachable_sources`: ids of sources that did not answer this host lately."""
 
     free_memory_bytes: int
     free_cpus: float
@@ -51,8 +51,8 @@ class HostRoom(Model):
 
 
 class Host(Model):
-    """`alive`: its lease holds. `away`: it is over. `fenced`: another host, or an operator, has said that it may not go on; it
-    starts over once it is back. `jobs`: its migrations that have not ended. `room`: null where the host could not say."""
+    """A host. `alive`: its lease holds; `away`: its lease is over; `fenced`: another host or an operator has fenced it, and it
+    begins a new epoch when it is back. `jobs`: its unended migrations. `room`: null where it is not known."""
 
     id: str
     name: str
@@ -65,7 +65,7 @@ class Host(Model):
 
 
 class AboutHost:
-    """What this host says of itself: `document` answers at once, with what was found last."""
+    """How this host describes itself. `document` answers at once, with what was found last."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class AboutHost:
         self._found = [HostDestination(name=name, kind=one.kind, free_bytes=None) for name, one in destinations.items()]
 
     def document(self) -> str:
-        """What this host says of itself to the others, as JSON: destinations, room for guests, sources out of reach."""
+        """This host's description for the others, as JSON: destinations, resources for guests, sources out of reach."""
         with self._lock:
             destinations = [one.model_dump() for one in self._found]
             room = self._room
@@ -95,18 +95,18 @@ class AboutHost:
         return json.dumps(said)
 
     def unreachable(self, source_id: UUID) -> None:
-        """A source did not answer this host: for a while, others are better placed to copy from it."""
+        """Notes that a source did not answer this host: for a while other hosts are preferred for it."""
         with self._lock:
             self._unreachable[source_id] = self._clock() + UNREACHABLE_FOR_S
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Up to date, as long as the block lasts."""
+        """Keeps the description up to date while the block runs."""
         with repeated(self.ask, name="about-host", every_s=ASKED_EVERY_S, ends_within_s=0.1):
             yield
 
     def ask(self) -> None:
-        """What the hypervisor and each destination say now. It may take as long as a cluster that is away."""
+        """Asks the hypervisor and each destination. It may take long, where a cluster is away."""
         room = self._asked_room()
         with self._lock:
             self._room = room
@@ -115,7 +115,7 @@ class AboutHost:
             for name, one in self._destinations.items()
         ]
         with self._lock:
-            # What it once said of itself is so while it is away, too.
+            # Its id stays right while it is away.
             self._found = [
                 one.model_copy(update={"shared_id": one.shared_id or before.shared_id})
                 for one, before in zip(found, self._found, strict=True)
@@ -149,7 +149,7 @@ def _shared_id(destination: Destination) -> str | None:
 
 
 class Hosts:
-    """Blocks. `here` is this host's id."""
+    """The hosts of the store. Blocks. `here`: this host's id."""
 
     def __init__(self, store: Store, here: str) -> None:
         self._store, self._here = store, here
@@ -160,7 +160,7 @@ class Hosts:
         return [host_of(row, jobs.get(row.id, 0)) for row in self._store.hosts.all()]
 
     def fence(self, host: str) -> Host:
-        """NotFound; Conflict for this host itself."""
+        """Fences a host. NotFound; Conflict, for this host itself."""
         if host == self._here:
             raise Conflict(f"{host} is this host", hint="stop its service, or ask another host to fence it")
         if not self._store.hosts.fence(host):

@@ -1,11 +1,11 @@
-"""Instant start: the guest runs while its copy is made, and goes over to its volumes when that is whole. asyncio.
+"""Instant start: the guest runs while its copy is made, and moves onto its volumes when the copy is complete. asyncio.
 
-    CopyingFull   export served ─▶ overlay laid ─▶ domain over it defined, started, seen to boot
-                                └▶ the pass copies the same disks to the volumes, and yields to what the guest reads
+    CopyingFull   export served ─▶ overlay made ─▶ domain on it defined, started, seen to boot
+                                └▶ the pass copies the same disks to the volumes, and yields to the guest's reads
     Starting      the guest's layers become its volumes, without a stop ─▶ domain over the volumes defined ─▶ export ended
 
 Once the guest has started, a failure of the copy does not fail the job: the job shows it, and tries again until the copy is
-whole or an operator cancels, which loses what the guest wrote. A guest that cannot read stands still, and goes on when it can.
+complete or an operator cancels, which loses what the guest wrote. A guest that cannot read is paused, and resumed when it can.
 The export outlives the service; the host that has the job finds it, or makes it again.
 """
 
@@ -43,12 +43,12 @@ from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
 
-# Servers that are asked for ranges by this service itself.
+# Specs of servers that this service itself asks for ranges.
 _RANGES = ("http://", "https://", "s3://")
 
 
 def applies(job: Migration) -> bool:
-    """A job that took up a whole copy starts its guest from that."""
+    """Whether the job starts its guest at once. A retry that took over a complete copy starts its guest from that instead."""
     return job.plan.instant and job.retry_of is None
 
 
@@ -56,7 +56,7 @@ def applies(job: Migration) -> bool:
 
 
 def refuse_plan(rooms: Rooms, plan: MigrationPlan, *, converts: bool) -> None:
-    """InvalidPlan, with the reason."""
+    """InvalidPlan, where the plan allows no instant start."""
     if plan.source.Live is not None:
         raise InvalidPlan("an instant start is for offline imports: the guest of a Live plan runs at its source meanwhile")
     if not plan.target.start:
@@ -80,7 +80,7 @@ def refuse_plan(rooms: Rooms, plan: MigrationPlan, *, converts: bool) -> None:
 
 
 def refuse_readers(readers: Sequence[ReaderSpec]) -> None:
-    """InvalidPlan, where a disk cannot be read here and there at once."""
+    """InvalidPlan, where a disk cannot be read in several places at once."""
     for spec in readers:
         if (why := _not_anywhere(spec)) is not None:
             raise InvalidPlan(
@@ -113,7 +113,8 @@ def _not_anywhere(spec: ReaderSpec) -> str | None:  # noqa: PLR0911 - a table in
 
 
 async def copy_under_the_guest(job: Job, disks: Sequence[PassDisk], check: Callable[[], Awaitable[None]]) -> None:
-    """Until the copy is whole, and the guest was seen to boot or was not. `check` raises where the source has changed."""
+    """Runs the guest and copies its disks, until the copy is complete and the guest has booted or failed to. `check` raises
+    where the source has changed."""
     exports, name = _exports(job), str(job.id)
     readers = [disk.reader for disk in disks]
     refuse_readers(readers)
@@ -134,7 +135,7 @@ async def copy_under_the_guest(job: Job, disks: Sequence[PassDisk], check: Calla
 
 
 async def _lay(job: Job, volumes: Sequence[Volume]) -> None:
-    """Once: what a guest wrote is never laid again."""
+    """Makes the overlays, only once: they have what the guest wrote."""
     if job.migration.instant is not None:
         return
     sizes = {disk.key: disk.capacity_bytes for disk in job.manifest.disks}
@@ -145,7 +146,8 @@ async def _lay(job: Job, volumes: Sequence[Volume]) -> None:
 
 
 async def _landed(job: Job, volumes: list[Volume]) -> None:
-    """Started, and waited for. That it does not boot is for Starting to say, once its copy is whole: so it is kept."""
+    """Starts the guest and waits until it has booted. A guest that does not boot is reported only in Starting, when its copy is
+    complete: so the copy is kept."""
     if job.migration.boot_sign is not None:
         return
 
@@ -153,7 +155,7 @@ async def _landed(job: Job, volumes: list[Volume]) -> None:
         await source_vm.refuse_living(job)
         if is_started(job.migration.instant):
             return
-        # Noted before it is done: from here on its writes are to be kept.
+        # Noted before the start: from now on the guest's writes must be kept.
         await _be(job, "running", started_at=now())
 
     try:
@@ -163,7 +165,7 @@ async def _landed(job: Job, volumes: list[Volume]) -> None:
 
 
 async def _until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[None]]) -> None:
-    """Before the guest was started a failure is a failure."""
+    """Tries again until `attempt` succeeds. Before the guest has started, a failure is raised."""
     tries = 0
     while True:
         try:
@@ -176,7 +178,7 @@ async def _until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[None]]) 
             pause_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
             tries += 1
             log.warning("the guest runs on; it is tried again", job=str(job.id), cause=error.detail, again_s=pause_s)
-            # A file that went is not the same when it comes back as another: what it is is looked at, not remembered.
+            # A missing file may come back as another one. So it is checked again, not remembered.
             await job.show(
                 type(error)(
                     f"{error.detail.rstrip('.')}. The guest runs on, and it is tried again",
@@ -191,7 +193,7 @@ async def _until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[None]]) 
 
 
 async def _while_guest_is_kept(job: Job, readers: Sequence[ReaderSpec], work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All of the work is done, or the first that fails is raised; nothing of it goes on then."""
+    """Does all of the work while the guest is kept running. Raises the first failure, when all work has ended."""
     doing = [asyncio.ensure_future(one) for one in work]
     keeping = asyncio.ensure_future(_keep(job, readers))
     everything = [*doing, keeping]
@@ -201,7 +203,7 @@ async def _while_guest_is_kept(job: Job, readers: Sequence[ReaderSpec], work: Se
             for one in done:
                 one.result()
     except Exception:
-        # What runs in threads ends there, so that nothing is defined or started once the job is swept.
+        # Work in threads ends here, so that nothing is defined or started after the job is swept.
         job.stop.expire()
         await asyncio.wait(doing)
         job.stop.renew()
@@ -210,13 +212,13 @@ async def _while_guest_is_kept(job: Job, readers: Sequence[ReaderSpec], work: Se
         for one in everything:
             one.cancel()
         await asyncio.wait(everything)
-        for one in everything:  # of those that failed together one is raised
+        for one in everything:  # if several failed, one is raised
             with suppress(asyncio.CancelledError):
                 one.exception()
 
 
 async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
-    """For ever: an export that is gone is made again, and a guest that stands still is made to go on."""
+    """For ever: makes a missing export again, and resumes a paused guest."""
     name = str(job.id)
     while True:
         await job.stop.sleep(LOOK_EVERY_S)
@@ -239,7 +241,7 @@ async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
 
 
 async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: list[Volume]) -> None:
-    """The guest's disks are its volumes when this returns, and nothing else of the instant start is left."""
+    """Moves the guest onto its volumes. On return nothing else of the instant start is left."""
     instant = job.migration.instant
     if instant is None or job.migration.domain is None:
         raise Internal("the guest of an instant start was never defined")
@@ -257,13 +259,13 @@ async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: 
         else:
             await _while_guest_is_kept(job, readers, [_until_it_goes_well(job, moved)])
         await _be(job, "done")
-    job.stop.check()  # the last moment at which a cancel is heard
+    job.stop.check()  # the last moment at which a cancel is possible
     await sweep_export(job, str(job.id))
     await job.strike("export", str(job.id))
 
 
 async def sweep_export(job: Job, name: str) -> None:
-    """With the overlays, which lie in its folder."""
+    """Removes the export, and the overlays in its folder."""
     await job.in_thread(_exports(job).end, name)
 
 
@@ -277,7 +279,7 @@ def _exports(job: Job) -> Exports:
 
 
 def _early_volumes(job: Job) -> list[Volume]:
-    """Blocks. In the order of the pass, by which the sockets are numbered."""
+    """The guest's layers, in the order of the pass, by which the sockets are numbered. Blocks."""
     exports, destination = _exports(job), job.destination
     return [
         Volume(disk.key, destination.device(volume), destination.device_type, layers(exports, str(job.id), number))

@@ -1,11 +1,11 @@
-"""The guest lands: its name claimed, its domain defined, started, and seen to boot; if need be from another bus. asyncio.
+"""The guest lands: its name is claimed, its domain is defined and started, and it boots; if needed from another bus. asyncio.
 
-    claim (Queued)      what no two guests here may share is this job's, or Conflict, before anything is copied
+    claim (Queued)      the job claims what two guests here may not share, or Conflict, before anything is copied
     land (Starting)     rung ─▶ define ─▶ start ─▶ wait for a sign of life
                          ▲                            │ none, and another bus may help
                          └─── the next of the ladder ◀┘
 
-Which rung the job stands on is the last of `boot_attempts`, committed before anything of that rung is done: so a crash anywhere
+The job's rung is the last of `boot_attempts`. It is committed before anything of that rung is done, so after a crash the job
 goes on with that rung.
 """
 
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 def machine_of(job: Migration) -> Machine:
-    """What this job's domain is made of, once its manifest is known."""
+    """The machine of this job's domain, once its manifest is known."""
     if job.manifest is None:
         raise Internal(f"job {job.id} has no manifest yet")
     return Machine(
@@ -45,7 +45,8 @@ def machine_of(job: Migration) -> Machine:
 
 
 async def claim(job: Job) -> None:
-    """Conflict, when another job or a domain here has it. First the claim, then the look: so of two jobs one sees the other."""
+    """Claims the guest's name and ids. Conflict, when another job or a domain here has one. The claim comes before the look, so
+    that of two jobs one sees the other."""
     draft = await job.in_thread(job.rooms.hypervisor.domain_xml, machine_of(job.migration), [])
     identity = identity_of(draft.xml)
     names = [f"name {identity.name}", f"UUID {identity.uuid}", *(f"MAC address {mac}" for mac in sorted(identity.macs))]
@@ -54,8 +55,8 @@ async def claim(job: Job) -> None:
 
 
 async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable[None]]) -> None:
-    """GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name meanwhile. `check`
-    raises when the guest must not be started: asked before each rung, for one takes minutes."""
+    """Boots the guest. GuestBootFailed, when no rung is left; DomainDefineFailed; Conflict, when a domain took the name
+    meanwhile. `check` raises when the guest must not be started; it is called before each rung, as a rung takes minutes."""
     if job.migration.domain is None and not job.migration.boot_attempts:
         await _carry_variables(job)
     starts = job.migration.plan.target.start
@@ -79,8 +80,8 @@ async def land(job: Job, volumes: list[Volume], check: Callable[[Job], Awaitable
 
 
 async def _carry_variables(job: Job) -> None:
-    """Boot entries and keys, from a source that keeps them as we do. A guest boots without them too: their loss stops nothing,
-    and is listed in the domain's differences."""
+    """Takes boot entries and keys over from the source, if it keeps them as we do. A guest boots without them too: a loss stops
+    nothing, and is listed in the domain's differences."""
     ref = job.migration.plan.source_ref
     if ref.kind != "live_vm" or job.manifest.firmware != "uefi":
         return
@@ -112,7 +113,7 @@ async def _defined(job: Job, volumes: list[Volume]) -> Domain:
 
 
 async def define_on(job: Job, volumes: list[Volume]) -> None:
-    """Defines the domain again, on its present rung, over these volumes. A guest that runs goes on."""
+    """Defines the domain again on these volumes, with its present rung. A running guest goes on."""
     hypervisor = job.rooms.hypervisor
     domain = await job.in_thread(hypervisor.domain_xml, machine_of(job.migration), volumes)
     await job.in_thread(hypervisor.define, domain)
@@ -129,7 +130,7 @@ async def _booted(job: Job, domain: Domain) -> str:
 
 
 async def _climb(job: Job, error: GuestBootFailed) -> None:
-    """To the next rung, in one commit with how this one ended; the error, when there is none or it would not help."""
+    """Commits the end of this rung and the next rung together. Raises `error`, when there is none or it would not help."""
     *before, last = job.migration.boot_attempts
     failed = last.model_copy(update={"trouble": error.summary, "ended_at": now()})
     tried = {attempt.disk_bus for attempt in job.migration.boot_attempts}

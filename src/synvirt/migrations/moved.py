@@ -1,10 +1,11 @@
-"""Is the moved guest the one that ran at its source? Asked after its first boot, kept with the job. asyncio.
+"""Whether the moved guest is the one that ran at its source. Checked after its first boot; the result is kept with the job.
+asyncio.
 
-    before the source is shut down   its platform is asked what runs in it, and that is noted
+    before the source is shut down   the platform is asked what runs in the guest, and that is noted
     after the first boot here        the guest's agent is asked, and both are compared (`proof/sameness.py`)
 
-Nothing of it fails a job, and none of it is a part of the outage: the source runs while it is asked, and the guest here runs by
-then.
+No failure of this fails a job, and it is no part of the outage: the source runs while its platform is asked, and the guest runs
+here while its agent is asked.
 """
 
 import asyncio
@@ -26,16 +27,16 @@ from synvirt.proof.sameness import compared, is_settled
 
 log = structlog.get_logger(__name__)
 
-# A platform answers in seconds. Who waits for a cut-over does not wait longer for a comparison.
+# A platform answers in seconds. A cut-over does not wait longer for the comparison.
 SOURCE_WITHIN_S = 30.0
-# Services come up within a minute of the first sign of life; what has not by then is said to be missing.
+# Services start within a minute after the first sign of life. What has not started by then counts as missing.
 SETTLED_WITHIN_S, LOOK_AGAIN_S = 60.0, 3.0
-# What differs is in every answer about the job: a guest in which more does is another guest.
+# The most differences that are kept, as they are in every answer about the job. A guest with more is another guest.
 DIFFER_MAX = 100
 
 
 async def ask_source(job: Job) -> None:
-    """What runs in the guest while it still runs there."""
+    """Notes the facts of the guest, while it still runs at its source."""
     if job.migration.plan.source.Live is None:
         return
     try:
@@ -48,7 +49,7 @@ async def ask_source(job: Job) -> None:
     except (SynvirtError, TimeoutError) as error:
         log.warning("the source does not say what runs in its guest", job=str(job.id), cause=str(error))
         return
-    if found:  # a guest that is off already says nothing: what was noted before stands
+    if found:  # a guest that is off already gives no facts; the earlier note stays
         memory = job.rooms.store.memory
         await job.in_thread(memory.change, job.id, SourceMemory, lambda before: noting(before, facts=bounded(found)))
 
@@ -58,7 +59,7 @@ async def _nothing() -> dict[str, str]:
 
 
 async def compare(job: Job) -> None:
-    """Once. The guest is looked at again while something that guests start late is missing."""
+    """Compares once. It asks the guest again while something is missing that guests start late."""
     if job.migration.moved is not None or job.migration.domain is None:
         return
     until = time.monotonic() + SETTLED_WITHIN_S
@@ -83,6 +84,6 @@ def _rows(job: Job) -> tuple[Sameness, ...]:
     plan = job.migration.plan
     source = job.rooms.store.memory.get(job.id, SourceMemory).facts
     here = hypervisor.guest_facts(UUID(domain.uuid)) if source and plan.target.start else {}
-    # A file says nothing of what ran in its guest, and nobody expects it to.
+    # An imported file has no facts about a running guest.
     from_platform = plan.source.Live is not None
     return compared(source, here, domain.differences, hypervisor.machine_facts(machine), is_expected=from_platform)

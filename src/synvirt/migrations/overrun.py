@@ -3,7 +3,7 @@
     guest shut down ──── outage_budget_s ────▶ no sign of life here yet ─▶ OutageTooLong: the job fails, and is swept:
                                                the guest here is ended, the source is powered on, the copy is kept
 
-A roll-back loses what the guest wrote here since its start. So nothing is rolled back once it was seen to run here.
+A roll-back loses what the guest wrote here since its start. So there is no roll-back once it has been seen to run here.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ WATCHED = frozenset({State.CUTTING_OVER, State.V2V_PROCESSING, State.STARTING})
 
 
 async def within_budget(job: Job, step: Callable[[Job], Awaitable[Facts]]) -> Facts:
-    """The step's answer. OutageTooLong, where the guest was away for longer than its plan allows."""
+    """The step's result. OutageTooLong, where the outage was longer than the plan allows."""
     plan, state = job.migration.plan, job.migration.state
     if plan.on_overrun != "roll_back" or plan.outage_budget_s is None or state not in WATCHED:
         return await step(job)
@@ -36,7 +36,7 @@ async def within_budget(job: Job, step: Callable[[Job], Awaitable[Facts]]) -> Fa
             await watch
         job.stop.renew()
     job.migration = await job.in_thread(job.rooms.store.get, job.id)
-    if job.migration.boot_sign is not None:  # it was seen in the same moment
+    if job.migration.boot_sign is not None:  # the guest came up in the same moment
         return await step(job)
     raise OutageTooLong(
         f"{job.manifest.name} has been away for more than the {plan.outage_budget_s:.0f} s that its plan allows, in {state}",
@@ -53,6 +53,6 @@ async def _expire(job: Job, budget_s: float) -> None:
 
 
 async def _left_s(job: Job, budget_s: float) -> float:
-    """The whole budget, while the guest is not being shut down yet."""
+    """Seconds left of the budget; all of it, while the guest is not being shut down yet."""
     since = (await job.memory()).down_since
     return budget_s if since is None else budget_s - (now() - since).total_seconds()

@@ -1,9 +1,8 @@
-"""A whole VM imported by an outside tool: a pass of its own, and a second one onto the volumes. asyncio.
+"""A whole VM imported by an outside tool, in a first pass; a second pass copies it onto the volumes. asyncio.
 
     the tool's own folder, in the ledger ─▶ pass 1: the tool fills it ─▶ its files are matched ─▶ pass 2: onto the volumes
 
-Pass 1 cannot go on where it was left: after a crash the tool starts over, in an empty folder. Once it has ended well it does
-not run again.
+Pass 1 cannot be resumed: after a crash the tool starts again, in an empty folder. Once it has succeeded it does not run again.
 """
 
 import asyncio
@@ -25,16 +24,16 @@ from synvirt.model.values import now
 from synvirt.offline.passthrough import Passthrough
 from synvirt.store import Watermark
 
-# What must be as it was: signature and partition tables, and the labels that whole-disk volumes have instead. The boot loader,
-# which a conversion may change, lies before.
+# Where a disk must be unchanged: the signature and the partition tables, or the labels of whole-disk volumes. The boot loader,
+# which a conversion may change, comes before.
 _TABLE = (440, 4096 - 440)
-# Beyond that, pages that hold data: one in each of so many windows, spread over the first extents. 64 MiB take a moment, and no
-# two disks agree in all.
+# Behind that, pages with data: one in each of so many windows, spread over the first extents. 64 MiB take a moment, and no two
+# disks agree in all of them.
 _WINDOWS, _WINDOW_BYTES, _EXTENTS_LOOKED_AT, _PAGE_BYTES = 64, 1 << 20, 4096, 4096
 
 
 async def chosen(job: Job) -> Passthrough | None:
-    """The tool that imports this job's VM, or None: decided once, since half of it by a tool is no import."""
+    """The tool that imports this job's VM; None: our own readers do. Decided once for the whole import."""
     offline = job.migration.plan.source.Offline
     tool = None if offline is None else job.rooms.passthroughs.get(offline)
     if tool is None:
@@ -47,7 +46,8 @@ async def chosen(job: Job) -> Passthrough | None:
 
 
 async def pass_through(job: Job, tool: Passthrough, source: Path, disks: Sequence[PassDisk]) -> None:
-    """The disks on their volumes, as the tool has them. `disks` have the export's own readers, by which its files are known."""
+    """Imports by the tool, and copies its files onto the volumes. `disks` have the readers of the export itself, by which the
+    tool's files are matched."""
     name = str(job.id)
     await job.record("passthrough", name)
     if not _finished(job, 1):
@@ -68,14 +68,14 @@ def _finished(job: Job, number: int) -> bool:
 
 
 async def _by_tool(job: Job, tool: Passthrough, source: Path, disks: Sequence[PassDisk]) -> None:
-    """Pass 1. Its bytes are those of the disks, all of which the tool has gone through."""
+    """Pass 1. Its bytes are those of the disks, as the tool has read them all."""
     whole = sum(disk.size_bytes for disk in disks)
     started, tally = time.monotonic(), Tally(before={})
     await job.change(passes=(Pass(number=1, kind="full"),))
 
     def moved(part: float) -> None:
         done = int(part * whole)
-        # Twice as much will be read: from the export by the tool, and from its files by us.
+        # Twice as much is read: by the tool from the export, and by us from the tool's files.
         tally.take(Moved(key="", bytes_total=2 * whole, bytes_done=done, bytes_zero=0))
         job.rooms.board.pin(job.id, job.migration.state, tally.progress())
 
@@ -98,13 +98,13 @@ async def _by_tool(job: Job, tool: Passthrough, source: Path, disks: Sequence[Pa
 
 
 def _sizes(disks: Sequence[PassDisk]) -> int:
-    """About what the tool will write: what the export's files hold."""
+    """About how much the tool will write: the data in the export's files."""
     return sum(Path(path).stat().st_blocks * 512 for disk in disks for path in paths(disk.reader))
 
 
 def _matched(disks: Sequence[PassDisk], files: Sequence[Path]) -> list[Path]:
-    """The file of each disk: of its size, with its partition table, and of those the one that is most like it in the places
-    where disks of that size hold data. At least half of these must agree: a conversion changes some. DiskReadFailed for a
+    """The file of each disk. It has the disk's size and partition table, and of such files it agrees in the most places where
+    disks of that size have data. At least half of the places must agree, as a conversion changes some. DiskReadFailed, for a
     disk without a file."""
     places: dict[int, set[tuple[int, int]]] = {}
     for disk in disks:
@@ -127,7 +127,7 @@ def _matched(disks: Sequence[PassDisk], files: Sequence[Path]) -> list[Path]:
 
 
 def _alike(samples: list[bytes], others: list[bytes]) -> int:
-    """In how many places; none, where the partition tables differ. They come first: every other place begins beyond."""
+    """In how many places both agree; 0, where the partition tables differ. These are the first place."""
     return sum(one == other for one, other in zip(samples, others, strict=True)) if samples[:1] == others[:1] else 0
 
 
@@ -156,7 +156,7 @@ def _places(spec: ReaderSpec) -> list[tuple[int, int]]:
 
 
 def _windows(reader: DiskReader) -> Iterator[tuple[int, int]]:
-    """Parts of the extents with data, behind the partition table, at equal distances if these were one behind the other."""
+    """Parts of the extents with data, behind the partition table, at equal distances in the data."""
     behind = sum(_TABLE)
     data = [
         (max(extent.start, behind), extent.start + extent.length)

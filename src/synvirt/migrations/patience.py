@@ -1,10 +1,10 @@
-"""How long a job waits for trouble that ends without it. asyncio.
+"""How long a job waits for trouble that may end by itself. asyncio.
 
     trouble ─▶ again after a pause ─▶ after half a minute: shown by the job's last_error, which is not fatal
                    │                      over: the earlier last_error is shown again
                    └─ too long: the trouble itself, and the job fails
 
-A source that is away; a VM that another tool is just backing up; a password that was changed while a job is held.
+For example a source is away; another tool is just backing up the VM; a password was changed while a job is held.
 """
 
 import time
@@ -26,32 +26,33 @@ T = TypeVar("T")
 
 
 class SnapshotNotMade(SnapshotFailed):
-    """The source makes no snapshot now. (Another of its code: one that was made is no more.)"""
+    """The source cannot make a snapshot now. (SnapshotFailed itself: an existing snapshot is gone.)"""
 
 
-# Errors that may end by themselves, and the pauses between tries; the last pause repeats. A wrong password is tried so seldom
-# that no account is locked for it.
+# Errors that may end by themselves, and the pauses between tries; the last pause repeats. A wrong password is tried so rarely
+# that no account is locked.
 PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     SourceUnreachable: (1, 2, 4, 8, 16, 30, 60),
     SnapshotNotMade: (60,),
     AuthFailed: (300,),
-    # A guest that must not be powered off by force: at some time its updates end, or its owner shuts it down.
+    # A guest that must not be powered off by force: its updates end some time, or its owner shuts it down.
     GuestStaysOn: (60,),
 }
-# Counted from the first error, with the time before it in which the source did not answer. A short interruption is not shown;
-# what the job waits for is shown within a minute.
+# From the first error, including the time before it in which the source did not answer. A short interruption is not shown; a
+# longer one is shown within a minute.
 SHOWN_FROM_S = 30.0
-# While the guest runs, waiting costs nothing, and the copy is kept: a host's maintenance or a night's backup ends within that
-# time. A guest that is off could not be powered on either while its source is away; but its owner must hear of it.
+# While the guest runs, waiting costs nothing and keeps the copy: a host's maintenance or a nightly backup ends within that
+# time. A guest that is off could not be powered on while its source is away; but its owner must know soon.
 GUEST_RUNS_S, GUEST_OFF_S = 86_400.0, 1_800.0
 
 
 def _bearable_s(job: Job, trouble: SynvirtError) -> float:
-    """How long. What is more than silence is passing only where it went well before: it is to be heard at once where nothing
-    is lost yet. A guest that is off comes back by a failed job, unless the source does not let us in for that either."""
+    """How long to wait for the end of a trouble. An error other than silence may pass only if the job has copied something
+    before; else it is raised at once, as nothing is lost yet. While the guest is off the wait is short: a failed job powers it
+    on."""
     runs_on = job.migration.mode_effective is Mode.WARM and not job.guest_is_off
     copied = job.migration.progress.bytes_done > 0
-    if isinstance(trouble, GuestStaysOn):  # it runs on, whatever the job's state says
+    if isinstance(trouble, GuestStaysOn):  # the guest runs, whatever the job's state says
         return GUEST_RUNS_S
     if isinstance(trouble, SourceUnreachable):
         return GUEST_RUNS_S if runs_on and copied else GUEST_OFF_S
@@ -61,8 +62,8 @@ def _bearable_s(job: Job, trouble: SynvirtError) -> float:
 
 
 class Patience:
-    """A context around one thing that is tried again and again: at its end the job no longer shows the error. `limit_s`: how
-    long at the most, where the guest's state does not decide that."""
+    """A context around one thing that is tried again and again. At its end the job no longer shows the error. `limit_s`: the
+    longest wait, instead of the one by the guest's state."""
 
     def __init__(self, job: Job, limit_s: float | None = None) -> None:
         self._job, self._limit_s = job, limit_s
@@ -76,11 +77,11 @@ class Patience:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or issubclass(kind, Exception):  # not when the service ends: the job waits on
+        if kind is None or issubclass(kind, Exception):  # not when the service ends: then the job still waits
             await self.over()
 
     async def wait(self, trouble: SynvirtError) -> None:
-        """A pause; the trouble itself, when it has lasted too long. Cancelled as soon as the operator says so."""
+        """Pauses before the next try. Raises the trouble, when it has lasted too long. Cancelled."""
         job, moment = self._job, time.monotonic()
         self._since = moment if self._since is None else self._since
         limit_s = _bearable_s(job, trouble) if self._limit_s is None else self._limit_s
@@ -115,7 +116,7 @@ class Patience:
             await job.take_slots()
 
     async def over(self) -> None:
-        """It went well: the next trouble is another one."""
+        """The trouble is over. The next one counts from its own start."""
         self._since, self._tries, self._silent_s = None, 0, 0.0
         if self._shown:
             await self._job.show_no_more()
@@ -123,7 +124,8 @@ class Patience:
 
 
 async def patiently(job: Job, attempt: Callable[[Patience], Awaitable[T]], limit_s: float | None = None) -> T:
-    """What `attempt` gives in the end. It may say itself that a trouble is over, where it goes on for long after that."""
+    """The result of `attempt`, which is called again while an error may pass. An attempt that takes long may itself call
+    `over` when the trouble is over."""
     async with Patience(job, limit_s) as patience:
         while True:
             try:

@@ -1,6 +1,6 @@
-"""What a job's receipt says of it, and the hashes that it is made from, from the first pass to the end. asyncio.
+"""A job's receipt, and the hashes that it is made from, from the first pass to the end. asyncio.
 
-A receipt that cannot be made costs nobody the guest: the job says so, and completes.
+If a receipt cannot be made, the job says so, and completes all the same.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from synvirt.proof.keeping import CopiedDisk, MovedJob
 
 log = structlog.get_logger(__name__)
 
-# In the job's ledger.
+# The kind of the ledger entry.
 HASHES = "hashes"
 
 
 def hashes_orders(job: Job, kind: str) -> dict[str, HashesOrder]:
-    """By disk key, for a pass of this kind; none where there are to be no receipts. Blocks."""
+    """The orders to hash, by disk key, for a pass of this kind; empty, where receipts are off. Blocks."""
     receipts, store = job.rooms.receipts, job.rooms.store
     if receipts is None:
         if (
             store.memory.get(job.id, JobMemory).hashed is not None
-        ):  # switched off meanwhile: what this pass writes is in no hash
+        ):  # receipts were switched off meanwhile: what this pass writes gets no hash
             _note(job, None)
         return {}
     store.record(job.id, HASHES, str(job.id))
@@ -47,7 +47,7 @@ def hashes_orders(job: Job, kind: str) -> dict[str, HashesOrder]:
         }
     except OSError as error:
         log.warning("no hashes are kept of this pass", job=str(job.id), cause=error.strerror)
-        # What this pass writes is not in the hashes of those before it.
+        # The hashes of earlier passes do not cover what this pass writes.
         _note(job, None)
         return {}
 
@@ -57,13 +57,14 @@ def _note(job: Job, hashed: Hashed | None) -> None:
 
 
 def _token(job: Job) -> UUID | None:
-    """None, where another host has written the volumes meanwhile."""
+    """The token of the hashes. None, where another host has written the volumes meanwhile."""
     hashed = job.rooms.store.memory.get(job.id, JobMemory).hashed
     return hashed.token if hashed is not None and hashed.host == job.rooms.host else None
 
 
 async def take_up(job: Job) -> None:
-    """The hashes of the job whose volumes this one has. Of a Live job they go: its first pass reads all that is to be there."""
+    """Takes over the hashes of the job whose volumes this one has. A Live job deletes them, as its first pass reads
+    everything."""
     receipts, store, before = job.rooms.receipts, job.rooms.store, job.migration.retry_of
     if receipts is None or before is None:
         return
@@ -81,7 +82,7 @@ async def take_up(job: Job) -> None:
 
 
 async def give(job: Job) -> None:
-    """Make the receipt of a job that has done all else. Again is harmless."""
+    """Makes the receipt of a job that has done everything else. Idempotent."""
     receipts = job.rooms.receipts
     if receipts is None:
         return
@@ -120,7 +121,7 @@ def _file(job: Job, number: int) -> Path:
 
 
 def said(job: Migration, rehearsals: Sequence[Rehearsal] = ()) -> dict[str, Any]:
-    """What the statement says of the job: what, from where, when, by whom, how long. No secret: a plan has none."""
+    """The statement's facts about the job: what, from where, when, by whom, how long. No secrets, as a plan has none."""
     manifest, plan = job.manifest, job.plan
     waived = set(plan.waive_concerns)
     return {
@@ -154,7 +155,7 @@ def said(job: Migration, rehearsals: Sequence[Rehearsal] = ()) -> dict[str, Any]
             if one.id in waived
         ],
         "passes": [one.model_dump(mode="json") for one in job.passes],
-        # Of what the passes say that they would have seen; what the source was found to have left out.
+        # How sure the comparisons of the passes are, and which changes the source had missed.
         "tracking": {"confidence": plan.warm.confidence, "distrusted": job.distrusted}
         if plan.source.Live is not None
         else None,

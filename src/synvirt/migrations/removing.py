@@ -1,7 +1,7 @@
-"""Ended jobs removed: their rows, and the volumes that a failed one had kept, where an operator says so. Blocking code.
+"""The removal of ended jobs: their rows, and the kept volumes of a failed one if an operator says so. Blocking code.
 
-Completed, Cancelled, Failed without a copy ─▶ the rows go
-Failed, its whole copy kept                 ─▶ keep: the volumes stay, without a job │ destroy: they go first
+Completed, Cancelled, Failed without a copy ─▶ the rows are deleted
+Failed, its copy kept                       ─▶ keep: the volumes stay, without a job │ destroy: they are removed first
 """
 
 from collections.abc import Callable, Iterator
@@ -25,12 +25,12 @@ from synvirt.store import Store
 log = structlog.get_logger(__name__)
 
 Volumes = Literal["keep", "destroy"]
-# Jobs are kept for days: an hour more is no matter.
+# Seconds between two looks. Jobs are kept for days, so an hour more does not matter.
 LOOK_EVERY_S = 3600.0
 
 
 class Removal:
-    """`destroy(job)` removes its volumes, `forget(job)` what else was kept to look at: idempotent both. `here`: this host."""
+    """`destroy(job)` removes a job's volumes, `forget(job)` what else was kept; both idempotent. `here`: this host."""
 
     def __init__(
         self, store: Store, *, here: str, destroy: Callable[[Migration], None], forget: Callable[[Migration], None]
@@ -38,8 +38,8 @@ class Removal:
         self.store, self._here, self._destroy, self._forget = store, here, destroy, forget
 
     def remove(self, job_id: UUID, volumes: Volumes | None) -> None:
-        """Conflict, where the job has not ended, is another host's, still has something to tidy up, or where nobody said what
-        becomes of its volumes. NotFound. Called again after a crash it goes on."""
+        """Removes a job; called again after a crash it goes on. NotFound. Conflict, where the job has not ended, belongs to
+        another host, still has something to tidy up, or has kept volumes and `volumes` is None."""
         store = self.store
         job = store.get(job_id)
         self._refuse(job)
@@ -52,7 +52,7 @@ class Removal:
         if job.state is State.COMPLETED and volumes == "destroy":
             raise Conflict(f"the volumes of job {job.id} are the disks of its guest", hint="keep them, or remove the guest")
         if kept and volumes == "destroy":
-            # From here on nobody takes its copy up.
+            # From now on no other job takes over its copy.
             store.change(job.id, job.state, lambda found: _given_up(store, found))
             self._destroy(job)
         if job.state is not State.COMPLETED:
@@ -61,7 +61,7 @@ class Removal:
         log.info("job removed", job=str(job.id), volumes=volumes if kept else None)
 
     def remove_older(self, days: float) -> None:
-        """The jobs of this host that ended before so many days, and left nothing to ask about. Never raises."""
+        """Removes the jobs of this host that ended so many days ago and have no kept volumes. Never raises."""
         before = now() - timedelta(days=days)
         try:
             for job in self.store.ended(host=self._here):
@@ -89,7 +89,7 @@ class Removal:
 
 @contextmanager
 def retained(removal: Removal, days: float) -> Iterator[None]:
-    """Old jobs go, as long as the block lasts. 0 days: none."""
+    """Removes old jobs while the block runs. 0 days: none."""
     if not days:
         yield
         return
@@ -98,7 +98,7 @@ def retained(removal: Removal, days: float) -> Iterator[None]:
 
 
 def has_kept_volumes(store: Store, job: Migration) -> bool:
-    """Whether a failed job left a copy that no other job has taken up."""
+    """Whether a failed job has left a copy that no other job has taken over."""
     kept = job.state is State.FAILED and "volume" in kept_on_failure(job) and bool(volumes_of(job))
     return kept and not _taken_up(store, job)
 

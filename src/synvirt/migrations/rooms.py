@@ -1,4 +1,4 @@
-"""What the steps of a job work with: the rooms of the house, put together by main.py."""
+"""What the steps of a job work with. `main/` puts it together."""
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -42,12 +42,11 @@ def _connected(root: Root) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Rooms:
-    """`resolve` turns a plan's path into the real path under `import_root`, or raises HostPathRejected; `upload_path` says
-    where an upload lies, or raises UploadNotFound; `detect` says which importer a path under a root is for; `secret_of`
-    opens what was sealed with a job. `connect` opens a session with a
-    registered source; the caller closes it. `check_source` raises NotFound, or InvalidPlan for another kind.
-    `destinations` go by the names that plans may use, the default first. The store and all that lies below it block: call them
-    in threads."""
+    """`resolve`: the real path of a plan's path under `import_root`, or HostPathRejected. `upload_path`: the path of an upload,
+    or UploadNotFound. `detect`: the importer for a path under a root. `secret_of`: the opened secrets of a job. `connect`:
+    opens a session with a registered source; the caller closes it. `check_source`: NotFound, or InvalidPlan for another kind.
+    `destinations`: by the names that plans use, the default first. The store and what comes after it block: call them in
+    threads."""
 
     store: Store
     board: Board
@@ -63,22 +62,22 @@ class Rooms:
     slots: Slots
     host: str
     check_source: Callable[[LiveKind, UUID], None] = _no_source
-    # Bytes a second by way of reading, as the last deep test of the source measured them.
+    # Bytes a second for each way of reading, as the last deep test of the source measured them.
     rates_of: Callable[[UUID], Mapping[str, float]] = lambda source_id: {}
-    # Outside programs that may import a kind whole, where its importer would be asked disk by disk.
+    # Outside programs that may import a whole VM of a kind, instead of its importer disk by disk.
     passthroughs: Mapping[OfflineKind, Passthrough] = field(default_factory=dict)
     secret_of: Callable[[UUID], bytes | None] = no_secrets
     remote_rules: Rules = field(default_factory=Rules)
-    # Holds a Remote open while an importer is asked several things; one that asks elsewhere connects there by itself.
+    # Keeps a Remote connected while an importer is asked several questions.
     connected: Callable[[Root], AbstractContextManager[None]] = _connected
-    # How many jobs read from a host of a source at once, or from all its hosts, or write a destination, over all hosts of ours;
-    # and how many work here at all.
+    # How many jobs at once read from a host of a source, read from all its hosts, or write to a destination, over all our
+    # hosts. `turns`: how many work on this host.
     jobs_per_source: int = 4
     jobs_per_source_in_all: int = 16
     jobs_per_destination: int = 16
     turns: Turns = field(default_factory=lambda: Turns(256))
     workers: Workers = started
-    # Jobs that wait for a source: changing the source wakes them.
+    # Jobs that wait for a source. A change of the source wakes them.
     waiting: Waiting = field(default_factory=Waiting)
     # What a job's copies share with those of other jobs. Blocks.
     rate_of: Callable[[Migration], SharedRate | None] = lambda job: None
@@ -89,7 +88,7 @@ class Rooms:
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0
-    # Held while volumes are cloned for a rehearsal, or it is called off before they are.
+    # Locked while volumes are cloned for a rehearsal, or the rehearsal is cancelled before that.
     cloning: threading.Lock = field(default_factory=threading.Lock)
     # Of the jobs; made of `connect`.
     sessions: Sessions = field(init=False)
@@ -102,18 +101,18 @@ class Rooms:
 
     @property
     def destination(self) -> Destination:
-        """Where volumes go when a plan does not say."""
+        """The destination of volumes when a plan names none."""
         return self.destination_named(None)
 
     def destination_named(self, name: str | None) -> Destination:
-        """The default, where there is no name. InvalidPlan, where there is no such destination."""
+        """The destination of that name; without a name, the default. InvalidPlan, where there is no such destination."""
         found = self.destinations.get(name or next(iter(self.destinations)))
         if found is None:
             raise InvalidPlan(f"this host has no destination {name}", hint=f"it has {', '.join(self.destinations)}")
         return found
 
     def place(self, ref: HostPathRef | UploadRef | RemoteUrlRef) -> tuple[Path, Root]:
-        """Where an Offline plan's file or folder lies, and the root that its files lie under."""
+        """The path of an Offline plan's file or folder, and the root that its files are under."""
         match ref.kind:
             case "remote_url":
                 return place(ref, self.remote_rules)

@@ -1,4 +1,4 @@
-"""The secrets of jobs that read from elsewhere: sealed beside the job, never in its document, gone when it ends.
+"""The secrets of jobs that read remote files: sealed beside the job, never in its document, deleted when it ends.
 
 Blocking code.
 """
@@ -13,7 +13,7 @@ from synvirt.store import Store
 
 
 def belongs_to(owner: str, id_: UUID) -> bytes:
-    """What a sealed secret is bound to: a `source`, or a `job` that reads from elsewhere."""
+    """What a sealed secret is bound to: a `source`, or a `job` that reads a remote file."""
     return f"{owner} {id_}".encode()
 
 
@@ -25,12 +25,12 @@ class JobSecrets:
 
     @contextmanager
     def sealed(self, job_id: UUID, secret: bytes) -> Iterator[bytes]:
-        """The secret as it is stored; store it within, so that the key is not changed in between."""
+        """The sealed secret. Store it within the block, so that the key is not changed in between."""
         with self._keyring.held():
             yield self._keyring.seal(secret, belongs_to=belongs_to("job", job_id))
 
     def opened(self, job_id: UUID) -> bytes | None:
-        """None where the job has none. Internal, where the keyring is not the one that it was sealed by."""
+        """The secret of a job; None, where it has none. Internal, where the keyring has another key."""
         sealed = self._store.sealed(job_id)
         return None if sealed is None else self._keyring.unseal(sealed, belongs_to=belongs_to("job", job_id))
 

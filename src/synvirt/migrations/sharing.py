@@ -1,9 +1,9 @@
-"""A rate that several jobs copy within, on all hosts: each piece of a copy waits for its turn. asyncio.
+"""A rate that several jobs on all hosts share: each piece of a copy waits for its turn. asyncio.
 
-    worker ─▶ WantedRate ─▶ the next piece of the rate, behind those that others were given (blocks) ─▶ its turn ─▶ GivenRate
+    worker ─▶ WantedRate ─▶ the next piece of the rate, after those given to others (blocks) ─▶ its turn ─▶ GivenRate
 
-A piece is a quarter of a second of the whole rate at the most, so that those who share it take even turns. A guest that is off
-is waited for: its last copy takes larger pieces, and so more of the rate.
+A piece is at most a quarter of a second of the whole rate, so that the copies take even turns. The last copy of a guest that is
+off takes larger pieces, and so more of the rate.
 """
 
 import asyncio
@@ -22,28 +22,29 @@ from synvirt.jobs.stop import Stop
 log = structlog.get_logger(__name__)
 
 PIECES_A_SECOND = 4
-# How many turns' worth of the rate a last copy is given at once.
+# How many pieces a last copy gets at once.
 LAST_PIECES = 4
-# A database that does not answer is asked again.
+# The pause before a database that does not answer is asked again.
 AGAIN_S = 1.0
-# A worker that is to stop is answered at once, and asks again until it has heard so.
+# A worker that is to stop is answered at once. It asks again until it has seen that it must stop.
 STOPPED_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRate:
-    """`take(seconds)`: the next so many seconds of the whole rate; in how many seconds they begin. Blocks. SynvirtError."""
+    """`take(seconds)`: takes the next so many seconds of the whole rate, and gives in how many seconds they begin. Blocks.
+    SynvirtError."""
 
     bps: int
     take: Callable[[float], float]
 
     def piece_bytes(self, *, last: bool) -> int:
-        """No smaller than a request of a copy of this rate."""
+        """The size of a piece, at least a request of a copy at this rate."""
         return max(request_bytes(self.bps), self.bps // PIECES_A_SECOND) * (LAST_PIECES if last else 1)
 
 
 class Turns:
-    """Of one worker: `want` what it asks for, and it is sent when its turn has come."""
+    """The turns of one worker. `want` notes what it asks for; it gets that when its turn has come."""
 
     def __init__(self, worker: Worker, rate: SharedRate, stop: Stop) -> None:
         self._worker, self._rate, self._stop = worker, rate, stop
@@ -53,7 +54,7 @@ class Turns:
         self._wanted.put_nowait(amount)
 
     async def give(self) -> None:
-        """Until it is cancelled."""
+        """Gives turns until it is cancelled."""
         while True:
             amount = await self._wanted.get()
             try:
@@ -64,19 +65,19 @@ class Turns:
             await self._worker.send(GivenRate(bytes=amount))
 
     async def _begins_in(self, amount: int) -> float:
-        """Cancelled."""
+        """In how many seconds the turn begins. Cancelled."""
         while True:
             self._stop.check()
             try:
                 return await asyncio.to_thread(self._rate.take, amount / self._rate.bps)
-            except Exception as error:  # whatever it was, a worker that gets no answer would wait for ever
+            except Exception as error:  # of any kind: a worker without an answer would wait for ever
                 log.warning("a copy waits for its share of a rate", cause=str(error))
                 await self._stop.sleep(AGAIN_S)
 
 
 @asynccontextmanager
 async def sharing(worker: Worker, rate: SharedRate | None, stop: Stop) -> AsyncIterator[Turns | None]:
-    """None, where it is nobody else's."""
+    """The worker's turns while the block runs. None, where the rate is not shared."""
     if rate is None:
         yield None
         return

@@ -1,13 +1,13 @@
-"""The jobs of a host that is lost, on another host. Blocks.
+"""Takes over the jobs of a lost host. Blocks.
 
     its lease is over for GRACE_S ─▶ fenced ─▶ each of its jobs that has not begun its cut-over:
         on a destination that this host reaches too ─▶ taken over: it goes on from its watermarks
         on disks of that host alone ─▶ waits for it; or, where plan or setting say so, a new job here begins from the start
-    from CuttingOver on, or where the job has more over there than volumes, an operator says what is to be: `take_over`
+    from CuttingOver on, or where the job has more than volumes on that host, an operator decides: `take_over`
 
-A host that has only just got its own lease fences nobody: after a database's outage all leases are over, and all hosts alive.
-What a job that is restarted made on the lost host stays in the old job's ledger, and goes when that host is back; what it made
-at its source is the new job's from then on.
+A host that has its lease only for a short time fences no other: after a database's outage all leases are over, though all hosts
+are alive. If a job is restarted, what it made on the lost host stays in the old job's ledger, and is removed when that host is
+back. What it made at its source belongs to the new job from then on.
 """
 
 import json
@@ -37,18 +37,18 @@ from synvirt.store.hosts import Fence, HostRow
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S = 10.0
-# A job that cannot be taken over now is looked at again: a repository that was away, a key that was not laid here yet.
+# Pauses before a job that cannot be taken over is looked at again: a cluster may have been away, or a key was missing here.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
-# Until then nothing of the guest has changed hands: who goes on may.
+# In these states the guest is still its source's. Another host may go on without an operator.
 BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
-# What lies where every host reaches it, or is only a line in the ledger; and the hashes for the receipt, which a
-# host that takes over makes again: their token names the host that wrote the volumes.
+# Kinds of ledger entries for things that every host reaches, or that are only an entry; and the hashes for the receipt, which
+# the new host makes again, as their token names the host that wrote the volumes.
 REACHED_BY_ALL = frozenset({"volume", "snapshot", "source_power", "mark", "tracking", "claim", "hashes"})
 
 
 class TakingOver:
-    """`held_for_s()`: for how long this host's lease has been held without a break. `begin` hands a job to the engine.
-    `opens_source` raises, where this host cannot open the source's credentials."""
+    """`held_for_s()`: for how long this host has held its lease without a break. `begin`: gives a job to the engine.
+    `opens_source`: raises, where this host cannot open the source's credentials."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class TakingOver:
             log.info("a job waits for its host", job=str(job_id), host=lost.host, cause=error.detail)
 
     def take_over(self, job_id: UUID, *, restart: bool) -> Migration:
-        """By an operator's word, in any state: the job here, or the one that begins in its place. Conflict, where its host may
+        """Takes a job over for an operator, in any state: the job, or the new one in its place. Conflict, where its host may
         still be alive, or the job cannot go on here."""
         job, host = self._store.get(job_id), self._store.host_of(job_id)
         if job.ended:
@@ -161,7 +161,7 @@ class TakingOver:
     # ── from the start ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _restart(self, job: Migration, lost: Fence) -> Migration:
-        """A new job of the same plan; the old one has failed. Conflict, where it cannot run here either."""
+        """Ends the old job as failed, and begins a new one of the same plan. Conflict, where it cannot run here either."""
         self._refuse_source(job)
         if job.destination not in (None, *self._rooms.destinations):
             raise Conflict(f"this host has no destination {job.destination}", hint="submit the plan with another one")
@@ -223,7 +223,7 @@ class TakingOver:
 
 
 def _refuse_bound(job: Migration, host: str) -> None:
-    """Conflict: what its guest wrote, or the receipt that it compares with, lies on that host alone."""
+    """Conflict, where the writes of its guest, or the receipt that it compares with, are only on that host."""
     if job.repair is not None:
         raise Conflict(
             f"job {job.id} compares volumes with a receipt, which is on host {host}",
@@ -237,14 +237,14 @@ def _refuse_bound(job: Migration, host: str) -> None:
 
 
 def _destinations(row: HostRow) -> dict[str, HostDestination]:
-    """By name, the default first, as the host said while it lived."""
+    """The host's destinations by name, the default first, from its last description."""
     found = (HostDestination.model_validate(one) for one in json.loads(row.document).get("destinations", ()))
     return {one.name: one for one in found}
 
 
 @contextmanager
 def looking(taking_over: TakingOver, *, among_hosts: bool, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
-    """Jobs of lost hosts are looked after as long as the block lasts; `among_hosts`: where there may be others at all."""
+    """Takes over jobs of lost hosts while the block runs. `among_hosts`: whether there may be other hosts at all."""
     if not among_hosts:
         yield
         return

@@ -1,11 +1,11 @@
-"""What jobs that have ended left at their sources, or here, tidied up later: at the service's start, then now and again.
+"""Tidies up what ended jobs have left at their sources or here: at the service's start, then now and again.
 
-    an ended job, its ledger not empty ─▶ tried ─▶ gone: struck out; all of it gone: what was reported of it is taken back
-                                            ├─ not now: again after a minute, then after twice as long, an hour at the most
-                                            └─ its source was removed: struck out, nobody can reach it any more
+    an ended job with ledger entries ─▶ tried ─▶ gone: the entry is deleted; all gone: the job's warning is removed
+                                          ├─ not now: again after a minute, then after twice as long, an hour at most
+                                          └─ its source was removed: the entry is deleted, as the thing is out of reach
 
 A source may be away for hours. One thread does this, one job at a time, and nothing waits for it. A VM that another job reads
-is left alone until that job has ended.
+is not touched until that job has ended.
 """
 
 import asyncio
@@ -36,18 +36,18 @@ log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
-# The disks of a snapshot are made one in hours, by the platform itself: the next try finds that task, and waits on.
+# A platform may take hours to consolidate the disks of a snapshot. The next try finds that task, and goes on waiting.
 TRY_TIMEOUT_S = 900.0
 # A service that ends does not wait for a source that hangs: the thread ends with its process.
 END_TIMEOUT_S = 5.0
-# A guest that a failed job had shut down is wanted back at once, not after its owner has found another way.
+# The first pause for a guest that a failed job has shut down: its owner wants it back soon.
 POWER_ON_WITHIN = timedelta(days=1)
 _AT_SOURCE = (*OWED, "source_power")
 _DONE_WITH = frozenset({State.FAILED, State.CANCELLED})
 
 
 class Tidier:
-    """`stop` ends it in the middle of a try."""
+    """Tidies up. `stop` ends it, also during a try."""
 
     def __init__(self, rooms: Rooms, *, host: str) -> None:
         self._rooms, self._host = rooms, host
@@ -55,12 +55,12 @@ class Tidier:
         self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def look(self) -> None:
-        """Try all whose time has come. Blocks; never raises."""
+        """Tries all jobs that are due. Blocks; never raises."""
         try:
             left = self._rooms.store.untidied(OWED, host=self._host)
             read = [one.plan.source_ref for one in self._rooms.store.unended(host=self._host)]
             if self._rooms.receipts is not None:
-                # Another host may have gone on with a job while this one stood still.
+                # Another host may have taken over a job while this one was frozen.
                 self._rooms.receipts.forget_hashes_but(lambda job_id: self._rooms.store.is_of(job_id, self._host))
         except PersistFailed as error:
             log.warning("cannot see what is left to tidy up", cause=error.detail)
@@ -85,7 +85,7 @@ class Tidier:
                     return await self.stop.or_stop(self._all_of(job))
             except (TimeoutError, Cancelled):
                 return False
-            except Exception as error:  # whatever it was, the other jobs are to be looked at too
+            except Exception as error:  # the other jobs are tried all the same
                 log.warning("cannot be tidied up now", cause=str(error))
                 return False
 
@@ -94,7 +94,7 @@ class Tidier:
         left = [entry for entry in entries if job.migration.state in _DONE_WITH or entry.kind in OWED]
         gone = [entry async for entry in undone(left, partial(self._gone, job))]
         if len(gone) == len(left) and job.migration.state is State.COMPLETED:
-            # Before its last ledger entry is struck out: after that the job is not looked at again.
+            # Before its last ledger entry is deleted: after that the job is not looked at again.
             await job.show_no_more()
         for entry in gone:
             await job.strike(entry.kind, entry.name)
@@ -109,7 +109,7 @@ class Tidier:
         except PersistFailed:
             raise
         except SynvirtError as error:
-            if not isinstance(error, NotFound) or entry.kind not in _AT_SOURCE:  # no such source, or no such VM there
+            if not isinstance(error, NotFound) or entry.kind not in _AT_SOURCE:  # NotFound: the source or its VM is gone
                 log.warning("cannot be tidied up now", kind=entry.kind, name=entry.name, cause=error.detail)
                 return False
             log.warning("cannot be tidied up any more", kind=entry.kind, name=entry.name, cause=error.detail)
@@ -124,7 +124,7 @@ class Tidier:
             await SWEEPERS[entry.kind](job, entry.name)
 
     def _still_wanted(self, migration: Migration) -> bool:
-        """Blocks. Is the guest of a failed job to be on at its source? Not, where a later job has brought it here."""
+        """Whether the guest of a failed job must be on at its source; not, where a later job has moved it here. Blocks."""
         if migration.finished_at is None or now() - migration.finished_at > POWER_ON_WITHIN:
             return False
         cursor = None
@@ -141,7 +141,7 @@ class Tidier:
 
 @contextmanager
 def tidied(rooms: Rooms, *, host: str) -> Iterator[None]:
-    """What is left is tidied up from now on, as long as the block lasts."""
+    """Tidies up while the block runs."""
     tidier = Tidier(rooms, host=host)
     with repeated(tidier.look, name="tidying", every_s=LOOK_EVERY_S, ends_within_s=END_TIMEOUT_S):
         try:

@@ -1,10 +1,9 @@
-"""Uploads: archives that callers sent, whole or not there at all. Blocking code.
+"""Uploads: archives that callers sent. An upload is complete, or does not exist. Blocking code.
 
     bytes ─▶ .uploads/.<id>/<filename>  ─ fsync ─▶ a row in the store ─▶ .uploads/<id>/<filename>
 
-The row decides. A folder with a dot before its id is on its way, in or out: `recover`, at the start, ends what a crash left,
-forwards where there is a row and backwards where there is none. The file keeps its own name, since kinds, VM names and errors
-go by it.
+The row decides. A folder with a dot before its id is being added or removed. At the start `recover` ends what a crash has left:
+with a row the upload is completed, without one it is removed. The file keeps its name, as kinds, VM names and errors use it.
 """
 
 import errno
@@ -29,7 +28,7 @@ from synvirt.settings import Settings
 from synvirt.sizes import MIB, counted
 from synvirt.store.uploads import UploadRows
 
-# Left free whatever is uploaded: the store lies on the same file system, and jobs end badly without it.
+# Bytes that uploads always leave free: the store is on the same file system, and jobs need it.
 RESERVE_BYTES = 16 * MIB
 # A file system's limit on a name (NAME_MAX).
 NAME_MAX_BYTES = 255
@@ -49,13 +48,13 @@ class Uploads:
         self._rows = rows
         self._folder = settings.uploads_dir
         self._host = settings.host_id
-        # A row and its folder's name change as one.
+        # Locked while a row and its folder's name change together.
         self._moving = threading.Lock()
 
     # ── coming in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check_room(self, wanted_bytes: int) -> None:
-        """UploadTooLarge when so much more does not fit."""
+        """UploadTooLarge, when so many more bytes do not fit."""
         try:
             found = os.statvfs(self._folder)
         except OSError as error:
@@ -67,7 +66,7 @@ class Uploads:
             )
 
     def begin(self, filename: str) -> "Incoming":
-        """A place for the bytes of an upload: nobody sees it before `Incoming.finish`, and `discard` leaves nothing."""
+        """Begins an upload. It cannot be seen before `Incoming.finish`; `discard` removes it."""
         return Incoming(self, uuid4(), safe_name(filename))
 
     def publish(self, upload: Upload) -> None:
@@ -94,22 +93,22 @@ class Uploads:
     # ── there ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, upload_id: UUID) -> Upload:
-        """UploadNotFound."""
+        """The upload. UploadNotFound."""
         return self._placed(self._rows.get(upload_id, host=self._host))
 
     def page(self, *, limit: int, cursor: int | None = None) -> tuple[list[Upload], int | None]:
-        """Newest first, and the cursor of the next page."""
+        """A page of uploads, newest first, and the cursor of the next page."""
         found, following = self._rows.page(host=self._host, limit=limit, cursor=cursor)
         return [self._placed(upload) for upload in found], following
 
     def _placed(self, upload: Upload) -> Upload:
-        """The data folder may have been moved since."""
+        """The upload with its present path, as the data folder may have been moved."""
         return upload.model_copy(update={"path": str(self.path_of(upload.id, upload.filename))})
 
     # ── going out ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def remove(self, upload_id: UUID) -> None:
-        """UploadNotFound; Conflict while a job that has not ended reads it."""
+        """Removes an upload. UploadNotFound; Conflict, while an unended job reads it."""
         with self._moving:
             self._rows.get(upload_id, host=self._host)
             readers = self._rows.readers(upload_id)
@@ -118,15 +117,15 @@ class Uploads:
                     f"upload {upload_id} is read by {counted(len(readers), 'job')} not ended yet: {readers[0]}",
                     hint="wait for the job's end, or cancel it",
                 )
-            # Hidden first: a crash before the row is gone brings it back, whole.
-            with suppress(FileNotFoundError):  # somebody removed the files by hand
+            # The folder is hidden first: after a crash before the row is deleted, the upload is back, complete.
+            with suppress(FileNotFoundError):  # the files were removed by hand
                 self._whole(upload_id).rename(self.hidden(upload_id))
             self._rows.remove(upload_id)
         _remove_folder(self.hidden(upload_id))
         log.info("upload removed", upload=str(upload_id))
 
     def sweep(self) -> None:
-        """Remove what has expired. What a job reads stays until a later sweep."""
+        """Removes expired uploads. An upload that a job reads stays until a later sweep."""
         for upload in self._rows.all(host=self._host):
             if upload.expires_at <= now():
                 try:
@@ -135,7 +134,7 @@ class Uploads:
                     log.info("an expired upload stays", upload=str(upload.id), cause=error.detail)
 
     def recover(self) -> None:
-        """At the start, before anyone uploads: end what a crash interrupted."""
+        """Ends what a crash has interrupted. Call it at the start, before any upload."""
         known = {upload.id for upload in self._rows.all(host=self._host)}
         for entry in list(self._folder.iterdir()):
             upload_id = _hidden_id(entry.name)
@@ -149,7 +148,7 @@ class Uploads:
 
 
 class Incoming:
-    """An upload on its way in: written once from front to back, hashed in the same pass. One thread at a time."""
+    """An upload under way: written once from start to end, and hashed meanwhile. One thread at a time."""
 
     def __init__(self, uploads: Uploads, upload_id: UUID, filename: str) -> None:
         self.size_bytes = 0
@@ -178,7 +177,7 @@ class Incoming:
             raise _not_written(error) from error
 
     def finish(self, announced_sha256: str | None) -> Upload:
-        """Whole, durable and listed; UploadRejected when the bytes are not the announced ones."""
+        """Makes the upload durable and lists it. UploadRejected, when the bytes are not the announced ones."""
         digest = self._digest.hexdigest()
         if announced_sha256 is not None and announced_sha256.lower() != digest:
             raise UploadRejected(
@@ -206,7 +205,7 @@ class Incoming:
         return upload
 
     def discard(self) -> None:
-        """Nothing is left, unless it is finished. Idempotent."""
+        """Removes the upload, unless it is finished. Idempotent."""
         with suppress(OSError):
             self._file.close()
         _remove_folder(self._uploads.hidden(self._id))
@@ -214,7 +213,7 @@ class Incoming:
 
 @contextmanager
 def swept(uploads: Uploads, *, every_s: float = SWEEP_EVERY_S) -> Iterator[None]:
-    """What a crash left is ended now, what has expired is removed now and every hour."""
+    """Ends what a crash has left, and removes expired uploads now and every hour, while the block runs."""
     uploads.recover()
 
     def sweep() -> None:
@@ -228,7 +227,7 @@ def swept(uploads: Uploads, *, every_s: float = SWEEP_EVERY_S) -> Iterator[None]
 
 
 def safe_name(filename: str) -> str:
-    """A name, never a path: the last part of what the caller's system called it, as a file may be called here."""
+    """A file name, never a path: the last part of the caller's name, with only characters that are allowed here."""
     name = filename.replace("\\", "/").rsplit("/", 1)[-1]
     name = "".join(character for character in name if character.isprintable()).strip().lstrip(". ")
     suffix = Path(name).suffix

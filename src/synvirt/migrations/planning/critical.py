@@ -1,6 +1,6 @@
-"""Critical concerns refuse a plan: what they are of cannot come out right. A plan may take one upon itself by naming it.
+"""Critical concerns refuse a plan, as its migration would go wrong. A plan may waive a concern by its id.
 
-A plan that leaves a disk out has nothing to do with what is wrong with that disk.
+Concerns about a disk do not matter to a plan that leaves that disk out.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from synvirt.model.machine import Concern, VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import counted
 
-# Ids of what is wrong with one disk: `disk-unreadable:KEY`.
+# Ids of concerns about one disk: `disk-unreadable:KEY`.
 _OF_A_DISK = "disk-"
 
 
