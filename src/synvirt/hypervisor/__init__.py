@@ -13,8 +13,8 @@ from synvirt.model.job import Domain
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """Where a guest runs whose volume is not whole yet (early.py): overlays in qcow2, and the Unix socket of the NBD export
-    that lies under the first."""
+    """The layers of a guest whose volume is not complete yet (early.py): overlays in qcow2, and the Unix socket of the NBD
+    export under the first one."""
 
     top: str
     between: str
@@ -23,8 +23,8 @@ class Early:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume of the job: the disk's key in the manifest, and where a domain finds it; with `early`, where it finds the disk
-    until then."""
+    """A volume of the job: the disk's key in the manifest, and what a domain opens. With `early`, what it opens until the
+    volume is complete."""
 
     disk_key: str
     path: str
@@ -34,8 +34,8 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Of this host: its memory and processors, and how much of both the guests that run are promised. `vcpus_max`: as many as
-    a guest can have, which may be more than the host has; 0 where that is not known."""
+    """The memory and processors of this host, and how much of both the running guests may use. `vcpus_max`: the most that one
+    guest can have, which may be more than the host has; 0 where that is not known."""
 
     memory_bytes: int
     cpu_count: int
@@ -46,46 +46,47 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """Of a domain: whether it `runs`, or holds a memory that was saved; and what tells that it was started at some time, as a
-    sentence; None: nothing does."""
+    """Whether a domain `runs`, or has a saved memory; and `trace`, what shows that it was once started, as a sentence; None:
+    nothing does."""
 
     runs: bool
     trace: str | None
 
 
 class Hypervisor(Protocol):
-    """- `domain_xml(machine, volumes)`: its domain on the rung it stands on, UUID, name and differences included; the same for
-      the same machine. Without volumes a draft.
-    - `networks()`: what a guest's card can be plugged into here, in a plan's words (`network:default`); the default first.
-    - `capacity()`: what this host has, and what its guests take of it. DomainDefineFailed.
-    - `keep_variables(job_id, content)`: the source's UEFI variables, for the domain of this job; before `domain_xml`. False,
-      where no firmware of this host can use them. `forget_variables(job_id)`: idempotent.
-    - `firmware(job_id, secure)`: this host's UEFI for that job's domain, as (code, template of its variables): those that were
-      kept, where they were. None, where this host has no such.
-    - `variables_file(job_id)`: where those lie. `console_log(uuid)`: where the console of that domain is looked for.
-    - `emulates()`: KVM does not work here.
-    - `check_free(wanted)`: Conflict, when a domain that is not of the same job has its name, its UUID or one of its MACs.
+    """- `domain_xml(machine, volumes)`: the machine's domain on its present rung, with UUID, name and differences. The same
+      machine always gives the same. Without volumes it is a draft.
+    - `networks()`: what a guest's card can be connected to here, as in a plan (`network:default`); the default first.
+    - `capacity()`: this host's resources, and how much its guests use. DomainDefineFailed.
+    - `keep_variables(job_id, content)`: stores the source's UEFI variables for this job's domain; call it before `domain_xml`.
+      False, where no firmware of this host can use them. `forget_variables(job_id)`: idempotent.
+    - `firmware(job_id, secure)`: this host's UEFI for that job's domain, as (code, template of its variables); the template is
+      the stored variables, if there are any. None, where this host has no such firmware.
+    - `variables_file(job_id)`: the path of the stored variables. `console_log(uuid)`: the path of that domain's console log.
+    - `emulates()`: whether KVM does not work here.
+    - `check_free(wanted)`: Conflict, when a domain of another job has its name, its UUID or one of its MACs.
     - `define(domain)`, `start(uuid)`: idempotent. DomainDefineFailed, or Conflict as above. A guest that runs on another rung
-      of its job is stopped first: nothing but its volumes goes from one rung to the next.
-    - `lived(uuid)`: whether the domain runs, or did; None, where there is no such domain.
-    - `wait_until_booted(uuid, timeout_s, stop)`: the sign that was seen (`agent`, …); GuestBootFailed with the cause, what the
-      console said, and a screenshot kept; or Cancelled as soon as `stop()` is true.
-    - `lay(volume, size_bytes)`: a new overlay for a guest whose volume is not whole, once its export is served.
+      of its job is stopped first: only its volumes go from one rung to the next.
+    - `lived(uuid)`: whether the domain runs, or has ever run; None, where there is no such domain.
+    - `wait_until_booted(uuid, timeout_s, stop)`: the sign that was seen (`agent`, …). GuestBootFailed, with the cause and the
+      end of the console, after a screenshot was stored; Cancelled, as soon as `stop()` is true.
+    - `lay(volume, size_bytes)`: makes a new overlay for a guest whose volume is not complete, once its export is served.
       DiskWriteFailed.
-    - `resume(uuid)`: a guest that stands still, since a disk could not be read or written, tries it again; True, where it did.
-      Of one that runs, is off or is not there: False.
-    - `onto_volumes(uuid, volumes, stop)`: the disks of a guest that was started early are its whole volumes when this returns;
-      one that runs runs on, with all that it wrote. What is defined may still name the layers, where it is off: define it next.
-      Again after it was cut off: it goes on. DiskWriteFailed, where a disk stays where it is; Cancelled.
-    - `screenshot(job_id)`: that of the last boot that failed, a PNG; None. `forget_screenshot(job_id)`.
-    - `picture(uuid)`: what the screen of the running guest shows, a PNG; None, where it has none.
-    - `guest_facts(uuid)`: what the running guest says of itself, by its agent, as TellsOfGuest has it.
-    - `machine_facts(machine)`: what it is made of, at its source and here, as the hypervisor has its domain. NotFound.
+    - `resume(uuid)`: resumes a guest that was paused because a disk could not be read or written. True, where it was so; False,
+      where it runs, is off or does not exist.
+    - `onto_volumes(uuid, volumes, stop)`: moves a guest that was started early onto its complete volumes; a running one goes
+      on, with all that it wrote. If the guest is off, its definition may still name the layers: define it next. Called again
+      after an interruption, it goes on. DiskWriteFailed, where a disk cannot be moved; Cancelled.
+    - `screenshot(job_id)`: the PNG of the last failed boot; None. `forget_screenshot(job_id)`.
+    - `picture(uuid)`: the screen of the running guest as a PNG; None, where it has none.
+    - `guest_facts(uuid)`: facts of the running guest by its agent, as in TellsOfGuest.
+    - `machine_facts(machine)`: facts of the machine, at its source and here, as the hypervisor has its domain. NotFound.
     - `read_guest_file(uuid, path)`: a small file inside the running guest, by its agent. NotFound, Internal.
-    - `addresses(uuid)`: where the running guest is reached, by its agent's word; none, where there is no agent.
-    - `run_in_guest(uuid, argv, timeout_s)`: a program inside the running guest, by its agent: how it ended. NotFound, Internal.
-    - `undefine(uuid, job_id)`: this job's domain is stopped and gone, with its NVRAM and TPM state; idempotent. A domain of
-      that UUID that is not this job's stays.
+    - `addresses(uuid)`: the addresses of the running guest, by its agent; none, where there is no agent.
+    - `run_in_guest(uuid, argv, timeout_s)`: runs a program inside the guest, by its agent, and gives how it ended. NotFound,
+      Internal.
+    - `undefine(uuid, job_id)`: stops and removes this job's domain, with its NVRAM and TPM state; idempotent. A domain of that
+      UUID that belongs to no such job stays.
     """
 
     def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain: ...

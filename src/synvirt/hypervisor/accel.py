@@ -1,4 +1,4 @@
-"""Does KVM work here? Found out by running a guest under it, never by the device's existence.
+"""Whether KVM works here. It is found out by running a guest, not by the existence of the device.
 
 /dev/kvm can open, and libvirt can advertise kvm, where guests stand still: inside some virtual machines KVM emulates each
 instruction of a guest in long mode. So the probe is a guest that enters long mode, counts to a hundred million and ends QEMU:
@@ -17,7 +17,7 @@ from synvirt.programs import ProgramFailed, find, run
 
 EMULATOR = "qemu-system-x86_64"
 KVM_DEVICE = Path("/dev/kvm")
-# Twenty times what the probe takes under plain translation: a KVM slower than that is worse than none, however busy the host.
+# Twenty times what the probe takes under plain translation. A KVM that is slower than that is worse than none.
 PROBE_LIMIT_S = 5.0
 # isa-debug-exit ends QEMU with (value << 1) | 1; the probe writes 0x10.
 PROBE_PORT, PROBE_EXIT = 0xF4, 0x21
@@ -47,15 +47,15 @@ PROBE_SECTOR = _PROBE_CODE.ljust(510, b"\0") + b"\x55\xaa"
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """`reason`: how we know, for people."""
+    """`reason`: why, for people."""
 
     kind: Literal["kvm", "tcg"]
     reason: str
 
 
 def boots_under(kind: Literal["kvm", "tcg"]) -> str | None:
-    """None where the probe guest ran to its end in time, else what went wrong."""
-    # In memory: a service that is killed meanwhile leaves no file behind.
+    """None, where the probe guest ran to its end in time; else what went wrong."""
+    # In memory: a service that is killed meanwhile leaves no file.
     with os.fdopen(os.memfd_create("synvirt-probe"), "wb", buffering=0) as image:
         image.write(PROBE_SECTOR)
         devices = [
@@ -64,7 +64,7 @@ def boots_under(kind: Literal["kvm", "tcg"]) -> str | None:
             *("-device", f"isa-debug-exit,iobase={PROBE_PORT:#x},iosize=4"),
             *("-drive", f"file=/proc/{os.getpid()}/fd/{image.fileno()},format=raw,if=ide"),
         ]
-        # A service that is killed meanwhile cannot end its probe, which would burn a core for ever where KVM stands still.
+        # A service that is killed meanwhile cannot end its probe, which would use a core for ever where KVM does not work.
         bounded = ["timeout", "--signal=KILL", f"{PROBE_LIMIT_S + 1:g}"]
         try:
             run([*bounded, EMULATOR, *devices], timeout_s=PROBE_LIMIT_S)
@@ -116,7 +116,7 @@ def _remembered(folder: Path | None) -> Accelerator | None:
         if kept["host"] == _host_state() and kept["kind"] in ("kvm", "tcg"):
             return Accelerator(kept["kind"], str(kept["reason"]))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):
-        pass  # unreadable is as good as absent
+        pass  # an unreadable file counts as none
     return None
 
 
@@ -127,7 +127,7 @@ def _file(folder: Path | None) -> Path:
 
 
 def _host_state() -> list[str]:
-    """What the answer hangs on: this boot of the host (modules, permissions, nesting) and this QEMU."""
+    """What the answer depends on: this boot of the host (modules, permissions, nesting) and this QEMU."""
     program = find(EMULATOR)
     stat = Path(program).stat() if program else None
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

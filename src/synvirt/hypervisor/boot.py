@@ -1,14 +1,14 @@
-"""Has the guest booted? Judged by what is seen of it from outside. Pure: the caller passes in what was seen, and when.
+"""Whether a guest has booted, judged from outside. Pure: the caller passes in what was seen, and when.
 
 The first true sign ends the wait:
 
     agent      the guest agent answers a ping
     console    a login prompt on the serial console
-    activity   for N seconds it has not crashed nor restarted, and has written to its disks again and again: a firmware, a boot
+    activity   for N seconds it has not crashed or restarted, and has written to its disks again and again: firmware, a boot
                loader or a kernel without its root file system does not do that
-    running    it merely has not stopped; only where the setting boot_check asks for no more
+    running    it has not stopped; only where the setting boot_check asks for no more
 
-The wait ends early where the guest stopped, restarts again and again, or shows why it will not boot and then does nothing more.
+The wait ends early if the guest stops, restarts again and again, or shows why it does not boot and then does nothing more.
 """
 
 from collections import deque
@@ -19,30 +19,32 @@ from typing import Literal
 from synvirt.hypervisor.console import LOGIN_PROMPT, Cause, cause_of, last_lines
 
 Check = Literal["any", "agent", "running"]
-# What counts, by the setting boot_check.
+# The signs that count, by the setting boot_check.
 SIGNS: dict[Check, tuple[str, ...]] = {
     "any": ("agent", "console", "activity"),
     "agent": ("agent", "console"),
     "running": ("agent", "running"),
 }
 
-# A guest with a login prompt but no agent has booted all the same; an agent is started about when the prompt comes.
+# How long to wait for an agent after a login prompt: an agent starts at about the same time. A guest without one has booted
+# too.
 AGENT_GRACE_S = 10.0
 # With boot_check "running": a broken QEMU ends sooner than this.
 RUNNING_SETTLE_S = 10.0
-# A guest that says why it does not boot has ended if it then does nothing for so long: an emulated guest on a busy host may
-# think for seconds between two lines.
+# A guest that shows why it does not boot has failed if it then does nothing for so long: an emulated guest on a busy host may
+# need seconds between two lines.
 QUIET_S = 8.0
 # An installed guest may restart at its first start on new hardware, even twice; no system boots four times in a minute.
 RESETS_MAX, RESETS_WITHIN_S, RESETS_EVER = 4, 60.0, 8
-# Of the seconds in which activity is looked for: in so many the guest has written, and in one of the last third too.
+# The guest must have written in so many of the seconds in which activity is looked for, and in one of the last third too.
 WRITING_SECONDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`at_s`: since the start of the wait. `trouble`: it has stopped or crashed, in words, and `hopeless`: on any bus.
-    `console`: the last of the serial console; `screen`: of a screen in text mode. `resets`, `requests`, `writes`: so far."""
+    """What was seen of a guest. `at_s`: seconds since the start of the wait. `trouble`: why it has stopped or crashed;
+    `hopeless`: no other bus would help. `console`: the end of the serial console; `screen`: the text of a screen in text mode.
+    `resets`, `requests`, `writes`: so far."""
 
     at_s: float
     trouble: str | None = None
@@ -57,7 +59,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It has not booted. `other_bus_may_help`: it is what a guest shows that has no driver for its disks."""
+    """The guest has not booted. `other_bus_may_help`: it looks like a guest that has no driver for its disks."""
 
     trouble: str
     cause: Cause | None
@@ -66,7 +68,7 @@ class Lost:
 
 @dataclass
 class Watch:
-    """One boot. `judge` is called with each look, in the order of time."""
+    """One boot. `judge` is called for each look, in order."""
 
     check: Check
     timeout_s: float
@@ -78,7 +80,7 @@ class Watch:
     _wrote_at: deque[float] = field(default_factory=deque)
 
     def judge(self, seen: Seen) -> str | Lost | None:
-        """The sign, or Lost; None: go on looking."""
+        """The sign, or Lost. None: go on looking."""
         self._note(seen)
         if seen.trouble is not None:
             return self._lost(seen, seen.trouble, hopeless=seen.hopeless)

@@ -1,28 +1,31 @@
-"""What a guest says on its serial console: the only witness of a boot that fails. All of it is bounded: guests are hostile."""
+"""The serial console of a guest, which often is all that shows why a boot fails. Everything has limits, as guests are
+hostile."""
 
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-# Enough to hold a kernel's last words; not enough to fill a log or an answer.
+# Enough for a kernel's last messages; not enough to fill a log or an answer.
 TAIL_BYTES = 8192
 TAIL_LINES, LINE_CHARS = 12, 160
-# QEMU appends what the guest writes for as long as the guest lives: past this much, all but the tail is dropped.
+# QEMU appends what the guest writes while it runs. A log that is longer than this is cut to its end.
 LOG_LIMIT_BYTES = 1 << 20
-# A PC's text screen (IBM VGA): the card has room for eight screens, and which of it is shown moves: Linux scrolls so.
+# A PC's text screen (IBM VGA). The card has memory for eight screens, and the part that is shown moves: Linux scrolls in this
+# way.
 SCREEN_ADDRESS, SCREEN_COLUMNS, SCREEN_BYTES = 0xB8000, 80, 32 << 10
-# Of the characters on a screen of text, boot menus with their frames included.
+# The share of known characters on a screen with text; boot menus with frames have it too.
 PLAIN_PART = 0.6
 
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[A-Za-z=>])")
 _CONTROLS = re.compile(r"[^\n\x20-\x7e\xa0-\uffff]")
-# A Unix's, or that of Windows' Special Administration Console.
+# The login prompt of a Unix, or of Windows' Special Administration Console.
 LOGIN_PROMPT = re.compile(r"(\blogin:|(^|\n)SAC>) ?$")
 
 
 class Cause(NamedTuple):
-    """`final`: a guest that shows this and then does nothing has ended. `other_bus`: another disk bus may help."""
+    """Why a guest does not boot. `final`: a guest that shows this and then does nothing has failed. `other_bus`: another disk
+    bus may help."""
 
     seen: re.Pattern[str]
     cause: str
@@ -33,7 +36,7 @@ class Cause(NamedTuple):
 
 _NO_DRIVER = "the guest may lack a driver for this disk bus: put it in at the source, or name another in target.disk_bus"
 _NO_LOADER = "is the boot disk among the imported disks, and is its firmware (bios or uefi) the one the source has?"
-# What a console or a screen shows, what it means, what to do. First match wins, so the narrow come before the wide.
+# What a console or a screen shows, what it means, and a hint. The first match counts, so the more exact patterns come first.
 CAUSES = (
     Cause(
         re.compile(r"UEFI Interactive Shell|EFI Internal Shell|BdsDxe: No bootable option"),
@@ -99,7 +102,7 @@ CAUSES = (
 
 
 def text(path: Path) -> str:
-    """The last of what the console said, as plain lines; empty where there is none, or where the log is not ours to read."""
+    """The end of the console, as plain lines. Empty, where there is none, or where we may not read the log."""
     try:
         with path.open("rb") as log:
             log.seek(max(os.fstat(log.fileno()).st_size - TAIL_BYTES, 0))
@@ -115,7 +118,7 @@ def _plain(said: str) -> str:
 
 
 def tail(path: Path) -> str:
-    """The console's last lines: few enough to be quoted."""
+    """The console's last lines, few enough for an error message."""
     return last_lines(text(path))
 
 
@@ -124,7 +127,7 @@ def last_lines(shown: str) -> str:
 
 
 def quoted(shown: str, cause: Cause | None) -> str:
-    """The last lines, and before them the one that says the cause, where it stands further up."""
+    """The last lines; before them the line with the cause, if that comes earlier."""
     lines = shown.split("\n")
     rest, last = lines[:-TAIL_LINES], lines[-TAIL_LINES:]
     if cause is None or cause.seen.search("\n".join(last)):
@@ -134,8 +137,8 @@ def quoted(shown: str, cause: Cause | None) -> str:
 
 
 def screen(cells: bytes) -> str:
-    """The text on a screen in text mode: pairs of a character of code page 437 and its colours, 80 a line. Empty for one in
-    another mode, whose memory holds no text."""
+    """The text on a screen in text mode: pairs of a character of code page 437 and its colours, 80 in a line. Empty for another
+    mode, whose memory has no text."""
     if sum(byte == 0 or 0x20 <= byte < 0x7F for byte in cells[::2]) < PLAIN_PART * len(cells) / 2:
         return ""
     characters = cells[::2].decode("cp437")
@@ -144,12 +147,12 @@ def screen(cells: bytes) -> str:
 
 
 def cause_of(shown: str) -> Cause | None:
-    """What a text means. Of a console, pass the last lines: what stands further up may be of a boot before this one."""
+    """The cause that a text shows. Of a console, pass only the last lines, as earlier ones may be of an earlier boot."""
     return next((known for known in CAUSES if known.seen.search(shown)), None)
 
 
 def trim(folder: Path) -> None:
-    """Cut each console log in the folder that has outgrown its limit. QEMU appends, so it goes on at the new end."""
+    """Cuts each console log in the folder that is over its limit. QEMU appends, so it goes on at the new end."""
     for log in folder.glob("*.log"):
         try:
             if log.stat().st_size > LOG_LIMIT_BYTES:

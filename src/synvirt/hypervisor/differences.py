@@ -1,4 +1,4 @@
-"""What the domain here has otherwise than its source, and why: a list that the job shows. Pure."""
+"""The differences between the domain here and its source, with reasons: a list that the job shows. Pure."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,8 +13,8 @@ Network = Callable[[Nic], tuple[str, str]]
 
 
 def differences(machine: Machine, *, name: str, network: Network, tpm: bool, variables: bool) -> tuple[Difference, ...]:
-    """`name`: the domain's; `network`: what a card is plugged into here; `tpm`: whether this host can give one;
-    `variables`: whether the source's UEFI variables came along."""
+    """The differences. `name`: the domain's; `network`: what a card is connected to here; `tpm`: whether this host can give
+    one; `variables`: whether the source's UEFI variables are used."""
     manifest = machine.manifest
     return (
         *_identity(machine, manifest, name),

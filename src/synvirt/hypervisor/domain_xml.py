@@ -1,8 +1,8 @@
 """A source VM's manifest, the plan's wishes and the copied volumes, as libvirt's domain XML (libvirt.org/formatdomain.html).
 
 Pure: the same machine and host give the same bytes, UUID, serial numbers and MAC addresses, so that defining twice changes
-nothing. Names, networks and models come from foreign files: whatever libvirt would refuse or misread is replaced here.
-Which bus, card and machine the guest gets is chosen in hardware.py; what of it differs from the source, in differences.py.
+nothing. Names, networks and models come from foreign files: what libvirt would refuse or misread is replaced here. hardware.py
+chooses the guest's bus, card and machine type; differences.py lists what differs from the source.
 """
 
 import re
@@ -33,9 +33,9 @@ from synvirt.model.machine import DiskBus, Nic, VmManifest, letters
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)
 
-# libvirt makes files named after the domain, with endings of its own: well under the 255 bytes a file name may have.
+# libvirt makes files named after the domain, with its own endings: so the limit is well under the 255 bytes of a file name.
 NAME_LIMIT_BYTES = 120
-# What Windows asks a Hyper-V host for, and is slower or dead-locks without; those that need no other hardware than KVM.
+# Features that Windows expects of a Hyper-V host, and without which it is slower or deadlocks; those that need only KVM.
 HYPERV_FEATURES = ("relaxed", "vapic", "vpindex", "runtime", "synic", "stimer", "reset", "frequencies", "tlbflush", "ipi")
 
 _UNSAFE = re.compile(r"[^\w.+-]+")
@@ -52,8 +52,8 @@ class Firmware:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the domain may count on. `network`: what a card is plugged into that the plan maps nowhere; `plain_network`: what a
-    mapped name without a prefix means."""
+    """What this host offers a domain. `network`: for cards that the plan does not map; `plain_network`: what a mapped name
+    without a prefix means."""
 
     accelerator: Literal["kvm", "tcg"]
     serial_log: str  # a pattern with {uuid}
@@ -67,7 +67,7 @@ class Host:
 
 
 def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
-    """The domain of this machine. DomainDefineFailed, where this host cannot carry it.
+    """The domain of this machine. DomainDefineFailed, where this host cannot run it.
 
     Without volumes it is a draft, asked for its name, UUID and MAC addresses and for what is missing here.
     """
@@ -106,7 +106,7 @@ def build(machine: Machine, volumes: list[Volume], host: Host) -> Domain:
 
 
 def safe_name(wanted: str, *, fallback: str) -> str:
-    """A name that libvirt, a file system and a shell all take. A bare number would be read as a running domain's number."""
+    """A name that libvirt, a file system and a shell all accept. A plain number would mean the number of a running domain."""
     name = _UNSAFE.sub("-", wanted).encode("utf-8", "ignore")[:NAME_LIMIT_BYTES].decode("utf-8", "ignore").strip("-.")
     return f"vm-{name}" if name.isdecimal() else name or fallback
 
@@ -128,7 +128,7 @@ def _firmware(root: ET.Element, manifest: VmManifest, chipset: Chipset, host: Ho
         ET.SubElement(hyperv, "spinlocks", state="on", retries="8191")
     if manifest.firmware == "bios":
         if manifest.guest_os.family != "windows":
-            # What the firmware and the boot loader say is the only trace of a disk that does not boot.
+            # The messages of firmware and boot loader are all that a disk that does not boot shows.
             ET.SubElement(os_element, "bios", useserial="yes")
         return
     firmware = host.uefi_secure if manifest.secure_boot else host.uefi
@@ -137,7 +137,7 @@ def _firmware(root: ET.Element, manifest: VmManifest, chipset: Chipset, host: Ho
         raise DomainDefineFailed(f"{manifest.name} needs {what} firmware, and this host has none", hint="apt-get install ovmf")
     secure = {"secure": "yes"} if manifest.secure_boot else {}
     if secure:
-        ET.SubElement(features, "smm", state="on")  # the variables are only safe behind it; libvirt demands it
+        ET.SubElement(features, "smm", state="on")  # it protects the variables; libvirt demands it
     _text(os_element, "loader", firmware.code, **{"readonly": "yes", "type": "pflash", **secure})
     ET.SubElement(os_element, "nvram", template=firmware.variables)
 
@@ -164,7 +164,7 @@ def _clock(root: ET.Element, manifest: VmManifest, host: Host) -> None:
 
 
 def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes: list[Volume], bus: DiskBus) -> None:
-    """In the manifest's order, since guests of old name their disks by it; booted from in the source's boot order."""
+    """The disks, in the manifest's order, as old guests name their disks by it; with the source's boot order."""
     by_key = {volume.disk_key: volume for volume in volumes}
     disks = [disk for disk in manifest.disks if disk.key in by_key]
     if len(disks) != len(volumes):
@@ -174,7 +174,7 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
         volume = by_key[disk.key]
         kind = SOURCE_TYPES[volume.device_type] if volume.early is None else "file"
         element = ET.SubElement(devices, "disk", type=kind, device="disk")
-        # A block device has its own cache (zfs) and takes O_DIRECT; a file may lie on a file system that does not.
+        # A block device has its own cache (zfs) and takes O_DIRECT; the file system of a file may not.
         direct = {"cache": "none", "io": "native"} if volume.device_type == "block" else {}
         if volume.early is not None:
             early_disk(element, volume.early)
@@ -189,8 +189,8 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
         ET.SubElement(devices, "controller", type=bus, index="0", model=model)
 
 
-# An export that is gone is waited for as long as no guest gives a disk up for (30 s, mostly). Then the guest is stopped, and
-# asks again once it is resumed.
+# How long QEMU waits for an export that is gone: less than guests wait for a disk (mostly 30 s). Then the guest is paused, and
+# tries again when it is resumed.
 RECONNECT_S = 10
 
 
@@ -215,13 +215,13 @@ SOURCE_TYPES = {"file": "file", "block": "block", "rbd": "network"}
 
 
 def disk_source(element: ET.Element, volume: Volume) -> None:
-    """What QEMU opens, of a disk that has none yet."""
+    """Adds what QEMU opens to a disk element without a source."""
     if volume.device_type != "rbd":
         ET.SubElement(element, "source", {"dev" if volume.device_type == "block" else "file": volume.path})
         return
     image, client, conf = _rbd_words(volume.path)
     if client != "admin":
-        # QEMU by itself finds the key of client.admin alone; another's is in the secret that Ceph's own documentation makes.
+        # QEMU itself finds only the key of client.admin. Another client's key is in the secret that Ceph's documentation makes.
         auth = ET.SubElement(element, "auth", username=client)
         ET.SubElement(auth, "secret", type="ceph", usage=f"client.{client} secret")
     source = ET.SubElement(element, "source", protocol="rbd", name=image)
@@ -236,7 +236,7 @@ def _rbd_words(device: str) -> tuple[str, str, str]:
 
 
 def _network(machine: Machine, nic: Nic, host: Host) -> tuple[str, str]:
-    """What the card is plugged into: user, network or bridge, and its name."""
+    """What the card is connected to: user, network or bridge, and its name."""
     mapped = {entry.source: entry.target for entry in machine.target.network_map}
     kind, _, name = mapped.get(nic.network, host.network).partition(":")
     if kind not in ("user", "network", "bridge"):
@@ -257,8 +257,8 @@ def _interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, host: 
 
 
 def _rehearsed_interface(devices: ET.Element, machine: Machine, nic: Nic, mac: str, number: int) -> None:
-    """In the same slot, but its frames go to the process at the end of its wire; of its type user, and its link down, no packet
-    leaves QEMU."""
+    """The card of a rehearsed guest, in the same slot. Its frames go to the process at the end of its wire. Its own type is
+    user and its link is down, so no packet leaves QEMU in another way."""
     wired = number < len(machine.wires)
     element = ET.SubElement(devices, "interface", type="client" if wired else "user")
     ET.SubElement(element, "mac", address=mac)
@@ -278,11 +278,11 @@ def _fixtures(devices: ET.Element, identity: uuid.UUID, manifest: VmManifest, ch
     ET.SubElement(channel, "target", type="virtio", name="org.qemu.guest_agent.0")
     if manifest.guest_os.family != "linux":
         ET.SubElement(devices, "input", type="tablet", bus="usb")  # else the pointer drifts from the viewer's
-    # A Unix socket: no port that other users of the host could open, so no password either.
+    # A Unix socket: other users of the host cannot open it, so it needs no password.
     ET.SubElement(ET.SubElement(devices, "graphics", type="vnc"), "listen", type="socket")
     ET.SubElement(ET.SubElement(devices, "video"), "model", type="vga")
     if manifest.tpm and host.tpm:
-        # CRB is what TPM 2.0 brought; the older chipset's guests know TIS.
+        # CRB came with TPM 2.0; guests of the older chipset know TIS.
         model = "tpm-crb" if chipset == "q35" else "tpm-tis"
         ET.SubElement(ET.SubElement(devices, "tpm", model=model), "backend", type="emulator", version="2.0")
     ET.SubElement(devices, "memballoon", model="virtio")

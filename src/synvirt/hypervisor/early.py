@@ -1,13 +1,13 @@
-"""A guest that was started before its copy is whole, and how it gets onto its volumes without a stop. Blocking.
+"""A guest that was started before its copy is complete, and how it moves onto its volumes while it runs. Blocking.
 
     before   guest ─▶ top.qcow2 ─▶ NBD export of the source                    the copy fills the volume meanwhile
     1        guest ─▶ top.qcow2 ─▶ NBD      mirrored, the overlay alone, to    between.qcow2 ─▶ volume
     2        guest ─▶ between.qcow2 ─▶ volume      committed, while the guest writes
     after    guest ─▶ volume
 
-Where a disk stands is asked of libvirt each time, and of nothing else: its record of the guest, running or off, is written
-as it pivots. So each step may be cut off anywhere, and the next look goes on from there. Until a pivot the layer that the guest
-writes has all that it wrote; a layer that it has left is never read again.
+Only libvirt is asked where a disk is, each time: it writes its record of the guest, running or off, when it pivots. So each
+step may be interrupted anywhere, and the next look goes on from there. Until a pivot the guest's present layer has all that it
+wrote. A layer that it has left is never read again.
 """
 
 import contextlib
@@ -24,29 +24,29 @@ from synvirt.kvm.identity import JOB_NAMESPACE
 from synvirt.programs import ProgramFailed, run
 
 POLL_S = 0.1
-# A block job that ends by itself has met an error, for example a full disk: it is started again, at most this often.
+# A block job that ends by itself has failed, for example on a full disk. It is started again, at most this often.
 TRIES = 3
-# Of the guest's writes, to a disk that may be slow.
+# Seconds for a commit of the guest's writes, to a disk that may be slow.
 COMMIT_TIMEOUT_S = 6 * 3600
 CREATE_TIMEOUT_S = 60
 
 
 def is_held_up(domain: Any) -> bool:
-    """It stands still, since a disk could not be read or written."""
+    """Whether the guest is paused because a disk could not be read or written."""
     libvirt = load()
     return bool(domain.state() == [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR])
 
 
 def overlay(path: str, over: str, size_bytes: int) -> None:
-    """A new one, empty. DiskWriteFailed."""
+    """Makes a new, empty overlay. DiskWriteFailed."""
     Path(path).unlink(missing_ok=True)
     _qemu_img("create", "-q", "-f", "qcow2", "-F", "raw", "-b", over, path, str(size_bytes), within_s=CREATE_TIMEOUT_S)
     Path(path).chmod(0o600)  # only the guest may read what it writes
 
 
 def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    """Until the guest's disk, on or off, is its volume. `find` gives libvirt's domain, `give` an overlay to who QEMU runs as.
-    DiskWriteFailed, where a block job fails again and again; Cancelled."""
+    """Moves the disk of a guest, on or off, onto its volume. `find` gives libvirt's domain; `give` gives an overlay to the user
+    that QEMU runs as. DiskWriteFailed, where a block job fails again and again; Cancelled."""
     libvirt, begun = load(), 0
     while True:
         if stop():
@@ -61,7 +61,7 @@ def onto_volume(find: Callable[[], Any], volume: Volume, give: Callable[[str], N
                 case "pivoted":
                     begun = 0
         except libvirt.libvirtError as error:
-            # Another block job has just begun to end; or the guest went off, and is looked at again.
+            # Another block job is just ending, or the guest went off: look again.
             passing = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_BLOCK_COPY_ACTIVE, libvirt.VIR_ERR_OPERATION_TIMEOUT)
             if error.get_error_code() not in passing and domain.isActive():
                 raise DiskWriteFailed(
@@ -81,9 +81,9 @@ _RUNS_ON = "The guest runs on; it is tried again"
 def _one_step(domain: Any, volume: Volume, give: Callable[[str], None]) -> Literal["done", "begun", "pivoted", "under way"]:
     if not domain.isActive():
         return "done" if _commit_offline(domain, volume) else "under way"
-    _let_go(domain)  # a service may have ended within the pause of a pivot
+    _let_go(domain)  # a service may have ended during the pause of a pivot
     if is_held_up(domain):
-        # The block jobs need nothing of the source; what the guest asked of it is asked of the volume afterwards.
+        # The block jobs need nothing of the source. Afterwards the guest reads the volume instead of it.
         domain.resume()
     disk = _disk_of(domain.XMLDesc(), volume)
     mirror, target = disk.find("mirror"), disk.find("target")
@@ -100,10 +100,10 @@ def _one_step(domain: Any, volume: Volume, give: Callable[[str], None]) -> Liter
 
 
 def _pivot(domain: Any, name: str) -> None:
-    """With the guest's processors held for milliseconds: QEMU 7.2 may die of a write that comes to a disk on SATA just then
+    """Pivots while the guest is paused for milliseconds: QEMU 7.2 may crash when a write comes to a disk on SATA at that moment
     (bdrv_co_write_req_prepare: Assertion `child->perm & BLK_PERM_WRITE' failed)."""
     libvirt = load()
-    if domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING:  # else its operator has paused it, who resumes it, too
+    if domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING:  # else its operator has paused it, and will resume it
         _mark(domain, f"<held xmlns='{_HELD}'/>")
         domain.suspend()
     try:
@@ -113,7 +113,7 @@ def _pivot(domain: Any, name: str) -> None:
             _let_go(domain)
 
 
-# In libvirt's record of the running guest: it is paused by us. It outlives the service, and goes with the guest.
+# A mark in libvirt's record of the running guest: we have paused it. The mark stays after the service's end, until the guest's.
 _HELD = f"{JOB_NAMESPACE}/held"
 
 
@@ -123,7 +123,7 @@ def _mark(domain: Any, mark: str | None) -> None:
 
 
 def _let_go(domain: Any) -> None:
-    """Resumed, where we paused it."""
+    """Resumes the guest, if we have paused it."""
     if _HELD in domain.XMLDesc():
         if domain.state()[0] == load().VIR_DOMAIN_PAUSED:
             domain.resume()
@@ -154,8 +154,8 @@ def _between_xml(volume: Volume) -> str:
 
 
 def _commit_offline(domain: Any, volume: Volume) -> bool:
-    """Of a guest that is off. An overlay that was committed still holds all that it held (-d), so twice is once. False: it was
-    started meanwhile, and QEMU has the overlay's lock."""
+    """Commits the layers of a guest that is off; idempotent, as a committed overlay keeps its data (-d). False, where the guest
+    was started meanwhile and QEMU has the overlay's lock."""
     early, disk = _early(volume), _disk_of(domain.XMLDesc(load().VIR_DOMAIN_XML_INACTIVE), volume)
     if (source := _file(disk)) == volume.path:
         return True
@@ -171,7 +171,7 @@ def _commit_offline(domain: Any, volume: Volume) -> bool:
 
 
 def _disk_of(xml: str, volume: Volume) -> ET.Element:
-    """The one that stands on one of the volume's layers."""
+    """The disk whose source is one of the volume's layers."""
     early = _early(volume)
     for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314 - libvirt's own
         if _file(disk) in (early.top, early.between, volume.path):

@@ -1,4 +1,4 @@
-"""What can be seen of a guest from outside, by libvirt: its state, its restarts, its disks' counters, its screen."""
+"""What libvirt shows of a guest from outside: its state, its restarts, its disks' counters, its screen."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from synvirt.hypervisor.boot import Seen
 from synvirt.kvm import agent
 from synvirt.kvm.connection import load
 
-# The guest chooses how large its screen is; a picture of 4K without any compression has 24 MiB.
+# The most bytes of a picture. The guest chooses the size of its screen; 4K without compression has 24 MiB.
 SCREENSHOT_LIMIT_BYTES = 32 << 20
 _PIECE_BYTES = 256 << 10
 
 
 def look(domain: Any, console_log: Path, *, at_s: float, resets: int) -> Seen:
-    """All of it at once. A guest that goes away meanwhile is a guest that has stopped."""
+    """Everything at once. A guest that goes away meanwhile counts as stopped."""
     trouble, hopeless = _trouble(domain)
     if trouble is not None:
         return Seen(at_s, trouble=trouble, hopeless=hopeless, console=console.text(console_log), resets=resets)
@@ -33,7 +33,7 @@ def look(domain: Any, console_log: Path, *, at_s: float, resets: int) -> Seen:
 
 
 def screen_text(domain: Any) -> str:
-    """Of a screen in text mode, from the card's memory; empty in any other mode."""
+    """The text of a screen in text mode, from the card's memory; empty in another mode."""
     libvirt = load()
     try:
         return console.screen(domain.memoryPeek(console.SCREEN_ADDRESS, console.SCREEN_BYTES, libvirt.VIR_MEMORY_PHYSICAL))
@@ -42,7 +42,7 @@ def screen_text(domain: Any) -> str:
 
 
 def screenshot(connection: Any, domain: Any) -> bytes | None:
-    """A PNG (QEMU from 7.1 on); None where the guest has no screen, or is off."""
+    """The screen as a PNG (QEMU 7.1 or later). None, where the guest has no screen or is off."""
     libvirt = load()
     stream = connection.newStream(0)
     try:
@@ -63,7 +63,7 @@ def screenshot(connection: Any, domain: Any) -> bytes | None:
 
 @contextlib.contextmanager
 def restarts(connection: Any, domain: Any) -> Iterator[list[None]]:
-    """A list that grows by one with each restart of the guest, for as long as the block lasts."""
+    """A list that grows by one with each restart of the guest while the block runs."""
     libvirt = load()
     seen: list[None] = []
     try:
@@ -81,7 +81,7 @@ def restarts(connection: Any, domain: Any) -> Iterator[list[None]]:
 
 
 def _trouble(domain: Any) -> tuple[str | None, bool]:
-    """Why this domain will not boot any more, and whether it is so on any disk bus; None while it may."""
+    """Why this domain will not boot any more, and whether that is so on every disk bus. None, while it may boot."""
     libvirt = load()
     try:
         state, reason = domain.state()
@@ -92,7 +92,7 @@ def _trouble(domain: Any) -> tuple[str | None, bool]:
     if state == libvirt.VIR_DOMAIN_PAUSED:
         if reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR:
             return "was paused, since a volume could not be read or written: is the disk full?", True
-        # An operator who pauses the guest will let it go on; libvirt itself pauses it while it starts.
+        # An operator who has paused the guest will resume it; libvirt itself pauses it while it starts.
         return ("crashed", True) if reason == libvirt.VIR_DOMAIN_PAUSED_CRASHED else (None, False)
     if state == libvirt.VIR_DOMAIN_CRASHED or reason == libvirt.VIR_DOMAIN_SHUTOFF_CRASHED:
         return "crashed and stopped", True
@@ -100,7 +100,7 @@ def _trouble(domain: Any) -> tuple[str | None, bool]:
 
 
 def _disk_requests(domain: Any) -> tuple[int, int]:
-    """Of all disks since the start: reads and writes, writes."""
+    """For all disks together since the start: the number of reads and writes, and of writes."""
     libvirt = load()
     try:
         reads, _, writes, _, _ = domain.blockStats("")  # the empty name: all disks together

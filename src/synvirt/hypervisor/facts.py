@@ -1,4 +1,4 @@
-"""What a machine is made of, at its source and here, in the names of `model/facts.py`. Pure."""
+"""Facts of a machine's hardware, at its source and here, by the names of `model/facts.py`. Pure."""
 
 from collections.abc import Collection, Mapping
 from xml.etree import ElementTree as ET  # for its type: what is read goes through xml_document
@@ -12,7 +12,7 @@ from synvirt.sizes import MIB
 
 
 def of_source(machine: Machine) -> dict[str, str]:
-    """By its manifest, without what the plan leaves out."""
+    """The facts in its manifest, without what the plan leaves out."""
     manifest = machine.manifest
     disks = [disk for disk in manifest.disks if disk.key not in machine.skipped]
     return {
@@ -26,7 +26,7 @@ def of_source(machine: Machine) -> dict[str, str]:
 
 
 def of_domain(xml: str, machine: Machine, sizes: Mapping[str, int]) -> dict[str, str]:
-    """By what the hypervisor has defined. `sizes`: of its disks, by the name of their target."""
+    """The facts of the domain as it is defined. `sizes`: of its disks in bytes, by the name of their target."""
     root = xml_document.parse(xml, "the hypervisor's description of a domain", wrong=Internal)
     loader = root.find("os/loader")
     disks, order = _disks(root, machine.manifest, machine)
@@ -44,7 +44,7 @@ def of_domain(xml: str, machine: Machine, sizes: Mapping[str, int]) -> dict[str,
 
 
 def _disks(root: ET.Element, manifest: VmManifest, machine: Machine) -> tuple[dict[str, Disk], list[tuple[int, Disk]]]:
-    """By target, and in which order they are booted from: ours are known by their serial numbers."""
+    """The disks by target, and their boot order. Our disks are found by their serial numbers."""
     known = {digest_of(machine.id, disk.key)[:20]: disk for disk in manifest.disks}
     disks, order = {}, []
     for element in root.iterfind("devices/disk"):

@@ -1,12 +1,12 @@
-"""What the guest gets here for the hardware it had there: its ladder of disk buses, its machine, its cards. Pure.
+"""The hardware that the guest gets here: its ladder of disk buses, its machine type, its cards. Pure.
 
-A guest boots from a bus only if it has a driver for it, and that is not known for sure before it was tried. So the buses
-make a ladder: the best that the guest should be able to boot from comes first, and each next one needs less of it.
+A guest boots from a bus only if it has a driver for it, and only a try shows that for sure. So the buses form a ladder: first
+the best one that the guest should be able to boot from; each next one needs less of the guest.
 
-    virtio   every Linux since 2008; Windows, once drivers were put into it
-    scsi     virtio-scsi: the same drivers' other half, and the names (sda) that an old fstab may expect
-    sata     AHCI: every system since 2008, and no driver of ours
-    ide      the chipset of 1996, on the machine that has it: what is older than all of those, BIOS only
+    virtio   every Linux since 2008; Windows, after drivers were installed
+    scsi     virtio-scsi: other drivers of the same family, and the names (sda) that an old fstab may expect
+    sata     AHCI: every system since 2008, without our drivers
+    ide      the chipset of 1996: for older systems, BIOS only
 """
 
 import hashlib
@@ -20,18 +20,18 @@ from synvirt.model.machine import Disk, DiskBus, Nic, VmManifest
 from synvirt.sizes import MIB
 
 Chipset = Literal["q35", "pc"]
-# A manifest that knows no memory says 0, which libvirt refuses; 64 MiB is the least that boots anything.
+# A manifest without memory has 0, which libvirt refuses. Nothing boots with less than 64 MiB.
 LEAST_MEMORY_BYTES = 64 * MIB
 
 _MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")  # an odd first octet is multicast: no card has that
-# What firmware without a UUID of its own says: many machines have it.
+# UUIDs of firmware without its own: many machines have them.
 _NO_UUIDS = frozenset({UUID(int=0), UUID(int=(1 << 128) - 1)})
 
 
 @dataclass(frozen=True, slots=True)
 class Bus:
-    """`prefix`: of the names libvirt gives its disks; `card`: the network card of a guest that boots from it; `needs`: why a
-    guest may be able to. q35 has no IDE, so that bus brings the older chipset, i440fx, which libvirt calls pc."""
+    """`prefix`: of its disks' names in libvirt; `card`: the network card of a guest that boots from it; `needs`: what a guest
+    needs for it. q35 has no IDE, so that bus comes with the older chipset, i440fx, which libvirt calls pc."""
 
     prefix: str
     card: str
@@ -52,8 +52,8 @@ LADDER_OF_UNKNOWN: tuple[DiskBus, ...] = ("sata", "virtio", "scsi", "ide")
 # One controller, two channels, a master and a slave on each: what does not fit goes to SATA.
 IDE_DISKS_MAX = 4
 
-# Systems without a driver for AHCI or for what PCI Express brought: Windows before Vista, Linux before 2.6.25, DOS and its kin.
-# «CentOS 4/5 or later» is how VMware says that it does not know.
+# Systems without drivers for AHCI or PCI Express: Windows before Vista, Linux before 2.6.25, DOS and similar ones. VMware
+# writes «CentOS 4/5 or later» when it does not know.
 _OLD = re.compile(
     r"win(dows)?[ _-]?(xp|2000|2003|2k3|2k\b|net|nt|95|98|me\b)|windows server 2003|\bdos\b|netware|os/?2\b"
     r"|(rhel|red ?hat|centos|oracle)\D{0,24}[234](_64)?(guest)?\b(?!/)"
@@ -61,7 +61,7 @@ _OLD = re.compile(
     re.IGNORECASE,
 )
 
-# Cards that QEMU emulates and the guest has been using: the same one needs no new driver. Names as sources spell them.
+# Cards that QEMU emulates, by the names that sources use. If the guest has used one, it needs no new driver for it.
 _SAME_CARD = {
     "e1000": "e1000",
     "e1000e": "e1000e",
@@ -77,7 +77,7 @@ def is_old(manifest: VmManifest) -> bool:
 
 
 def has_virtio(machine: Machine) -> bool:
-    """Surely: Linux, but for the oldest, and Windows that got the drivers."""
+    """Whether the guest surely has virtio drivers: Linux, except the oldest, and Windows with installed drivers."""
     manifest = machine.manifest
     match manifest.guest_os.family:
         case "linux":
@@ -89,7 +89,7 @@ def has_virtio(machine: Machine) -> bool:
 
 
 def ladder(machine: Machine) -> tuple[DiskBus, ...]:
-    """The buses to try, in this order; one alone where the plan names it."""
+    """The buses to try, in this order; only one, if the plan names it."""
     manifest, wanted = machine.manifest, machine.target.disk_bus
     rungs: tuple[DiskBus, ...]
     if wanted in BUSES:
@@ -108,17 +108,17 @@ def ladder(machine: Machine) -> tuple[DiskBus, ...]:
 
 
 def bus_now(machine: Machine) -> DiskBus:
-    """The rung that it stands on."""
+    """The bus of the machine's present rung."""
     return machine.attempts[-1].disk_bus if machine.attempts else ladder(machine)[0]
 
 
 def bus_of(number: int, bus: DiskBus) -> DiskBus:
-    """Of the domain's disk of that number, counted from 0."""
+    """The bus of the domain's disk of that number, counted from 0."""
     return "sata" if bus == "ide" and number >= IDE_DISKS_MAX else bus
 
 
 def why_bus(machine: Machine) -> str:
-    """Why the guest gets the disk bus that it gets now, in words."""
+    """Why the guest gets its present disk bus, as a sentence."""
     bus = bus_now(machine)
     failed = [attempt for attempt in machine.attempts if attempt.trouble is not None]
     if failed:
@@ -131,7 +131,7 @@ def why_bus(machine: Machine) -> str:
 
 
 def card(machine: Machine, nic: Nic) -> str:
-    """virtio for a guest that boots with virtio; else the card it had, where QEMU has it; else one that its age knows."""
+    """virtio for a guest that boots with virtio; else the card it had, if QEMU has it; else one of its time."""
     bus = bus_now(machine)
     if BUSES[bus].card == "virtio" and (has_virtio(machine) or nic.model.lower().startswith("virtio")):
         return "virtio"
@@ -146,7 +146,7 @@ def card(machine: Machine, nic: Nic) -> str:
 
 
 def uuid_of(machine: Machine) -> UUID:
-    """The source's, which licences and cloud-init know the machine by; its own where that has none, or shall not be kept."""
+    """The source's UUID, as licences and cloud-init use it; a new one, where the source has none or it is not to be kept."""
     if machine.target.identity == "keep" and not machine.rehearsed:
         try:
             known = UUID(machine.manifest.uuid or "")
@@ -157,7 +157,7 @@ def uuid_of(machine: Machine) -> UUID:
 
 
 def macs(machine: Machine) -> dict[str, str]:
-    """Each card's address by its key: the source's; one of our own where that is none, or comes twice, or shall not be kept."""
+    """Each card's MAC address, by its key: the source's; a new one, where that is missing, comes twice or is not to be kept."""
     given: dict[str, str] = {}
     for nic in machine.manifest.nics:
         mac = (nic.mac or "").strip().lower().replace("-", ":")
@@ -167,13 +167,13 @@ def macs(machine: Machine) -> dict[str, str]:
 
 
 def own_mac(job_id: UUID, key: str) -> str:
-    """52:54:00 is QEMU's, by custom; the rest hangs on job and card, so that defining again keeps it."""
+    """A MAC address with QEMU's usual prefix, 52:54:00. The rest depends on job and card, so that it stays the same."""
     digest = digest_of(job_id, "nic", key)
     return ":".join(("52:54:00", digest[:2], digest[2:4], digest[4:6]))
 
 
 def processors(machine: Machine) -> tuple[int, int]:
-    """Sockets, and cores a socket: the source's cores where the count divides by them."""
+    """The sockets, and the cores of each socket: the source's cores, if the count can be divided by them."""
     manifest = machine.manifest
     count = max(machine.target.cpu_count or manifest.cpu_count, 1)
     cores = manifest.cores_per_socket

@@ -1,6 +1,6 @@
 """This host's hypervisor, by libvirt. Blocking; safe from several threads at once.
 
-Ours are the domains that carry a job's id in their metadata (domain_xml.py); any other is never touched.
+Our domains have a job's id in their metadata (domain_xml.py). Other domains are never touched.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from synvirt.model.job import Domain
 from synvirt.programs import find
 from synvirt.sizes import KIB, MIB
 
-# Debian's ovmf, then Fedora's edk2-ovmf: the first that is there.
+# Debian's ovmf, then Fedora's edk2-ovmf: the first that exists.
 _UEFI = (
     Firmware("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
     Firmware("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
@@ -44,11 +44,11 @@ _UEFI_SECURE = (
 # EFI_FIRMWARE_VOLUME_HEADER.Signature (UEFI Platform Initialization, volume 3, 3.2.1): a raw variable store begins with one.
 _VOLUME_MARK_AT, _VOLUME_MARK = 40, b"_FVH"
 POLL_S = 0.2
-# libvirt waits for a domain's lock for 30 s, and holds it for a little longer where a guest's monitor does not answer.
+# libvirt waits 30 s for a domain's lock, and holds it a little longer where a guest's monitor does not answer.
 LOCK_PATIENCE_S = 60
 TRIM_EVERY_MS = 5000
 
-# What libvirt and QEMU say when a domain does not start, and what to do about it. First match wins.
+# Messages of libvirt and QEMU when a domain does not start, and hints. The first match counts.
 _START_HINTS = (
     (
         re.compile(r"[Nn]etwork not found|network '.*' is not active"),
@@ -74,8 +74,8 @@ _NO_CAUSE_HINT = (
 
 
 class LibvirtHost:
-    """`data_dir`/libvirt keeps what the embedded driver needs, the guests' console logs, the screens of those that did not
-    boot, and the accelerator found."""
+    """`data_dir`/libvirt has what the embedded driver needs, the guests' console logs, screenshots of failed boots, and the
+    accelerator that was found."""
 
     def __init__(self, uri: str, data_dir: Path, *, boot_check: Check = "any", boot_activity_s: float = 60) -> None:
         self._connection = Connection(uri, self._prepare)
@@ -83,9 +83,9 @@ class LibvirtHost:
         self._boot_check: Final = boot_check
         self._boot_activity_s: Final = boot_activity_s
         self._system = uri.startswith("qemu:///system")
-        # What a card is plugged into that a plan maps nowhere.
+        # For cards that a plan does not map.
         self._network = "network:default" if self._system else "user"
-        # The host's libvirtd has virtlogd, which writes where it may and bounds what it writes; for the embedded driver we do.
+        # The host's libvirtd has virtlogd, which limits console logs. For the embedded driver we do that.
         self._serial_logs = Path("/var/log/libvirt/qemu") if self._system else self._folder / "serial"
         self._screens = self._folder / "screens"
         self._root = embedded_root(uri)
@@ -94,7 +94,7 @@ class LibvirtHost:
     # ── before ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def domain_xml(self, machine: Machine, volumes: list[Volume]) -> Domain:
-        # A draft without volumes is asked for before the copy; finding the accelerator may take seconds, and can wait.
+        # A draft is made before the copy. Finding the accelerator may take seconds, and can wait.
         found = self._accelerator().kind if volumes else "tcg"
         host = Host(
             accelerator=found,
@@ -110,7 +110,7 @@ class LibvirtHost:
 
     def networks(self) -> list[str]:
         libvirt, found = load(), [self._network]
-        # The embedded driver knows of no networks.
+        # The embedded driver has no networks.
         with contextlib.suppress(libvirt.libvirtError, DomainDefineFailed):
             found += sorted(f"network:{network.name()}" for network in self._connection.use().listAllNetworks())
         found += sorted(f"bridge:{folder.parent.name}" for folder in Path("/sys/class/net").glob("*/bridge"))
@@ -135,7 +135,8 @@ class LibvirtHost:
         )
 
     def keep_variables(self, job_id: UUID, content: bytes) -> bool:
-        """Whole on disk, or not there. The domain's XML names it as the template that libvirt copies at the first start."""
+        """Stores the variables completely, or not at all. libvirt copies them, as the template in the domain's XML, at the
+        first start."""
         sizes = {Path(build.variables).stat().st_size for build in (*_UEFI, *_UEFI_SECURE) if _is_installed(build)}
         if len(content) not in sizes or content[_VOLUME_MARK_AT : _VOLUME_MARK_AT + len(_VOLUME_MARK)] != _VOLUME_MARK:
             return False
@@ -154,7 +155,7 @@ class LibvirtHost:
             path.unlink(missing_ok=True)
 
     def _uefi(self, job_id: UUID, builds: tuple[Firmware, ...]) -> Firmware | None:
-        """With the variables that were kept, the build whose own are of that size: its code expects them so."""
+        """The build for a job. With stored variables, one whose own variables have the same size, as its code expects that."""
         try:
             size = self.variables_file(job_id).stat().st_size
         except FileNotFoundError:
@@ -170,14 +171,14 @@ class LibvirtHost:
         return self._folder / "variables" / f"{job_id}.fd"
 
     def emulates(self) -> bool:
-        """KVM does not work here. The first question takes seconds."""
+        """Whether KVM does not work here. The first call takes seconds."""
         return self._accelerator().kind == "tcg"
 
     def _accelerator(self) -> Accelerator:
         return accelerator(self._folder)
 
     def check_free(self, wanted: Identity) -> None:
-        """One of a network card of the host itself counts too: no bridge works with the same address twice."""
+        """MAC addresses of the host's own network cards count too: no bridge works with one address twice."""
         for other in self._all():
             if (why := clash(wanted, other)) is not None:
                 raise Conflict(why, hint=CLASH_HINT)
@@ -223,7 +224,7 @@ class LibvirtHost:
             try:
                 _patiently(domain.create)
             except load().libvirtError:
-                if not domain.isActive():  # else another thread was quicker
+                if not domain.isActive():  # else another thread has started it
                     raise
 
     def lived(self, uuid: UUID) -> Lived | None:
@@ -317,7 +318,7 @@ class LibvirtHost:
         )
 
     def _keep_screenshot(self, domain: Any) -> bool:
-        """For people: nothing depends on it, so a disk that is full must not hide why the guest did not boot."""
+        """Stores a screenshot for people. Nothing depends on it: a full disk must not hide why the guest did not boot."""
         picture = eyes.screenshot(self._connection.use(), domain)
         with contextlib.suppress(load().libvirtError, OSError):
             job_id = identity_of(domain.XMLDesc()).job_id
@@ -373,14 +374,14 @@ class LibvirtHost:
     # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prepare(self) -> None:
-        # It takes seconds where KVM stands still: begun with the first job's first look, it is known when the copy is done.
+        # It takes seconds where KVM does not work. Begun with the first job, it is known when the copy is done.
         threading.Thread(target=self._accelerator, name="accelerator", daemon=True).start()
         if self._root is not None and self._trimmer is None:
             self._serial_logs.mkdir(parents=True, exist_ok=True)
             self._trimmer = load().virEventAddTimeout(TRIM_EVERY_MS, lambda *_: console.trim(self._serial_logs), None)
 
     def _find(self, lookup: Literal["lookupByName", "lookupByUUIDString"], key: str) -> Any | None:
-        """The domain, or None. A fresh look each time: it may have been redefined or removed meanwhile."""
+        """The domain, or None. It is looked up each time, as it may have been redefined or removed meanwhile."""
         connected = self._connection.use()
         libvirt = load()
         try:
@@ -397,7 +398,7 @@ class LibvirtHost:
         return self._screens / f"{job_id}.png"
 
     def _forget_logs(self, name: str) -> None:
-        """The embedded driver's own, named after the domain; a libvirtd's are its own affair."""
+        """Removes the embedded driver's logs, named after the domain. libvirtd removes its own."""
         if self._root is None:
             return
         for log in (f"qemu/{name}.log", f"swtpm/{name}-swtpm.log"):
@@ -426,7 +427,8 @@ def _start_hint(message: str) -> str | None:
 
 
 def _patiently(step: Callable[[], object]) -> None:
-    """Opened again, libvirt looks for each guest's monitor with its domain locked: longer than it lets others wait."""
+    """Repeats a step while a domain is locked. When libvirt is opened again, it connects to each guest's monitor with the
+    domain locked, for longer than it lets others wait."""
     libvirt = load()
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
@@ -440,7 +442,7 @@ def _patiently(step: Callable[[], object]) -> None:
 
 
 def _settled(domain: Any) -> None:
-    """Wait while the domain starts: in another thread; or in a service that was killed, and then libvirt will soon end it."""
+    """Waits while the domain starts: in another thread, or for a service that was killed; libvirt soon ends the latter."""
     libvirt = load()
     deadline = time.monotonic() + LOCK_PATIENCE_S
     starting = [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP]
@@ -449,7 +451,7 @@ def _settled(domain: Any) -> None:
 
 
 def _gone_or(step: Callable[[], object]) -> None:
-    """Do it; that the domain stopped, or went, by itself is just as well."""
+    """Does a step. It is no error if the domain has stopped or is gone by itself."""
     libvirt = load()
     try:
         _patiently(step)

@@ -1,4 +1,4 @@
-"""What a domain is made of, as one value: so a draft can be drawn before there is a job."""
+"""All that a domain is made from, as one value, so that a draft can be made before there is a job."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -10,11 +10,11 @@ from synvirt.model.plan import Target
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`id`: of who makes it; what the source has none of is derived from it. `target`: what the plan wants otherwise.
-    `skipped`: keys of the disks that do not come along. `has_drivers`: virtio drivers were put into its disks. `attempts`: the
-    rungs of the ladder so far; it stands on the last. `rehearsed`: it runs next to the guest that it is a copy of: under a name
-    and a UUID of its own, with the addresses of its network cards. `wires`: what these are plugged into then, each
-    a TCP port of 127.0.0.1 that takes QEMU's frames; without them there is no cable in them."""
+    """`id`: of the job; what the source does not have is derived from it. `target`: the plan's changes. `skipped`: keys of the
+    disks that are left out. `has_drivers`: virtio drivers were installed on its disks. `attempts`: the rungs of the ladder so
+    far; the last is the present one. `rehearsed`: it runs beside the guest that it is a copy of, with its own name and UUID and
+    the same MAC addresses. `wires`: what its network cards are connected to then, each a TCP port of 127.0.0.1 that takes
+    QEMU's frames; without them the cards have no link."""
 
     id: UUID
     manifest: VmManifest
