@@ -39,8 +39,8 @@ class Pass(Model):
     """`seconds`: the time spent copying, without the time in which the service was down. `snapshot_at`: the moment of the
     source that it copied. `whole`: a delta that compared whole disks, because it was not certain what had changed.
     `bytes_checked`: bytes of unchanged blocks that were compared besides `bytes`; with `verify`, all of them. `would_see`: if
-    the source had missed changes in this share of a disk's unchanged blocks or more, the comparison would have seen it, with the
-    plan's `confidence`; null where nothing was compared."""
+    the source had missed changes in this share of a disk's unchanged blocks or more, the comparison would have seen it, with
+    the plan's `confidence`; null where nothing was compared."""
 
     number: int
     kind: Literal["full", "delta", "final"]
