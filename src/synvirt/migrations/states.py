@@ -7,8 +7,8 @@
                   └─▶ Completed: a repair, which has nothing to start
     any state that is no end ─▶ Failed │ Cancelled
 
-`ROWS` is specification part 3, row for row, and one row for repairs. The first row with the job's state and a condition that holds
-gives the next state. The downgrade from Warm to Cold is no state: it settles `warm` before the first byte.
+`ROWS` is specification part 3, row for row, and one row for repairs. The first row with the job's state and a condition that
+holds gives the next state. The downgrade from Warm to Cold is no state: it settles `warm` before the first byte.
 """
 
 from collections.abc import Callable
