@@ -29,7 +29,7 @@ def doctor(options: Options) -> None:
             verdict = "found" if check["found"] else "MISSING" if check["needed"] else "missing"
             print(shown(f"{verdict:8} {check['name']:19} {check['detail']}"))
             if not check["found"]:
-                print(shown(f"{'':8} {'':19} for {check['what_for']}; to get it: {check['how_to_get']}"))
+                print(shown(f"{'':8} {'':19} what for: {check['what_for']}; to get it: {check['how_to_get']}"))
         healthy = "All that is needed is there." if options.address else "All that is needed is here."
         print(f"\n{healthy if found['ok'] else 'What is MISSING is needed: the service cannot do its work.'}")
     if not found["ok"]:
