@@ -1,13 +1,15 @@
 """What is particular to volumes on zfs, on real zfs."""
 
 import errno
+import grp
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -17,8 +19,9 @@ from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.disks import open_writer
 from synvirt.disks.raw import files as raw
 from synvirt.errors import DiskWriteFailed
+from synvirt.privileged import preparing
 from tests.contracts.destinations import SIZE, read, write
-from tests.guest.zvols import POOL, new_destination, prop, root, used_bytes, volumes, zfs
+from tests.guest.zvols import POOL, in_a_child, new_destination, prop, root, used_bytes, volumes, zfs
 
 MIB = 1 << 20
 
@@ -238,18 +241,24 @@ USER = 1000
 
 
 @pytest.fixture
-def as_user() -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
-    """Runs Python as another user, who is a member of the group that owns volumes, as docs/zfs.md says."""
+def as_user() -> Iterator[Callable[[Callable[[], None]], str]]:
+    """What is said by another user who does it, a member of the group that owns volumes, as docs/zfs.md says."""
 
-    def run(code: str) -> subprocess.CompletedProcess[str]:
-        argv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--groups=disk", "python3", "-c", code]
-        return subprocess.run(argv, capture_output=True, text=True, cwd="/")
+    def run(does: Callable[[], None]) -> str:
+        def become_and_do() -> None:
+            os.setgroups([grp.getgrnam("disk").gr_gid])
+            os.setgid(USER)
+            os.setuid(USER)
+            os.chdir("/")
+            does()
+
+        return in_a_child(become_and_do)
 
     yield run
     subprocess.run(["zfs", "unallow", "-r", POOL], check=False)
 
 
-def test_a_user_who_is_allowed_does_all_of_it(as_user: Callable[[str], subprocess.CompletedProcess[str]]) -> None:
+def test_a_user_who_is_allowed_does_all_of_it(as_user: Callable[[Callable[[], None]], str]) -> None:
     dataset, name = f"{POOL}/delegated", f"(unknown: {USER})"
     zfs("create", "-o", "canmount=off", dataset)
     zfs("allow", "-u", str(USER), ",".join(NEEDED - {"destroy"}), dataset)
@@ -257,38 +266,31 @@ def test_a_user_who_is_allowed_does_all_of_it(as_user: Callable[[str], subproces
     zfs("allow", "-s", "@some", "destroy", dataset)
     zfs("allow", "-e", "@some", dataset)
     assert missing(dataset, name, frozenset()) == []
-    work = """
-from uuid import UUID
-from synvirt.destinations.zfs import ZfsDestination
-from tests.contracts.destinations import read, write
-destination = ZfsDestination("tank", "delegated")
-name = destination.volume_name(UUID(int=9), "Hard disk 1")
-destination.create(name, 3_000_001)
-write(destination, name, 3_000_001, 0, b"mine")
-assert read(destination, name, 0, 4) == b"mine"
-destination.free_bytes()
-destination.destroy(name)
-print("done")
-"""
-    done = as_user(work)
-    assert done.stdout == "done\n", done.stderr
+
+    def work() -> None:
+        destination = ZfsDestination(POOL, "delegated")
+        volume = destination.volume_name(UUID(int=9), "Hard disk 1")
+        destination.create(volume, 3_000_001)
+        write(destination, volume, 3_000_001, 0, b"mine")
+        assert read(destination, volume, 0, 4) == b"mine"
+        destination.free_bytes()
+        destination.destroy(volume)
+        sys.stdout.write(f"done by {os.getresuid()}")
+
+    assert as_user(work) == f"done by {(USER,) * 3}"
     assert zfs("list", "-Hp", "-o", "name", "-r", dataset).split() == [dataset, f"{dataset}/migrations"]
 
 
-def test_a_user_who_is_not_allowed_is_told_so(as_user: Callable[[str], subprocess.CompletedProcess[str]]) -> None:
-    work = """
-from uuid import UUID
-from synvirt.destinations.zfs import ZfsDestination
-from synvirt.destinations.zfs_allow import NEEDED, missing
-from synvirt.destinations.zfs_command import ZfsRefused
-destination = ZfsDestination("tank", "forbidden")
-try:
-    destination.create(destination.volume_name(UUID(int=9), "disk"), 3_000_001)
-except ZfsRefused as refused:
-    print(refused.reason, refused.hint)
-"""
-    done = as_user(work)
-    assert done.stdout.startswith("permission `synvirt doctor`"), done.stderr
+def test_a_user_who_is_not_allowed_is_told_so(as_user: Callable[[Callable[[], None]], str]) -> None:
+    def work() -> None:
+        destination = ZfsDestination(POOL, "forbidden")
+        try:
+            destination.create(destination.volume_name(UUID(int=9), "disk"), 3_000_001)
+        except ZfsRefused as refused:
+            sys.stdout.write(f"{refused.reason} {refused.hint}")
+
+    said = as_user(work)
+    assert said.startswith("permission `synvirt doctor`"), said
 
 
 # The package's service: a user of its own, with the one of its capabilities that opens devices; and in no group.
@@ -298,15 +300,19 @@ AS_THE_SERVICE = (
 )
 
 
+def prepare(config: Path) -> None:
+    """As root does before the service starts."""
+    sys.argv = ["synvirt-prepare", "--config", str(config), "--user", str(USER)]
+    assert preparing.main() == 0
+
+
 def test_what_root_prepares_is_all_that_volumes_backups_and_restores_ask_for(tmp_path: Path) -> None:
     """And nothing of it reaches what lies beside."""
     config = tmp_path / "synvirt.toml"
     config.write_text(f'[zfs]\npool = "{POOL}"\nnamespace = "prepared"\n')
     config.chmod(0o640)
     for _ in range(2):
-        argv = ["python3", "-P", "-m", "synvirt.privileged.preparing", "--config", str(config), "--user", str(USER)]
-        done = subprocess.run(argv, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert in_a_child(lambda: prepare(config)) == ""
     beside = f"{POOL}/beside"
     zfs("create", "-V", "1M", beside)
     work = """

@@ -1,7 +1,11 @@
 """What the tests in the guest share: a destination in the pool `tank`, and a look at what is in it."""
 
 import itertools
+import os
 import subprocess
+import sys
+import traceback
+from collections.abc import Callable
 from uuid import UUID
 
 from synvirt.destinations.zfs import ZfsDestination
@@ -12,6 +16,28 @@ _numbers = itertools.count(1)
 
 def zfs(*arguments: str) -> str:
     return subprocess.run(["zfs", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def in_a_child(does: Callable[[], object]) -> str:
+    """What is said by a process of its own that does it, an exception's traceback too. It is forked: a new Python takes ten
+    seconds of a processor here to begin."""
+    said, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for standard in (1, 2):
+            os.dup2(says, standard)
+        sys.stdout = sys.stderr = os.fdopen(says, "w")
+        try:
+            does()
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(says)
+    with os.fdopen(said) as lines:
+        text = lines.read()
+    os.waitpid(child, 0)
+    return text
 
 
 def new_destination(pool: str = POOL) -> ZfsDestination:
