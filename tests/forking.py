@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import synvirt
-from synvirt.jobs import looking
+from synvirt.jobs.inspecting import looking
 from tests import forked
 
 ORDER_BYTES = 1 << 20

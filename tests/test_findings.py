@@ -146,7 +146,7 @@ def test_a_worker_takes_no_module_of_the_folder_it_was_started_in(tmp_path: Path
     """As the workers, the looker and the guards are started; without -P the first import would be the folder's."""
     for name in ("json", "struct", "blake3", "synvirt"):
         (tmp_path / f"{name}.py").write_text("import os; os._exit(66)")
-    for module in ("synvirt.worker", "synvirt.jobs.looker"):
+    for module in ("synvirt.worker", "synvirt.jobs.inspecting.looker"):
         argv = [sys.executable, "-P", "-m", module, "5"]
         done = subprocess.run(argv, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
         assert done.returncode != 66, module

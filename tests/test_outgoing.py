@@ -358,7 +358,7 @@ SHOWN: Final[dict[str, dict[str, str]]] = {
     "kvm/freezing.py": {"socket.socket": "one that is open, by its descriptor"},
     "kvm/thaw_guard.py": {"socket.socket": "one that is open, by its descriptor", "libvirt": "this host's"},
     "kvm/library.py": {"libvirt": "loads it; live/libvirt/host.py checks whom a source's leads to"},
-    "jobs/looker.py": {"socket.socket": "one that is open, by its descriptor"},
+    "jobs/inspecting/looker.py": {"socket.socket": "one that is open, by its descriptor"},
     "api/listening.py": {"socket.socket": "listens"},
     "cli/client.py": {"httpx": "the command line, to the service that whoever runs it names", "socket.socket": _LOCAL},
     "disks/nbd/held.py": {"nbd": "names memory for the reader beside it"},

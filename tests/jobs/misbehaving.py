@@ -5,7 +5,7 @@ from synvirt.errors import Internal, SynvirtError
 # Its readers do what they are asked, instead of reading. `asked`: an expression about a look; None, where that is to be read.
 _LOOKER = """
 import os, socket, subprocess, sys, time
-from synvirt.jobs import looker
+from synvirt.jobs.inspecting import looker
 looker.CPU_S = 2
 true = looker._look
 def bad(look):

@@ -20,9 +20,9 @@ from synvirt.errors import (
     SynvirtError,
     UnsupportedFormat,
 )
-from synvirt.jobs import looker
-from synvirt.jobs.looker import Look
-from synvirt.jobs.looking import CagedLooking, Looking, vouch
+from synvirt.jobs.inspecting import looker
+from synvirt.jobs.inspecting.looker import Look
+from synvirt.jobs.inspecting.looking import CagedLooking, Looking, vouch
 from synvirt.model.kinds import OfflineKind
 from synvirt.offline import browsing
 from synvirt.offline.registry import detect

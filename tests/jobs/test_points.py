@@ -15,10 +15,10 @@ from synvirt import xml_document
 from synvirt.backups.restores.domain import foreign, read_here
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupBadRequest, BackupImmutable, Internal, RepositoryDamaged
-from synvirt.jobs import looker
-from synvirt.jobs.looker import Look
-from synvirt.jobs.looking import CagedLooking
-from synvirt.jobs.points import CagedPoints
+from synvirt.jobs.inspecting import looker
+from synvirt.jobs.inspecting.looker import Look
+from synvirt.jobs.inspecting.looking import CagedLooking
+from synvirt.jobs.inspecting.points import CagedPoints
 from synvirt.repository import garbage, peer_needs
 from synvirt.repository import manifest as manifests
 from synvirt.repository.folder import HostFolder

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from synvirt.backups.service import Backups
-    from synvirt.jobs.looking import CagedLooking
+    from synvirt.jobs.inspecting.looking import CagedLooking
     from synvirt.migrations.rooms import Rooms
     from synvirt.settings import Settings
     from synvirt.store import Store
@@ -24,7 +24,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
     from synvirt.backups.sources import guest as source
     from synvirt.backups.sources.ways import scratch_folder, sources_of, tpm_folder
     from synvirt.backups.working import Working
-    from synvirt.jobs.points import CagedPoints
+    from synvirt.jobs.inspecting.points import CagedPoints
     from synvirt.kvm.connection import Connection
     from synvirt.proof.signing import HostKey
 

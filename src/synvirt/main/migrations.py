@@ -8,8 +8,8 @@ from synvirt.main.destinations import make_destinations
 
 if TYPE_CHECKING:
     from synvirt.jobs.board import Board
+    from synvirt.jobs.inspecting.looking import CagedLooking
     from synvirt.jobs.lease import Pausable
-    from synvirt.jobs.looking import CagedLooking
     from synvirt.keyring import Keyring
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.hosts import AboutHost

@@ -14,7 +14,7 @@ from synvirt.main.ways_in import make_pages, make_routers
 if TYPE_CHECKING:
     from synvirt.api.server import Server
     from synvirt.fleet.carrying import Carrying
-    from synvirt.jobs.looking import CagedLooking
+    from synvirt.jobs.inspecting.looking import CagedLooking
     from synvirt.migrations.engine import Engine
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.taking_over import TakingOver
@@ -144,7 +144,7 @@ def _privileged(settings: "Settings") -> "Privileged":
 
 
 def _looking(stack: ExitStack) -> "CagedLooking":
-    from synvirt.jobs.looking import CagedLooking
+    from synvirt.jobs.inspecting.looking import CagedLooking
 
     looking = CagedLooking()
     stack.callback(looking.close)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from synvirt.api.routes.waves import Fleet
     from synvirt.backups.service import Backups
     from synvirt.doctor import Checkup
-    from synvirt.jobs.looking import Looking
+    from synvirt.jobs.inspecting.looking import Looking
     from synvirt.keyring import Keyring
     from synvirt.migrations.planning.intake import Intake
     from synvirt.migrations.rooms import Rooms

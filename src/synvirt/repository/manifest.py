@@ -152,7 +152,7 @@ class Unread:
 
 class Reading(Protocol):
     """Parses manifests: each becomes what it says, or the error that is wrong with it, in the order given. Manifests may be
-    hostile: a service has them parsed by a confined child (jobs/points.py)."""
+    hostile: a service has them parsed by a confined child (jobs/inspecting/points.py)."""
 
     def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]: ...
     def shown(self, many: Sequence[Unread]) -> list[Shown | RepositoryDamaged]: ...

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from synvirt.destinations import Destination
 from synvirt.errors import BadRequest, Internal, SynvirtError
-from synvirt.jobs.looking import Looking
+from synvirt.jobs.inspecting.looking import Looking
 from synvirt.keyring import Keyring
 from synvirt.machines.concerns import with_room
 from synvirt.migrations.sources.registered import Sources

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from synvirt.api.received import documented, json_body
-from synvirt.jobs.looking import Looking
+from synvirt.jobs.inspecting.looking import Looking
 from synvirt.model.files import HostFileRequest, HostFolder, Inspection
 from synvirt.offline import browsing
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 
 from synvirt.api.document import problem_described
 from synvirt.api.received import documented, json_body
-from synvirt.jobs.looking import Looking
+from synvirt.jobs.inspecting.looking import Looking
 from synvirt.model.access import RemoteFileRequest
 from synvirt.model.files import Inspection
 from synvirt.offline import browsing

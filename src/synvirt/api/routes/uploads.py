@@ -18,7 +18,7 @@ from synvirt.api.paging import Cursor, cursor_of, number_of
 from synvirt.api.problems import problem
 from synvirt.api.received import documented, optional_json_body
 from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLarge
-from synvirt.jobs.looking import Looking
+from synvirt.jobs.inspecting.looking import Looking
 from synvirt.migrations.uploads import Uploads
 from synvirt.model.files import Inspection, Upload, UploadInspectRequest
 from synvirt.model.values import Model

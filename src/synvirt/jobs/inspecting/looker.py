@@ -131,7 +131,7 @@ def cage_of(look: Look, folder: str | None) -> Cage:
 def _look(look: Look) -> str:
     """The answer to a question, as JSON."""
     from synvirt.disks.roots import connected
-    from synvirt.jobs import points
+    from synvirt.jobs.inspecting import points
     from synvirt.jobs.orders import OpenedBeneath
     from synvirt.model.kinds import OfflineKind
     from synvirt.offline import browsing
@@ -288,8 +288,8 @@ def preload() -> None:
     import synvirt.disks.vmdk.reader
     import synvirt.disks.xva.reader
     import synvirt.disks.xva.stream
+    import synvirt.jobs.inspecting.points
     import synvirt.jobs.orders
-    import synvirt.jobs.points
     import synvirt.offline.browsing
     import synvirt.remote.http
     import synvirt.remote.reading

@@ -37,7 +37,7 @@ from synvirt.disks.specs import (
     XvaSpec,
 )
 from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, SourceUnreachable, SynvirtError, from_code
-from synvirt.jobs.looker import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY, PLAIN, WITH_PROGRAMS, Look
+from synvirt.jobs.inspecting.looker import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY, PLAIN, WITH_PROGRAMS, Look
 from synvirt.jobs.orders import OpenedBeneath
 from synvirt.jobs.process import ENVIRONMENT
 from synvirt.model.files import HostFolder, Inspection
@@ -64,7 +64,7 @@ _BENEATH = (RawSpec, ImageSpec, QemuSpec, GzipSpec, JoinedSpec, BlankSpec, XvaSp
 
 _log = structlog.get_logger("synvirt.looking")
 
-LOOKER = ("-P", "-m", "synvirt.jobs.looker")
+LOOKER = ("-P", "-m", "synvirt.jobs.inspecting.looker")
 
 
 class Looking(Protocol):
