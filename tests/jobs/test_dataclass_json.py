@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -36,17 +36,29 @@ KINDS: tuple[Any, ...] = (
 )
 
 
+# Pydantic tries each member of a union at each level: a spec within many specs takes it minutes.
+DEPTH_MAX = 5
+
+
+def _depth(value: Any) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside), default=-1)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: getattr(kind, "__name__", str(kind))[:30])
 def test_it_is_read_as_pydantic_reads_it(kind: Any) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
-    # Not shrunk: pydantic tries each member of a union at each level, which takes it minutes for a spec within specs.
+    # Not shrunk, and not read by pydantic where it is too deep.
     @settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
     @given(st.from_type(kind))
     def holds(value: Any) -> None:
+        assume("nan" not in repr(value))  # it equals nothing, itself neither
         line = dataclass_json.dump(value)
         assert b"\n" not in line
         assert dataclass_json.load(kind, line) == value
+        if _depth(json.loads(line)) > DEPTH_MAX:
+            return
         try:
             theirs = adapter.validate_json(line)
         except ValidationError:
