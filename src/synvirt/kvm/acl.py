@@ -1,6 +1,6 @@
-"""One user more who may read and write a file or a device: an entry in its access control list, acl(5).
+"""Lets one more user read and write a file or a device: an entry in its access control list, acl(5).
 
-The list as the kernel has it: include/uapi/linux/posix_acl_xattr.h. A device's is gone with the next boot.
+The list has the kernel's form: include/uapi/linux/posix_acl_xattr.h. A device's list is gone after the next boot.
 """
 
 import os
@@ -17,10 +17,10 @@ _HEADER, _ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 
 
 def let(path: Path, uid: int) -> None:
-    """OSError, where its file system has no such lists."""
+    """OSError, where the file system has no such lists."""
     entries = {(tag, who): rights for tag, rights, who in _present(path)}
     entries[_USER, uid] = _READ_WRITE
-    # The most that any but the owner and all others may.
+    # The mask: the most that anybody may do, except the owner and «others».
     entries[_MASK, _NOBODY] = entries.get((_MASK, _NOBODY), entries[_GROUP, _NOBODY]) | _READ_WRITE
     packed = b"".join(_ENTRY.pack(tag, rights, who) for (tag, who), rights in sorted(entries.items()))
     os.setxattr(path, _XATTR, _HEADER.pack(_VERSION) + packed)

@@ -1,4 +1,4 @@
-"""The QEMU guest agent of a running domain (qemu.org, QEMU Guest Agent Protocol Reference), asked by way of libvirt."""
+"""The QEMU guest agent of a running domain (qemu.org, QEMU Guest Agent Protocol Reference), by way of libvirt."""
 
 import base64
 import contextlib
@@ -12,14 +12,14 @@ from synvirt.errors import Internal, SynvirtError
 from synvirt.kvm import agent_facts
 from synvirt.kvm.connection import load, translated
 
-# It answers a ping in milliseconds; libvirt also gives it up to 5 s to find its step again.
+# It answers a ping in milliseconds. libvirt also gives it up to 5 s to get back in step.
 ANSWER_TIMEOUT_S = 2
-# What is asked of a guest's files is small; the guest decides what it sends.
+# The files that are read from guests are small. The guest decides how much it sends.
 FILE_LIMIT_BYTES = 1 << 20
-# A guest that names more of them has no card for each: trying all would take hours.
+# A guest that reports more addresses has no card for each. Trying all of them would take hours.
 ADDRESSES_MAX = 16
 RUN_POLL_S = 0.2
-# Programs that look list what the guest has: milliseconds, and seconds in a guest that has just started.
+# The programs list what the guest has. This takes milliseconds, and seconds in a guest that has just started.
 PROGRAM_WITHIN_S, PROGRAMS_WITHIN_S = 10.0, 45.0
 # In base64. Two thousand packages are 100 KiB.
 OUTPUT_LIMIT_BYTES = 4 << 20
@@ -35,7 +35,7 @@ def answers(domain: Any) -> bool:
 
 
 def is_windows(domain: Any) -> bool:
-    """By its agent's word; False, where it does not say."""
+    """Whether the agent reports Windows; False, where it reports nothing."""
     try:
         said = ask(domain, "guest-get-osinfo")
     except (load().libvirtError, SynvirtError):
@@ -44,7 +44,7 @@ def is_windows(domain: Any) -> bool:
 
 
 def read_file(domain: Any, path: str) -> bytes:
-    """Internal, where there is no agent, no such file, or a larger one than is ever asked for."""
+    """Internal, where there is no agent, no such file, or a file larger than FILE_LIMIT_BYTES."""
     with translated(Internal, f"the agent of {domain.name()} does not give {path}"):
         opened = ask(domain, "guest-file-open", path=path, mode="r")
         try:
@@ -60,8 +60,8 @@ def read_file(domain: Any, path: str) -> bytes:
 
 
 def addresses(domain: Any) -> list[str]:
-    """All that the guest says it has, but those by which it reaches itself. None, where there is no agent. What a guest says
-    is hostile: a caller that connects there does so by a guard."""
+    """All addresses that the guest reports, without loopback and the like. None, where there is no agent. A guest's answers are
+    hostile: a caller that connects there does so through a guard."""
     try:
         said = ask(domain, "guest-network-get-interfaces")
     except (load().libvirtError, SynvirtError):
@@ -77,7 +77,8 @@ def addresses(domain: Any) -> list[str]:
 
 
 def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
-    """How the program ended; a signal is minus its number. Internal, where there is no agent or it does not end in time."""
+    """The exit code of a program in the guest; a signal is minus its number. Internal, where there is no agent or it does not
+    end in time."""
     with translated(Internal, f"the agent of {domain.name()} does not run {argv[0]}"):
         arguments = {"path": argv[0], "arg": list(argv[1:]), "capture-output": False}
         said = ask(domain, "guest-exec", **arguments)
@@ -93,7 +94,7 @@ def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
 
 
 def output(domain: Any, argv: Sequence[str], timeout_s: float) -> str | None:
-    """What a program in the guest printed; None, where it does not end well, or in time, or prints too much."""
+    """The output of a program in the guest; None, where it fails, takes too long or prints too much."""
     try:
         said = ask(domain, "guest-exec", **{"path": argv[0], "arg": list(argv[1:]), "capture-output": True})
         pid = said.get("pid") if isinstance(said, dict) else None
@@ -112,10 +113,10 @@ def output(domain: Any, argv: Sequence[str], timeout_s: float) -> str | None:
 
 
 def facts(domain: Any, *, programs: bool = False) -> dict[str, str]:
-    """What the guest says of itself (see `agent_facts`); none, where there is no agent. With `programs`, some are run in it
-    that only look.
+    """What the agent reports of the guest (see `agent_facts`); none, where there is no agent. With `programs`, it also runs
+    some programs in the guest that only read.
 
-    Command by command, each with its own time: libvirt's guestInfo would want a time limit that stays with the domain."""
+    Each command has its own time limit: the limit of libvirt's guestInfo would stay with the domain."""
     if not answers(domain):
         return {}
     deadline = time.monotonic() + PROGRAMS_WITHIN_S
@@ -128,7 +129,7 @@ def facts(domain: Any, *, programs: bool = False) -> dict[str, str]:
 
 
 def _said(domain: Any, command: str) -> object:
-    """None, where this agent does not know that command, or has nothing to say."""
+    """The answer to a command; None, where this agent does not know it, or has nothing to report."""
     try:
         return ask(domain, command)
     except (load().libvirtError, SynvirtError):
@@ -136,7 +137,7 @@ def _said(domain: Any, command: str) -> object:
 
 
 def ask(domain: Any, command: str, **arguments: object) -> object:
-    """One command; libvirt bounds its answer. libvirtError, or Internal on a senseless answer."""
+    """Sends one command; libvirt limits the time for its answer. libvirtError, or Internal on an answer without sense."""
     import libvirt_qemu
 
     question = json.dumps({"execute": command, "arguments": arguments} if arguments else {"execute": command})

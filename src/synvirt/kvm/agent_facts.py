@@ -1,10 +1,10 @@
-"""What a guest says of itself, by QEMU's agent in it: its documents, and what a few fixed programs print. Who reaches an
-agent brings the asking: libvirt, Proxmox VE's API. Pure.
+"""Facts of a guest by QEMU's agent in it: the agent's documents, and the output of a few fixed programs. The caller passes in
+how an agent is asked: by libvirt, or by Proxmox VE's API. Pure.
 
     DOCUMENTS   a command of the agent ─▶ facts
-    PROGRAMS    a fixed argv, run in the guest, ─▶ facts            asked of guests that are ours to look into alone
+    PROGRAMS    a fixed argv, run in the guest, ─▶ facts            only in guests that are ours to look into
 
-An agent that is old knows less, a guest may lack a program: what is not said is left out.
+An old agent knows less, and a guest may lack a program: what is not reported is left out.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from synvirt.model.facts import FACTS_MAX, PORTS_GIVEN_OUT, bounded, file_system, several, short
 
-# None, where the agent does not know that command, or has nothing to say.
+# None, where the agent does not know that command, or has nothing to report.
 Ask = Callable[[str], object]
-# What a program printed; None, where the guest has none such, or it does not end well.
+# The output of a program; None, where the guest does not have it, or it fails.
 Run = Callable[[Sequence[str]], str | None]
 
 
 def facts_of(ask: Ask, now_ns: Callable[[], int] | None = None, run: Run | None = None) -> dict[str, str]:
-    """None, where no agent answers. `now_ns`: this host's clock, which the guest's is held against. `run`: see PROGRAMS."""
+    """None, where no agent answers. `now_ns`: this host's clock, with which the guest's is compared. `run`: see PROGRAMS."""
     found: dict[str, str] = {}
     for command, read in DOCUMENTS.items():
         found |= read(ask(command))
@@ -67,7 +67,7 @@ def _cards(said: object) -> dict[str, str]:
 
 
 def _addresses_of(card: dict[str, Any]) -> Iterator[str]:
-    """Those that others reach it by."""
+    """The addresses by which others reach the card."""
     for one in _rows(card.get("ip-addresses")):
         with contextlib.suppress(ValueError, AttributeError):
             address = ipaddress.ip_address(short(one.get("ip-address")))
@@ -94,19 +94,19 @@ DOCUMENTS: Final[Mapping[str, Callable[[object], dict[str, str]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Found by the guest's own search path. It changes nothing in the guest."""
+    """A program, found by the guest's own search path. It changes nothing in the guest."""
 
     argv: tuple[str, ...]
     read: Callable[[str], dict[str, str]]
 
 
-# Of packages: no fact by itself, but where versions of applications come from.
+# Packages are no fact by themselves; the versions of applications come from them.
 _PACKAGES = "packages"
 _USER = re.compile(r'\("([^"]{1,100})"')
 
 
 def _listening(printed: str) -> dict[str, str]:
-    """ss(8): protocol, state, two queues, the socket's own address and port, the other's, who has it."""
+    """ss(8): protocol, state, two queues, the local address and port, the remote ones, the process."""
     found: dict[str, set[str]] = {}
     for line in printed.splitlines()[:FACTS_MAX]:
         words = line.split(None, 6)
@@ -123,13 +123,13 @@ def _services(printed: str) -> dict[str, str]:
 
 
 def passwd(text: str) -> dict[str, str]:
-    """passwd(5), without its texts, which may hold a person's name."""
+    """passwd(5), without its comment field, which may hold a person's name."""
     rows = [row for line in text.splitlines()[:FACTS_MAX] if len(row := line.split(":")) == 7 and row[0]]
     return {f"user {short(row[0])}": f"number {short(row[2])}, shell {short(row[6])}" for row in rows}
 
 
 def _routes(printed: str) -> dict[str, str]:
-    """ip-route(8), of the main table: a card has another name on other hardware, so it is left out."""
+    """ip-route(8), of the main table. Names of cards are left out, as they differ on other hardware."""
     found: dict[str, list[str]] = {}
     for line in printed.splitlines()[:FACTS_MAX]:
         words = line.split()
@@ -163,7 +163,7 @@ def _packages(printed: str) -> dict[str, str]:
 
 
 def _with_versions(found: dict[str, str], versions: Mapping[str, str]) -> dict[str, str]:
-    """Of applications that come in a package of the same name."""
+    """Adds the versions of applications that come in a package of the same name."""
     names = {name: name.partition(" ")[2] for name in found if name.startswith("application ")}
     return found | {name: versions[package] for name, package in names.items() if package in versions}
 
@@ -180,7 +180,7 @@ PROGRAMS: Final = (
     Program(("rpm", "-qa", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}\\n"), _packages),
 )
 
-# One program: PowerShell takes a second to start. Names of its properties are the same in every language of Windows.
+# One program, as PowerShell takes a second to start. The names of its properties are the same in every language of Windows.
 _SCRIPT = """
 $ErrorActionPreference = 'SilentlyContinue'
 $names = @{}; Get-Process | ForEach-Object { $names[[int]$_.Id] = $_ }
@@ -212,7 +212,7 @@ def windows(printed: str) -> dict[str, str]:
             found[f"listens on tcp {port}"] = short(one.get("by") or "a program")
     for one in _rows(said.get("routes")):
         to, via = short(one.get("to")), short(one.get("via"))
-        if _is_network(to) and not to.endswith(("/32", "/4")):  # neither one host, nor groups
+        if _is_network(to) and not to.endswith(("/32", "/4")):  # neither one host nor multicast
             name = "route default" if to == "0.0.0.0/0" else f"route {to}"
             found[name] = "direct" if via == str(ipaddress.IPv4Address(0)) else f"via {via}"
     for one in _rows(said.get("programs")):

@@ -1,10 +1,10 @@
 """The connection to libvirt, opened when it is first needed; and the embedded driver's folder.
 
-    qemu:///embed?root=ROOT   the QEMU driver runs inside our own process, and all it keeps lies in ROOT. No daemon.
+    qemu:///embed?root=ROOT   the QEMU driver runs inside our own process, and keeps all its files in ROOT. No daemon.
     qemu:///system            the host's libvirtd
 
-libvirt.org/drvqemu.html#embedded-driver. One process may open a ROOT at a time. QEMU outlives us: the next process
-that opens ROOT finds the guests again. The driver needs an event loop, which is a thread of this process, started once.
+libvirt.org/drvqemu.html#embedded-driver. One process at a time may open a ROOT. QEMU goes on after our end: the next process
+that opens ROOT finds the guests again. The driver needs an event loop, a thread of this process that is started once.
 """
 
 import atexit
@@ -23,12 +23,12 @@ from synvirt.kvm import library as libvirt_library
 from synvirt.kvm import orphans, qemu_user
 from synvirt.kvm.qemu_user import QemuUser, embedded_root
 
-# A Unix socket's path has 107 bytes, and libvirt puts up to 83 after ROOT:
+# A Unix socket's path has at most 107 bytes, and libvirt puts up to 83 after ROOT:
 # lib/qemu/channel/target/domain-NUMBER-TWENTY_LETTERS/org.qemu.guest_agent.0
 ROOT_LIMIT_BYTES = 24
 
-# Why each: logs into files, since there is no virtlogd; no security driver, which needs profiles of the host's; no mount
-# namespaces or cgroups, which need a systemd or privileges that we may lack; and no owners remembered, for all is root's.
+# The reasons: logs go into files, as there is no virtlogd. No security driver, as that needs profiles of the host. No mount
+# namespaces or cgroups, as they need systemd or privileges that we may lack. No remembered owners, as all is root's.
 QEMU_CONF = """\
 stdio_handler = "file"
 security_driver = "none"
@@ -36,10 +36,10 @@ namespaces = []
 cgroup_controllers = []
 remember_owner = 0
 """
-# QEMU runs as who we are, and nothing changes the volumes' owner.
+# QEMU runs as our user, and nothing changes the volumes' owner.
 QEMU_CONF_AS_WE = "dynamic_ownership = 0\n"
 QEMU_CONF_AS_ROOT = 'user = "root"\ngroup = "root"\nswtpm_user = "root"\nswtpm_group = "root"\nseccomp_sandbox = 1\n'
-# What a guest needs is its user's while it runs, and root's again when it has ended.
+# While a guest runs, its files belong to QEMU's user; when it has ended, to root again.
 QEMU_CONF_AS_ANOTHER = """\
 user = "{user.name}"
 group = "{user.group}"
@@ -57,9 +57,10 @@ def short_root(uri: str) -> Path | None:
 
 
 class Connection:
-    """Opened at the first `use()`, opened again once it broke. Safe from several threads, as libvirt's connections are.
+    """A connection, opened at the first `use()` and again after it broke. Safe from several threads, as libvirt's connections
+    are.
 
-    `on_open` is called, by one thread, before each opening.
+    One thread calls `on_open` before each opening.
     """
 
     def __init__(self, uri: str, on_open: Callable[[], None]) -> None:
@@ -85,7 +86,7 @@ class Connection:
             raise DomainDefineFailed(f"the hypervisor {self.uri} cannot be opened: {error}", hint=_hint(str(error))) from error
 
     def close(self) -> None:
-        """Closes the connection; that of the embedded driver is only let go of. It may be called twice."""
+        """Closes the connection; the embedded driver's stays open in the process. It may be called twice."""
         with self._lock:
             if self._open is not None and embedded_root(self.uri) is None:
                 with contextlib.suppress(load().libvirtError):
@@ -110,13 +111,13 @@ def _hint(message: str) -> str:
 
 
 def load() -> Any:
-    """libvirt's module, its event loop running. DomainDefineFailed, where it is missing."""
+    """libvirt's module, with a running event loop. DomainDefineFailed, where it is missing."""
     return libvirt_library.load(DomainDefineFailed)
 
 
 @contextlib.contextmanager
 def translated(error: type[SynvirtError], doing: str, hint: Callable[[str], str | None] = lambda _: None) -> Iterator[None]:
-    """libvirt's errors become ours."""
+    """Turns libvirt's errors into ours."""
     libvirt = load()
     try:
         yield
@@ -131,11 +132,11 @@ _UNBORN = re.compile(rb"<domstatus state='paused' reason='starting up' pid='0'")
 # ── the embedded driver's folder ─────────────────────────────────────────────────────────────────────────────────────
 
 
-# libvirt registers its drivers again with each opening after a last closing, and has room for few (9.0: "Too many drivers").
-# So what is open stays open until the process ends, which releases the folder.
+# libvirt registers its drivers again when it is opened after the last close, and has room for few (9.0: "Too many drivers").
+# So a connection stays open until the process ends, which releases the folder.
 _embedded_open: dict[Path, Any] = {}
 _embedded_lock = threading.Lock()
-atexit.register(_embedded_open.clear)  # before the interpreter takes the binding apart, which would complain
+atexit.register(_embedded_open.clear)  # before the interpreter unloads the binding, which would complain
 
 
 def _embedded(libvirt: Any, root: Path) -> Any:
@@ -153,7 +154,7 @@ def _embedded(libvirt: Any, root: Path) -> Any:
 
 
 def _is_active(libvirt: Any, opened: Any, uuid: str) -> bool:
-    """Where libvirt does not say, it may be."""
+    """Whether the guest may run; also True, where libvirt does not say."""
     try:
         return bool(opened.lookupByUUIDString(uuid).isActive())
     except libvirt.libvirtError as error:
@@ -161,8 +162,8 @@ def _is_active(libvirt: Any, opened: Any, uuid: str) -> bool:
 
 
 def _prepare(root: Path, user: QemuUser | None) -> None:
-    """ROOT/etc/qemu.conf, read when the driver opens. 0700: the sockets in there rule the guests; to be passed by another
-    user, 0711: libvirt keeps each guest's in a folder of that user's own."""
+    """Writes ROOT/etc/qemu.conf, which the driver reads when it opens. Mode 0700, as the sockets in there control the guests.
+    If QEMU runs as another user, 0711: libvirt keeps each guest's sockets in a folder of that user."""
     try:
         (root / "etc").mkdir(parents=True, exist_ok=True)
         (root / "etc").chmod(0o700)
@@ -184,10 +185,10 @@ def _conf_of(user: QemuUser | None) -> str:
 
 
 def _forget_unborn(root: Path) -> None:
-    """Remove the record of a guest that starts and has no process yet: its writer was killed before there was one.
+    """Removes the record of a guest that was starting and has no process yet, as its service was killed before that.
 
-    libvirt would wait half a minute for that guest's monitor, with the domain locked. The process, were there one, waits for
-    its parent before it becomes QEMU, and ends with it (libvirt's virCommandRequireHandshake).
+    libvirt would wait half a minute for that guest's monitor, with the domain locked. If there were a process, it would wait
+    for its parent before it becomes QEMU, and end with it (libvirt's virCommandRequireHandshake).
     """
     for status in root.glob("run/qemu/*.xml"):
         with contextlib.suppress(OSError):
@@ -196,22 +197,23 @@ def _forget_unborn(root: Path) -> None:
 
 
 def _short(root: Path) -> Path:
-    """ROOT, or a symbolic link to it: the sockets that libvirt makes below must have short paths.
+    """ROOT, or a symbolic link to it: the sockets that libvirt makes in it need short paths.
 
-    The link's name hangs on ROOT alone, so the next process that opens ROOT finds what the running guests were started with.
+    The link's name depends only on ROOT, so the next process that opens ROOT finds the paths that running guests were started
+    with.
     """
     if len(os.fsencode(root)) <= ROOT_LIMIT_BYTES:
         return root
     folder = Path("/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp"))  # noqa: S108 - checked below
     link = folder / f"sv-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
-    # A question before the driver was ever opened makes folders below it: a link to nothing would fail.
+    # A caller may ask before the driver was ever opened and then makes folders in ROOT: a link to nothing would fail.
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise Internal(f"the hypervisor's folder {root} cannot be made: {error.strerror}") from error
     with contextlib.suppress(FileExistsError):
         link.symlink_to(root)
-    # In a folder that others write to, another user may have made it first.
+    # In a folder that others may write to, another user may have made the link first.
     if not link.is_symlink() or link.lstat().st_uid != os.geteuid() or link.readlink() != root:
         raise Internal(f"{link} is in the way: it should be our link to {root}", hint=f"remove {link}")
     return link

@@ -1,9 +1,9 @@
 """A domain's XML from elsewhere, rebuilt from what is allowed: nothing in it names a program, a file or a device of this host.
 
 libvirt's XML is a language for users who may be root: `<emulator>` is a program that libvirtd runs; `<kernel>`, `<source>`,
-`<log>` and a dozen others are files that it opens. So a foreign definition is not searched for what is bad. It
-is copied element by element, where the table below has the element, its attribute and a value of that form; the rest is left
-out and listed. What this host's own definition of the same guest has word for word stays: it is trusted already.
+`<log>` and a dozen others are files that it opens. So a foreign definition is not searched for bad parts. Only elements and
+attributes that the table below allows, with a value of its form, are copied; the rest is left out and listed. What stands word
+for word in this host's own definition of the same guest stays, as it is trusted already.
 
 The forms are libvirt's (libvirt.org/formatdomain.html). Pure.
 """
@@ -11,16 +11,16 @@ The forms are libvirt's (libvirt.org/formatdomain.html). Pure.
 import re
 from dataclasses import dataclass
 from typing import Final
-from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
+from xml.etree import ElementTree as ET  # only for writing: foreign XML is read by xml_document
 
 from synvirt.kvm.identity import JOB_NAMESPACE
 
-# What a value may be. Words have no "/": they are no path of a file.
+# The forms of values. Words have no "/", so they cannot be the path of a file.
 _WORD: Final = r"[\w.:,+~ -]*"
 _ANY: Final = r"[^\x00]*"
 _NUMBER: Final = r"\s*\d{1,20}\s*"
 
-# Path: its attributes. A path that ends in /** stands for all below it, with values that are words. `#`: it has text.
+# Path: its attributes. A path that ends in /** stands for all elements in it, with values that are words. `#`: it has text.
 _ALLOWED: Final = """
 domain                              type
 domain/name                         #
@@ -187,7 +187,7 @@ domain/devices/panic/**
 domain/devices/iommu/**
 """
 
-# The values that are allowed, where not all are. A device whose own type is another is left out whole.
+# The allowed values, where not all are. A device with another type of its own is left out as a whole.
 _VALUES: Final = {
     "domain@type": "kvm|qemu",
     "domain/name": r"[^/\x00\n]{1,255}",
@@ -227,7 +227,7 @@ _VALUES: Final = {
     "domain/devices/memory@model": "dimm",
 }
 
-# Where one of these does not fit, the device is another one, and is left out whole.
+# Where one of these does not fit, it is a different device and is left out as a whole.
 _DECISIVE: Final = frozenset(
     f"domain/devices/{path}"
     for path in (
@@ -235,16 +235,16 @@ _DECISIVE: Final = frozenset(
         *("rng/backend@model", "rng/backend", "tpm/backend@type", "memory@model"),
     )
 )
-# What takes the place of another value.
+# Values that replace all others.
 _INSTEAD: Final = {"domain@type": "kvm", "domain/devices/serial@type": "pty", "domain/devices/console@type": "pty"}
 
-# Each definition has these, and libvirt makes them again: that they are left out is not reported.
+# Each definition has these, and libvirt makes them again. So it is not reported that they are left out.
 _OWN: Final = re.compile(
     "|".join(
         (
             r"domain@id",
             r"domain/(resource|seclabel|idmap)",
-            r"domain/os/(loader|nvram(@template|@format)?)",  # who calls says which firmware it is
+            r"domain/os/(loader|nvram(@template|@format)?)",  # the caller says which firmware it is
             r"domain/devices/(serial|console)/source",
             r"domain/devices/console@tty",
             r"domain/devices/channel/(source|target@state)",
@@ -252,11 +252,11 @@ _OWN: Final = re.compile(
             r"domain/devices/graphics(/listen)?@socket",
             r"domain/devices/graphics@(websocket|websocketGenerated)",
             r"domain/devices/graphics/listen@fromConfig",
-            r"domain/devices/disk/(source|backingStore)",  # data comes from where it is restored to, discs are kept apart
+            r"domain/devices/disk/(source|backingStore)",  # the destination's volumes replace it, and discs are kept apart
         )
     )
 )
-# This host has its own, and takes that.
+# This host has its own emulator and uses that.
 _STANDARD_EMULATORS: Final = frozenset(
     {"/usr/bin/qemu-system-x86_64", "/usr/bin/kvm", "/usr/bin/qemu-kvm", "/usr/libexec/qemu-kvm"}
 )
@@ -273,27 +273,27 @@ _TABLE: Final = _table()
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """`left_out`: what was not taken over, a phrase each, without doubles."""
+    """`left_out`: what was not copied, a phrase each, without duplicates."""
 
     root: ET.Element
     left_out: tuple[str, ...]
-    firmware: str | None  # the path that its loader had
-    console_log: bool  # its console was written to a file
+    firmware: str | None  # the path of its loader
+    console_log: bool  # whether its console was written to a file
 
 
 def rebuilt(foreign: ET.Element, own: ET.Element | None = None) -> Rebuilt:
-    """`foreign`, a <domain>, with nothing but what is allowed. `own`: this host's definition of the same guest."""
+    """`foreign`, a <domain>, reduced to what is allowed. `own`: this host's definition of the same guest."""
     copying = _Copying(own)
     root = copying.element(foreign, "domain")
     for disk in root.iterfind("devices/disk"):
         if disk.get("device", "disk") != "disk" and disk.find("source") is None:
-            disk.set("type", "file")  # an empty drive; of another type it would need a source
+            disk.set("type", "file")  # an empty drive; another type would need a source
     log = foreign.find("devices/serial/log")
     return Rebuilt(root, tuple(dict.fromkeys(copying.left_out)), foreign.findtext("os/loader"), log is not None)
 
 
 class _Refused(Exception):
-    """The device is none that is allowed."""
+    """The device is not an allowed one."""
 
 
 class _Copying:
@@ -302,7 +302,7 @@ class _Copying:
         self.left_out: list[str] = []
 
     def element(self, found: ET.Element, path: str) -> ET.Element:
-        """The copy of one that is in the table, without what is not."""
+        """The copy of an element in the table, with its allowed parts only."""
         copy = ET.Element(found.tag)
         for name, value in found.attrib.items():
             if self._may(f"{path}@{name}", value, _is_below(path) or name in _TABLE[path]):
@@ -318,7 +318,7 @@ class _Copying:
         return copy
 
     def _child(self, found: ET.Element, path: str) -> list[ET.Element]:
-        """Its copy, or none."""
+        """The element's copy, or none."""
         if path == "domain/metadata":
             return [_metadata(found)]
         if self._is_own(found, path):
@@ -349,7 +349,7 @@ class _Copying:
         return False
 
     def _unplugged(self, found: ET.Element, path: str) -> ET.Element:
-        """The card that the guest knows; what it was plugged into is no network that a definition may name."""
+        """The card as the guest knows it, without its network: a foreign definition may not name one."""
         self.left_out.append(f"a network card is not plugged in: it was of type {_short(found.get('type', 'unknown'))}")
         copy = ET.Element("interface", type="user")
         for name in ("mac", "model", "boot", "address"):
@@ -387,7 +387,7 @@ def _is_known_card(found: ET.Element) -> bool:
 
 
 def _is_below(path: str) -> bool:
-    """It is in the table as `…/**`, or lies under such."""
+    """Whether the path is in the table as `…/**`, or lies in such a path."""
     parts = path.split("/")
     return path not in _TABLE and any("/".join(parts[:count]) + "/**" in _TABLE for count in range(2, len(parts) + 1))
 
@@ -397,7 +397,7 @@ def _fits(path: str, value: str) -> bool:
 
 
 def _metadata(found: ET.Element) -> ET.Element:
-    """What other tools noted down; libvirt does not read it. Our own mark says whose a domain is, and is never taken over."""
+    """Notes of other tools, which libvirt does not read. Our own mark, which says whose a domain is, is never copied."""
     copy = ET.Element("metadata")
     copy.extend(child for child in found if isinstance(child.tag, str) and not child.tag.startswith(f"{{{JOB_NAMESPACE}}}"))
     return copy

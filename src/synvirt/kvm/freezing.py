@@ -1,9 +1,9 @@
-"""A running guest held still for the moment in which its disks are frozen: by its agent, with a guard that thaws it.
+"""Freezes a running guest's file systems for a moment, while its disks are frozen: by its agent, with a guard that thaws it.
 
-    guard ready ─▶ freeze ─▶ the caller's moment ─▶ thaw ─▶ «thawed», says the agent ─▶ guard ends
+    guard ready ─▶ freeze ─▶ the caller's moment ─▶ thaw ─▶ the agent reports «thawed» ─▶ guard ends
 
-A guest that stays frozen hangs until an operator thaws it. So another process, which was there before, thaws it
-when this one is killed, or stuck, or just too slow (thaw_guard.py).
+A guest that stays frozen hangs until an operator thaws it. So another process, started before, thaws the guest if this one is
+killed, or stuck, or too slow (thaw_guard.py).
 """
 
 import contextlib
@@ -29,10 +29,10 @@ from synvirt.kvm.qemu_user import embedded_root
 from synvirt.kvm.thaw_guard import HOLD_S, STATUS
 
 GUARD = Path(__file__).with_name("thaw_guard.py")
-# A Python that starts on a host under load; it has nothing to import but libvirt.
+# For the start of Python on a host under load. The guard imports nothing but libvirt.
 READY_TIMEOUT_S = 30
 CONNECTED_WITHIN_S = 3.0
-# Shorter than HOLD_S: an agent that does not come back in this time is thawed by who asked it to freeze.
+# Shorter than HOLD_S. If the agent does not answer in this time, the process that asked it to freeze thaws the guest.
 FREEZE_TIMEOUT_S = 8
 THAW_PATIENCE_S = 30.0
 PAUSE_S = 0.5
@@ -43,8 +43,8 @@ _log = structlog.get_logger("synvirt.hypervisor")
 
 @dataclass
 class Still:
-    """How it went, complete once the block has ended. `quiesced`: it froze, it thawed, and nothing else thawed it in between.
-    `why_not` is for people. `freeze_ms`: how long its file systems were frozen, at most."""
+    """The result, complete once the block has ended. `quiesced`: the guest froze and thawed, and nothing else thawed it in
+    between. `why_not` is for people. `freeze_ms`: how long its file systems were frozen, at most."""
 
     quiesced: bool = False
     by_applications: bool = False
@@ -54,9 +54,9 @@ class Still:
 
 @contextlib.contextmanager
 def still(uri: str, domain: Any, before: Callable[[], None] = lambda: None) -> Iterator[Still]:
-    """The block runs with the guest's file systems frozen, if that can be had. GuestStillFrozen, where it does not thaw.
+    """The block runs while the guest's file systems are frozen, if that is possible. GuestStillFrozen, where it does not thaw.
 
-    `before` is called last before the freezing, when all that takes time is done.
+    `before` is called last before the freezing, after all steps that take time.
     """
     found = Still()
     with contextlib.ExitStack() as stack:
@@ -66,7 +66,7 @@ def still(uri: str, domain: Any, before: Callable[[], None] = lambda: None) -> I
             before()
             yield found
             return
-        # Where an agent has VSS, it asks the applications too (QEMU Guest Agent Protocol Reference, guest-fsfreeze-freeze).
+        # Where an agent has VSS, it freezes the applications too (QEMU Guest Agent Protocol Reference, guest-fsfreeze-freeze).
         found.by_applications = agent.is_windows(domain)
         before()
         guard.say("hold")
@@ -86,7 +86,8 @@ def still(uri: str, domain: Any, before: Callable[[], None] = lambda: None) -> I
 
 
 def _answers(domain: Any) -> bool:
-    """One of a guest that this process has only just found, as after its start, is connected within moments."""
+    """Whether the agent answers. The agent of a guest that this process has just found, as after its start, is connected within
+    moments."""
     until = time.monotonic() + CONNECTED_WITHIN_S
     while not (answered := agent.answers(domain)) and time.monotonic() < until:
         time.sleep(PAUSE_S)
@@ -94,7 +95,7 @@ def _answers(domain: Any) -> bool:
 
 
 def _freeze(domain: Any, found: Still) -> int:
-    """How many file systems."""
+    """Freezes; the number of file systems."""
     try:
         domain.agentSetResponseTimeout(FREEZE_TIMEOUT_S, 0)
         count = int(domain.fsFreeze())
@@ -107,7 +108,7 @@ def _freeze(domain: Any, found: Still) -> int:
 
 
 def _thaw(domain: Any) -> int:
-    """How many file systems. GuestStillFrozen, where the agent does not say that they are."""
+    """Thaws; the number of file systems. GuestStillFrozen, where the agent does not confirm it."""
     until, count, last = time.monotonic() + THAW_PATIENCE_S, 0, ""
     while True:
         try:
@@ -141,8 +142,8 @@ class _Guard:
 
 @contextlib.contextmanager
 def _guard(uri: str, domain: Any) -> Iterator[_Guard | None]:
-    """None, where it does not come up: then nothing is frozen. It is left alone at the end: without a message it thaws
-    until it is done."""
+    """Starts the guard. None, where it does not start: then nothing is frozen. At the end it is left alone: without a message
+    it thaws until the guest is thawed."""
     argv = [sys.executable, "-P", str(GUARD), uri, domain.UUIDString()]
     embedded = embedded_root(uri) is not None
     descriptor = _agents_connection(domain) if embedded else None
@@ -176,7 +177,7 @@ def _guard(uri: str, domain: Any) -> Iterator[_Guard | None]:
 
 
 def _agents_connection(domain: Any) -> int | None:
-    """A duplicate of libvirt's own connection to the guest's agent: there can be only one at a time."""
+    """A duplicate of libvirt's own connection to the guest's agent, as there can be only one at a time."""
     root = xml_document.parse(str(domain.XMLDesc(0)), "libvirt's XML", wrong=Internal)
     channels = root.iterfind(f"devices/channel/target[@name='{_AGENT}']/../source")
     paths = [one.get("path") for one in channels]

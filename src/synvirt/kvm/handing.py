@@ -1,7 +1,8 @@
-"""What libvirt does not hand over to QEMU's user of the embedded driver when a guest starts: the folders on the way.
+"""Hands over to the embedded driver's QEMU user what libvirt does not hand over when a guest starts: the folders on the way.
 
-libvirt makes its volumes and variables that user's, and root's again when the guest ends. A folder that the service made is
-closed to all others, and so is one that libvirt makes by the service's umask. And what QEMU finds beside its disks.
+libvirt gives its volumes and variables to that user, and back to root when the guest ends. A folder that the service made is
+closed to all others, and so is one that libvirt makes with the service's umask. Files that QEMU finds beside its disks need the
+same.
 """
 
 import contextlib
@@ -17,12 +18,12 @@ from synvirt.kvm import qemu_user
 from synvirt.kvm.qemu_user import QemuUser, embedded_root
 from synvirt.xml_document import parse
 
-# Who QEMU runs as under the host's own libvirtd: Debian's, then Fedora's.
+# QEMU's user under the host's own libvirtd: Debian's, then Fedora's.
 QEMU_USERS: Final = ("libvirt-qemu", "qemu")
 
 
 def over(xml: str, user: QemuUser, root: Path) -> None:
-    """Of the domain with this definition, before it starts. DomainDefineFailed."""
+    """For the domain with this definition, before it starts. DomainDefineFailed."""
     domain = parse(xml, "the domain's definition", wrong=Internal)
     try:
         for source in domain.iterfind("devices/disk/source[@file]"):
@@ -34,14 +35,15 @@ def over(xml: str, user: QemuUser, root: Path) -> None:
 
 
 def to_qemu(uri: str, path: Path) -> None:
-    """A file or a socket is who QEMU of that driver runs as, where that is another user than we. DiskWriteFailed."""
+    """Gives a file or a socket to the user that QEMU of that driver runs as, if it is another user than ours.
+    DiskWriteFailed."""
     own = qemu_user.of(uri)
     give(uri, path, QEMU_USERS if own is None else (own.name,))
 
 
 def give(uri: str, path: Path, users: tuple[str, ...]) -> None:
-    """To the first of these that there is: guests run as others than we. Not where the embedded driver's run as we do.
-    DiskWriteFailed."""
+    """Gives the file to the first of these users that exists, as guests run as another user than we do. Does nothing where the
+    embedded driver's guests run as we do. DiskWriteFailed."""
     if embedded_root(uri) is not None and qemu_user.of(uri) is None:
         return
     for user in users:
@@ -54,7 +56,7 @@ def give(uri: str, path: Path, users: tuple[str, ...]) -> None:
 
 
 def _tpm(folder: Path, user: QemuUser) -> None:
-    """Its state may be root's: a restored one, or one of a time when guests ran as root."""
+    """The TPM's state may be root's: a restored one, or one from a time when guests ran as root."""
     folder.mkdir(exist_ok=True)
     qemu_user.open_own(folder)
     owner, group = pwd.getpwnam(user.tpm[0]).pw_uid, grp.getgrnam(user.tpm[1]).gr_gid

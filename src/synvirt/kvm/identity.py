@@ -1,19 +1,19 @@
-"""Who a domain is: what no two domains on one host may share, and its job. Read from its XML, which may be foreign."""
+"""The identity of a domain: what no two domains on one host may share, and its job. Read from its XML, which may be foreign."""
 
 from dataclasses import dataclass
-from xml.etree import ElementTree as ET  # for its type: what is read goes through xml_document
+from xml.etree import ElementTree as ET  # only for its type: XML is read by xml_document
 
 from synvirt import xml_document
 from synvirt.errors import Internal
 
-# Marks a domain as ours: the job's id, and the rung of its ladder. A name, not an address to fetch.
+# Marks a domain as ours: the job's id and the rung of its ladder. A name, not an address to fetch.
 JOB_NAMESPACE = "https://synvirt.org/xmlns/job/1"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`job_id`: of the job that made it, None where none of ours did; `bus`: the rung it was made for. `macs`: of the cards
-    that others may hear: one that was made unplugged has none."""
+    """`job_id`: the job that made the domain, None where it is not ours; `bus`: the rung that it was made for. `macs`: of the
+    cards that others can reach; a card that was made unplugged has none."""
 
     name: str
     uuid: str = ""
@@ -23,7 +23,7 @@ class Identity:
 
 
 def identity_of(xml: str) -> Identity:
-    """Who the domain of that XML is. Internal where the XML cannot be parsed."""
+    """The identity in that XML. Internal, where the XML cannot be parsed."""
     root = xml_document.parse(xml, "the hypervisor's description of a domain", wrong=Internal)
     job = root.find(f"metadata/{{{JOB_NAMESPACE}}}job")
     unplugged = job is not None and job.get("unplugged") == "yes"
@@ -41,7 +41,7 @@ def _macs(root: ET.Element) -> frozenset[str]:
 
 
 def clash(wanted: Identity, other: Identity) -> str | None:
-    """Why these two cannot both be here; None where they can, or are the same job's."""
+    """Why these two cannot both be here; None, where they can, or belong to the same job."""
     if other.job_id is not None and other.job_id == wanted.job_id:
         return None
     there = f"domain {other.name} ({other.uuid}), which is not this job's,"

@@ -1,9 +1,9 @@
-"""What the embedded driver began and nothing ends, since the service was killed at the wrong moment.
+"""What the embedded driver began and nothing ends, because the service was killed at the wrong moment.
 
-    QEMU with no machine, by which libvirt learns what QEMU can do: it is detached, and waits for questions without end
+    QEMU with no machine, by which libvirt learns what QEMU can do: it is detached and waits for questions without end
     swtpm of a guest that was never started: its QEMU would have ended it
-    what a guest's start made before there was a process, or its swtpm that was killed: libvirt removes that of the guests that
-    it knows to run
+    files of a start that was cut off before there was a process, or files of a swtpm that was killed: libvirt removes only
+    those of guests that it knows to run
 
 The processes are known by the paths in their arguments, which lie in the driver's own folder.
 """
@@ -20,39 +20,40 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """`guest`: the UUID of the domain that it may belong to; None where it belongs to none."""
+    """`guest`: the UUID of the domain that it may belong to; None, where it belongs to none."""
 
     pid: int
     guest: str | None
 
 
 def suspects(root: Path) -> list[Orphan]:
-    """Those of the driver with this folder, as libvirt got it. Look before it is opened: what begins later is no orphan."""
+    """The processes of the driver with this folder, in libvirt's spelling. Look before the driver is opened: what begins later
+    is no orphan."""
     processes = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
     return [orphan for pid in processes if (orphan := _suspect(pid, root)) is not None]
 
 
 def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> None:
-    """Call it once the driver is open. A process that has got the number of one that ended is left alone."""
+    """Call it once the driver is open. If a process has ended and another has its number now, that one is left alone."""
     for orphan in orphans:
         if _suspect(orphan.pid, root) == orphan and (orphan.guest is None or not is_active(orphan.guest)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(orphan.pid, signal.SIGKILL)
 
 
-# A guest's folder is domain-NUMBER-NAME, the socket and the process number of its swtpm are NUMBER-NAME-swtpm.…; each start has
+# A guest's folder is domain-NUMBER-NAME; the socket and the pid file of its swtpm are NUMBER-NAME-swtpm.… Each start has
 # another number (libvirt's virDomainDefGetShortName).
 _OF_A_START = re.compile(r"domain-([0-9]+)-.*|([0-9]+)-.*-swtpm\.(?:pid|sock)", re.DOTALL)
 
 
 def traces(root: Path) -> list[Path]:
-    """Of starts of guests. Look before the driver is opened, as for the processes."""
+    """Files of guests' starts. Look before the driver is opened, as for the processes."""
     places = (root / "lib/qemu", root / "lib/qemu/channel/target", root / "run/swtpm")
     return [path for place in places for path in place.glob("*-*") if _OF_A_START.fullmatch(path.name)]
 
 
 def remove(left: list[Path], active: Collection[int]) -> None:
-    """Those that are of no guest that runs. `active`: the numbers of those that do, once the driver is open."""
+    """Removes those of guests that do not run. `active`: the numbers of the running ones, once the driver is open."""
     for path in left:
         found = _OF_A_START.fullmatch(path.name)
         if found is None or int(found[1] or found[2]) in active:

@@ -1,11 +1,11 @@
-"""The user that QEMU of the embedded driver runs as if the service is root: one that may open only what libvirt gives to it.
+"""The user that QEMU of the embedded driver runs as if the service is root: one that may open only what libvirt gives it.
 
     libvirt-qemu (Debian), qemu (Fedora)   QEMU: volumes, UEFI variables and sockets are its user's while a guest runs
-    tss                                    swtpm, as under the host's own libvirtd: it signs by an authority of that user's
+    tss                                    swtpm, as under the host's own libvirtd: it signs with an authority of that user
 
-libvirt changes the owner of files, never who may pass a folder; so a user who cannot reach what guests need is not taken, and
-the service says why (`synvirt doctor`): a guest that does not start after its cut-over is worse than one that runs as root.
-docs/decisions/0013-who-root-is.md.
+libvirt changes the owner of files, but never opens a folder to a user. So a user that cannot reach what guests need is not
+chosen, and the service says why (`synvirt doctor`): a guest that does not start after its cut-over is worse than one that runs
+as root. docs/decisions/0013-who-root-is.md.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from synvirt.kvm import acl
 from synvirt.programs import As, ProgramFailed, run
 from synvirt.settings import DirectorySetting, RbdSetting, Settings
 
-# Of the setting qemu_user: whichever of these there is; or as the service itself.
+# Values of the setting qemu_user: the first known user that exists, or the service's own user.
 AUTO, ROOT = "auto", "root"
 USERS: Final = ("libvirt-qemu", "qemu")
 TPM_USERS: Final = ("tss",)
 KVM_DEVICE = Path("/dev/kvm")
-# Under the driver's folder: what libvirt makes there by the service's umask, and QEMU and swtpm have to pass.
+# Folders of the driver that libvirt makes with the service's umask, and that QEMU and swtpm must pass.
 PASSED: Final = ("cache", "cache/qemu", "lib", "lib/swtpm", "log", "run", "run/qemu")
 _PASS_ALL: Final = stat.S_IXOTH
-# Some stats of folders; a network file system that does not answer is no place for guests either.
+# It reads the status of some folders. A network file system that does not answer is no place for guests either.
 LOOK_TIMEOUT_S = 20
-# Says the first path that this user cannot pass (x:), read (r:) or read and write (w:).
+# Prints the first path that this user cannot pass (x:), read (r:) or read and write (w:).
 _LOOK = """
 for one; do
     path=${one#?:}
@@ -47,7 +47,7 @@ for one; do
     esac || { printf %s "$path"; exit 0; }
 done
 """
-# As Ceph names the file of a client's key (docs.ceph.com, «keyring»), and in ceph.conf.
+# Ceph's names for the file of a client's key (docs.ceph.com, «keyring»), and in ceph.conf.
 _KEYRING = re.compile(r"^\s*keyring\s*=\s*(\S+)", re.MULTILINE)
 _KEYRINGS = ("/etc/ceph/$cluster.$name.keyring", "/etc/ceph/$cluster.keyring", "/etc/ceph/keyring")
 
@@ -64,11 +64,11 @@ class QemuUser:
     tpm: tuple[str, str]
 
     def give(self, path: Path) -> None:
-        """It is this user's, and no other's. OSError."""
+        """Makes the path this user's alone. OSError."""
         os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
     def cannot_reach(self, places: Iterable[str]) -> str | None:
-        """The first of them that is shut to this user, as the kernel says: `x:`, `r:` or `w:` and a path."""
+        """The first place that is closed to this user, by the kernel's answer: `x:`, `r:` or `w:` and a path."""
         try:
             said = run(
                 ["sh", "-c", _LOOK, "sh", *places], timeout_s=LOOK_TIMEOUT_S, runs_as=As(self.uid, self.gid, self.groups)
@@ -80,8 +80,8 @@ class QemuUser:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`user`: None, where QEMU runs as the service does. `why`: in words. `lacking`: the service is root, and so is QEMU; or it
-    runs as a user who does not reach all."""
+    """`user`: None, where QEMU runs as the service does. `why`: in words. `lacking`: service and QEMU both run as root, or
+    QEMU's user cannot reach all it needs."""
 
     user: QemuUser | None
     why: str
@@ -89,7 +89,7 @@ class Choice:
 
 
 def choose(settings: Settings) -> Choice:
-    """By the settings and what this host has. Changes nothing."""
+    """Chooses by the settings and by what this host has. Changes nothing."""
     root = embedded_root(settings.hypervisor_uri)
     if root is None:
         return Choice(None, "the host's libvirtd has a user of its own for them")
@@ -112,7 +112,7 @@ def _reaching(found: QemuUser, shut: str | None, *, only: bool) -> Choice:
 
 
 def embedded_root(uri: str) -> Path | None:
-    """The folder of an embedded driver; None where the URI names another driver."""
+    """The folder of an embedded driver; None, where the URI names another driver."""
     parts = urlsplit(uri)
     roots = parse_qs(parts.query).get("root", [])
     return Path(roots[0]) if parts.path == "/embed" and roots else None
@@ -123,7 +123,7 @@ def _accounts(names: Iterable[str]) -> Iterator[QemuUser]:
         with contextlib.suppress(KeyError):
             user = pwd.getpwnam(name)
             groups = os.getgrouplist(name, user.pw_gid)
-            # Debian's libvirt-qemu is of kvm, which people may be of, too: what is handed over goes to its own group.
+            # Debian's libvirt-qemu is in the group kvm, as people may be. So files are given to the user's own group.
             group = next((one for one in map(grp.getgrgid, groups) if one.gr_name == name), grp.getgrgid(user.pw_gid))
             tpm = next(_tpm_accounts(), (name, group.gr_name))
             yield QemuUser(name, group.gr_name, user.pw_uid, group.gr_gid, tuple(groups), tpm)
@@ -136,7 +136,7 @@ def _tpm_accounts() -> Iterator[tuple[str, str]]:
 
 
 def _places(settings: Settings, root: Path) -> list[str]:
-    """What guests need, but for the folders that `open_own` opens."""
+    """What guests need, except the folders that `open_own` opens."""
     data_dir = settings.data_dir.resolve()
     found = [f"x:{next(path for path in data_dir.parents if path.exists())}"]
     if not root.resolve().is_relative_to(data_dir):
@@ -150,7 +150,7 @@ def _places(settings: Settings, root: Path) -> list[str]:
 
 
 def _ceph_files(chosen: RbdSetting) -> Iterator[Path]:
-    """QEMU reads the settings; and admin's key, where another client's comes by libvirt (docs/ceph.md)."""
+    """QEMU reads Ceph's settings, and the key of admin; the key of another client comes through libvirt (docs/ceph.md)."""
     yield chosen.conf
     if chosen.client != "admin":
         return
@@ -170,7 +170,7 @@ def _ceph_files(chosen: RbdSetting) -> Iterator[Path]:
 
 @cache
 def _user_of(root: Path) -> QemuUser | None:
-    """For a driver that is opened without a service's settings: as with the default settings."""
+    """For a driver that is opened without a service's settings: the user of the default settings."""
     return _with_kvm(Settings(data_dir=root.parent, libvirt_uri=f"qemu:///embed?root={quote(str(root))}")).user
 
 
@@ -178,8 +178,8 @@ _decided: dict[Path, QemuUser | None] = {}
 
 
 def _with_kvm(settings: Settings) -> Choice:
-    """KVM's device is opened to the chosen one, too. libvirt asks whether its user may open it; and it asks QEMU, with more
-    rights than that user's: where the two disagree it asks QEMU again and again, for minutes."""
+    """Opens KVM's device to the chosen user. libvirt checks whether its user may open it, and asks QEMU, with more rights than
+    that user's. Where the two disagree it asks QEMU again and again, for minutes."""
     made = choose(settings)
     if made.user is None or not KVM_DEVICE.exists() or made.user.cannot_reach(device := [f"w:{KVM_DEVICE}"]) is None:
         return made
@@ -190,7 +190,7 @@ def _with_kvm(settings: Settings) -> Choice:
 
 
 def decide(settings: Settings) -> Choice:
-    """For this process, before its driver is opened; its own folders are opened to that user."""
+    """Chooses for this process, before its driver is opened, and opens the service's own folders to that user."""
     made = _with_kvm(settings)
     root = embedded_root(settings.hypervisor_uri)
     if root is not None:
@@ -205,7 +205,7 @@ def decide(settings: Settings) -> Choice:
 
 
 def of(uri: str) -> QemuUser | None:
-    """None: QEMU runs as this process does, or the host's libvirtd says as whom."""
+    """None, where QEMU runs as this process does, or where the host's libvirtd decides."""
     root = embedded_root(uri)
     if root is None or os.geteuid() != 0:
         return None
@@ -214,12 +214,12 @@ def of(uri: str) -> QemuUser | None:
 
 
 def in_use() -> set[int]:
-    """By this process's drivers."""
+    """The numbers of the users of this process's drivers."""
     return {user.uid for user in _decided.values() if user is not None}
 
 
 def _close_to_others(data_dir: Path) -> None:
-    """What an earlier version left readable in it, behind a folder that nobody else could pass. Internal."""
+    """Closes what an earlier version left readable in the folder, while the folder itself was closed to others. Internal."""
     try:
         for path in data_dir.iterdir():
             found = path.lstat()
@@ -232,7 +232,7 @@ def _close_to_others(data_dir: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """For volumes. What had to be made, the way to it included, a guest's QEMU may pass. OSError."""
+    """Makes a folder for volumes. A guest's QEMU may pass all folders that had to be made. OSError."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True, mode=0o750)
     for path in new if os.geteuid() == 0 else ():
@@ -240,7 +240,7 @@ def make(folder: Path) -> None:
 
 
 def open_own(folder: Path) -> None:
-    """Others may pass it, and still not see what is in it; so it is with a folder that root made. Internal."""
+    """Lets others pass the folder, but not list it; a folder that root made is so already. Internal."""
     try:
         found = folder.stat()
         if found.st_uid == os.geteuid() and not found.st_mode & _PASS_ALL:

@@ -1,13 +1,13 @@
 """Thaws a guest when nothing else does: `python thaw_guard.py LIBVIRT_URI DOMAIN_UUID [DESCRIPTOR]`, a process of its own.
 
-    stdout  «ready», once it could thaw
-    stdin   «hold»: the guest is being frozen from now on;  «thawed»: it is over, nothing is left to do
+    stdout  «ready», once it is able to thaw
+    stdin   «hold»: the guest is being frozen from now on;  «thawed»: it is thawed, nothing is left to do
 
 If stdin ends, as it does when the service is killed, or «thawed» does not come in HOLD_S, it thaws the guest, again and again
-until the guest's agent or the service says that it is. DESCRIPTOR is an open connection to the agent's socket: the embedded
-driver's, which libvirt in another process could not use. While the service lives nothing is read from it: libvirt takes an
-answer that somebody else has read for the connection's end, and the guest has no agent any more until one of the two is
-started again. An answer too many it passes over. Needs nothing of this package, so that it starts in milliseconds.
+until the guest's agent or the service reports it thawed. DESCRIPTOR is an open connection to the agent's socket, for the
+embedded driver, which libvirt in another process could not use. While the service lives the guard reads nothing from it: if
+another process reads an answer, libvirt takes that for the connection's end, and the guest has no agent until one of the two is
+restarted. libvirt ignores an extra answer. The guard imports nothing of this package, so it starts in milliseconds.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# VSS lets no writer of Windows wait for longer; and ten seconds are no outage.
+# In Windows VSS lets no writer wait longer; and ten seconds are no outage.
 HOLD_S = 10.0
 ANSWER_S = 5
 KEEP_TRYING_S = 600.0
@@ -31,7 +31,7 @@ READ_BYTES = 65536
 THAW, STATUS = "guest-fsfreeze-thaw", "guest-fsfreeze-status"
 
 
-# Whether the service is gone ─▶ whether the agent says that it is thawed.
+# Whether the service is gone ─▶ whether the agent reports it thawed.
 Thaw = Callable[[bool], bool]
 
 
@@ -54,11 +54,11 @@ def by_libvirt(uri: str, uuid: str) -> Thaw:
 
 
 def by_descriptor(descriptor: int) -> Thaw:
-    """How to thaw a guest by a connection to its agent's socket."""
+    """How to thaw a guest through a connection to its agent's socket."""
     connection = socket.socket(fileno=descriptor)
 
     def thaw(alone: bool) -> bool:
-        """The agent answers one command after the other: what says «thawed» comes after it was."""
+        """The agent answers its commands in order: an answer of «thawed» comes after the thaw."""
         for command in (THAW, STATUS) if alone else (THAW,):
             connection.send(json.dumps({"execute": command}).encode() + b"\n", socket.MSG_DONTWAIT)
         if not alone:
@@ -74,7 +74,7 @@ def by_descriptor(descriptor: int) -> Thaw:
 
 def main() -> int:
     """The guard as a process. Exit 0: the guest is thawed, or was never frozen."""
-    # A stop of the service stops its processes too: this one ends itself.
+    # A stop of the service also signals its processes: this one ends by itself.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     service = os.getppid()
@@ -87,7 +87,7 @@ def main() -> int:
         return 0
     until = time.monotonic() + KEEP_TRYING_S
     while time.monotonic() < until:
-        with contextlib.suppress(Exception):  # whatever it is: it is tried again
+        with contextlib.suppress(Exception):  # whatever the error is, it tries again
             if thaw(os.getppid() != service):
                 return 0
         if _service_says_so():
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def _service_says_so() -> bool:
-    """Within PAUSE_S."""
+    """Whether the service says «thawed» within PAUSE_S."""
     if not select.select([0], [], [], PAUSE_S)[0]:
         return False
     said = os.read(0, 64)
