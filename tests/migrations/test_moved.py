@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from synvirt.errors import SourceUnreachable
-from synvirt.migrations import moved
-from synvirt.migrations.receipts import said
+from synvirt.migrations.proof import moved
+from synvirt.migrations.proof.receipts import said
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from tests.fakes.hypervisor import FakeHypervisor

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 from synvirt.jobs.course import Course
 from synvirt.migrations.memory import CourseMemory
-from synvirt.migrations.receipts import said
+from synvirt.migrations.proof.receipts import said
 from synvirt.model.job import (
     BootAttempt,
     Conversion,

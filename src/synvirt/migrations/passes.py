@@ -24,7 +24,7 @@ from synvirt.jobs.rate import Rate
 from synvirt.jobs.wire import Flushed, Moved, Result
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience, patiently
-from synvirt.migrations.receipts import hashes_orders
+from synvirt.migrations.proof.receipts import hashes_orders
 from synvirt.migrations.sharing import Turns, sharing
 from synvirt.model.job import DiskProgress, Pass, Progress
 from synvirt.model.values import now

@@ -23,7 +23,7 @@ from synvirt.live import TellsOfGuest
 from synvirt.migrations.cloning import clones
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import machine_of
-from synvirt.migrations.moved import SETTLED_WITHIN_S
+from synvirt.migrations.proof.moved import SETTLED_WITHIN_S
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.checks import Check
 from synvirt.model.facts import NOT_READ

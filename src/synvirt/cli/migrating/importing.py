@@ -15,7 +15,7 @@ import typer
 from synvirt.cli.describing import describe
 from synvirt.cli.migrating.dry_runs import show_dry_run, speaking_as_options
 from synvirt.cli.migrating.elsewhere import ElsewhereOptions, is_url, request
-from synvirt.cli.migrating.migrations import follow
+from synvirt.cli.migrating.following import follow
 from synvirt.cli.migrating.plan_options import PlanOptions, as_plan, checked
 from synvirt.cli.migrating.upload_shown import file_stays, kept, send
 from synvirt.cli.options import Options, with_options

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from synvirt.cli.listing import at, full_id, print_table
+from synvirt.cli.migrating.following import follow, follow_several
 from synvirt.cli.options import Options, confirm, with_options
-from synvirt.cli.program import FAILED, INTERRUPTED, say, shown
+from synvirt.cli.program import shown
 
 if TYPE_CHECKING:
     from synvirt.model.job import Forecast, Migration, OutageForecast, Pass
@@ -83,7 +84,7 @@ def watch(
         if len(ids) == 1:
             follow(options, client, ids[0], print_events=options.json)
         else:
-            _follow_several(options, client, ids)
+            follow_several(options, client, ids)
 
 
 @app.command()
@@ -267,39 +268,6 @@ def remove(
         client.ask("DELETE", f"/migrations/{full_id(client, 'migration', job)}", params=params)
     if not options.json:
         print(f"Job {job} is removed")
-
-
-def follow(options: Options, client: Any, job_id: str, *, print_events: bool = False) -> None:
-    """Watch to the end; exits 1 when the job failed. With --json: the stream's data as it comes, or else the ended job."""
-    from synvirt.cli.migrating.watching import display, verdict, watch
-
-    try:
-        with display(quiet=options.json) as shows:
-            each = (lambda event: print(event.data, flush=True)) if print_events else (lambda _: None)
-            job = watch(client, client.migration(job_id), show=shows, each=each)
-    except KeyboardInterrupt:
-        say(f"The job goes on. Watch it again: synvirt migrations watch {job_id}", as_json=options.json)
-        raise typer.Exit(INTERRUPTED) from None
-    if options.json and not print_events:
-        print(client.ask("GET", f"/migrations/{job_id}"))
-    if not verdict(job):
-        raise typer.Exit(FAILED)
-
-
-def _follow_several(options: Options, client: Any, ids: list[str]) -> None:
-    from synvirt.cli.migrating.watching import verdict
-    from synvirt.cli.migrating.watching_several import watch_several
-
-    try:
-        ended = watch_several(client, ids, as_json=options.json)
-    except KeyboardInterrupt:
-        say(f"The jobs go on. Watch them again: synvirt migrations watch {' '.join(ids)}".rstrip(), as_json=options.json)
-        raise typer.Exit(INTERRUPTED) from None
-    if not ended and not options.json:
-        print("No migration runs")
-    verdicts = [verdict(job) for job in ended]  # each failure, not only the first
-    if not all(verdicts):
-        raise typer.Exit(FAILED)
 
 
 def _ask(options: Options, job: str, wish: str, answered: str) -> None:

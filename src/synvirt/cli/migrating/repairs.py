@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import typer
 
+from synvirt.cli.migrating.following import follow
 from synvirt.cli.options import Options
 from synvirt.cli.program import FAILED
 from synvirt.model.job import Migration
@@ -16,8 +17,6 @@ SHOWN_MOST: Final = 20
 
 def repair_job(options: Options, client: Any, job_id: str, *, check_only: bool, watch: bool) -> None:
     """Asks for it; with `watch` to its end. Exits 1 then, where it failed, or something differs still."""
-    from synvirt.cli.migrating.migrations import follow
-
     answer = client.ask("POST", f"/migrations/{job_id}/repair", params={"check_only": "true"} if check_only else {})
     made = Migration.model_validate_json(answer)
     if not watch:

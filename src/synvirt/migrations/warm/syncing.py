@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from synvirt.errors import Conflict, DeltaTooLarge, OutageTooLong
-from synvirt.migrations import moved
 from synvirt.migrations.cloning import call_off
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import patiently
 from synvirt.migrations.planning.forecast import why_not
+from synvirt.migrations.proof import moved
 from synvirt.migrations.source_vm import SourceAwake, ran_since, shut_down
 from synvirt.migrations.warm.deciding import converged, fits_budget, held_ups, is_fresh, is_to_be_verified
 from synvirt.migrations.warm.holding import asked_while_waiting
