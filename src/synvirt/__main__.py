@@ -9,7 +9,7 @@ from synvirt.cli.interrupts import end_at_once
 def main() -> None:
     """The program: `synvirt disk` by its own small parser, every other command by Typer."""
     end_at_once()
-    # What only looks at disks needs nothing of the service's, and does not wait for it to load.
+    # `synvirt disk` needs no service and must start fast, so it does not load the rest.
     if sys.argv[1:2] == ["disk"]:
         from synvirt.cli.disk import program as disk
 
@@ -20,7 +20,8 @@ def main() -> None:
 
 
 def _leave(code: int) -> None:
-    """All is closed and durable: taking every module down again would take as long as copying a small disk."""
+    """Ends the process at once. Everything is closed and durable; to unload all modules would take as long as copying a small
+    disk."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

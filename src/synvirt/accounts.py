@@ -1,9 +1,9 @@
 """The users file, {data_dir}/keyring/users: who may call a service that does not use the host's accounts. Blocking code.
 
-A line a user: `name:scrypt:N:r:p:salt:hash[:role]`, salt and hash in base64. Mode 0600.
+A line for each user: `name:scrypt:N:r:p:salt:hash[:role]`, salt and hash in base64. Mode 0600.
 
-Roles: a viewer reads; an operator migrates, backs up and restores too; an admin also changes sources, settings and accounts,
-and removes. A line without a role is of a time before there were any, when everybody could do everything: it is an admin's.
+Roles: a viewer reads; an operator also migrates, backs up and restores; an admin also changes sources, settings and accounts,
+and removes. A line without a role is from before roles existed, when every user could do everything: it is an admin's.
 """
 
 import base64
@@ -20,7 +20,7 @@ from pathlib import Path
 from synvirt.durable import put_private_file
 from synvirt.errors import BadRequest, Internal, Unauthorized
 
-# RFC 7914 section 2; 16 MiB and some 50 ms a check: OWASP's advice for an interactive login.
+# RFC 7914 section 2; 16 MiB and about 50 ms for each check: OWASP's advice for an interactive login.
 SCRYPT_N, SCRYPT_R, SCRYPT_P, SCRYPT_BYTES = 1 << 14, 8, 5, 32
 # A file edited by hand may ask for more, but not for gigabytes or minutes.
 SCRYPT_MEMORY_BYTES, SCRYPT_P_MAX = 64 << 20, 16
@@ -30,13 +30,14 @@ _LINE = re.compile(
     r"(?::(?P<role>viewer|operator|admin))?$",
     re.ASCII,
 )
-# Read from a screen and typed elsewhere: without the letters that look like digits. Twenty of these are 98 bits.
+# The password is read from a screen and typed elsewhere, so letters that look like digits are left out. Twenty of these are 98
+# bits.
 _TYPED = "abcdefghijkmnpqrstuvwxyz23456789"
 WRONG = "the user or the password is wrong"
 
 
 class Role(StrEnum):
-    """Each may do what those before it may."""
+    """Each role may do what the roles before it may."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -74,14 +75,14 @@ class Account:
 
 
 class FileAccounts:
-    """The users file, read again when it has changed: a password set by `synvirt password` is good at once."""
+    """The users file. It is read again after a change, so a password set by `synvirt password` works at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._read_at: tuple[int, int] | None = None
         self._accounts: dict[str, Account] = {}
-        # Checked for a name that is not there, so that the time of an answer tells nobody which names are. No password has it.
+        # Checked for an unknown name, so that the time of an answer does not show which names exist. No password matches it.
         self._nobody = Account(SCRYPT_N, SCRYPT_R, SCRYPT_P, secrets.token_bytes(16), secrets.token_bytes(SCRYPT_BYTES))
 
     def __call__(self, user: str, password: str, address: str) -> None:
@@ -91,14 +92,14 @@ class FileAccounts:
             raise Unauthorized(WRONG)
 
     def role_of(self, user: str) -> Role:
-        """Of one whose password was right. Unauthorized, where it is gone since."""
+        """The role of a user whose password was right. Unauthorized, if the user has been removed since."""
         account = self._current().get(user)
         if account is None:
             raise Unauthorized(WRONG)
         return account.role
 
     def version(self) -> tuple[int, int] | None:
-        """Changes when the file does; None when there is none."""
+        """Changes when the file does; None, if there is no file."""
         try:
             status = self._path.stat()
         except OSError:
@@ -123,7 +124,7 @@ class FileAccounts:
 
 
 def add_first_account(path: Path) -> str | None:
-    """Make the users file with `admin` and a random password, and return that password; None when the file is there."""
+    """Makes the users file with `admin` and a random password, and returns that password. None, if the file exists."""
     password = "-".join("".join(secrets.choice(_TYPED) for _ in range(5)) for _ in range(4))
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -142,7 +143,7 @@ def listed(path: Path) -> dict[str, Role]:
 
 
 def remove_account(path: Path, user: str) -> None:
-    """BadRequest: there is none, or it is the last admin."""
+    """Removes the account. BadRequest, if there is none or it is the last admin."""
     there = listed(path)
     if user not in there:
         raise BadRequest(f"there is no account {user[:64]!r}", hint="`synvirt accounts list` shows those there are")
@@ -153,8 +154,8 @@ def remove_account(path: Path, user: str) -> None:
 
 
 def set_password(path: Path, user: str, password: str, role: Role | None = None) -> None:
-    """Add the user or change the password, in a new file put in place of the old one. `role` None: as it was; a new account's
-    is operator, and the first one's admin."""
+    """Adds the user or changes the password, in a new file that replaces the old one. `role` None keeps the present role; a new
+    account becomes operator, and the first one admin."""
     if not re.fullmatch(r"[^:\s#][^:\s]{0,63}", user):
         raise BadRequest(f"{user[:64]!r} cannot be a user's name", hint="1 to 64 characters, without colon or space")
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []

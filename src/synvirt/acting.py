@@ -1,4 +1,4 @@
-"""The account in whose name a request acts: set by `api/callers/gate.py`, read by what makes a job or a run.
+"""The account that a request acts for: set by `api/callers/gate.py`, read by the code that makes a job or a run.
 
 It is a context variable, because it must pass from the gate through the framework's threads. What the service does by itself
 has no account.
@@ -18,12 +18,12 @@ from synvirt.accounts import Role
 
 @dataclass(slots=True)
 class Act:
-    """A request of `account` (as the audit trail names it). `plan_digest`: of the plan that it brought, once accepted."""
+    """A request of `account` (its name in the audit trail). `plan_digest`: of the plan in the request, once accepted."""
 
     account: str
     role: Role
     plan_digest: str | None = None
-    # By the page's log-in, which may be ended there.
+    # The caller logged in on the page, and may log out there.
     by_session: bool = False
 
 
@@ -32,7 +32,7 @@ _ACT: ContextVar[Act | None] = ContextVar("synvirt.act", default=None)
 
 @contextmanager
 def acting(act: Act) -> Iterator[Act]:
-    """Within the block, things are done in this account's name."""
+    """Within the block, the code acts for this account."""
     token = _ACT.set(act)
     try:
         yield act
@@ -45,19 +45,19 @@ def current() -> Act | None:
 
 
 def submitter() -> str | None:
-    """The account; None: the service itself, by a schedule for example."""
+    """The account; None for the service itself, for example a schedule."""
     act = _ACT.get()
     return None if act is None else act.account
 
 
 def bring(plan: BaseModel) -> None:
-    """Have the request's entry of the audit trail name the plan that it brought."""
+    """Makes the request's entry of the audit trail name this plan."""
     act = _ACT.get()
     if act is not None:
         act.plan_digest = digest_of(plan)
 
 
 def digest_of(plan: BaseModel) -> str:
-    """SHA-256 of the plan as the API shows it, as canonical JSON: sorted keys, no spaces, no escapes of letters."""
+    """SHA-256 of the plan as the API shows it, as canonical JSON: sorted keys, no spaces, letters not escaped."""
     content = json.dumps(json.loads(plan.model_dump_json()), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()

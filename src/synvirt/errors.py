@@ -1,13 +1,13 @@
 """Every error that leaves the service, once.
 
     SynvirtError                 the root of all of them
-    ├── BadRequest … HostPathRejected     the caller can mend it (HTTP 4xx)
+    ├── BadRequest … HostPathRejected     the caller can correct it (HTTP 4xx)
     ├── SourceUnreachable, AuthFailed     the platform we read from (HTTP 502)
     └── DiskReadFailed … Internal         the job or the host (HTTP 500, mostly in `last_error`)
 
-A class is one E_ code of the specification (part 7), its HTTP status and its meaning: the docstring's first line is the
-title a caller sees and the default detail. An instance adds what happened (`detail`, with the names and numbers a person
-needs) and what to do about it (`hint`). Foreign exceptions become one of these where they arise, chained with `from`.
+A class is one E_ code of the specification (part 7), its HTTP status and its meaning: the docstring's first line is the title
+that a caller sees and the default detail. An instance adds what happened (`detail`, with the names and numbers a person needs)
+and what to do about it (`hint`). Foreign exceptions become one of these where they occur, chained with `from`.
 """
 
 from typing import ClassVar
@@ -119,7 +119,7 @@ class SourceUnreachable(SynvirtError):
     code, status = "E_MIG_SOURCE_UNREACHABLE", 502
 
     def __init__(self, detail: str = "", *, hint: str | None = None, waited_s: float = 0.0) -> None:
-        """`waited_s`: how long the platform did not answer before this was raised; 0 where it refused at once."""
+        """`waited_s`: how long the platform had not answered before this was raised; 0, if it refused at once."""
         super().__init__(detail, hint=hint)
         self.waited_s = waited_s
 
@@ -178,7 +178,7 @@ class GuestBootFailed(SynvirtError):
     code = "E_MIG_GUEST_BOOT_FAILED"
 
     def __init__(self, detail: str = "", *, hint: str | None = None, shown: str = "", other_bus_may_help: bool = False) -> None:
-        """`shown`: the end of the console. `other_bus_may_help`: it looks like a guest that has no driver for its disks."""
+        """`shown`: the end of the console. `other_bus_may_help`: the guest seems to have no driver for its disks."""
         super().__init__(f"{detail}; {shown}" if shown else detail, hint=hint)
         self.summary = detail or self.title()
         self.other_bus_may_help = other_bus_may_help
@@ -373,7 +373,7 @@ class Interrupted(SynvirtError):
 
 
 def cause_of(error: BaseException) -> str:
-    """What the system says of an error, without Python's own words: «Connection refused»."""
+    """What the system reports about an error, without Python's own words: «Connection refused»."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -386,5 +386,5 @@ BY_CODE: dict[str, type[SynvirtError]] = {cls.code: cls for cls in _with_subclas
 
 
 def from_code(code: str, detail: str, hint: str | None = None) -> SynvirtError:
-    """The error that a code names, as a worker process reports it. An unknown code gives Internal."""
+    """The error class of a code that a worker process reported. An unknown code gives Internal."""
     return BY_CODE.get(code, Internal)(detail, hint=hint)

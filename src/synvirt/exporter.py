@@ -1,8 +1,8 @@
-"""What serves the disks that a guest runs from before they are copied, `python -m synvirt.exporter`: see `jobs/exports.py`.
+"""Serves the disks that a guest runs from before they are copied, `python -m synvirt.exporter`: see `jobs/exports.py`.
 
     order on stdin ─▶ fork: the parent waits for one line and ends with it ─▶ the child: lock, cage, readers, sockets, for good
 
-Beside `worker` the only module that opens what an order names in a process of its own.
+Besides `worker`, this is the only module that opens what an order names in a process of its own.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from synvirt.blocks import DiskReader
     from synvirt.cage import Cage
 
-# Between two looks for the folder: what removed it wants the end.
+# Seconds between two checks for the folder: when it is removed, this process ends.
 LOOK_EVERY_S = 1.0
 _SERVED = b"\n"
 
@@ -65,7 +65,7 @@ def _serve(order: ExportOrder, say: int) -> None:
     except BaseException as error:
         os.write(say, _broken(error).to_line())
         os._exit(1)
-    with contextlib.suppress(BrokenPipeError):  # the service has ended; the next finds it
+    with contextlib.suppress(BrokenPipeError):  # the service has ended; the next one finds the export
         os.write(say, _SERVED)
     os.close(say)
     own = os.fstat(lock)
@@ -86,7 +86,7 @@ def _locked(path: Path) -> int:
 
 
 def _silence() -> None:
-    """Nobody hears it any more, and nobody is to wait for its end."""
+    """Closes the standard streams: nobody reads them any more, and nobody should wait for their end."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
@@ -97,13 +97,13 @@ def _opened(order: ExportOrder) -> list[NbdServer]:
     activity = Activity(folder / ACTIVITY)
     (folder / ACTIVITY).chmod(0o644)
     permit(order.outgoing)
-    enter(_cage(order))  # before there are threads, and before a byte of the source is read
+    enter(_cage(order))  # before threads start, and before a byte of the source is read
     servers, open_disk = [], _opener(order)
     for number, spec in enumerate(order.disks):
         reader = open_disk(spec)
         if reader.max_readers <= 1:
             raise UnsupportedFormat("the disk comes as a stream, and a guest reads in any order")
-        # What a killed one left.
+        # Left by a killed process.
         with contextlib.suppress(FileNotFoundError):
             (folder / str(number)).unlink()
         servers.append(NbdServer(Noticed(reader, activity)))
@@ -124,7 +124,7 @@ def _cage(order: ExportOrder) -> "Cage":
 
 
 def _opener(order: ExportOrder) -> "Callable[[Exported], DiskReader]":
-    """Their repository stays open for as long as this process lives."""
+    """An opener of disks. Their repository stays open as long as this process lives."""
     if not _has_points(order):
         return open_reader  # type: ignore[return-value]
     from synvirt.repository.opening import OpenRepositories

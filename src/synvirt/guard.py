@@ -1,9 +1,9 @@
 """Runs a program that must not outlive the service: `python guard.py PROGRAM [ARGUMENT...]`.
 
-The service holds our standard input open. Its end is the service's end, kill -9 included, or its wish; the program and all that
-it started are then killed: a conversion that went on alone would write to a volume that the next start resumes. A daemon that
-it left (virt-v2v serves disks by one) is killed when the program ends, too: it becomes our child when its own parent is gone,
-whatever user it is. Needs the standard library alone, and no part of this package: it starts in a few milliseconds.
+The service holds our standard input open. When it ends (by kill -9 too), or when the service closes it, the program and all
+that it started are killed: a conversion that went on alone would write to a volume that the next start resumes. A daemon left
+by the program (virt-v2v serves disks by one) is killed when the program ends, whatever its user: it becomes our child when its
+own parent is gone. This file needs only the standard library and no part of this package, so it starts in a few milliseconds.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-# A killed process is gone at once, unless its disk does not answer.
+# A killed process ends at once, unless its disk does not answer.
 GONE_TIMEOUT_S = 8.0
 
 
@@ -46,7 +46,7 @@ def main() -> int:
                 _end_children()
                 os.killpg(0, signal.SIGKILL)
     _end_children()
-    # A program ended by a signal is reported as a shell does it.
+    # A program ended by a signal is reported as a shell reports it.
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

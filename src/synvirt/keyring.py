@@ -1,7 +1,7 @@
-"""The key that seals the credentials of sources, and sealing itself (specification parts 1 and 5).
+"""The key that seals the credentials of sources, and the sealing (specification parts 1 and 5).
 
 {data_dir}/keyring/migrator.key: 32 bytes, mode 0600, made once. A sealed secret is nonce (12 bytes) ‖ ciphertext ‖ tag (16) of
-AES-256-GCM (NIST SP 800-38D); what it belongs to is bound in as associated data, so that it opens nowhere else.
+AES-256-GCM (NIST SP 800-38D). Its owner is bound in as associated data, so that it cannot be opened for another owner.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from synvirt.errors import Internal, SynvirtError
 KEY_BYTES = 32
 KEY_MODE = 0o600
 NONCE_BYTES = 12
-# Of the name that a key has until it is whole.
+# Of the name that a key file has until it is complete.
 _NAME_BYTES = 8
 
 
@@ -34,12 +34,13 @@ class KeyUnusable(SynvirtError):
 
 
 def migrator_key(path: Path) -> bytes:
-    """The key at `path`, made if there is none. KeyUnusable when its size, mode or owner are wrong: then nothing starts."""
+    """The key at `path`, made if there is none. KeyUnusable, if its size, mode or owner is wrong: then the service does not
+    start."""
     _sweep(path)
     if not os.path.lexists(path):
         try:
             with _folder_open(path.parent) as folder:
-                with suppress(OSError):  # a file system without locks, where nobody sweeps then
+                with suppress(OSError):  # a file system without locks: there nothing is swept
                     fcntl.flock(folder, fcntl.LOCK_SH)
                 _make(path)
         except OSError as error:
@@ -48,8 +49,8 @@ def migrator_key(path: Path) -> bytes:
 
 
 def _sweep(path: Path) -> None:
-    """What a crash left half made may be a key, and outlive its change. Who makes one holds the folder: while that is so
-    nothing is swept, and the next start will do. Nor is it anything to fail for."""
+    """Removes incomplete files that a crash left: each may be a key, and would stay after a change of keys. A process that
+    makes a key holds the folder; while one does, nothing is swept, and the next start sweeps. A failure here is ignored."""
     left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{{2 * _NAME_BYTES}}}")
     with suppress(OSError), _folder_open(path.parent) as folder:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +61,7 @@ def _sweep(path: Path) -> None:
 
 @contextmanager
 def _folder_open(folder: Path) -> Iterator[int]:
-    """A descriptor to hold it by: flock(2), which ends with it, or with its process."""
+    """A descriptor of the folder for flock(2). The lock ends with the descriptor or its process."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -69,7 +70,7 @@ def _folder_open(folder: Path) -> Iterator[int]:
 
 
 def _make(path: Path) -> None:
-    """Whole or not at all, and never in place of one: of two that make it at the same time, both use the first's."""
+    """Makes the key file, whole or not at all, and never over an existing one: if two make it at once, both use the first's."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(_NAME_BYTES)}")
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, KEY_MODE), "wb") as file:
@@ -95,7 +96,7 @@ def _read(path: Path) -> bytes:
             raise KeyUnusable(
                 f"{path.name} has mode {mode:04o}, not {KEY_MODE:04o}: others may have read it", hint=f"chmod 600 {path}"
             )
-        # root may look at a key of the service's user: in its folder it is no other's.
+        # root may read a key of the service's user: in that user's folder, it can be no other's.
         owners = {os.geteuid(), path.parent.stat().st_uid} if os.geteuid() == 0 else {os.geteuid()}
         if status.st_uid not in owners:
             raise KeyUnusable(f"{path.name} belongs to user {status.st_uid}, not to the service's {os.geteuid()}")
@@ -108,16 +109,17 @@ def _read(path: Path) -> bytes:
     return key
 
 
-# A secret sealed again: the sealed bytes and what they belong to, in the present key; out come those of the next key.
+# Seals a secret again. It takes the bytes sealed with the present key and their owner, and gives those sealed with the next
+# key.
 Reseal = Callable[[bytes, bytes], bytes]
 
 
 class Keyring:
-    """The key in use, and its change for another. From any thread.
+    """The key in use, and its replacement. Usable from any thread.
 
         key.new written ─▶ everything sealed again, in one transaction ─▶ key.new takes the key's place
 
-    Whatever moment a crash comes at, one of both files opens what is stored: `settle` finds out which, and keeps that one.
+    After a crash at any moment, one of the two files opens what is stored: `settle` finds out which, and keeps that one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,18 +130,19 @@ class Keyring:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While it lasts, no other thread changes the key: what is sealed is stored under the key that sealed it."""
+        """Within the block, no other thread changes the key: what is sealed there is stored under the key that sealed it."""
         with self._changing:
             yield
 
     def seal(self, secret: bytes, *, belongs_to: bytes) -> bytes:
-        """Seals a secret; it opens only with the same `belongs_to`. The key file is read again where it was changed."""
+        """Seals a secret; it opens only with the same `belongs_to`. The key file is read again if it has changed."""
         with self._changing:
             self._look()
             return seal(self._key, secret, belongs_to=belongs_to)
 
     def unseal(self, sealed: bytes, *, belongs_to: bytes) -> bytes:
-        """Internal, where the key does not open it: the file's by now, where another host's key was laid in its place."""
+        """The secret. If the present key does not open it, the file is read again, as another host's key may have been copied
+        there. Internal, if that one does not open it either."""
         with self._changing:
             with suppress(Internal):
                 return unseal(self._key, sealed, belongs_to=belongs_to)
@@ -147,17 +150,18 @@ class Keyring:
             return unseal(self._key, sealed, belongs_to=belongs_to)
 
     def opens(self, sealed: bytes, belongs_to: bytes) -> bool:
-        """By the key, or by the next one of a change that a crash left."""
+        """Whether the key opens it, or the next key of a change that a crash interrupted."""
         with self._changing:
             keys = [self._key, *([_read(self._next)] if self._next.exists() else [])]
         return any(_opens(key, sealed, belongs_to) for key in keys)
 
     def _look(self) -> None:
-        with suppress(KeyUnusable):  # gone, or half copied: the one that is known still serves
+        with suppress(KeyUnusable):  # missing, or only half copied: the key in memory still works
             self._key = _read(self._path)
 
     def settle(self, sample: tuple[bytes, bytes] | None) -> None:
-        """End a change of keys that a crash left. `sample`: something sealed and what it belongs to; None: nothing is."""
+        """Finishes a change of keys that a crash interrupted. `sample`: something sealed, and its owner; None: nothing is
+        sealed."""
         with self._changing:
             if not self._next.exists():
                 return
@@ -172,7 +176,7 @@ class Keyring:
                 )
 
     def rotate(self, store: Callable[[Reseal], int], sample: Callable[[], tuple[bytes, bytes] | None]) -> int:
-        """Change the key: `store` puts all that is sealed in its place again, at once or not at all, and says how much."""
+        """Changes the key. `store` replaces everything that is sealed, all or nothing, and returns how much that was."""
         with self._changing:
             self.settle(sample())
             key = migrator_key(self._next)
@@ -184,7 +188,7 @@ class Keyring:
             try:
                 count = store(reseal)
             except SynvirtError:
-                self.settle(sample())  # a commit whose answer was lost may have happened
+                self.settle(sample())  # the transaction may have been committed although its answer was lost
                 raise
             self._take_next(key)
             return count
@@ -210,7 +214,7 @@ def seal(key: bytes, secret: bytes, *, belongs_to: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, *, belongs_to: bytes) -> bytes:
-    """The secret. Internal when the key, the owner or the bytes are not those it was sealed with."""
+    """The secret. Internal, if the key, the owner or the bytes are not those of the sealing."""
     try:
         return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], belongs_to)
     except (InvalidTag, ValueError) as error:

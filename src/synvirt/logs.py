@@ -1,4 +1,4 @@
-"""Logs: lines for people in a terminal, one JSON object a line for collectors elsewhere. Ours and the libraries', by one way.
+"""Logs: lines for people in a terminal, else one JSON object a line for collectors. Ours and the libraries' go the same way.
 
 structlog, a job's id bound ─┐
 logging (uvicorn, …)  ───────┴─▶ redacted ─▶ people's line │ JSON
@@ -15,7 +15,7 @@ from synvirt.redacting import redacted
 
 @contextmanager
 def _missing(name: str) -> Iterator[None]:
-    """A module that is not loaded yet cannot be imported meanwhile."""
+    """Within the block, a module that is not loaded yet cannot be imported."""
     if name in sys.modules:
         yield
         return
@@ -26,16 +26,16 @@ def _missing(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-# structlog draws tracebacks with rich where it is there, which ours never are; with it come 3 MiB that a service keeps.
+# If rich is installed, structlog draws tracebacks with it. Our logs have none, and rich costs the service 3 MiB of memory.
 with _missing("rich"):
     import structlog
 
-# What libraries tell of each request or row is of no use to an operator, and some of it quotes what was sent.
+# These libraries log each request or row. That does not help an operator, and some of it quotes what was sent.
 _LOUD = ("httpcore", "httpx", "sqlalchemy", "alembic", "botocore", "smbprotocol", "asyncio", "multipart", "python_multipart")
 
 
 def log_to(level: str, file: TextIO) -> None:
-    """Never the values of variables in a traceback: some are secret."""
+    """Sets up the logs. Tracebacks never show the values of variables: some are secret."""
     number = logging.getLevelNamesMapping()[level.upper()]
     people = file.isatty()
     shared: list[Any] = [

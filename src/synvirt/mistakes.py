@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a value, in words for a person: its own show regular expressions and a programmer's terms."""
+"""pydantic's errors in plain words. Its own messages show regular expressions and a programmer's terms."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from synvirt.nearest import did_you_mean
 from synvirt.sizes import MIB, exact_size
 
-# Each form that a request, a setting or a source's parameters may have to keep: what a text of that form is.
+# The formats that a request, a setting or a source's parameter may need: what a text of each format is.
 FORMS: Mapping[str, str] = {
     r"^[\w.-]+$": "letters, digits, dot, hyphen and underscore alone",
     r"^[a-z][a-z0-9_-]{0,31}$": "a small letter, then up to 31 small letters, digits, hyphens and underscores",
@@ -61,22 +61,22 @@ _SUBJECT = re.compile(r"^[A-Z][a-z]+ should ")
 _AFTERWARDS = re.compile(r" after validation, not \S+$")
 
 
-# Of one word of several.
+# The value must be one of several words.
 _CHOICES = ("literal_error", "enum")
 _LIMITS = ("ge", "gt", "le", "lt")
 
-# Who sent many mistakes learns of some at a time.
+# The most mistakes that are listed at once.
 _SAID = 5
 
 
 def listed(mistakes: Iterable[Mapping[str, Any]], what: str) -> str:
-    """The first of them, each with its place within `what`."""
+    """The first mistakes, each with its place within `what`."""
     return "; ".join(f"{place([what, *one['loc']])}: {worded(one)}" for one in islice(mistakes, _SAID))
 
 
 def worded(mistake: Mapping[str, Any]) -> str:
-    """What is wrong, without the value and without its place: one of pydantic's `ErrorDetails`. With its input, a value that is
-    none of the words that it may be is answered by the nearest of them."""
+    """What is wrong, without the value and its place, from one of pydantic's `ErrorDetails`. With `input`, a wrong word is
+    answered with the nearest of the allowed words."""
     kind, context = mistake["type"], mistake.get("ctx") or {}
     if kind == "string_pattern_mismatch":
         form = FORMS.get(context.get("pattern", ""))
@@ -85,7 +85,7 @@ def worded(mistake: Mapping[str, Any]) -> str:
         return _WORDS[kind].format_map({"error": ""} | context)
     said = _AFTERWARDS.sub("", _SUBJECT.sub("must ", str(mistake["msg"]).removeprefix("Value error, ")))
     limit = next((context[name] for name in _LIMITS if name in context), None)
-    if isinstance(limit, int) and limit >= MIB and limit % MIB == 0:  # of a size, which nobody types in bytes
+    if isinstance(limit, int) and limit >= MIB and limit % MIB == 0:  # a size, which people do not write in bytes
         return f"{said} ({exact_size(limit)})"
     near = _meant(mistake.get("input"), said) if kind in _CHOICES else None
     return f"{said}; {near}" if near else said

@@ -1,18 +1,18 @@
-"""What a name that is not there may have been meant to be: the one of those that are there which is most like it."""
+"""Finds the existing name that is most like an unknown one, for hints."""
 
 import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# Of a longer list no more are looked at.
+# The most names of a list that are compared.
 LOOKED_AT_MAX = 10_000
-# NAME_MAX: no longer name is one of anything.
+# NAME_MAX: a longer name is a mistake of another kind.
 NAME_CHARS_MAX = 255
 
 
 def most_like(name: str, names: Iterable[str]) -> str | None:
-    """The name of `names` that `name` may be a slip of; None, where none is like it."""
+    """The name in `names` that is most like `name`; None, if none is like it."""
     import difflib
 
     if len(name) > NAME_CHARS_MAX:
@@ -21,14 +21,14 @@ def most_like(name: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str | None:
-    """A hint; None, where nothing is like it."""
+    """A hint with the most similar name; None, if none is like it."""
     near = most_like(name, names)
     return None if near is None else f"did you mean {near}?"
 
 
 def did_you_mean_file(path: Path, *folders: Path) -> str | None:
-    """The same of what lies in `folders`, or where none are named next to where it would be. Where its folder is not there
-    either, it is that folder's name which is looked for."""
+    """The same for the files in `folders`, or, without folders, for the files in its own folder. If its folder does not exist
+    either, the hint is about the folder's name."""
     if not folders:
         for folder in reversed(path.parents):
             if not folder.exists():
@@ -42,7 +42,7 @@ def did_you_mean_file(path: Path, *folders: Path) -> str | None:
 
 
 def hint_for(path: Path, error: OSError) -> str | None:
-    """A hint for who named a file that could not be opened."""
+    """A hint for a file that could not be opened."""
     return did_you_mean_file(path) if isinstance(error, FileNotFoundError) else None
 
 

@@ -1,24 +1,25 @@
 """Which hosts this process may connect to. A caller's URL must not reach what only this host can reach.
 
-One guard checks all of it: what is read by URL, webhooks, source platforms and the hosts that they name, backup peers, the time
-stamp authority and the OpenID provider, and redirects too.
+One guard checks everything: what is read by URL, webhooks, source platforms and the hosts that they name, backup peers, the
+time stamp authority and the OpenID provider, and redirects too.
 
-A name is resolved once, each address is checked, and that very address is connected to: a name server that answers differently
-the second time changes nothing. Nothing else in this package opens a connection (tests/test_outgoing.py reads all of it).
+A name is resolved once, each address is checked, and the connection goes to exactly that address: a name server that gives
+another answer the second time changes nothing. Nothing else in this package opens a connection (tests/test_outgoing.py reads
+all of it).
 
     dial      a connection                     our own transports
     address   the address to connect to        programs and libraries that connect by themselves, and take an address
-    check     no more than that it may be      those that need the name: docs/threat-model.md says which, and what remains
+    check     only whether it is allowed       those that need the name: docs/threat-model.md lists them, and the remaining risk
 
-Two settings name who may be spoken to, and then nobody else:
+Two settings name the allowed hosts; if one is set, all others are refused:
 
     remote_allowed_hosts   URLs and webhooks, by an operator. Empty: all but addresses by which a host reaches itself (loopback,
                            its own, unspecified) and its cloud's metadata (link-local, the addresses in _METADATA), multicast
     source_allowed_hosts   sources, peers and other services of an admin's. Empty: all but link-local, metadata and multicast.
-                           This host itself may be one: a tunnel ends here, and so does a nested platform
+                           This host itself is allowed, for a tunnel that ends here or a nested platform
 
-The second is the process's (`permit`, `sources`), not an argument: a platform's adapter that did not know of it would be let
-out everywhere. An order to a worker carries it along (jobs/wire.py).
+The second one is global to the process (`permit`, `sources`), not an argument: an adapter that did not pass it on could connect
+to any host. An order to a worker includes it (jobs/wire.py).
 """
 
 import errno
@@ -37,13 +38,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Setting = Literal["remote_allowed_hosts", "source_allowed_hosts"]
 
-# Metadata of clouds that lies in networks that others use for hosts.
+# Addresses of clouds' metadata in networks that others use for hosts.
 _METADATA: Final = frozenset(
     ipaddress.ip_address(text)
     # Alibaba, AWS, Azure, Oracle, Google
     for text in ("100.100.100.200", "fd00:ec2::254", "168.63.129.16", "192.0.0.192", "fd20:ce::254")
 )
-# RFC 8215 and 4380: translators of a network's own, and Teredo, whose addresses hold IPv4 ones that are not known for certain.
+# RFC 8215 and 4380: a network's own translators, and Teredo. The IPv4 addresses inside these are not known for certain.
 _TUNNELS: Final = (ipaddress.IPv6Network("64:ff9b:1::/48"), ipaddress.IPv6Network("2001::/32"))
 # RFC 6052: an IPv4 address in these is reached through a translator.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
@@ -53,14 +54,14 @@ _THIS_NETWORK: Final = ipaddress.IPv4Network("0.0.0.0/8")
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`allowed`: host names (`nas.example`, `*.example`), addresses and networks (`10.0.0.0/8`); none: all but the refused.
-    `setting`: which of the two it is, and so who is refused where none is named."""
+    """`allowed`: host names (`nas.example`, `*.example`), addresses and networks (`10.0.0.0/8`); empty: all but the refused
+    ones. `setting`: which of the two settings this is; it decides what is refused if it is empty."""
 
     allowed: tuple[str, ...] = ()
     setting: Setting = "remote_allowed_hosts"
 
     def check_name(self, host: str) -> None:
-        """BadRequest, where no name server needs to be asked: an address, or a name that no entry can mean."""
+        """BadRequest, if the host is refused without asking a name server: an address, or a name that matches no entry."""
         if self.allowed and not any(_names(entry, host) or _is_network(entry) for entry in self.allowed):
             raise self._refused(host)
         try:
@@ -71,7 +72,7 @@ class Guard:
             raise self._refused(host)
 
     def addresses(self, host: str, port: int) -> list[str]:
-        """The host's addresses that may be spoken to. BadRequest where none may be, SourceUnreachable where it has none."""
+        """The host's allowed addresses. BadRequest, if none is allowed; SourceUnreachable, if it has none."""
         try:
             return self._judged(host, port)
         except OSError as error:
@@ -80,19 +81,19 @@ class Guard:
             ) from error
 
     def check(self, host: str, port: int = 0) -> None:
-        """BadRequest where it may not be spoken to. A name that leads nowhere is for the caller that connects to report."""
+        """BadRequest, if the host is not allowed. A name that cannot be resolved is left to the caller that connects."""
         try:
             self._judged(host, port)
         except OSError:
             return
 
     def dial(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
-        """A connection to one of those addresses; `timeout_s` is for each of them, and stays the socket's. BadRequest where
-        none may be spoken to; else OSError, socket.gaierror of a name that leads nowhere."""
+        """A connection to one of the allowed addresses. `timeout_s` is for each of them, and stays the socket's. BadRequest, if
+        none is allowed; else OSError, and socket.gaierror if the name cannot be resolved."""
         return _dialled(self._judged(host, port), port, timeout_s)
 
     def connect(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
-        """As `dial`, and what fails is SourceUnreachable."""
+        """Like `dial`, but failures are SourceUnreachable."""
         addresses = self.addresses(host, port)
         try:
             return _dialled(addresses, port, timeout_s)
@@ -103,7 +104,7 @@ class Guard:
             ) from error
 
     def address(self, host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str:
-        """The address for a program that connects by itself: the only one, or the first that takes a connection. BadRequest,
+        """The address for a program that connects by itself: the only one, or the first that accepts a connection. BadRequest,
         OSError."""
         addresses = self._judged(host, port)
         if len(addresses) == 1:
@@ -112,7 +113,7 @@ class Guard:
             return str(reached.getpeername()[0])
 
     def _judged(self, host: str, port: int) -> list[str]:
-        self.check_name(host)  # before a name server is asked about it
+        self.check_name(host)  # before a name server gets the question
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except UnicodeError as error:
@@ -137,23 +138,23 @@ class Guard:
 
 
 class _Permitted:
-    """What `permit` was given last."""
+    """The last value given to `permit`."""
 
     hosts: tuple[str, ...] = ()
 
 
 def permit(hosts: Sequence[str]) -> None:
-    """From now on sources may be at these alone, as the setting source_allowed_hosts says; none: see above."""
+    """From now on, sources may be only at these hosts, as in the setting source_allowed_hosts; empty: see above."""
     _Permitted.hosts = tuple(hosts)
 
 
 def permitted() -> tuple[str, ...]:
-    """For a process that is to be held to the same."""
+    """The same list, for another process that must obey it."""
     return _Permitted.hosts
 
 
 def sources() -> Guard:
-    """Of source platforms and all hosts that they name, of peers and of the time stamp authority."""
+    """The guard for source platforms and all hosts that they name, for peers and for the time stamp authority."""
     return Guard(_Permitted.hosts, "source_allowed_hosts")
 
 
@@ -171,7 +172,7 @@ def _dialled(addresses: Sequence[str], port: int, timeout_s: float) -> socket.so
 
 
 def _meant(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for; else itself."""
+    """The IPv4 address inside an IPv6 address; else the address itself."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
@@ -180,7 +181,7 @@ def _meant(address: Address) -> Address:
 
 
 def _is_metadata(address: Address) -> bool:
-    """What no source and no peer is, and what answers there gives keys away."""
+    """Whether this is a metadata address: no source or peer has one, and the service there gives out keys."""
     return address.is_link_local or address.is_multicast or address in _METADATA
 
 
@@ -196,7 +197,7 @@ def _is_own(address: Address) -> bool:
 
 
 def _is_of_this_host(address: Address) -> bool:
-    """Only an address of its own can a host's socket be bound to."""
+    """Whether the address is this host's own: a socket can be bound only to such an address."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""Outside programs are run here and nowhere else: argv lists, never a shell; a time limit; stderr in the error.
+"""Runs outside programs; no other module does. Argument lists, never a shell; a time limit; stderr in the error.
 
 Each runs in a process group of its own, so that ending it ends its children too. Blocking code.
 """
@@ -19,19 +19,19 @@ from typing import IO
 
 from synvirt.errors import Cancelled, Internal, SynvirtError
 
-# Enough to say what went wrong, not enough to fill a log.
+# Enough to show what went wrong, too little to fill a log.
 STDERR_KEPT_CHARS = 2000
 STDERR_READ_BYTES = 256 << 10
 LINE_KEPT_CHARS = 65536
 OUTPUT_BUFFER_BYTES = 1 << 20
 # A grandchild may hold the output open after the program has ended.
 LINES_LATE_S = 5
-# A killed process lets go of its files at once, unless its disk does not answer.
+# A killed process closes its files at once, unless its disk does not answer.
 GONE_TIMEOUT_S = 10
 GUARD = Path(__file__).with_name("guard.py")
 # Debian keeps administrators' tools (zfs, blkdiscard, libvirtd) here; a service's PATH often lacks them.
 ADMIN_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-# Of a process whose cage starts no programs: what it would have started is noted, so that who ordered it may order it again.
+# Set in a process whose cage starts no programs: it records that one was needed, so that the order can be given again.
 forbidden = False
 refused: list[str] = []
 
@@ -46,7 +46,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """Another user than root, whom a program of root's runs as."""
+    """Another user than root, for a program that root starts."""
 
     uid: int
     gid: int
@@ -63,7 +63,7 @@ class ProgramFailed(Internal):
 
 
 def find(program: str) -> str | None:
-    """The program's path, or None. Looks where administrators' tools lie too."""
+    """The program's path, or None. It looks in the administrators' folders too."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *ADMIN_PATHS])
     return shutil.which(program, path=path)
 
@@ -81,12 +81,12 @@ def run(
     name: str | None = None,
     missing: type[SynvirtError] = Internal,
 ) -> Output:
-    """Run to the end. ProgramFailed on a bad exit or after `timeout_s`; Cancelled once `stop()` is true.
+    """Runs a program to its end. ProgramFailed on a bad exit or after `timeout_s`; Cancelled, once `stop()` is true.
 
     `env` is added to a small clean environment: the service's own may hold secrets. `tell` gets each line of standard output as
-    it comes, which is then not kept. `guarded`: should this process die, the program dies too; and whatever it started ends
-    when it does, daemons and other users' processes among it.
-    `name`: of the program, where another starts it.
+    it comes; the output is then not kept. `guarded`: if this process dies, the program dies too; and when the program ends,
+    everything that it started ends, daemons and other users' processes included. `name`: the program's name, if another program
+    starts it.
     """
     name = name or Path(argv[0]).name
     found = [refuse_missing(argv[0], missing), *argv[1:]]
@@ -125,7 +125,7 @@ def run(
 def _end_of(
     child: "subprocess.Popen[str]", deadline: float, stop: Callable[[], bool] | None, life: "_LifeLine | None"
 ) -> tuple[str | None, bool]:
-    """What it wrote, and whether it ended by itself before the deadline."""
+    """The program's output, and whether it ended by itself before the deadline."""
     while True:
         try:
             return child.communicate(timeout=0.2 if stop else max(0, deadline - time.monotonic()))[0], True
@@ -143,7 +143,7 @@ def _end_of(
 
 
 def _end(child: "subprocess.Popen[str]", life: "_LifeLine | None") -> None:
-    """The guard ends what it guards, which may be in other groups; then the group ends, if it has not."""
+    """Lets the guard end the program, whose processes may be in other groups; then ends the group, if it still runs."""
     if life is not None:
         life.cut()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,7 +157,7 @@ def _tail(said: IO[bytes]) -> str:
 
 
 class _LifeLine:
-    """A pipe whose end the guard reads: it ends when this process does, however that happens, or when it is cut."""
+    """A pipe whose end the guard reads. It closes when this process ends, for any reason, or when it is cut."""
 
     def __enter__(self) -> "_LifeLine":
         self.theirs, self._ours = os.pipe()
@@ -175,7 +175,7 @@ class _LifeLine:
 
 
 class _Lines:
-    """A child's output, line by line, in a thread of its own; what `tell` raises is raised when the child has ended."""
+    """Reads a child's output line by line, in its own thread. An error raised by `tell` is raised when the child has ended."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -188,13 +188,13 @@ class _Lines:
         return self
 
     def started(self) -> None:
-        """The child has its copy of the write end: only when that is closed too does reading end."""
+        """Closes our copy of the write end: the child has its own, and reading ends only when both are closed."""
         os.close(self.write_end)
         self._thread.start()
 
     def _read(self) -> None:
         with self._stream:
-            # A program that never ends its line is heard in pieces.
+            # A program that never ends its line is read in pieces.
             while line := self._stream.readline(LINE_KEPT_CHARS):
                 try:
                     self._tell(line.rstrip("\n"))
@@ -219,8 +219,8 @@ def start(
     env: Mapping[str, str] | None = None,
     missing: type[SynvirtError] = Internal,
 ) -> "subprocess.Popen[bytes]":
-    """Start a program that serves until `end_group` ends it. What it says goes to `stderr`; `descriptors` are its too. `env`
-    is added to a small clean environment."""
+    """Starts a program that serves until `end_group` ends it. Its messages go to `stderr`; it inherits `descriptors`. `env` is
+    added to a small clean environment."""
     with stderr.open("wb") as said:
         return subprocess.Popen(
             [refuse_missing(argv[0], missing), *argv[1:]],
@@ -235,16 +235,16 @@ def start(
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A program that runs, and waits until its output is read. It ends with this process: nobody reads it then. `said`: its
-    standard error."""
+    """A running program whose output is read later. It ends with this process, as its reader is then gone. `said`: its standard
+    error."""
 
     child: "subprocess.Popen[bytes]"
     said: IO[bytes]
 
 
 def begin(argv: Sequence[str], *, missing: type[SynvirtError] = Internal) -> Begun:
-    """Start a program whose output is read later, by `output_of`: in a cage perhaps, where no program may be started."""
-    said = tempfile.TemporaryFile()  # noqa: SIM115 - who reads the output closes it
+    """Starts a program whose output is read later, by `output_of`: for example in a cage, where no program may be started."""
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - the reader of the output closes it
     child = subprocess.Popen(
         [refuse_missing(argv[0], missing), *argv[1:]],
         stdin=subprocess.DEVNULL,
@@ -259,8 +259,8 @@ def begin(argv: Sequence[str], *, missing: type[SynvirtError] = Internal) -> Beg
 
 @contextlib.contextmanager
 def output_of(begun: Begun, *, timeout_s: float) -> Iterator[IO[bytes]]:
-    """What it writes, as it comes, for so long at most. ProgramFailed at the end of the block, where the program failed; who
-    leaves the block before its output has ended ends it."""
+    """The program's output as a stream, with a time limit. At the end of the block: ProgramFailed, if the program failed.
+    Leaving the block before the output has ended ends the program."""
     child = begun.child
     with begun.said as said:
         assert child.stdout is not None
@@ -281,14 +281,14 @@ def output_of(begun: Begun, *, timeout_s: float) -> Iterator[IO[bytes]]:
 
 
 def refuse_forbidden(program: str, missing: type[SynvirtError] = Internal) -> None:
-    """Raises `missing` within a test or a process that may start no programs."""
+    """Raises `missing` in a test or a process that may start no programs."""
     if forbidden:
         refused.append(program)
         raise missing(f"the program {program} may not be started here")
 
 
 def refuse_missing(program: str, missing: type[SynvirtError] = Internal) -> str:
-    """Its path; `missing`, where it is not installed."""
+    """The program's path. `missing`, if it is not installed."""
     refuse_forbidden(program, missing)
     path = find(program)
     if path is None:
@@ -297,23 +297,23 @@ def refuse_missing(program: str, missing: type[SynvirtError] = Internal) -> str:
 
 
 def _environment(added: Mapping[str, str] | None) -> dict[str, str]:
-    """Small and clean: the service's own may hold secrets."""
+    """A small clean environment: the service's own may hold secrets."""
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ}
     return {**kept, "LC_ALL": "C.UTF-8", **(added or {})}
 
 
 def end_group(child: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
-    """End a child started with start_new_session, and all its children. SIGKILL: readers have nothing to tidy up. In a cage
-    that holds signals back (Landlock from Linux 6.12 on) a child of before ends once nobody reads its output."""
+    """Ends a child started with start_new_session, and all its children, by SIGKILL: readers have nothing to tidy up. In a cage
+    that blocks signals (Landlock from Linux 6.12 on), a child started before ends once nobody reads its output."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def end_users(folder: Path) -> None:
-    """End whatever has a file of `folder` open, ourselves excepted. virt-v2v serves disks by qemu-nbd, a daemon in a session of
-    its own, which outlives it when it fails or is killed."""
+    """Ends every process that has a file in `folder` open, except ourselves. virt-v2v serves disks by qemu-nbd, a daemon in its
+    own session, which stays when virt-v2v fails or is killed."""
     for process in Path("/proc").glob("[0-9]*"):
-        # A process that ends while it is looked at, or is another user's, holds nothing of ours.
+        # A process that ends during this, or belongs to another user, has no file of ours open.
         with contextlib.suppress(OSError):
             theirs = any(link.readlink().is_relative_to(folder) for link in (process / "fd").iterdir())
             if theirs and int(process.name) != os.getpid():

@@ -1,8 +1,8 @@
-"""Rules of recurrence: RFC 5545, section 3.3.10, as far as whole days go. Local days, no time zone, no I/O.
+"""Rules of recurrence: RFC 5545, section 3.3.10, for whole days. Local days, no time zone, no I/O.
 
-A rule is a set of days within each period (day, week, month, year); a period's days are tried one by one. python-dateutil,
-which knows all of the RFC, is not used: it looks for the next day until the year 9999 and cannot be stopped, 8 seconds for
-FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30. The tests hold this module to it.
+A rule is a set of days within each period (day, week, month, year); a period's days are tried one by one. python-dateutil
+implements the whole RFC but is not used: it looks for the next day until the year 9999 and cannot be stopped, 8 seconds for
+FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30. The tests compare this module with it.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 from synvirt.errors import InvalidPlan
 
 WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
-# A century and a half of days: 0.1 s of work.
+# 150 years of days: 0.1 s of work.
 DAYS_TRIED_MAX = 55_000
-# 9,999 days, weeks, months or years: nobody waits longer for a window.
+# 9,999 days, weeks, months or years: no window needs a longer wait.
 NUMBER_MAX = 9_999
 EXAMPLE = "FREQ=WEEKLY;BYDAY=FR,SA or FREQ=MONTHLY;BYDAY=1SU are right"
 _ONE_DAY = timedelta(days=1)
@@ -25,7 +25,8 @@ _ONE_DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`until`: the last local moment at which an occurrence may start. `week_days`: (ordinal, weekday), ordinal 0 for each."""
+    """`until`: the last local moment at which an occurrence may start. `week_days`: (ordinal, weekday), ordinal 0 for every
+    one."""
 
     freq: str
     interval: int = 1
@@ -39,7 +40,7 @@ class Rule:
 
 
 def parse(text: str, timezone: str) -> Rule:
-    """InvalidPlan, with what would be right. `timezone`: of the window, since UNTIL may be in UTC."""
+    """The rule. InvalidPlan, with a correct form. `timezone`: of the window, as UNTIL may be in UTC."""
     given: dict[str, str] = {}
     for part in text.upper().strip().removesuffix(";").split(";"):
         name, _, value = part.partition("=")
@@ -66,10 +67,10 @@ def parse(text: str, timezone: str) -> Rule:
 
 
 def starts(rule: Rule, start: datetime, *, since: datetime, before: datetime) -> Iterator[datetime]:
-    """When it occurs, ascending, local: at or after `since`, before `before`. `start` is the first that may be one.
-    InvalidPlan, where more days than DAYS_TRIED_MAX would have to be tried."""
+    """The local starts in ascending order, from `since` and before `before`. `start` is the earliest possible one. InvalidPlan,
+    if more days than DAYS_TRIED_MAX would have to be tried."""
     seen = tried = 0
-    # What is counted is counted from the first on.
+    # With COUNT, occurrences are counted from the first.
     first = 0 if rule.count is not None else _periods_until(rule, start.date(), since.date())
     for number in count(first):
         days = _days_of_period(rule, start.date(), number)
@@ -96,7 +97,7 @@ def _periods_until(rule: Rule, start: date, since: date) -> int:
 
 
 def _days_of_period(rule: Rule, start: date, number: int) -> list[date]:
-    """Empty, where the calendar ends."""
+    """The days of a period. Empty, where the calendar ends."""
     step = number * rule.interval
     try:
         match rule.freq:
@@ -152,7 +153,7 @@ def _is_week_day(rule: Rule, day: date) -> bool:
 
 
 def _ends(day: date, of: str) -> tuple[int, int]:
-    """Which day of its month or year it is, counted from the first and from the last, both from 1."""
+    """The day's position in its month or year, from the first and from the last, both from 1."""
     if of == "year":
         return (day - date(day.year, 1, 1)).days + 1, (date(day.year, 12, 31) - day).days + 1
     after = date(day.year, 12, 31) if day.month == 12 else date(day.year, day.month + 1, 1) - _ONE_DAY
@@ -214,7 +215,7 @@ def _week_days(value: str) -> tuple[tuple[int, int], ...]:
 
 
 def _until(value: str) -> datetime:
-    """A day means all of it."""
+    """The end by UNTIL. A date without a time includes the whole day."""
     for form in ("%Y%m%dT%H%M%SZ", "%Y%m%dT%H%M%S"):
         try:
             return datetime.strptime(value, form)  # noqa: DTZ007 - a window's local time

@@ -1,7 +1,7 @@
-"""Takes secrets out of what is shown: logs, and the support bundle.
+"""Removes secrets from what is shown: logs, and the support bundle.
 
-The second line of defence. The first is that secrets are SecretStr and sealed, and are handed to nothing that prints. Here what
-looks like a secret is taken out all the same, by the name of its field or by its shape; rather too much than too little.
+The second line of defence. The first: secrets are SecretStr and sealed, and no code that prints gets them. Here, what looks
+like a secret by its field's name or its form is removed as well: rather too much than too little.
 """
 
 import re
@@ -9,36 +9,36 @@ from typing import Any
 
 GONE = "(redacted)"
 
-# Fields whose value is a secret whatever it looks like. A disk's `key` and a `fingerprint` are not.
+# Fields whose value is always a secret. A disk's `key` and a `fingerprint` are none.
 _WORDS = (
     r"passw|passphrase|secret|token|credential|private[_-]?key|access[_-]?key|api[_-]?key|recovery[_-]?key|session[_-]?id|"
     r"soap[_-]session|signature"
 )
 _SECRET_NAME = re.compile(rf"{_WORDS}|authori[sz]ation|cookie|sealed", re.I)
-# \bpwd, \bsig: short words, which stand within longer ones that are none.
+# \bpwd, \bsig: short words that are also parts of longer, harmless words.
 _NAME = rf"(?:{_WORDS}|AuthCookie|\bpwd\b|\bsig\b|:key\b)[\w.-]{{0,40}}"
 _VALUE = r"\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&\"'}\]]+"
-# Each: what is found, and what stays of it. Their order matters: whole blocks first. What comes before a literal is of bounded
-# length, so that a hostile line costs no more than its length.
+# Each row: what is found, and what replaces it. The order matters: whole blocks first. The part before a literal has a limited
+# length, so that a hostile line costs only time in proportion to its length.
 _SHAPES = (
     (re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.S), GONE),
-    # RFC 3986: userinfo ends at the last @ before the path; a password may hold one.
+    # RFC 3986: userinfo ends at the last @ before the path; a password may contain one.
     (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/?#\"'<>]{0,2000}@", re.I), rf"\1{GONE}@"),
-    # A signed URL's query is a key; of any other, nobody misses it. {data_dir}/libvirt's own is no secret.
+    # A signed URL's query is a key; other queries are not needed in a log. The query of {data_dir}/libvirt is no secret.
     (re.compile(r"(\b(?:https?|s3|smb|wss?)://[^\s?#\"'<>]{0,2000})\?[^\s#\"'<>]+", re.I), rf"\1?{GONE}"),
     (re.compile(r"\b(Basic|Bearer|Digest)\s+[A-Za-z0-9+/=._~-]{6,}", re.I), rf"\1 {GONE}"),
-    # All of a cookie's header; an element's text and attributes; what an authorization's code brings with it.
+    # The whole header of a cookie; an element's text and attributes; the code of an authorization.
     (re.compile(r"\b((?:Set-)?Cookie\\?[\"']?\s*:\s*\\?[\"']?)[^\r\n\"']+", re.I), rf"\1{GONE}"),
     (re.compile(rf"(<[\w:.-]{{0,60}}?{_NAME})\s[^<>]{{0,2000}}>", re.I), rf"\1 {GONE}>"),
     (re.compile(rf"(<[\w:.-]{{0,60}}?{_NAME}[^<>]{{0,200}}>)[^<>]{{1,2000}}(?=</)", re.I), rf"\1{GONE}"),
     (re.compile(r"([?&](?:code|state|sig|nonce)=)[^\s&#\"'<>]+"), rf"\1{GONE}"),
     # password=x, "token": "x", Token('x'), password%3Dx; and the same within a JSON string
     (re.compile(rf"({_NAME}\\?[\"']?\s*(?:[:=(]|%3D|%3A)\s*)({_VALUE})", re.I), rf"\1{GONE}"),
-    # The first start's own line, and what a person writes: the password x
+    # The first start's own line, and what people write: the password x
     (re.compile(r"(\b(?:password|passphrase|token)\s+(?:is\s+)?)(?=\S*[\d-])[A-Za-z0-9_-]{8,}", re.I), rf"\1{GONE}"),
     (re.compile(r"\b[a-km-z2-9]{5}(?:-[a-km-z2-9]{5}){3}\b"), GONE),
     (re.compile(r"\bsvt_[A-Za-z0-9_-]{20,}"), GONE),
-    # Of a recovery key, and of a sealed copy of one.
+    # A recovery key, and a sealed copy of one.
     (re.compile(r"\b[A-Z2-7]{4}(?:-[A-Z2-7]{4}){12}-[A-Z2-7]{3}\b"), GONE),
     (re.compile(r"\bsynvirt-key-1:[\w:+/=-]+"), GONE),
     # curl -u user:x, sshpass -p x
@@ -50,7 +50,7 @@ _SHAPES = (
 
 
 def redacted_text(text: str, *, known: tuple[str, ...] = ()) -> str:
-    """`known`: secrets that are at hand, taken out wherever they stand."""
+    """The text without secrets. `known`: secrets that the caller has; they are removed everywhere."""
     for secret in known:
         if secret:
             text = text.replace(secret, GONE)
@@ -60,7 +60,7 @@ def redacted_text(text: str, *, known: tuple[str, ...] = ()) -> str:
 
 
 def redacted(value: Any, *, known: tuple[str, ...] = ()) -> Any:
-    """JSON, or what a log line holds, without what is secret in it."""
+    """JSON, or the fields of a log line, without secrets."""
     match value:
         case dict():
             return {

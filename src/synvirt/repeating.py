@@ -1,4 +1,4 @@
-"""A thread that does something at once, and again and again until the end of a block; and pauses for what it cannot do yet."""
+"""A thread that does something at once and repeats it until the end of a block, with pauses after failures."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Pauses(Generic[K]):
-    """Of each thing that could not be done: when it is tried again. Each pause is twice as long as the one before."""
+    """For each thing that failed: when it is tried again. Each pause is twice as long as the one before."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self._first_s, self._longest_s = first_s, longest_s
@@ -20,7 +20,7 @@ class Pauses(Generic[K]):
         return time.monotonic() >= self._over.get(thing, (0.0, 0.0))[0]
 
     def begin(self, thing: K) -> None:
-        """The thing failed: its pause begins, twice as long as the one before."""
+        """Starts a pause after a failure, twice as long as the one before."""
         pause_s = self._over.get(thing, (0.0, self._first_s))[1]
         self._over[thing] = time.monotonic() + pause_s, min(2 * pause_s, self._longest_s)
 
@@ -28,7 +28,7 @@ class Pauses(Generic[K]):
         self._over.pop(thing, None)
 
     def keep(self, things: Collection[K]) -> None:
-        """Forget all others: they are there no more."""
+        """Forgets all others, as they exist no more."""
         self._over = {thing: over for thing, over in self._over.items() if thing in things}
 
 
@@ -41,9 +41,9 @@ def repeated(
     ends_within_s: float | None = None,
     wake: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """`look` must not raise: what it may meet, and what that means, it knows itself. One that is under way when the block ends
-    is waited for, for so long (None: until it is done); after that the thread ends with its process. `wake`: called then, for
-    a look that rests."""
+    """Runs `look` repeatedly. It must not raise: it handles its own errors. At the end of the block a running `look` is waited
+    for, `ends_within_s` at most (None: until it is done); after that the thread ends with its process. `wake` is called then,
+    for a `look` that waits."""
     ending = threading.Event()
 
     def go_on() -> None:

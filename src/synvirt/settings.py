@@ -1,4 +1,4 @@
-"""Settings: one TOML file, SYNVIRT_* variables over it, flags over those; defaults that work with nothing set.
+"""Settings: one TOML file; SYNVIRT_* variables override it, flags override those. The defaults work with nothing set.
 
 A key of the file's table [zfs] is `zfs_…` here and SYNVIRT_ZFS_… in the environment, so that each setting has one name.
 """
@@ -97,30 +97,30 @@ DestinationSetting = Annotated[DirectorySetting | ZfsSetting | RbdSetting, Field
 
 
 def _words(value: Any) -> Any:
-    """A list, or what the environment has for one."""
+    """A list, or its form in the environment."""
     return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
 
 def _paths(value: Any) -> Any:
-    """The same of paths, which may have spaces."""
+    """The same for paths, which may contain spaces."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 def _pairs(value: Any) -> Any:
-    """A table, or what the environment has for one: name=value, separated by commas."""
+    """A table, or its form in the environment: name=value, separated by commas."""
     if not isinstance(value, str):
         return value
     return {name.strip(): meaning.strip() for name, _, meaning in (part.rpartition("=") for part in value.split(",") if part)}
 
 
 def _host_and_port(value: str) -> str:
-    """Judged before anything is made: a first start makes accounts and keys."""
+    """Checked before anything is made, as a first start makes accounts and keys."""
     listen_address(value)
     return value
 
 
 def listen_address(value: str) -> tuple[str, int]:
-    """An IPv6 address stands in brackets. ValueError."""
+    """Host and port. An IPv6 address is in brackets. ValueError."""
     host, colon, port = value.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
@@ -136,95 +136,95 @@ class Settings(Received):
     base_url: str = ""
     auth: Literal["file", "pam"] = "file"
     pam_service: str = "login"
-    # With auth = "pam" the host's groups whose members may call, by role; at least one has to be set.
+    # With auth = "pam": the host's groups whose members may call, by role; at least one has to be set.
     pam_admin_group: str = ""
     pam_operator_group: str = ""
     pam_viewer_group: str = ""
-    # Where root's helper is asked (systemd: synvirt-helper.socket). None: what needs root is done in the service, as root.
+    # The socket of root's helper (systemd: synvirt-helper.socket). None: the service itself, as root, does what needs root.
     helper_socket: Path | None = None
-    # OpenID Connect: who logs in on the page by another's accounts. Empty: nobody does. docs/operating.md
+    # OpenID Connect: people log in on the page by another service's accounts. Empty: off. docs/operating.md
     oidc_issuer: Annotated[str, Field(pattern=r"^(https://[^\s?#@]+)?$")] = ""
     oidc_client_id: str = ""
-    # Its file, so that no secret stands in the settings; None: a public client, which PKCE alone guards.
+    # A file, so that the settings hold no secret; None: a public client, protected only by PKCE.
     oidc_client_secret_file: Path | None = None
-    # As it is registered there: https://THIS-SERVICE{base_url}/login/oidc/callback
+    # As registered with the provider: https://THIS-SERVICE{base_url}/login/oidc/callback
     oidc_redirect_uri: Annotated[str, Field(pattern=r"^(https?://[^\s?#@]+)?$")] = ""
     oidc_scopes: Annotated[tuple[str, ...], BeforeValidator(_words)] = ("openid", "profile", "email")
-    # The claim that has a person's groups, and which role each gives: the table [oidc.roles] of the file.
+    # The claim with a person's groups. The file's table [oidc.roles] gives a role for each group.
     oidc_roles_claim: Annotated[str, Field(min_length=1)] = "groups"
     oidc_roles: Annotated[dict[str, Literal["viewer", "operator", "admin"]], BeforeValidator(_pairs)] = Field(
         default_factory=dict
     )
-    # The claim that a person is called by here, as in the audit trail.
+    # The claim with a person's name here, for example in the audit trail.
     oidc_name_claim: Annotated[str, Field(min_length=1)] = "preferred_username"
-    # What the page calls the provider; empty: its host.
+    # The provider's name on the page; empty: its host.
     oidc_label: Annotated[str, Field(max_length=60)] = ""
-    # Of the provider's certificate; empty: this host's authorities say who it is.
+    # Of the provider's certificate; empty: this host's certificate authorities decide.
     oidc_fingerprint_sha256: Annotated[str, Field(pattern=r"^(([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2})?$")] = ""
-    # Proxies (addresses, networks) whose X-Forwarded-For is believed, separated by commas: who fails is known by it.
+    # Proxies (addresses, networks) whose X-Forwarded-For is trusted, separated by commas: failed log-ins are counted by it.
     trusted_proxies: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
-    # Off only on a loopback address, behind a proxy of the operator's.
+    # Off only on a loopback address, behind an operator's proxy.
     tls: bool = True
     # None: a certificate made on first start, in {data_dir}/keyring.
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     # Empty: SQLite in data_dir. A PostgreSQL URL serves a fleet: postgresql://user@host/database
     database_url: str = ""
-    # Names this host in the store, the same after each restart; with a database_url it has to be set, for each host its own.
+    # This host's name in the store, the same after each restart. With a database_url it must be set, different for each host.
     host_id: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\w.-]+$")] = "local"
-    # The name of the one that a plan goes to when it does not say; auto: zfs where a pool is set, else directory.
+    # The destination of a plan that names none; auto: zfs if a pool is set, else directory.
     destination: DestinationName = "auto"
     zfs_pool: str = ""
     zfs_namespace: str = "synvirt"
-    # More of them, by name: tables [destinations.NAME] of the file.
+    # More destinations, by name: tables [destinations.NAME] of the file.
     destinations: dict[DestinationName, DestinationSetting] = Field(default_factory=dict)
     # Empty: the embedded driver, qemu:///embed?root={data_dir}/libvirt. The appliance sets qemu:///system
     libvirt_uri: str = ""
-    # Who guests of the embedded driver run as, where the service is root: auto: a user of the host's who can do nothing else
-    # (libvirt-qemu, qemu), where there is one that reaches what guests need; root: as the service; or a user's name.
+    # The user of the embedded driver's guests, if the service is root: auto: a user of the host without other rights
+    # (libvirt-qemu, qemu), if one exists and can open what guests need; root: like the service; or a user's name.
     qemu_user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]*$")] = "auto"
     jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
-    # How much of its memory and processors the guests of a wave may be promised here: memory once, since a guest that is short
-    # of it fails; each processor to so many virtual ones.
+    # How much of this host's memory and processors waves may promise to guests: memory once, as a guest that lacks it fails;
+    # each processor to so many virtual ones.
     memory_overcommit: Annotated[float, Field(ge=0.1, le=16)] = 1.0
     cpu_overcommit: Annotated[float, Field(ge=0.1, le=64)] = 8.0
-    # On each of its hosts: every job reads disks that the host's own guests need too.
+    # On each host of a source: every job reads disks that the host's own guests need too.
     jobs_per_source: Annotated[int, Field(ge=1, le=256)] = 4
-    # On all of them together: a vCenter answers for each, and carries what is read through it.
+    # On all hosts of a source together: a vCenter answers for each, and what is read through it passes it.
     jobs_per_source_in_all: Annotated[int, Field(ge=1, le=1024)] = 16
-    # On each destination; of a shared one over all hosts of the fleet, which should say the same here.
+    # On each destination. For a shared one it counts over all hosts of the fleet, which should all have the same value.
     jobs_per_destination: Annotated[int, Field(ge=1, le=1024)] = 16
-    # Backups and verifications, and as many restores and boot tests beside them. Each reads with a thread a core.
+    # Backups and verifications, and as many restores and boot tests in addition. Each reads with one thread for each core.
     backups_at_once: Annotated[int, Field(ge=1, le=64)] = 2
-    # Of a fleet, which should say the same here.
+    # Over all hosts of a fleet, which should all have the same value.
     runs_per_repository: Annotated[int, Field(ge=1, le=256)] = 8
-    # Of jobs on disks of a host that is lost, where their plan does not say. Jobs on a shared destination go on elsewhere.
+    # For jobs on disks of a lost host, if their plan does not say. Jobs on a shared destination go on elsewhere.
     on_host_lost: Literal["wait", "restart_elsewhere"] = "wait"
     # None: what `make bench` found best for this many cores.
     copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
-    # A migration, backup, restore, verification or collection that brings no byte for so long fails. Long: a compressed disk
-    # that is taken up again is read from its beginning.
+    # A migration, backup, restore, verification or collection that reads no byte for so long fails. It is long, because a
+    # compressed disk that is resumed is read from its beginning.
     copy_stalled_s: Annotated[float, Field(gt=0)] = 7200
     boot_timeout_s: Annotated[float, Field(gt=0)] = 600
     boot_check: Literal["any", "agent", "running"] = "any"
-    # A guest without agent and console that has written to its disks again and again for so long has booted.
+    # A guest without agent and console has booted if it has written to its disks again and again for so long.
     boot_activity_s: Annotated[float, Field(ge=5, le=3600)] = 60
     upload_cap_bytes: Annotated[int, Field(gt=0)] = 20 * GIB
     # An upload that no job reads is removed after so long.
     upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7
-    # Ended migrations go after so many days, but for failed ones that kept their volumes. 0: never.
+    # Ended migrations are removed after so many days, except failed ones that kept their volumes. 0: never.
     keep_ended_days: Annotated[float, Field(ge=0, le=36500)] = 0
-    # Entries of the audit trail go after so many days. 0: never.
+    # Entries of the audit trail are removed after so many days. 0: never.
     audit_keep_days: Annotated[float, Field(ge=0, le=36500)] = 730
-    # Hosts that VMs may be read from by URL: names (nas.example, *.example), addresses, networks (10.0.0.0/8), separated by
+    # Hosts from which VMs may be read by URL: names (nas.example, *.example), addresses, networks (10.0.0.0/8), separated by
     # commas. Empty: all but this host itself, link-local addresses and cloud metadata.
     remote_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
-    # Hosts that sources and backup peers may be at, as above. Empty: all but link-local addresses and cloud metadata.
+    # Hosts that sources and backup peers may have, as above. Empty: all but link-local addresses and cloud metadata.
     source_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
-    # Authorities (PEM) that are trusted beside the host's own when VMs are read by https.
+    # Certificate authorities (PEM) that are trusted besides the host's own when VMs are read by https.
     remote_ca_file: Path | None = None
     virtio_win_iso: Path = Path("/usr/share/virtio-win/virtio-win.iso")
-    # Where rhsrvany.exe lies: virt-v2v puts it into a Windows guest to install the agent at the first start.
+    # The folder of rhsrvany.exe: virt-v2v puts it into a Windows guest to install the agent at the first start.
     virt_tools_dir: Path = Path("/usr/share/virt-tools")
     # How Hyper-V exports are imported: by an outside tool, by our own readers, or by the tool where it has the driver.
     vmcx_way: Literal["auto", "tool", "own"] = "auto"
@@ -232,20 +232,20 @@ class Settings(Received):
     vmcx_tool_driver: str = "hyperv"
     vmcx_tool_arguments: str = "-i {driver} {source} -o local -os {folder} -of raw"
     vmcx_tool_timeout_s: Annotated[float, Field(gt=0)] = 86400
-    # Files and folders that the tool reads beside the export and what packages install: it is confined. Separated by commas.
+    # Files and folders that the confined tool may read besides the export and installed packages. Separated by commas.
     vmcx_tool_reads: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
     # Folders that other SynVirts may keep their backups in, by name: tables [backup_offers.NAME] of the file.
     backup_offers: dict[DestinationName, BackupOfferSetting] = Field(default_factory=dict)
-    # Folders that restore points may be exported to, beside {data_dir}/exports, separated by commas.
+    # Folders that restore points may be exported to, besides {data_dir}/exports, separated by commas.
     backup_export_roots: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
     # Programs that webhooks of waves may name: tables [wave_commands.NAME] of the file.
     wave_commands: dict[DestinationName, WaveCommandSetting] = Field(default_factory=dict)
     # A signed receipt of each job that completes, with the SHA-256 of every 4 MiB of its volumes.
     receipts: bool = True
-    # Who stamps them with the time (RFC 3161), and the certificates (PEM) that the stamps must lead up to.
+    # The authority that time-stamps receipts (RFC 3161), and the trusted root certificates (PEM) for its stamps.
     receipt_tsa: Annotated[str, Field(pattern=r"^(https?://[^\s@]+)?$")] = ""
     receipt_tsa_roots: Path = Path("/etc/ssl/certs/ca-certificates.crt")
-    # Other hosts whose restore points are known to be theirs: lines of `synvirt receipt key`, one a host.
+    # Keys of other hosts whose restore points are trusted: lines of `synvirt receipt key`, one for each host.
     backup_signers: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -271,7 +271,7 @@ class Settings(Received):
 
     @property
     def destinations_by_name(self) -> "dict[str, DestinationSetting]":
-        """All that plans may name, the default first. BadRequest where the default is none of them."""
+        """All destinations that plans may name, the default first. BadRequest, if the default is not among them."""
         found: dict[str, DestinationSetting] = {"directory": DirectorySetting(kind="directory", path=self.volumes_dir)}
         if self.zfs_pool:
             found["zfs"] = ZfsSetting(kind="zfs", pool=self.zfs_pool, namespace=self.zfs_namespace)
@@ -291,7 +291,7 @@ class Settings(Received):
         return self.database_url or f"sqlite:///{self.data_dir / 'migrator.db'}"
 
     def check_host_id(self) -> None:
-        """BadRequest, where hosts may share the store and this one has no name of its own."""
+        """BadRequest, if hosts may share the store and this one has no name of its own."""
         if self.database_url.startswith("postgres") and "host_id" not in self.model_fields_set:
             raise BadRequest(
                 "setting host_id: is required with a PostgreSQL database_url, since hosts are distinguished by it",
@@ -299,7 +299,7 @@ class Settings(Received):
             )
 
     def check_oidc(self) -> None:
-        """BadRequest, where an OpenID provider is named, and what nobody could log in without is not."""
+        """BadRequest, if an OpenID provider is set, but a setting that log-ins need is missing."""
         if not self.oidc_issuer:
             return
         base = self.base_url.strip("/")
@@ -326,7 +326,7 @@ class Settings(Received):
 def load(
     *, config: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Flags over environment over file over defaults. BadRequest names the setting that is wrong, and where it stands."""
+    """Flags over environment over file over defaults. BadRequest names the wrong setting and its origin."""
     layers = list(_layers(config, os.environ if environ is None else environ, flags or {}))
     values = {name: value for layer in layers for name, (value, _) in layer.items()}
     try:
@@ -345,7 +345,8 @@ def load(
 def origins(
     *, config: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """Where each setting that is not at its default came from: `FILE`, `environment SYNVIRT_…`, `--option`. As `load`."""
+    """Where each setting that is not at its default came from: `FILE`, `environment SYNVIRT_…`, `--option`. Errors as in
+    `load`."""
     return _origins(list(_layers(config, os.environ if environ is None else environ, flags or {})))
 
 
@@ -364,7 +365,7 @@ _Layer = dict[str, tuple[Any, str]]
 
 
 def _layers(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Iterator[_Layer]:
-    """The later ones count more."""
+    """The layers of settings; later ones override earlier ones."""
     chosen = config or (Path(environ["SYNVIRT_CONFIG"]) if "SYNVIRT_CONFIG" in environ else None)
     if chosen is not None:
         yield {name: (value, str(chosen)) for name, value in _flat(_read_toml(chosen)).items()}
@@ -401,10 +402,11 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare_data_dir(settings: Settings) -> None:
-    """Make {data_dir} and its folders with the modes of specification part 8. Idempotent. BadRequest, as `check_host_id`."""
+    """Makes {data_dir} and its folders with the modes of specification part 8. Idempotent. BadRequest, as in
+    `check_host_id`."""
     settings.check_host_id()
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-    # A libvirtd's QEMU is another user, who has to get through to its volumes; the embedded driver's is the service's.
+    # With libvirtd, QEMU runs as another user and must reach its volumes; with the embedded driver, as the service's user.
     through = 0o001 if settings.libvirt_uri else 0
     if settings.data_dir.stat().st_uid == os.geteuid():
         settings.data_dir.chmod(stat.S_IMODE(settings.data_dir.stat().st_mode) | through)

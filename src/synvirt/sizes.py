@@ -1,14 +1,14 @@
-"""Units of bytes, and times in words. A module of its own: the data path counts with it and needs nothing of the model's."""
+"""Units of bytes, and times in words. A module of its own: the data path uses it and needs nothing of the model's."""
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
-# What one write(2) into a file is given. For a longer one ext4 and XFS ask for memory in pieces of 2 MiB and more, and the
+# The bytes of one write(2) into a file. For longer writes, ext4 and XFS ask for memory in pieces of 2 MiB and more, and the
 # kernel has to move other memory out of the way first: a copy then takes up to five times the processor time.
 WRITE_BYTES = 512 * KIB
 
 
 def exact_size(count: int) -> str:
-    """As `size_bytes` reads it: no byte is lost."""
+    """A size in the form that `size_bytes` reads, exact to the byte."""
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if count and count % factor == 0:
             return f"{count // factor} {unit}"

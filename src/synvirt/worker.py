@@ -1,6 +1,6 @@
-"""The worker as it runs, `python -m synvirt.worker`: which kinds of orders there are, and how what they name is opened.
+"""The worker process, `python -m synvirt.worker`: which kinds of orders there are, and how to open what they name.
 
-Beside `main` the only module that names concrete things. It imports little: a worker is started while a guest waits.
+Besides `main`, this is the only module that names concrete things. It imports little: a worker may start while a guest waits.
 """
 
 import os
@@ -72,5 +72,6 @@ TASKS: Tasks = {
 }
 
 if __name__ == "__main__":
-    # Everything is durable and said; to take an interpreter apart is 40 ms, for which the service, or a stopped guest, waits.
+    # Everything is durable and reported. A normal exit of the interpreter takes 40 ms, and the service or a stopped guest
+    # waits.
     os._exit(main(TASKS, silence_s=float(sys.argv[1]) if sys.argv[1:] else None))

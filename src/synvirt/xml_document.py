@@ -1,7 +1,7 @@
 """XML from outside, with limits: descriptions of VMs, restore points, answers of servers. All of it is parsed here.
 
-Names are compared without their namespace: exporters disagree on namespaces (OVF 0.9, 1.x and 2.x have one each, and some
-write an element in another's), while no two local names that are asked for here mean different things in one place.
+Names are compared without their namespace: exporters disagree on namespaces (OVF 0.9, 1.x and 2.x have one each, and some write
+an element in another's), and no local name that we look for means two different things in one place.
 """
 
 import codecs
@@ -14,15 +14,15 @@ from defusedxml.ElementTree import DefusedXMLParser
 
 from synvirt.errors import MalformedArchive, SynvirtError
 
-# Real descriptions have 10 to 100 KiB; licence texts and inline icons bring some to a few hundred.
+# Real descriptions have 10 to 100 KiB; with licence texts and inline icons, some have a few hundred.
 DOCUMENT_MAX_BYTES = 4 << 20
-# An element costs some 100 bytes of memory beside its name; the largest real description seen has about 3,000.
+# An element costs about 100 bytes of memory besides its name; the largest real description seen has about 3,000.
 _ELEMENTS_MAX, _ATTRIBUTES_MAX = 100_000, 100_000
 # expat writes the namespace before each name: 4 MiB of document made 4.2 GiB of names. Real ones have under 100 bytes.
 _NAMESPACE_MAX_BYTES, _NAMESPACES_MAX = 256, 2_000
-# Real descriptions are 5 to 20 deep, and who walks one by recursion has a thousand frames.
+# Real descriptions are 5 to 20 deep, and recursion over one has at most a thousand frames.
 _DEPTH_MAX = 100
-# What exporters write. Anything else could hide what is counted here: EBCDIC has another byte for "<".
+# The encodings that exporters write. Any other could hide what is counted here: EBCDIC has another byte for "<".
 _ENCODINGS = frozenset(
     {"utf-8", "utf-16", "utf-16-le", "utf-16-be", "ascii", "iso8859-1", "iso8859-15", "cp1250", "cp1251", "cp1252", "gb2312"}
     | {"gbk", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr"}
@@ -31,12 +31,12 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (code
 _UNMARKED = ((b"<\0", "utf-16-le"), (b"\0<", "utf-16-be"))
 _DECLARED = re.compile(rb"""\A\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']([A-Za-z0-9._-]{1,40})["']""")
 _DECLARATION = re.compile(rb"\A\s*<\?xml\s[^>]{0,300}>")
-# Where an `xmlns` is an attribute, its value begins after group 1; what has no "=" next is text.
+# If `xmlns` is an attribute, its value begins after group 1; without "=" after it, it is text.
 _NAMESPACE = re.compile(rb"""xmlns[^=<>"']{0,300}(?:=\s{0,300}(?:(["'])|[^\s"'])|[<>"'])""")
 
 
 def parse(content: bytes | str, name: str, *, wrong: type[SynvirtError] = MalformedArchive) -> Element:
-    """The root element. Else `wrong`, which names the document and the line; entities and DTDs are refused unread."""
+    """The root element. Else `wrong`, with the document and the line. Entities and DTDs are refused before they are read."""
     data = _as_utf8(content, name, wrong)
     _check_size(data, name, wrong)
     try:
@@ -77,8 +77,8 @@ def _as_utf8(content: bytes | str, name: str, wrong: type[SynvirtError]) -> byte
 
 
 def wrong_encoding(content: bytes) -> str | None:
-    """The encoding that a document declares and does not have: XenCenter writes UTF-8 and declares utf-16. Its bytes are
-    believed. None: it may have what it declares."""
+    """The encoding that a document declares but does not have: XenCenter writes UTF-8 and declares utf-16. The bytes decide.
+    None: the declaration may be right."""
     _, declared = _encodings(content)
     is_wide = any(content.startswith(mark) for mark, codec in (*_MARKS, *_UNMARKED) if codec != "utf-8-sig")
     return declared if declared and _says_wide(declared) != is_wide else None
@@ -90,7 +90,7 @@ def _encodings(content: bytes) -> tuple[str, str]:
     head = content[:1024] if marked is None else content[:1024].decode(marked, "replace").encode()
     found = _DECLARED.match(head)
     declared = found[1].decode() if found else ""
-    # A declaration that can be read byte by byte is in no encoding of two bytes a character.
+    # A declaration that can be read byte by byte is not in an encoding with two bytes for a character.
     return marked or ("utf-8" if _says_wide(declared) else declared or "utf-8"), declared
 
 
@@ -99,7 +99,7 @@ def _says_wide(encoding: str) -> bool:
 
 
 def _check_size(data: bytes, name: str, wrong: type[SynvirtError]) -> None:
-    """Before expat reads it: what is said afterwards comes too late. Everything is counted too high rather than too low."""
+    """Checks before expat parses, as afterwards is too late. All counts are rather too high than too low."""
     if len(data) > DOCUMENT_MAX_BYTES:
         raise wrong(f"{name} has {len(data)} bytes; a description of a VM has {DOCUMENT_MAX_BYTES} at most")
     for what, count, most in (
@@ -110,7 +110,7 @@ def _check_size(data: bytes, name: str, wrong: type[SynvirtError]) -> None:
         if count > most:
             raise wrong(f"{name} has over {most} {what}; no real description of a VM has")
     at = data.find(b"xmlns")
-    while at >= 0:  # each by itself: a comment before a declaration must not hide it
+    while at >= 0:  # each on its own: a comment before a declaration must not hide it
         found = _NAMESPACE.match(data, at)
         length = _NAMESPACE_MAX_BYTES + 1 if found is None else 0
         if found is not None and found[1]:
@@ -149,7 +149,7 @@ def text(element: Element | None, name: str) -> str:
 
 
 def attribute(element: Element | None, name: str) -> str:
-    """The stripped value of the attribute of that local name, in whatever namespace; empty where there is none."""
+    """The stripped value of the attribute of that local name, in any namespace; empty where there is none."""
     if element is None:
         return ""
     if name in element.attrib:
