@@ -1,7 +1,7 @@
-"""What shows that a move went well: `health.py` asks a guest that booted, and receipts say what was moved, signed, so that
+"""Evidence that a move went well: `health.py` checks a guest that booted; receipts record what was moved, signed, so that
 anybody can check it later without us.
 
-`signing.py` (a host's key, SSHSIG, DSSE), `bag.py` (the folder of a receipt, written), `verifying.py` (read, and doubted),
+`signing.py` (a host's key, SSHSIG, DSSE), `bag.py` (writes the folder of a receipt), `verifying.py` (reads and checks one),
 `keeping.py` (a host's receipts, each chained to the one before).
 
     receipt-JOB/  bagit.txt  manifest-sha256.txt  tagmanifest-sha256.txt  allowed_signers

@@ -27,7 +27,7 @@ PREDICATE_TYPE: Final = "urn:synvirt:receipt:v1"
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Of one volume: `name` in the folder, and the file that its rows lie in."""
+    """The ledger of one volume: `name` in the folder, and the file with its rows."""
 
     name: str
     file: Path
@@ -35,7 +35,7 @@ class Ledger:
 
 
 def write_ledger(name: str, digests: Iterable[bytes], file: Path) -> Ledger:
-    """`digests`: SHA-256 of each block, in order."""
+    """Writes the ledger. `digests`: SHA-256 of each block, in order."""
     hashed = hashlib.sha256()
     with file.open("wb") as out:
         for number, digest in enumerate(digests):
@@ -55,8 +55,8 @@ def write_bag(
     key: HostKey,
     stamp: Callable[[bytes], bytes | None] = lambda statement: None,
 ) -> str:
-    """The tar at `out`, durable; the SHA-256 of its statement, which the next receipt names. `stamp`: makes a time stamp
-    (RFC 3161), or none."""
+    """Writes the tar at `out`, durable, and returns the SHA-256 of its statement, which the next receipt names. `stamp`: makes
+    a time stamp (RFC 3161), or none."""
     ledgers = list(ledgers)
     data = {PLAN: sha256_of(plan), **{ledger.name: ledger.sha256 for ledger in ledgers}}
     statement = as_json(

@@ -1,6 +1,7 @@
-"""Is a guest that booted here healthy: a port, a page, a command by its agent. Blocking; each is asked once a call.
+"""Checks whether a guest that booted here is healthy: a port, a page, a command by its agent. Blocking; each check runs once a
+call.
 
-Where a guest listens its own agent says, and a URL is a caller's: both are connected to through the outgoing guard.
+The guest's agent reports its addresses, and a URL comes from the caller: connections to both go through the outgoing guard.
 """
 
 import time
@@ -20,7 +21,7 @@ from synvirt.transport.asking import status_of
 log = structlog.get_logger(__name__)
 
 ANSWER_TIMEOUT_S = 10.0
-# So long at least each of a guest's addresses is tried: most of them may lead nowhere from here.
+# The least time for each of a guest's addresses: most of them may not be reachable from here.
 ADDRESS_LEAST_S = 0.5
 
 
@@ -33,15 +34,15 @@ class Guests(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checker:
-    """`ca_file`: authorities that pages by https are trusted with, beside this host's own."""
+    """`ca_file`: certificate authorities that are trusted for https pages besides this host's own."""
 
     guests: Guests
     guard: Guard = field(default_factory=Guard)
     ca_file: Path | None = None
 
     def trouble(self, check: Check, uuid: UUID, within_s: float = ANSWER_TIMEOUT_S) -> str | None:
-        """What is not as it should be, as the end of a sentence; None: it passed. Known after `within_s`, ANSWER_TIMEOUT_S at
-        the most; a guest of many addresses may take some seconds more."""
+        """What is wrong, as the end of a sentence; None, if the check passed. It takes `within_s`, ANSWER_TIMEOUT_S at most;
+        for a guest with many addresses some seconds more."""
         within_s = min(within_s, ANSWER_TIMEOUT_S)
         try:
             match check.kind:
@@ -54,7 +55,7 @@ class Checker:
                     return None if code == 0 else f"{check.argv[0]} ended with {code}"
         except SynvirtError as error:
             return f"its {check.kind} check found: {error.detail}"
-        except Exception as error:  # a wave that gets no answer would ask for ever
+        except Exception as error:  # a wave without an answer would ask forever
             log.exception("a check broke", guest=str(uuid), kind=check.kind)
             return f"its {check.kind} check broke: {type(error).__name__}"
 
@@ -63,7 +64,7 @@ class Checker:
         trouble = "its agent tells no address of it"
         deadline = time.monotonic() + within_s
         for number, address in enumerate(addresses):
-            # One that swallows what is sent to it leaves time for the others.
+            # An address that never answers leaves time for the others.
             share_s = max((deadline - time.monotonic()) / (len(addresses) - number), ADDRESS_LEAST_S)
             try:
                 self.guard.connect(address, port, timeout_s=share_s).close()

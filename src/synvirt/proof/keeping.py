@@ -1,9 +1,10 @@
-"""The receipts of this host: a tar each in {data_dir}/receipts, numbered from 1, each naming the statement of the one before.
+"""The receipts of this host: a tar for each in {data_dir}/receipts, numbered from 1; each names the statement of the one
+before.
 
     receipts/00000001-JOB.tar  00000002-JOB.tar …      receipts/hashes/JOB/0.hashes …   (of jobs that are not done)
 
-A receipt is there whole or not at all, and a job has one. They stay when their jobs are removed: without one of them the chain
-is broken. Blocking code, from any thread of the one service that has the folder.
+A receipt exists whole or not at all, and a job has one. Receipts stay when their jobs are removed: without one of them the
+chain is broken. Blocking code, from any thread of the one service that has the folder.
 """
 
 import contextlib
@@ -49,7 +50,7 @@ class ReceiptKey(Model):
 
 @dataclass(frozen=True, slots=True)
 class CopiedDisk:
-    """`hashes`: the file of what was hashed while it was copied."""
+    """`hashes`: the file with the hashes made during the copy."""
 
     key: str
     label: str
@@ -60,7 +61,7 @@ class CopiedDisk:
 
 @dataclass(frozen=True, slots=True)
 class MovedJob:
-    """`said`: what the statement says of it. `token`: of the host that has hashed its disks; None, where none has finished."""
+    """`said`: the statement's content about it. `token`: of the host that has hashed its disks; None, if none has finished."""
 
     id: UUID
     said: Mapping[str, Any]
@@ -71,14 +72,14 @@ class MovedJob:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """`statement`: its predicate. `is_stamped`: with the time, by an authority (RFC 3161)."""
+    """`statement`: its predicate. `is_stamped`: an authority has time-stamped it (RFC 3161)."""
 
     statement: dict[str, Any]
     is_stamped: bool
 
 
 class Receipts:
-    """`stamps`: by whom receipts are stamped; None: by nobody."""
+    """`stamps`: the authority that stamps receipts; None: none does."""
 
     def __init__(self, folder: Path, key: HostKey, stamps: TimeStamps | None = None) -> None:
         self._folder, self.key, self._stamps = folder, key, stamps
@@ -91,22 +92,22 @@ class Receipts:
         return self._folder / "hashes" / str(job_id)
 
     def hashes_file(self, job_id: UUID, number: int) -> Path:
-        """Of the disk of this number; its folder is there."""
+        """The file for the hashes of the disk with this number; its folder exists."""
         folder = self.hashes_folder(job_id)
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         return folder / f"{number}.hashes"
 
     def hand_on(self, before: UUID, job_id: UUID) -> None:
-        """To the job that takes up the volumes. Again is harmless."""
+        """Gives the hashes to the job that continues with the volumes. Idempotent."""
         if self.hashes_folder(before).exists() and not self.hashes_folder(job_id).exists():
             self.hashes_folder(before).rename(self.hashes_folder(job_id))
 
     def forget_hashes(self, job_id: UUID) -> None:
-        """Removes the hashes of a job that has no receipt to come."""
+        """Removes the hashes of a job that will have no receipt."""
         shutil.rmtree(self.hashes_folder(job_id), ignore_errors=True)
 
     def forget_hashes_but(self, is_kept: Callable[[UUID], bool]) -> None:
-        """Of the jobs that `is_kept` is false for: another host went on with them while this one was away."""
+        """Removes the hashes of jobs for which `is_kept` is false: another host continued them while this one was away."""
         with contextlib.suppress(FileNotFoundError):
             for folder in list((self._folder / "hashes").iterdir()):
                 if not is_kept(UUID(folder.name)):
@@ -115,12 +116,12 @@ class Receipts:
     # ── receipts ──
 
     def make(self, job: MovedJob) -> Receipt:
-        """Of a job, once: again it is the same. OSError."""
+        """Makes a job's receipt once; called again, it returns the same. OSError."""
         with self._lock:
             if (found := self._of(job.id)) is not None:
                 return self._receipt(found)
             work = self._folder / f".{job.id}"
-            shutil.rmtree(work, ignore_errors=True)  # what a crash left
+            shutil.rmtree(work, ignore_errors=True)  # left by a crash
             work.mkdir(mode=0o700)
             try:
                 return self._make(work, job)
@@ -174,7 +175,7 @@ class Receipts:
         return found
 
     def said(self, job_id: UUID) -> Said:
-        """What is in the job's receipt, for people to read. NotFound, MalformedArchive."""
+        """The content of the job's receipt, for people. NotFound, MalformedArchive."""
         try:
             with tarfile.open(self.path_of(job_id)) as tar:
                 inner = tar.extractfile(f"receipt-{job_id}/{STATEMENT}")
@@ -184,8 +185,8 @@ class Receipts:
             raise MalformedArchive(f"the receipt of job {job_id} cannot be read") from error
 
     def ledgers(self, job_id: UUID) -> dict[str, LedgerSpec]:
-        """Where the hashes of the job's disks lie, by key, of those that have some. NotFound; MalformedArchive, where the
-        receipt is not as this host signed it."""
+        """The files with the disks' hashes, by disk key, for those that have some. NotFound; MalformedArchive, if the receipt
+        is not as this host signed it."""
         return ledgers_of(self.path_of(job_id), job_id, self.key.public)
 
     def published(self) -> ReceiptKey:

@@ -1,4 +1,4 @@
-"""Where the ledgers lie in the tar of a receipt: of this host's own receipts, whose statement is checked first."""
+"""Finds the ledgers in the tar of a receipt of this host. The statement is checked first."""
 
 import tarfile
 from pathlib import Path
@@ -13,8 +13,8 @@ from synvirt.proof.verifying import size_of, statement_of, volumes
 
 
 def ledgers_of(tar: Path, job_id: UUID, key: PublicKey) -> dict[str, LedgerSpec]:
-    """By disk key, of the disks that have one. MalformedArchive, where the statement is not as that key has signed it, or the
-    tar has not what it names."""
+    """The ledgers by disk key, for the disks that have one. MalformedArchive, if the signature of the statement is not by that
+    key, or the tar lacks what the statement names."""
     root = f"receipt-{job_id}"
     try:
         with tarfile.open(tar, mode="r:") as opened:

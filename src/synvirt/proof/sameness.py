@@ -1,8 +1,8 @@
-"""Is the guest here the one that runs, or ran, at its source? Facts of both, compared and graded. Pure.
+"""Whether the guest here is the one that runs, or ran, at its source: compares facts of both and grades them. Pure.
 
-Facts have names (`model/facts.py`): what is compared how is a table, a row a kind. A fact that only one side tells is no
-difference where the other tells nothing at all, which is a row by itself; of kinds that not every platform tells, where it
-tells none of that kind.
+Facts have names (`model/facts.py`). A table with a row for each kind says how it is compared. If one side reports no facts at
+all, that is one row, and the other side's facts are no differences. The same holds for one kind of facts, if it is one that not
+every platform reports.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from synvirt.model.facts import NOT_READ
 from synvirt.model.job import Difference
 from synvirt.model.rehearsal import Grade, Sameness
 
-# A guest that runs writes: so much more or less is used by the time that its clone is looked at.
+# A running guest writes: its used space may change by so much until its clone is read.
 USED_SHARE, USED_BYTES = 0.1, 256 << 20
-# Agents differ in whether what only root may use counts: one part in twenty of ext4.
+# Agents differ in whether they count the space reserved for root: one twentieth on ext4.
 RESERVED_SHARE = 0.06
-# A guest that keeps time by a server is within a second of it; one that was started a moment ago has not asked it yet.
+# A guest with a time server is within a second; one that just started has not asked the server yet.
 CLOCK_S = 5.0
 # Time zones are whole quarters of an hour apart.
 QUARTER_S = 900.0
 _FILE_SYSTEM = re.compile(r"(?P<kind>.*?)(, (?P<used>[0-9]+) of (?P<total>[0-9]+) bytes)?")
-# What belongs to the platform that a guest came from, or goes to: names of services, programs and users of their tools.
+# Names of services, programs and users that belong to platforms' tools, of the source or of this host.
 PLATFORM_TOOLS = re.compile(
     r"open-vm-tools|vmtoolsd|vmware|vm3dservice|vgauth|vgauthservice|hv[-_]?(kvp|vss|fcopy).*|vmic.*|xe-(linux-distribution|daemon)|xen(agent|svc|_?guest).*"
     r"|nutanix.*|ngt.*|qemu-(guest-agent|ga)|qga|spice-vdagentd?|cloud-init.*|balloonservice",
@@ -37,8 +37,9 @@ Judge = Callable[[str, str], tuple[Grade, str]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`missing`: here, and not at the source. `added`: the other way; None: it says nothing. `everywhere`: every agent of a
-    guest here reports this kind, so that none of it is a difference too. `tools`: those of a platform come and go with it."""
+    """`missing`: the grade of a fact that the source has and this guest lacks. `added`: the other way; None: not reported.
+    `everywhere`: every agent of a guest here reports this kind, so that reporting none of it is a difference too. `tools`:
+    names of a platform's tools, which come and go with it."""
 
     judge: Judge
     missing: tuple[Grade, str] = ("look", "the guest here does not have it, or does not say it")
@@ -55,9 +56,9 @@ def compared(
     *,
     is_expected: bool = False,
 ) -> tuple[Sameness, ...]:
-    """What is wrong first. `source`, `here`: facts of the guests. `machines`: what they are made of, there and here;
-    `differences`: of these, which the move makes. `is_expected`: a source that runs guests says what runs in them, so that
-    silence on both sides is a row too."""
+    """The rows, the worst first. `source`, `here`: facts of the guests. `machines`: facts of their hardware, there and here;
+    `differences`: those of the hardware that the move makes on purpose. `is_expected`: the source is one that reports what runs
+    in its guests, so that facts missing on both sides are a row too."""
     rows = [Sameness(item=one.what, source=one.source, clone=one.here, grade="expected", reason=one.why) for one in differences]
     explained = {one.what for one in differences}
     rows += [one for one in _rows(*machines) if not {one.item, f"mac of {one.item}"} & explained]
@@ -87,7 +88,7 @@ _ORDER: tuple[Grade, ...] = ("wrong", "look", "expected", "same")
 
 
 def is_settled(rows: Sequence[Sameness]) -> bool:
-    """Has what a guest starts late been started? What is missing of it may still come."""
+    """Whether the guest's late programs have started. Before that, missing ones may still come."""
     return not any(one.clone is None and one.grade != "expected" and kind_of(one.item) in _LATE for one in rows)
 
 
@@ -100,13 +101,13 @@ def _count(facts: Mapping[str, str]) -> str | None:
 
 
 def of_disks(facts: Mapping[str, str]) -> dict[str, str]:
-    """Those that can be read from the disks of a guest that does not run, and what cannot."""
+    """The facts that can be read from the disks of a guest that does not run, and the kinds that cannot."""
     read = _read(facts)
     return {item: value for item, value in facts.items() if kind_of(item) in _ON_DISKS or item not in read}
 
 
 def are_read(facts: Mapping[str, str]) -> bool:
-    """Do these say more than what was not read?"""
+    """Whether the facts contain more than unread kinds."""
     return bool(_read(facts))
 
 
@@ -156,14 +157,14 @@ def _look(_source: str, _here: str) -> tuple[Grade, str]:
 
 
 def _host_name(source: str, here: str) -> tuple[Grade, str]:
-    """Agents differ in whether they tell the domain."""
+    """Agents differ in whether they report the domain."""
     if source.partition(".")[0].casefold() == here.partition(".")[0].casefold():
         return "expected", "one of them has its domain with it"
     return _wrong(source, here)
 
 
 def _system(source: str, here: str) -> tuple[Grade, str]:
-    """Some platforms say less of it."""
+    """Some platforms report less of it."""
     shorter, longer = sorted((source.casefold(), here.casefold()), key=len)
     return ("expected", "one of them says less of it") if longer.startswith(shorter) else _wrong(source, here)
 
@@ -175,9 +176,9 @@ def _user(source: str, here: str) -> tuple[Grade, str]:
 
 
 def _time_zone(source: str, here: str) -> tuple[Grade, str]:
-    """Agents tell what the zone is called today, disks which it is: CET and Europe/Berlin."""
+    """Agents report the zone's present short name, disks its full name: CET and Europe/Berlin."""
     for one, other in ((source, here), (here, source)):
-        with contextlib.suppress(ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError, and names are a guest's
+        with contextlib.suppress(ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError; the names come from a guest
             try:
                 zone = zoneinfo.ZoneInfo(one)
             except KeyError:
@@ -188,7 +189,7 @@ def _time_zone(source: str, here: str) -> tuple[Grade, str]:
 
 
 def _clock(source: str, here: str) -> tuple[Grade, str]:
-    """Seconds ahead of the host that asked, each."""
+    """Both in seconds ahead of the host that asked."""
     try:
         ahead, there = float(here.removesuffix(" s")), float(source.removesuffix(" s"))
     except ValueError:
@@ -201,7 +202,7 @@ def _clock(source: str, here: str) -> tuple[Grade, str]:
 
 
 def _addresses(source: str, here: str) -> tuple[Grade, str]:
-    """Some platforms do not tell how long an address' prefix is."""
+    """Some platforms do not report the length of an address' prefix."""
     theirs, ours = ({*text.split(", ")} - {""} for text in (source, here))
     if not (any("/" in one for one in theirs) and any("/" in one for one in ours)):
         theirs, ours = ({one.partition("/")[0] for one in side} for side in (theirs, ours))
@@ -213,7 +214,7 @@ def _addresses(source: str, here: str) -> tuple[Grade, str]:
 
 
 def _differ(kind: str, other: str) -> bool:
-    """Old tools do not tell which file system it is."""
+    """Old tools do not report the kind of file system."""
     return bool(kind and other) and kind.casefold() != other.casefold()
 
 
@@ -245,7 +246,7 @@ def _disk(source: str, here: str) -> tuple[Grade, str]:
 
 
 def _mount(source: str, here: str) -> tuple[Grade, str]:
-    """A device's name is that of its bus: sda here is vda there. A conversion writes the new one."""
+    """A device's name depends on its bus: sda here is vda there. A conversion writes the new one."""
     if source.partition(" ")[2] == here.partition(" ")[2] and source.startswith("/dev/") and here.startswith("/dev/"):
         return "expected", "the device is on another bus here, and has that one's name"
     return "look", "it is mounted from elsewhere, or otherwise"
@@ -280,7 +281,7 @@ KINDS: dict[str, Kind] = {
     "mount": Kind(_mount, ("wrong", "it is not mounted any more"), ("look", "the source does not mount it")),
     "volume": Kind(_file_system, ("wrong", "the file system is not there"), ("look", "the source does not have it")),
     "network file": Kind(_network_file, ("wrong", "it is not there"), ("look", "the source does not have it")),
-    # Of machines, which both sides tell.
+    # Facts of machines, which both sides report.
     "firmware": Kind(_wrong, everywhere=True),
     "boot order": Kind(_wrong, everywhere=True),
     "processors": Kind(_wrong, everywhere=True),

@@ -1,7 +1,7 @@
-"""Signatures by a host's Ed25519 key, in two forms that others read: SSHSIG (`ssh-keygen -Y verify`) and DSSE (in-toto's).
+"""Signatures by a host's Ed25519 key, in two forms that other tools read: SSHSIG (`ssh-keygen -Y verify`) and DSSE (in-toto's).
 
 SSHSIG: OpenSSH's PROTOCOL.sshsig. DSSE: github.com/secure-systems-lab/dsse, protocol.md, version 1.0.2. Keys as OpenSSH writes
-them: RFC 8709. One signature made differently would be as good; Ed25519's are the same each time (RFC 8032).
+them: RFC 8709. Ed25519 signatures of the same message are always equal (RFC 8032), but nothing here depends on it.
 """
 
 import base64
@@ -21,7 +21,7 @@ from synvirt.errors import MalformedArchive
 from synvirt.keyring import migrator_key
 
 NAMESPACE: Final = "synvirt-receipt"
-# Of restore points: a signature of one says nothing of the other.
+# Of restore points: a signature for one purpose is not valid for the other.
 BACKUPS: Final = "synvirt-backup"
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 _KEY_TYPE: Final = b"ssh-ed25519"
@@ -32,7 +32,7 @@ _SIGNER = re.compile(r'(\S+) (?:namespaces="[^"]*" )?ssh-ed25519 (\S+)')
 
 
 class HostKey:
-    """The key that this host signs its receipts with, made once: 32 bytes at `path`, mode 0600."""
+    """The key that signs this host's receipts, made once: 32 bytes at `path`, mode 0600."""
 
     def __init__(self, path: Path, host: str) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(migrator_key(path))
@@ -41,7 +41,7 @@ class HostKey:
 
     @property
     def identity(self) -> str:
-        """As whom `ssh-keygen -Y verify -I` knows this host."""
+        """This host's name for `ssh-keygen -Y verify -I`."""
         return f"synvirt@{self.host}"
 
     @property
@@ -86,12 +86,12 @@ class PublicKey:
 
     @property
     def fingerprint(self) -> str:
-        """As `ssh-keygen -l` shows it."""
+        """The fingerprint in the form of `ssh-keygen -l`."""
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
 
     @classmethod
     def from_signers(cls, text: str, name: str = "allowed_signers") -> "PublicKey":
-        """Of a file of allowed signers with one line, or of a public key's. MalformedArchive."""
+        """The key in a file of allowed signers with one line, or in a public key file. MalformedArchive."""
         lines = text.strip().splitlines()
         line = lines[0] if len(lines) == 1 else ""
         found = _SIGNER.fullmatch(line)
@@ -106,7 +106,7 @@ class PublicKey:
         raise MalformedArchive(f"{name} has no Ed25519 key of OpenSSH's in one line")
 
     def check_sshsig(self, message: bytes, armored: str, name: str, namespace: str = NAMESPACE) -> None:
-        """MalformedArchive, where it is not this key's signature of the message."""
+        """MalformedArchive, if this is not the key's signature of the message."""
         lines = armored.strip().splitlines()
         begins = _MAGIC + struct.pack(">I", 1)
         try:
@@ -122,7 +122,7 @@ class PublicKey:
         self._check(value, _to_sign(message, namespace), name)
 
     def check_dsse(self, message: bytes, envelope: str, name: str) -> None:
-        """MalformedArchive, where it does not hold the message, or is not signed by this key."""
+        """MalformedArchive, if the envelope does not hold the message, or this key has not signed it."""
         try:
             value: Any = json.loads(envelope)
             payload = base64.b64decode(value["payload"], validate=True)
@@ -157,7 +157,7 @@ def _string(value: bytes) -> bytes:
 
 
 def _strings(raw: bytes, count: int) -> list[bytes]:
-    """ValueError, where they are not so many, to the end."""
+    """The strings. ValueError, if there are not exactly so many."""
     found, at = [], 0
     for _ in range(count):
         if at + 4 > len(raw):

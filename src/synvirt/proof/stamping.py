@@ -2,7 +2,7 @@
 
     openssl ts -query ─▶ POST (RFC 3161, section 3.4) ─▶ openssl ts -verify against the authority's roots ─▶ statement.tsr
 
-Only the statement's SHA-256 goes out. A stamp that cannot be had costs the stamp, and never the receipt. Blocking code.
+Only the statement's SHA-256 goes out. If there is no stamp, the receipt is made without one. Blocking code.
 """
 
 import contextlib
@@ -25,25 +25,25 @@ from synvirt.transport import https
 
 log = structlog.get_logger(__name__)
 
-# A reply with its certificates has some 5 KiB.
+# A reply with its certificates has about 5 KiB.
 REPLY_BYTES_MAX: Final = 256 << 10
-# From the connection to the last byte. A job that has done all else waits for it.
+# From the connection to the last byte. A job that has done everything else waits for it.
 ASKED_FOR_S: Final = 20.0
-# After a failure no other job waits in vain.
+# After a failure, so that other jobs do not wait for nothing.
 ASKED_AGAIN_AFTER_S: Final = 300.0
 _OPENSSL_S: Final = 60.0
 _TIME = re.compile(r"^Time stamp: (.{1,64})$", re.MULTILINE)
 
 
 class TimeStamps:
-    """`url`: of the authority; `roots`: a PEM file of the certificates that its own leads up to."""
+    """`url`: of the authority; `roots`: a PEM file with the root certificates for its stamps."""
 
     def __init__(self, url: str, roots: Path) -> None:
         self._url, self._roots = url, roots
         self._not_before = float("-inf")
 
     def of(self, content: bytes) -> bytes | None:
-        """A checked reply (TimeStampResp, DER); None, where there is none now."""
+        """A checked reply (TimeStampResp, DER); None, if none can be had now."""
         if time.monotonic() < self._not_before:
             return None
         try:
@@ -61,14 +61,14 @@ class TimeStamps:
             data.write_bytes(content)
             _openssl("-query", "-data", str(data), "-sha256", "-cert", "-out", str(query))
             reply.write_bytes(_asked(self._url, query.read_bytes()))
-            # The query has a number used once: the reply is no older one.
+            # The query has a number that is used once: so the reply cannot be an older one.
             _openssl("-verify", "-queryfile", str(query), "-in", str(reply), "-CAfile", str(self._roots))
             return reply.read_bytes()
 
 
 def stamped_at(content: bytes, reply: bytes, roots: Path | None) -> str:
-    """When, in the authority's words, the content was there. MalformedArchive: the stamp is none, or another content's, or not
-    of an authority of these roots; None: of whom it is is not checked."""
+    """When the content existed, by the authority. MalformedArchive: this is no stamp, or it is for other content, or not by an
+    authority of these roots. `roots` None: the authority is not checked."""
     with tempfile.TemporaryDirectory(prefix="synvirt-stamp-") as name:
         folder = Path(name)
         (folder / "data").write_bytes(content)
@@ -101,7 +101,7 @@ def _asked(url: str, query: bytes) -> bytes:
         connection = https.Connection(parts.hostname, parts.port, timeout=ASKED_FOR_S, context=context)
     else:
         connection = https.PlainConnection(parts.hostname, parts.port, timeout=ASKED_FOR_S)
-    # The connection's own limit is for each read: an authority could send a byte now and then, for ever.
+    # The connection's own limit is for each read: an authority could send a byte now and then, without end.
     watch = threading.Timer(ASKED_FOR_S, _shut, (connection,))
     watch.daemon = True
     watch.start()

@@ -1,4 +1,4 @@
-"""Unpacks the tar of a receipt into a folder: only plain files whose names a receipt has."""
+"""Unpacks the tar of a receipt into a folder: only plain files with names that a receipt has."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ _NAME = re.compile(r"(data/)?[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 def unpack(tar: BinaryIO, to: Path, root: str) -> Path:
-    """The folder `root`, made in `to`. MalformedArchive; FileExistsError and other OSErrors."""
+    """Makes the folder `root` in `to` and returns it. MalformedArchive; FileExistsError and other OSErrors."""
     folder = to / root
     folder.mkdir(parents=True)
     try:

@@ -1,10 +1,10 @@
-"""A receipt is checked without trusting it: everything that is wrong with it is named.
+"""Checks a receipt without trusting it, and names everything that is wrong with it.
 
     checked(folder)                 files, hashes, signatures, and what the statement says of them
-    differing(folder, disk, volume) the blocks of a volume that are not what the receipt says
-    chained(folder of receipts)     one that is missing, or was put in another's place
+    differing(folder, disk, volume) the blocks of a volume that differ from the receipt
+    chained(folder of receipts)     a receipt that is missing, or was put in another's place
 
-What is read may be anybody's: only plain files whose names a receipt has, of a bounded size, are opened.
+The files may come from anybody: only plain files with names that a receipt has, of a limited size, are opened.
 """
 
 import hashlib
@@ -42,9 +42,9 @@ from synvirt.proof.signing import PublicKey
 from synvirt.proof.stamping import stamped_at
 from synvirt.sizes import MIB
 
-# Those of a plan with a thousand disks have some hundreds of kilobytes. A ledger is read line by line.
+# The files of a plan with a thousand disks have some hundreds of kilobytes. A ledger is read line by line.
 SMALL_BYTES: Final = 16 * MIB
-# A fleet's receipts of decades; each is some files in a folder.
+# Decades of a fleet's receipts; each is a folder with some files.
 RECEIPTS_MAX: Final = 1_000_000
 _TAGS = (DECLARATION, MANIFEST, SIGNERS, SIGNATURE, ENVELOPE)
 _LISTED = re.compile(r"([0-9a-f]{64})  (data/[A-Za-z0-9._-]{1,128}|[a-z0-9._-]{1,64})")
@@ -53,7 +53,7 @@ _PIECE_BYTES = MIB
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """`problems`: empty, where all is as it was signed. `statement` is None where it cannot be read."""
+    """`problems`: empty, if all is as it was signed. `statement` is None, if it cannot be read."""
 
     statement: dict[str, Any] | None
     key: PublicKey | None
@@ -61,16 +61,16 @@ class Checked:
 
 
 def stamped(folder: Path, roots: Path | None) -> str | None:
-    """The moment at which an authority (RFC 3161) has seen the statement; None: no stamp. `roots`: a PEM file of those that are
-    trusted; None: of whom it is is not checked. MalformedArchive."""
+    """The moment at which an authority (RFC 3161) has seen the statement; None: there is no stamp. `roots`: a PEM file of the
+    trusted roots; None: the authority is not checked. MalformedArchive."""
     if not os.path.lexists(folder / STAMP):
         return None
     return stamped_at(_small(folder, STATEMENT), _small(folder, STAMP), roots)
 
 
 def checked(folder: Path, key: PublicKey | None = None) -> Checked:
-    """`key`: the host's, from where the reader trusts it; None: the one that lies in the folder, which anybody may have put
-    there. NotFound, where there is no receipt."""
+    """Checks the receipt. `key`: the host's key, from a place that the reader trusts; None: the one in the folder, which
+    anybody may have put there. NotFound, if there is no receipt."""
     if not (folder / STATEMENT).exists() and not (folder / DECLARATION).exists():
         raise NotFound(f"{folder.name} has no receipt", hint="name the folder with bagit.txt in it")
     problems: list[str] = []
@@ -109,7 +109,7 @@ def checked(folder: Path, key: PublicKey | None = None) -> Checked:
 
 
 def volumes(statement: dict[str, Any]) -> list[dict[str, Any]]:
-    """The volumes that a statement names. What is malformed is left out."""
+    """The volumes that a statement names. Malformed entries are left out."""
     found = statement["predicate"].get("volumes")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
@@ -117,7 +117,7 @@ def volumes(statement: dict[str, Any]) -> list[dict[str, Any]]:
 def differing(
     folder: Path, disk: dict[str, Any], volume: DiskReader, on_block: Callable[[int], None] = lambda _: None
 ) -> Iterator[int]:
-    """The numbers of the blocks of 4 MiB that are not what the receipt says of this disk. MalformedArchive, DiskReadFailed."""
+    """The numbers of the 4 MiB blocks that differ from the receipt for this disk. MalformedArchive, DiskReadFailed."""
     size = size_of(disk)
     if volume.size < size:
         raise MalformedArchive(f"the volume has {volume.size} bytes, the receipt's {disk['key']} {size}")
@@ -131,13 +131,13 @@ def differing(
 
 
 def ledger_of_volume(folder: Path, disk: dict[str, Any]) -> Ledger:
-    """What the receipt says of this disk, as `synvirt disk verify` takes it. MalformedArchive."""
+    """The receipt's ledger of this disk, in the form for `synvirt disk verify`. MalformedArchive."""
     return Ledger(str(disk.get("key")), size_of(disk), _rows(folder, disk))
 
 
 def chained(folder: Path, key: PublicKey | None = None) -> list[str]:
-    """What is wrong with the receipts that lie in the folder, each in its own: one missing, one twice, one of another chain.
-    Each is checked as by `checked`. That the newest is the newest only its host can say (GET /receipts/key)."""
+    """What is wrong with the receipts in the folder, each in a folder of its own: one missing, one twice, one of another chain.
+    Each is checked as by `checked`. Only the host can say whether the newest is really the newest (GET /receipts/key)."""
     problems: list[str] = []
     links: dict[int, tuple[str, str, dict[str, Any] | None]] = {}
     for place in sorted(folder.iterdir())[:RECEIPTS_MAX]:
@@ -180,7 +180,7 @@ def _link(statement: dict[str, Any], name: str, problems: list[str]) -> tuple[in
 
 
 def _listed(folder: Path, manifest: str, problems: list[str]) -> dict[str, str]:
-    """What a manifest lists. A file that is not what it says goes to the problems."""
+    """The files that a manifest lists. Files that differ from it go to the problems."""
     found: dict[str, str] = {}
     try:
         for number, line in enumerate(_text(folder, manifest).splitlines(), 1):
@@ -213,7 +213,7 @@ def _check_declaration(folder: Path) -> None:
 
 
 def statement_of(content: bytes) -> dict[str, Any]:
-    """The statement, as it is signed. MalformedArchive, where it is none of a receipt."""
+    """The statement, as it was signed. MalformedArchive, if it is not a receipt's."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -226,7 +226,7 @@ def statement_of(content: bytes) -> dict[str, Any]:
 
 
 def _check_subjects(statement: dict[str, Any], listed: dict[str, str]) -> None:
-    """The statement's digests are the manifest's, of all in data/ but itself."""
+    """Checks that the statement has the manifest's digests of all files in data/ except itself."""
     try:
         signed = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
     except (TypeError, LookupError):
@@ -246,7 +246,7 @@ def _check_rows(folder: Path, disk: dict[str, Any]) -> None:
 
 
 def size_of(disk: dict[str, Any]) -> int:
-    """Of a disk that has a ledger, in bytes. MalformedArchive."""
+    """The size in bytes of a disk that has a ledger. MalformedArchive."""
     size = disk.get("size_bytes")
     if type(size) is not int or size < 0 or disk.get("block_bytes") != BLOCK_BYTES:
         raise MalformedArchive(f"{STATEMENT}: volume {disk.get('key')} has no size, or other blocks than {BLOCK_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""What the API and the page ask of rehearsals. Blocking code."""
+"""The rehearsals' functions for the API and the page. Blocking code."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -34,8 +34,8 @@ class Engine(Protocol):
 
 
 class Rehearsing:
-    """`destination_named`: of this host, the default without a name. `wake(job_id)`: the job looks at once whether something is
-    asked of it."""
+    """`destination_named`: a destination of this host; without a name, the default. `wake(job_id)`: makes the job check at once
+    whether something is asked of it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Rehearsing:
         self._destination_named, self._wake = destination_named, wake
 
     def ask(self, job_id: UUID, asked: RehearsalRequest) -> Rehearsal:
-        """Of a job that copies warm and has not begun its cut-over. NotFound, Conflict, HostLacks."""
+        """Asks for a rehearsal of a job that copies warm and has not begun its cut-over. NotFound, Conflict, HostLacks."""
         here = self._may_be(self._store.get(job_id), self._store.host_of(job_id))
         rehearsal = Rehearsal(id=uuid4(), migration_id=job_id, asked=asked, submitted_by=submitter(), created_at=now())
         self._rows.add([rehearsal])
@@ -59,7 +59,8 @@ class Rehearsing:
         return rehearsal
 
     def ask_together(self, asked: TogetherRequest) -> list[Rehearsal]:
-        """All of them, or none. Conflict, where they are too few or one is named twice; NotFound, HostLacks."""
+        """Asks for rehearsals of all these jobs, or none. Conflict, if they are too few or one is named twice; NotFound,
+        HostLacks."""
         members = [(one, self._store.get(one.migration_id)) for one in asked.members]
         if not members and asked.wave_id is not None:
             members = self._of_wave(asked.wave_id)
@@ -93,7 +94,7 @@ class Rehearsing:
         return made
 
     def _of_wave(self, wave_id: UUID) -> list[tuple[RehearsedJob, Migration]]:
-        """Its members whose jobs copy warm now, each behind those that it waits for, with its checks."""
+        """The wave's members whose jobs copy warm now, with their checks; each after those that it waits for."""
         self._store.waves.get(wave_id)
         rows = self._store.waves.members(wave_id)[0]
         documents = {one.member_id: json.loads(one.document) for one in rows}
@@ -110,7 +111,7 @@ class Rehearsing:
             self._engine.begin(one.id)
 
     def _may_be(self, job: Migration, host: str) -> bool:
-        """Is it this host's? Conflict, HostLacks."""
+        """Checks that this host can rehearse it. Conflict, HostLacks."""
         if (why := why_not(job)) is not None:
             raise Conflict(f"job {job.id} cannot be rehearsed: {why}")
         here = host == self._host
@@ -123,11 +124,11 @@ class Rehearsing:
         return here
 
     def of(self, job_id: UUID) -> list[Rehearsal]:
-        """Newest first. NotFound, where there is no such job."""
+        """The job's rehearsals, newest first. NotFound, if there is no such job."""
         return self._rows.of(self._store.get(job_id).id)
 
     def states_of(self, job_ids: Sequence[UUID]) -> dict[UUID, RehearsalState]:
-        """Of the newest one of each job that has one."""
+        """The state of the newest rehearsal of each job that has one."""
         return self._rows.states_of(job_ids)
 
     def get(self, job_id: UUID, rehearsal_id: UUID) -> Rehearsal:
@@ -138,7 +139,7 @@ class Rehearsing:
         return found
 
     def cancel(self, job_id: UUID, rehearsal_id: UUID) -> Rehearsal:
-        """It ends as soon as what it made is gone. NotFound; Conflict, where it has ended."""
+        """Cancels the rehearsal. It ends as soon as all that it made is removed. NotFound; Conflict, if it has ended."""
         self.get(job_id, rehearsal_id)
         self._rows.cancel(rehearsal_id)
         return self._rows.get(rehearsal_id)
@@ -152,7 +153,7 @@ class Rehearsing:
 
 
 def _in_order(members: Iterable[dict[str, Any]]) -> list[str]:
-    """Names of a wave's members and of their groups: what is waited for comes first. A wave has no circle."""
+    """Names of a wave's members and of their groups; each after those that it waits for. A wave has no circle."""
     graph: TopologicalSorter[str] = TopologicalSorter()
     for one in members:
         graph.add(one["id"], *one.get("after", []))
@@ -162,12 +163,12 @@ def _in_order(members: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _checks(member: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of a wave's member, as a rehearsal asks them."""
+    """The checks of a wave's member, in a rehearsal's form."""
     return [{name: value for name, value in one.items() if value not in (None, [])} for one in member.get("checks", [])]
 
 
 def why_not(job: Migration) -> str | None:
-    """Why it cannot be rehearsed now; None, where it can."""
+    """Why it cannot be rehearsed now; None, if it can."""
     if job.ended:
         return f"it has ended, as {job.state}"
     if job.mode_effective is not Mode.WARM:

@@ -3,16 +3,16 @@
     cards of guests ── QEMU ══ TCP on loopback ══▶ this process, in a network namespace with nothing in it but ── bubble0
                                                        frames go from card to card, and to bubble0; there is no other way out
 
-The guest keeps its addresses; one that asks for them by DHCP gets what it had (`dhcp.py`). Whatever it asks for by ARP is
-answered with the address of bubble0, so its gateways and name servers seem to exist; what it sends to them is dropped. Frames
+The guest keeps its addresses; one that asks for them by DHCP gets its earlier ones (`dhcp.py`). Every ARP request is answered
+with the address of bubble0, so the guest's gateways and name servers seem to exist; what it sends to them is dropped. Frames
 are forwarded only from one guest to another: guests that are rehearsed together reach each other, directly in one network, or
-by their gateways. A guest's addresses are learned from what it sends. From bubble0 a connection to it can be opened, which is
-handed to the service as an open socket: so probes come in, and nothing else does.
+by their gateways. A guest's addresses are learned from what it sends. A connection to the guest can be opened from bubble0, and
+the service gets it as an open socket: so probes come in, and nothing else does.
 
-Frames are hostile: what reads them is in a cage. To give bubble0 another address takes privileges that it has not; a second
-process has them, and takes four bytes at a time.
+Frames are hostile: the process that reads them is in a cage. It has no privilege to change the address of bubble0; a second
+process has it, and accepts four bytes at a time.
 
-QEMU's framing (net/socket.c): each frame has its length before it, 4 bytes, big-endian. IPv4 alone.
+QEMU's framing (net/socket.c): before each frame its length, 4 bytes, big-endian. IPv4 only.
 """
 
 import contextlib
@@ -46,15 +46,15 @@ TAP: Final = "bubble0"
 # The most that QEMU sends (net/net.h, NET_BUFSIZE): a segment that the card would cut.
 FRAME_BYTES_MAX = 4096 + 65536
 READ_BYTES = 256 << 10
-# What a guest does not take is dropped, as a switch does.
+# A frame that a guest does not take in time is dropped, as by a switch.
 OWED_BYTES_MAX = 1 << 20
-# A guest that pretends to be many is none that is probed.
+# A guest that claims more addresses is not one that is probed.
 ADDRESSES_MAX = 64
 ARP, IPV4 = 0x0806, 0x0800
-# Not on any network of a guest: where it has asked for no gateway yet, probes come from here.
+# An address outside every guest's network: probes come from it until the guest has asked for a gateway.
 NO_GATEWAY = "192.0.2.1"
 NOT_POSSIBLE = 3
-# Of address space, most of which Python's threads reserve and never use.
+# Address space; Python's threads reserve most of it and never use it.
 MEMORY_BYTES = GIB
 
 
@@ -80,7 +80,7 @@ class _Route(ctypes.Structure):
 
 @dataclass
 class Card:
-    """One of the guest's, once QEMU has connected. `owed`: frames that it has not taken yet."""
+    """One of the guest's cards, once QEMU has connected. `owed`: frames that it has not taken yet."""
 
     listener: socket.socket
     wire: socket.socket | None = None
@@ -95,14 +95,15 @@ class Tap:
         self.descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(self.descriptor, TUNSETIFF, struct.pack("16sH14x", TAP.encode(), IFF_TAP | IFF_NO_PI))
         self._asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        # Before it is up: it would announce itself. Where the host has no IPv6, or /proc/sys may not be written, it stays.
+        # Before bubble0 is up, as it would announce itself. If the host has no IPv6, or /proc/sys is read-only, nothing
+        # changes.
         with contextlib.suppress(OSError):
             Path(f"/proc/sys/net/ipv6/conf/{TAP}/disable_ipv6").write_text("1")
         self._ask(SIOCSIFFLAGS, struct.pack("H14x", IFF_UP))
         self.mac = self._ask(SIOCGIFHWADDR, bytes(16))[18:24]
 
     def be(self, address: str) -> None:
-        """Its own address, and all others are reached by it. OSError."""
+        """Gives bubble0 this address, and routes all others by it. OSError."""
         self._ask(SIOCSIFADDR, _sockaddr(address))
         self._ask(SIOCSIFNETMASK, _sockaddr("255.255.255.255"))
         anywhere = _sockaddr(socket.inet_ntoa(bytes(4)))
@@ -114,11 +115,11 @@ class Tap:
 
     def write(self, frame: bytes) -> None:
         """Sends a frame; one that the device does not take is dropped."""
-        with contextlib.suppress(OSError):  # it is full, or the frame is none
+        with contextlib.suppress(OSError):  # it is full, or the frame is invalid
             os.write(self.descriptor, frame)
 
     def read(self) -> bytes | None:
-        """The next frame; None: there is none now."""
+        """The next frame; None, if there is none now."""
         try:
             return os.read(self.descriptor, FRAME_BYTES_MAX)
         except BlockingIOError:
@@ -133,8 +134,8 @@ def _sockaddr(address: str) -> bytes:
 
 
 class Addresser:
-    """A process that keeps the privileges of this one, and uses them for one thing: the address of bubble0. `others`: what it
-    has no business with."""
+    """A process that keeps the privileges of this one and uses them only to change the address of bubble0. `others`:
+    descriptors that it does not need."""
 
     def __init__(self, tap: Tap, others: Collection[socket.socket]) -> None:
         self._asking, answering = socket.socketpair()
@@ -146,7 +147,7 @@ class Addresser:
         answering.close()
 
     def be(self, address: str) -> None:
-        """OSError, where that is no address that it can have."""
+        """Changes the address. OSError, if bubble0 cannot have it."""
         if address != self._address:
             self._asking.send(socket.inet_aton(address))
             if self._asking.recv(1) != b"y":
@@ -165,9 +166,9 @@ class Addresser:
 
 
 class Bubble:
-    """`uids`: users whose QEMU may connect. `net`: the TCP connections of the service's own namespace.
-    `had`: see dhcp.py. `owners`: addresses that a platform said a card has, by the card's number: no other card is believed to
-    have them, and bubble0 never answers for them."""
+    """`uids`: users whose QEMU may connect. `net`: the TCP connections of the service's own namespace. `had`: see dhcp.py.
+    `owners`: addresses that a card has by its platform, by the card's number: no other card may use them, and bubble0 never
+    answers for them."""
 
     def __init__(
         self,
@@ -185,7 +186,7 @@ class Bubble:
         self._tap, self._addresser, self._control, self._uids, self._net = tap, addresser, control, uids, net
         self._cards = [Card(listener) for listener in listeners]
         self._selector = selectors.DefaultSelector()
-        # Where each hardware address was seen, and each address of IPv4: the newest are kept.
+        # The card that showed each hardware address, and each IPv4 address; only the newest are kept.
         self._macs: dict[bytes, int] = {}
         self._addresses: dict[str, int] = {}
         self._stations: dict[str, bytes] = {}
@@ -193,7 +194,7 @@ class Bubble:
         self._probing = threading.Lock()
 
     def serve(self) -> None:
-        """Until the service has gone."""
+        """Runs until the service has gone."""
         select = self._selector
         select.register(self._control, selectors.EVENT_READ, self._asked)
         select.register(self._tap.descriptor, selectors.EVENT_READ, self._from_tap)
@@ -222,7 +223,7 @@ class Bubble:
             self._selector.register(wire, selectors.EVENT_READ, lambda: self._from_card(number))
 
     def _uid_of(self, port: int, ours: int) -> int | None:
-        """Of the process that connected, in the service's own namespace (proc(5), /proc/net/tcp)."""
+        """The user of the process that connected, in the service's own namespace (proc(5), /proc/net/tcp)."""
         self._net.seek(0)
         for line in self._net.read().splitlines()[1:]:
             words = line.split()
@@ -272,7 +273,7 @@ class Bubble:
         self._pay(card)
 
     def _pay(self, card: Card) -> None:
-        """What it takes now; the rest when it is asked to take more."""
+        """Sends what the card takes now; the rest later, when the card can take more."""
         try:
             while card.owed and card.wire is not None:
                 del card.owed[: card.wire.send(card.owed)]
@@ -317,7 +318,7 @@ class Bubble:
             self._stations = {one: self._stations[one] for one in self._addresses if one in self._stations} | {address: mac}
 
     def _routed(self, frame: bytes) -> bool:
-        """A guest's gateway leads to the other guests, and to nowhere else."""
+        """Routes a packet by a guest's gateway: it leads to the other guests only."""
         address = socket.inet_ntoa(frame[30:34])
         number, mac = self._addresses.get(address), self._stations.get(address)
         if number is None or mac is None or mac == frame[6:12]:
@@ -326,7 +327,7 @@ class Bubble:
         return True
 
     def _answered(self, number: int, frame: bytes) -> bool:
-        """RFC 826. We answer for every address that is not a guest's, but never a guest that asks whether its own is free."""
+        """RFC 826. We answer for every address that is not a guest's, but never when a guest checks whether its own is free."""
         asks, sender, wanted = frame[20:22] == b"\0\1", frame[28:32], frame[38:42]
         if sender != bytes(4):
             self._is_at(socket.inet_ntoa(sender), frame[6:12], number)
@@ -350,8 +351,8 @@ class Bubble:
     # ── what the service asks ────────────────────────────────────────────────────────────────────────────────────────
 
     def _asked(self) -> bool:
-        """A line of JSON: `{"id", "cards"}` asks where the guest is that has these cards, with `port` and `timeout_s` for a
-        connection to it; the answer has the same id. False: the service has gone."""
+        """A line of JSON: `{"id", "cards"}` asks for the addresses of the guest with these cards; with `port` and `timeout_s`,
+        for a connection to it. The answer has the same id. False: the service has gone."""
         line = self._control.recv(4096)
         if not line:
             return False
@@ -366,7 +367,7 @@ class Bubble:
         return True
 
     def _connect(self, number: int, found: list[str], port: int, timeout_s: float) -> None:
-        """To the first of the guest's addresses that answers there."""
+        """Connects to the first of the guest's addresses that answers there."""
         trouble = "the guest has sent nothing that shows an address of it"
         with self._probing:
             addresses = [address for address in found if address != self._gateway]
@@ -388,7 +389,7 @@ class Bubble:
 
 
 def _keep(seen: dict[K, int], what: K, number: int) -> None:
-    """The newest last, and no more than so many."""
+    """Keeps the newest entries, the newest last, up to a limit."""
     seen.pop(what, None)
     seen[what] = number
     if len(seen) > ADDRESSES_MAX:
@@ -396,12 +397,12 @@ def _keep(seen: dict[K, int], what: K, number: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """The network's process. Exit NOT_POSSIBLE: the host gives no network namespace."""
+    """The network's process. Exit code NOT_POSSIBLE, if the host gives no network namespace."""
     control, uids, had, *listening = argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with Path(f"/proc/{os.getppid()}/net/tcp").open() as net:
-        # An operator who is not root has one with all rights in a namespace of users, where the host allows that.
+        # Without root, it can have one with all rights in a user namespace, if the host allows that.
         if libc.unshare(CLONE_NEWNET) != 0 and libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
             sys.stderr.write(f"no network namespace: {os.strerror(ctypes.get_errno())}\n")
             return NOT_POSSIBLE
@@ -414,7 +415,7 @@ def main(argv: list[str]) -> int:
         listeners = [socket.socket(fileno=int(one)) for one in listening]
         addresser = Addresser(tap, [asked, *listeners])
         enter(Cage(network=Network.ANY, memory_bytes=MEMORY_BYTES, files=64, written_bytes=0))
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # again: it is another user than the one that asked for it
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # again, as the user has changed since it was first set
         asked.send(b"{}")
         cards = json.loads(had)
         first = {bytes.fromhex(card["mac"]): card["addresses"][0] for card in cards if card["mac"] and card["addresses"]}

@@ -1,8 +1,8 @@
-"""A DHCP server for a rehearsed guest (RFC 2131, 2132): it gives the address that the guest had. Pure.
+"""A DHCP server for a rehearsed guest (RFC 2131, 2132): it gives the guest its earlier address. Pure.
 
-A client that was given an address before asks for it (option 50), whether it goes on with its lease or starts over; it gets
-that. One that asks for none gets the one that its platform said it had, or else one of a network that nobody uses (RFC 2544),
-so that what waits for the network begins.
+A client that had an address asks for it (option 50), whether it renews its lease or starts over, and gets it. One that asks for
+none gets its address by its platform; else one of a network that nobody uses (RFC 2544), so that programs that wait for the
+network can start.
 """
 
 import ipaddress
@@ -15,10 +15,10 @@ CLIENT_PORT, SERVER_PORT = 68, 67
 REQUEST, REPLY = 1, 2
 COOKIE: Final = b"\x63\x82\x53\x63"
 DISCOVER, OFFER, ASKS, ACK, INFORM = 1, 2, 3, 5, 8
-# RFC 2132: the options that are read and written.
+# The options of RFC 2132 that are read and written.
 PAD, MASK, ROUTER, NAMES, WANTED, LEASE, KIND, SERVER, END = 0, 1, 3, 6, 50, 51, 53, 54, 255
 LEASE_S = 86400
-# How large the guest's network is, nobody says: its gateway is at the first address of the 256 around it, or at the last.
+# The size of the guest's network is not known: its gateway is at the first or the last address of the 256 around it.
 PREFIX = 24
 STRANGERS = ipaddress.IPv4Network("198.18.0.0/16")
 # Fixed fields, then options (RFC 2131, figure 1).
@@ -29,8 +29,8 @@ _HEAD = 14
 
 
 def answer(frame: bytes, mac: bytes, had: Mapping[bytes, str]) -> bytes | None:
-    """What a server at the hardware address `mac` says to a frame of a client; None, where it is none, or wants no answer.
-    `had`: by a card's hardware address, the address that it had."""
+    """The answer of a server with the hardware address `mac` to a client's frame; None, if the frame is not a client's or needs
+    no answer. `had`: the earlier addresses, by a card's hardware address."""
     message = _message(frame)
     if message is None or len(message) < _FIXED.size:
         return None
@@ -64,7 +64,7 @@ def answer(frame: bytes, mac: bytes, had: Mapping[bytes, str]) -> bytes | None:
 
 
 def _message(frame: bytes) -> bytes | None:
-    """Of a datagram of a client to a server: whole, not in pieces."""
+    """The DHCP message in a client's datagram, if it is not fragmented."""
     if (
         len(frame) < _HEAD + _IP.size
         or frame[12:14] != b"\x08\x00"
@@ -92,7 +92,7 @@ def _options(content: bytes) -> dict[int, bytes]:
 
 
 def _usable(packed: bytes) -> ipaddress.IPv4Address | None:
-    """What a host may have."""
+    """Whether a host may have this address."""
     if len(packed) != 4:
         return None
     address = ipaddress.IPv4Address(packed)
@@ -103,7 +103,7 @@ def _usable(packed: bytes) -> ipaddress.IPv4Address | None:
 
 
 def _stranger(mac: bytes) -> ipaddress.IPv4Address:
-    """By its card: two cards have two."""
+    """An address by the card: two cards get two."""
     network, host = divmod(int.from_bytes(mac, "big") % 60000, 250)
     return STRANGERS[256 * network + host + 2]
 

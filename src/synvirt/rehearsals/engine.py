@@ -1,4 +1,4 @@
-"""Runs the rehearsals of this host's jobs to their ends, through crashes and restarts: a thread each, by the kernel's
+"""Runs the rehearsals of this host's jobs to their ends, through crashes and restarts: one thread for each, by the kernel's
 runner."""
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ log = structlog.get_logger(__name__)
 
 
 class Rehearsals:
-    """`ca_file`: authorities that pages by https are trusted with, beside this host's own. `screens`: the folder that keeps
-    what their guests' screens showed. `begin_network`, `look_inside`: see UnderWay."""
+    """`ca_file`: certificate authorities that are trusted for https pages besides this host's own. `screens`: the folder for
+    pictures of the guests' screens. `begin_network`, `look_inside`: see UnderWay."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Rehearsals:
         self._runner.begin(rehearsal_id)
 
     def pause(self) -> None:
-        """This host has lost its lease: nothing of them runs when this returns."""
+        """This host has lost its lease: when this returns, none of its rehearsals runs."""
         self._runner.pause()
 
     def resume(self) -> None:
@@ -59,19 +59,19 @@ class Rehearsals:
         self._runner.close()
 
     def screenshot(self, rehearsal_id: UUID) -> bytes | None:
-        """What the guest's screen showed last, a PNG."""
+        """The last picture of the guest's screen, a PNG."""
         try:
             return (self.screens / f"{rehearsal_id}.png").read_bytes()
         except OSError:
             return None
 
     async def _run(self, rehearsal_id: UUID) -> None:
-        """To its end. PersistFailed, where the store is away."""
+        """Runs it to its end. PersistFailed, if the store is away."""
         let_go = Event()
         await in_a_thread(lambda: self.run(rehearsal_id, let_go), let_go.set)
 
     def run(self, rehearsal_id: UUID, let_go: Event) -> None:
-        """Blocks until it has ended, or was let go of."""
+        """Blocks until it has ended or was let go of."""
         try:
             rehearsal = self._rooms.store.rehearsals.get(rehearsal_id)
         except NotFound:
@@ -109,7 +109,7 @@ class Rehearsals:
             under_way.move(**changes)
 
     def _forget_screens(self) -> None:
-        """The pictures of rehearsals that are known no more."""
+        """Removes the pictures of rehearsals that exist no more."""
         try:
             known = self._rooms.store.rehearsals.ids()
             for path in self.screens.glob("*.p*"):

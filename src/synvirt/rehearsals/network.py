@@ -1,6 +1,6 @@
-"""A rehearsed guest's network as the service sees it: ports that its cards connect to, and connections into it. Blocking.
+"""A rehearsed guest's network, seen from the service: ports that its cards connect to, and connections into it. Blocking.
 
-What the guest says is hostile. A process of its own reads it (`bubble.py`), and hands back numeric addresses and sockets.
+What the guest sends is hostile. A process of its own reads it (`bubble.py`) and gives back numeric addresses and sockets.
 """
 
 import contextlib
@@ -24,26 +24,26 @@ from synvirt.model.machine import Nic
 from synvirt.outgoing import Guard
 from synvirt.proof.health import Guests
 
-# A process that starts, a namespace and a tap: tens of milliseconds on an idle host.
+# To start a process, a namespace and a tap takes tens of milliseconds on an idle host.
 BEGIN_TIMEOUT_S = 20.0
-# For the answer, beyond what a probe itself may take.
+# The wait for the answer, in addition to the probe's own time.
 ANSWER_S = 5.0
-# A message is a few dozen addresses at the most.
+# A message has at most a few dozen addresses.
 MESSAGE_BYTES = 16 << 10
-# By these QEMU may run: they may connect cards.
+# The users that QEMU may run as: they may connect cards.
 QEMU_USERS = ("libvirt-qemu", "qemu")
 ENVIRONMENT = ("PATH", "PYTHONPATH")
 
 
 class Bubble:
-    """For these network cards, of one guest or of several. HostLacks, where this host gives no network namespace or no tap
-    device. `ports`: of 127.0.0.1, a card each, in order."""
+    """A network for these cards, of one guest or several. HostLacks, if this host gives no network namespace or no tap device.
+    `ports`: of 127.0.0.1, one for each card, in order."""
 
     def __init__(self, cards: Sequence[Nic]) -> None:
         listeners = [_listening() for _ in cards]
         self.ports = tuple(one.getsockname()[1] for one in listeners)
         self._questions = 0
-        # A guest each asks, in a thread each; an answer is for anyone who asks.
+        # Each guest has its own thread that asks; any thread may receive another's answer.
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         passed = [theirs.fileno(), *(one.fileno() for one in listeners)]
@@ -71,7 +71,7 @@ class Bubble:
         raise HostLacks(f"this host gives a rehearsed guest no network: {words[-1] if words else 'it did not begin in time'}")
 
     def addresses(self, cards: Sequence[int] | None = None) -> list[str]:
-        """Of the guest that has these cards (None: all), as it showed by what it sent; numeric, of IPv4."""
+        """The addresses of the guest with these cards (None: all), seen in what it sent; numeric, IPv4."""
         said = self._asked({"cards": self._chosen(cards)}, ANSWER_S)[0].get("addresses")
         found = []
         for one in said if isinstance(said, list) else []:
@@ -80,7 +80,7 @@ class Bubble:
         return found
 
     def connect(self, port: int, timeout_s: float, cards: Sequence[int] | None = None) -> socket.socket:
-        """To the guest. SourceUnreachable, with what each of its addresses said."""
+        """A connection to the guest. SourceUnreachable, with the error of each address."""
         question = {"cards": self._chosen(cards), "port": port, "timeout_s": timeout_s}
         said, descriptors = self._asked(question, timeout_s + ANSWER_S)
         if not descriptors:
@@ -90,7 +90,7 @@ class Bubble:
         return made
 
     def close(self) -> None:
-        """Idempotent; the namespace and all in it go with the process."""
+        """Idempotent; the namespace and all in it end with the process."""
         self._control.close()
         self._child.kill()
         self._child.wait()
@@ -111,7 +111,7 @@ class Bubble:
             return self._answered(question, within_s)
 
     def _answered(self, question: dict[str, object], within_s: float) -> tuple[dict[str, object], list[int]]:
-        """The answer to this question: one to an earlier, that came too late, is none."""
+        """The answer to this question. A late answer to an earlier one is skipped."""
         self._questions += 1
         try:
             self._control.settimeout(within_s)
@@ -129,7 +129,7 @@ class Bubble:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of one guest in a Bubble that holds others too: it has these cards of it. `leave`: what closing it is."""
+    """One guest's part of a Bubble with several: these cards are its. `leave`: called to close it."""
 
     bubble: Bubble
     cards: range
@@ -150,7 +150,7 @@ class Place:
 
 
 def _addresses_of(cards: Sequence[Nic]) -> list[dict[str, object]]:
-    """Of each card its hardware address, in hexadecimal, and its addresses of IPv4, as its platform said."""
+    """For each card, its hardware address in hexadecimal and its IPv4 addresses by its platform."""
     found: list[dict[str, object]] = []
     for card in cards:
         mac = "".join(character for character in (card.mac or "").lower() if character in "0123456789abcdef")
@@ -178,7 +178,7 @@ def _uids() -> str:
 
 
 class Network(Protocol):
-    """Where a rehearsed guest is: a Bubble of its own, or its Place in one."""
+    """The network of a rehearsed guest: its own Bubble, or its Place in one."""
 
     @property
     def ports(self) -> tuple[int, ...]: ...
@@ -189,8 +189,8 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InBubble(Guard):
-    """The guard of checks: whatever name or address a check has, the guest is what is connected to, and nothing else is. None:
-    it has no network."""
+    """The guard of checks: whatever name or address a check has, the connection goes to the guest and nowhere else. None: the
+    guest has no network."""
 
     bubble: Network | None = field(default=None)
 
@@ -202,7 +202,7 @@ class InBubble(Guard):
 
 @dataclass(frozen=True, slots=True)
 class NoNetwork:
-    """A guest without a cable in its cards: commands alone reach it."""
+    """A guest whose cards have no cable: only commands reach it."""
 
     guests: Guests
 
@@ -215,13 +215,13 @@ class NoNetwork:
 
 @dataclass(frozen=True, slots=True)
 class GuestInBubble:
-    """Commands by its agent; where it is, by what it sends."""
+    """Runs commands by the guest's agent; finds its addresses by what it sends."""
 
     guests: Guests
     bubble: Network
 
     def addresses(self, uuid: UUID) -> list[str]:
-        return self.bubble.addresses() or ["0.0.0.0"]  # noqa: S104 - none yet; connecting says so
+        return self.bubble.addresses() or ["0.0.0.0"]  # noqa: S104 - none yet; connecting reports it
 
     def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int:
         return self.guests.run_in_guest(uuid, argv, timeout_s)

@@ -1,6 +1,6 @@
-"""A function a state: what a rehearsal does there. Blocking; running it again after a crash is how a rehearsal resumes.
+"""A function for each state: what a rehearsal does in it. Blocking. After a crash, the function runs again from its start.
 
-Each takes the rehearsal under way and answers what changes with its move to the next state.
+Each takes the rehearsal under way and returns the changes that come with the move to the next state.
 """
 
 import asyncio
@@ -39,18 +39,18 @@ from synvirt.rehearsals.together import Networks, are_all_checked, is_its_turn, 
 
 log = structlog.get_logger(__name__)
 
-# The job is looked at so often: it clones between two passes.
+# How often the job is checked: it clones between two passes.
 WAIT_POLL_S = 0.5
-# An operator's wish to cancel is a row of the store, and any host's API may write it.
+# A request to cancel is a row of the store, and any host's API may write it.
 WISH_POLL_S = 1.0
 CHECK_PAUSE_S = 1.0
 # An agent answers in milliseconds, a platform in seconds.
 FACTS_WITHIN_S = 30.0
-# What is shown of a command; the whole of it is in what was asked.
+# The shown part of a command; the whole command is in the request.
 NAME_CHARS = 200
-# What cannot be removed now may be in a moment: a volume that its guest still has open.
+# What cannot be removed now may be removable in a moment: for example a volume that its guest still has open.
 SWEEP_PAUSES_S = (0.5, 2, 5, 15, 60)
-# From here on the job's volumes are those of the guest itself.
+# After these states, the job's volumes belong to the guest itself.
 BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
 
 
@@ -58,13 +58,13 @@ LookInside = Callable[[Sequence[str], Callable[[], bool]], dict[str, str]]
 
 
 class LetGo(Exception):
-    """This process has to stop working, as by a crash."""
+    """This process has to stop working, as in a crash."""
 
 
 @dataclass
 class UnderWay:
-    """A rehearsal while a step of it runs. `rehearsal` is as the store has it; every change goes through `move`. `let_go`: this
-    process has lost its lease, or ends."""
+    """A rehearsal while a step of it runs. `rehearsal` is equal to the store's row; every change goes through `move`. `let_go`:
+    this process has lost its lease, or ends."""
 
     rehearsal: Rehearsal
     rooms: Rooms
@@ -75,7 +75,7 @@ class UnderWay:
     begin_network: Callable[[Sequence[Nic]], Bubble] | None = None
     network: Network | None = None
     networks: Networks | None = None
-    # What the disks of a guest say of it, which nobody writes to: facts_of.
+    # Reads facts of a guest from its disks, while they are not written: facts_of.
     look_inside: LookInside = facts_of
     _asked_at: float = 0.0
     _cancelled: bool = False
@@ -85,16 +85,16 @@ class UnderWay:
         return Job(self.rooms.store.get(self.rehearsal.migration_id), self.rooms, Stop())
 
     def move(self, **changes: object) -> None:
-        """Writes these fields of the rehearsal. Conflict where its state has changed meanwhile."""
+        """Writes these fields of the rehearsal. Conflict, if its state has changed meanwhile."""
         rows, before = self.rooms.store.rehearsals, self.rehearsal
         self.rehearsal = rows.change(before.id, before.state, lambda found: found.model_copy(update=changes))
 
     def stop(self) -> bool:
-        """Whether what runs for it must stop. Never raises: what asks this ends programs."""
+        """Whether programs that run for it must stop. Never raises, as code that ends programs calls it."""
         return self.let_go.is_set() or self.cancelled()
 
     def cancelled(self) -> bool:
-        """Did an operator, or the job, ask for its end?"""
+        """Whether an operator or the job asked for its end."""
         if not self._cancelled and time.monotonic() - self._asked_at >= WISH_POLL_S:
             self._cancelled = self.rooms.store.rehearsals.is_cancelled(self.rehearsal.id)
             self._asked_at = time.monotonic()
@@ -108,12 +108,12 @@ class UnderWay:
             raise Cancelled
 
     def pause(self, seconds: float) -> None:
-        """Waits for so many seconds. LetGo where the service ends meanwhile."""
+        """Waits for so many seconds. LetGo, if the service ends meanwhile."""
         if self.let_go.wait(seconds):
             raise LetGo
 
     def renew_network(self, cards: Sequence[Nic]) -> CheckResult:
-        """For a guest that is started next. One that this host cannot give a network to has no cable in its cards."""
+        """A new network for the next guest. If this host cannot give it one, its cards have no cable."""
         self.close()
         if self.begin_network is None:
             return CheckResult(name="network", ok=True, detail="none: there is no cable in its cards")
@@ -128,33 +128,33 @@ class UnderWay:
         return CheckResult(name="network", ok=True, detail=f"{whose}, which leads nowhere")
 
     def _shared(self) -> Network | None:
-        """Of the guests that are rehearsed together: all of their cards, as their jobs know them."""
+        """The network of guests that are rehearsed together, with all their cards, as their jobs have them."""
         if self.rehearsal.together is None or self.networks is None:
             return None
         cards: list[Sequence[Nic]] = []
         for one in self.rehearsal.together.rehearsals:
             try:
                 job = self.rooms.store.get(self.rooms.store.rehearsals.get(one).migration_id)
-            except NotFound:  # it was over, and removed with its job
+            except NotFound:  # it had ended, and was removed with its job
                 cards.append(())
             else:
                 cards.append(() if job.manifest is None else job.manifest.nics)
         return self.networks.join(self.rehearsal, cards)
 
     def wait_for(self, happened: Callable[[Sequence[Rehearsal]], bool]) -> None:
-        """Of the other guests, where there are some. Cancelled, LetGo."""
+        """Waits until `happened` is true of the other guests, if there are any. Cancelled, LetGo."""
         while not happened(others(self.rooms.store, self.rehearsal)):
             self.check()
             self.pause(WAIT_POLL_S)
 
     def checks_by(self) -> Checker:
-        """Asks the guest where it is: in its network."""
+        """Runs the checks in the guest's network."""
         if self.network is None:
             return Checker(NoNetwork(self.rooms.hypervisor), InBubble())
         return Checker(GuestInBubble(self.rooms.hypervisor, self.network), InBubble(bubble=self.network), self.ca_file)
 
     def close(self) -> None:
-        """Leaves the network, which ends with the last guest in it."""
+        """Leaves the network. It ends when the last guest leaves."""
         if self.network is not None:
             self.network.close()
         self.network = None
@@ -165,7 +165,7 @@ class UnderWay:
 
 
 def waiting(under_way: UnderWay) -> dict[str, object]:
-    """Until the job has cloned its volumes. Cancelled, where the job will not any more."""
+    """Waits until the job has cloned its volumes. Cancelled, if the job will not clone any more."""
     rows, rooms = under_way.rooms.store.rehearsals, under_way.rooms
     while True:
         under_way.rehearsal = rows.get(under_way.rehearsal.id)
@@ -181,7 +181,7 @@ def waiting(under_way: UnderWay) -> dict[str, object]:
 
 
 def preparing(under_way: UnderWay) -> dict[str, object]:
-    """The guest's drivers go into the clones, as they will into the volumes."""
+    """Prepares the clones with the guest's drivers, as the job will prepare the volumes."""
     rehearsal, job, preparer = under_way.rehearsal, under_way.job, under_way.rooms.preparer
     if rehearsal.host != under_way.rooms.host:
         raise Interrupted(f"host {rehearsal.host}, which had the rehearsal, is lost", hint="rehearse again")
@@ -200,9 +200,9 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
 
 
 def booting(under_way: UnderWay) -> dict[str, object]:
-    """Up the ladder, as the job itself will: the first bus that the guest boots from."""
+    """Climbs the ladder like the job itself: it ends at the first bus from which the guest boots."""
     rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
-    # Of a service that was killed here: a guest that ran on says nothing of how long a boot takes.
+    # Left by a service that was killed here: how long a guest boots cannot be measured on one that ran on.
     hypervisor.undefine(rehearsal.id, rehearsal.id)
     if (together := rehearsal.together) is not None:
         under_way.wait_for(lambda group: is_its_turn(together, rehearsal, group))
@@ -257,10 +257,10 @@ def _seen(sign: str, bus: DiskBus) -> str:
 
 
 def checking(under_way: UnderWay) -> dict[str, object]:
-    """What was asked of the guest; each is asked again until its time is over."""
+    """Runs the checks; each is repeated until its time is over."""
     rehearsal, hypervisor = under_way.rehearsal, under_way.rooms.hypervisor
     if under_way.network is None and under_way.begin_network is not None:
-        # Of a service that was killed here: the guest's network went with it.
+        # A service was killed here, and the guest's network ended with it.
         return {"state": RehearsalState.BOOTING, "checked": False}
     checker = under_way.checks_by()
     results = [one for one in rehearsal.checks if one.name in ("boot", "network")]
@@ -288,19 +288,20 @@ def checking(under_way: UnderWay) -> dict[str, object]:
 
 
 def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
-    """Of the guest that runs and the rehearsed one, each by its own word. A source that does not answer fails nothing."""
+    """Compares the running source with the rehearsed guest; each reports its own facts. A source that does not answer fails
+    nothing."""
     rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
     machine = _machine(rehearsal, job.migration, ())
     differences, machines = hypervisor.domain_xml(machine_of(job.migration), []).differences, hypervisor.machine_facts(machine)
     source, clone = dict(rehearsal.read), hypervisor.guest_facts(rehearsal.id)
     try:
         if (said := asyncio.run(_source_facts(under_way, job))) and clone:
-            source = {item: source[item] for item in source if are_read({item: source[item]})}  # both speak for themselves
+            source = {item: source[item] for item in source if are_read({item: source[item]})}  # both report their own
         source |= said
     except (SynvirtError, TimeoutError) as error:
         log.warning("the source does not say what runs in its guest", rehearsal=str(rehearsal.id), cause=str(error))
     if not clone and are_read(rehearsal.read) and rehearsal.together is None:
-        # No agent says what runs in it: so what its disks say, once it writes to them no more.
+        # No agent reports what runs in it: so its disks are read, once it writes to them no more.
         hypervisor.undefine(rehearsal.id, rehearsal.id)
         return compared(of_disks(source), _read(under_way, _volumes(under_way, job)), differences, machines)
     deadline = time.monotonic() + SETTLED_WITHIN_S
@@ -314,7 +315,7 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
 
 
 def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
-    """What the disks say, while nobody writes to them. Volumes that are no files and no devices here are not read."""
+    """Facts from the disks, while they are not written. Volumes that are neither files nor devices here are not read."""
     paths = [volume.path for volume in volumes if volume.device_type in ("file", "block")]
     if len(paths) < len(volumes):
         return {f"{NOT_READ} disks": "their volumes lie in a pool of Ceph"}
@@ -322,7 +323,7 @@ def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
 
 
 async def _source_facts(under_way: UnderWay, job: Job) -> dict[str, str]:
-    """By a session of its own: those of jobs belong to their event loop."""
+    """By a session of its own, as jobs' sessions belong to their event loop."""
     plan = job.migration.plan
     if plan.source.Live is None or plan.source_ref.kind != "live_vm":
         return {}
@@ -365,7 +366,7 @@ def _named(check: AnyCheck) -> str:
 
 
 def _keep(under_way: UnderWay, picture: bytes | None) -> bool:
-    """For people: nothing depends on it."""
+    """Stores a picture for people; nothing depends on it."""
     if picture is None:
         return False
     path = under_way.screen
@@ -385,7 +386,7 @@ def _url(rehearsal: Rehearsal) -> str:
 
 
 def failed(under_way: UnderWay, error: SynvirtError) -> dict[str, object]:
-    """What changes where a step could not be done. Cancelled is its operator's wish, or the job's."""
+    """What changes when a step failed. Cancelled means a request of the operator or the job."""
     job, rehearsal = under_way.job, under_way.rehearsal
     cancelled = isinstance(error, Cancelled)
     checks = rehearsal.checks
@@ -401,7 +402,7 @@ def failed(under_way: UnderWay, error: SynvirtError) -> dict[str, object]:
 
 
 def sweeping(under_way: UnderWay) -> dict[str, object]:
-    """All that it made goes, the guest first. It has not ended before that is done."""
+    """Removes all that it made, the guest first. The rehearsal ends only after that."""
     rehearsal, rooms = under_way.rehearsal, under_way.rooms
     job = under_way.job
     steps: list[Callable[[], object]] = [

@@ -1,4 +1,4 @@
-"""Guests that are rehearsed together: one network for all of them, for as long as one of them is in it. Thread-safe, blocking.
+"""Guests that are rehearsed together: they share one network, as long as one of them is in it. Thread-safe, blocking.
 
 ask ─▶ a rehearsal each, which names them all in order
 start: each once the one before it has booted          end: none goes before all have been checked
@@ -16,7 +16,7 @@ from synvirt.model.rehearsal import Rehearsal, RehearsalState, Together
 from synvirt.rehearsals.network import Bubble, Place
 from synvirt.store import Store
 
-# From here on a guest is there for the others.
+# From these states on, the other guests can use it.
 BOOTED = frozenset({RehearsalState.CHECKING})
 OVER = frozenset({RehearsalState.SWEEPING, RehearsalState.PASSED, RehearsalState.FAILED, RehearsalState.CANCELLED})
 
@@ -24,13 +24,13 @@ OVER = frozenset({RehearsalState.SWEEPING, RehearsalState.PASSED, RehearsalState
 @dataclass
 class _Shared:
     bubble: Bubble
-    # Of each guest of the group, how many it has there: a job that is removed meanwhile moves nobody to others' cards.
+    # The number of cards of each guest in the group: so removing a job meanwhile gives no guest another's cards.
     cards: list[int]
     users: set[UUID] = field(default_factory=set)
 
 
 class Networks:
-    """`begin`: makes a network for these cards. HostLacks, as it says."""
+    """`begin`: makes a network for these cards. It may raise HostLacks."""
 
     def __init__(self, begin: Callable[[Sequence[Nic]], Bubble]) -> None:
         self._begin = begin
@@ -38,7 +38,7 @@ class Networks:
         self._shared: dict[UUID, _Shared] = {}
 
     def join(self, rehearsal: Rehearsal, cards: Sequence[Sequence[Nic]]) -> Place:
-        """`cards`: of each guest of the group, in its order."""
+        """Joins the group's network. `cards`: of each guest of the group, in its order."""
         assert rehearsal.together is not None
         number = rehearsal.together.rehearsals.index(rehearsal.id)
         with self._lock:
@@ -51,7 +51,7 @@ class Networks:
         return Place(shared.bubble, range(first, first + shared.cards[number]), partial(self.leave, rehearsal))
 
     def leave(self, rehearsal: Rehearsal) -> None:
-        """The last one takes the network along."""
+        """The last guest that leaves ends the network."""
         if rehearsal.together is None:
             return
         with self._lock:
@@ -63,7 +63,7 @@ class Networks:
 
 
 def others(store: Store, rehearsal: Rehearsal) -> list[Rehearsal]:
-    """Of its group, in its order; those that are known no more were over."""
+    """The others of its group, in its order. Those that exist no more had ended."""
     found = []
     for one in () if rehearsal.together is None else rehearsal.together.rehearsals:
         try:
@@ -74,11 +74,11 @@ def others(store: Store, rehearsal: Rehearsal) -> list[Rehearsal]:
 
 
 def is_its_turn(together: Together, rehearsal: Rehearsal, group: Sequence[Rehearsal]) -> bool:
-    """To start: those before it have booted, or will not any more."""
+    """Whether it may start: those before it have booted, or will not boot any more."""
     before = together.rehearsals[: together.rehearsals.index(rehearsal.id)]
     return all(one.state in BOOTED | OVER for one in group if one.id in before)
 
 
 def are_all_checked(group: Sequence[Rehearsal]) -> bool:
-    """To end: nobody is still asked for what another one of them gives."""
+    """Whether it may end: no other guest's check needs it any more."""
     return all(one.checked or one.state in OVER for one in group)
