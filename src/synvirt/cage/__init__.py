@@ -1,9 +1,9 @@
-"""How a child that reads hostile input is confined, by the kernel, before it reads the first byte of it.
+"""How a child that reads hostile input is confined, by the kernel, before it reads its first byte.
 
     Cage ─▶ enter() ─▶ no_new_privs, limits, no capabilities, an empty network, Landlock (files), seccomp (system calls)
 
-Read `confining.py`, then `landlock.py` and `seccomp.py`. Every layer is one that this host has: `layers()` says which, and the
-doctor shows it. A layer that is missing is left out, never one that is there.
+Read `confining.py`, then `landlock.py` and `seccomp.py`. `layers()` says which layers this host has, and the doctor shows it.
+Only a layer that this host lacks is left out.
 """
 
 from synvirt.cage.confining import Cage, Network, enter, layers, may_change_user, may_open_others_files

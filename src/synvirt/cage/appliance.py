@@ -1,8 +1,8 @@
 """The cage of a converter: virt-v2v, or another tool that runs a guest's disks in an appliance of libguestfs.
 
-Such a tool starts QEMU with an appliance that it builds of this host's own programs, and serves it the disks by qemu-nbd; so it
-may start programs, speak by Unix sockets, use /dev/kvm, and read the packages' lists and the kernel. It is another user than
-the service, one that libvirtd does not listen to; it writes its folders and reads its disks, and connects nowhere.
+Such a tool builds an appliance from this host's own programs, starts QEMU with it, and serves it the disks by qemu-nbd. So it
+may start programs, use Unix sockets and /dev/kvm, and read the packages' lists and the kernel. It runs as another user than the
+service, one that libvirtd refuses. It may write its own folders and read its disks, and connects nowhere.
 """
 
 import os
@@ -14,16 +14,16 @@ from synvirt.cage.confining import Cage, Network
 from synvirt.cage.launch import argv_in
 from synvirt.programs import find
 
-# What an appliance is made of: a kernel and its modules (/usr and /lib are there anyway), what packages hold, and files of /etc
+# The parts of an appliance: a kernel and its modules (/usr and /lib are allowed anyway), the packages' files, and files of /etc
 # that belong to them. Not the host's keys and password hashes, which supermin leaves out.
 _MADE_OF = (
     "/boot",
     *("/var/lib/dpkg", "/etc/dpkg", "/etc/debian_version"),
     *("/var/lib/rpm", "/usr/lib/sysimage/rpm", "/etc/rpm"),
 )
-# Paths in libguestfs' and supermin's environment: an administrator's word.
+# Paths in the environment of libguestfs and supermin, set by an administrator.
 _NAMED = ("SUPERMIN_KERNEL", "SUPERMIN_MODULES", "LIBGUESTFS_PATH", "VIRTIO_WIN", "VIRT_TOOLS_DATA_DIR")
-# The package's unit hides the kernel's modules where they lie, as systemd does with ProtectKernelModules, and shows them here.
+# The package's unit hides the kernel's modules at their usual place (systemd's ProtectKernelModules), and shows them here.
 SHOWN_MODULES = Path("/run/synvirt-kernel-modules")
 CACHE = "LIBGUESTFS_CACHEDIR"
 
@@ -37,7 +37,8 @@ def converter(
     environment: Mapping[str, str],
     network: Network = Network.LOCAL,
 ) -> list[str]:
-    """What starts it, with that environment. `exact`: as of a Cage. `network`: ANY, where a disk lies elsewhere."""
+    """The command that starts the converter with that environment. `exact`: as in Cage. `network`: ANY, where a disk is on
+    another host."""
     program = find(argv[0])
     own = [] if program is None else [program, str(Path(program).resolve().parent)]
     named = [path for name in _NAMED for path in environment.get(name, "").split(os.pathsep) if path.startswith("/")]
@@ -52,7 +53,8 @@ def converter(
 
 
 def shown_kernel(modules: Path = SHOWN_MODULES, boot: Path = Path("/boot")) -> dict[str, str]:
-    """The kernel that libguestfs' appliance boots, where its modules are shown elsewhere: the one that runs, else the last."""
+    """The kernel that libguestfs' appliance boots, where its modules are shown at another place: the running one, else the
+    newest."""
     found = {folder.name: boot / f"vmlinuz-{folder.name}" for folder in sorted(modules.glob("*"))}
     whole = {
         version: kernel for version, kernel in found.items() if kernel.exists() and (modules / version / "modules.dep").exists()

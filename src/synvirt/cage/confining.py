@@ -1,4 +1,4 @@
-"""Confining this process, before it has threads: what it may do from here on, and never more again."""
+"""Confines this process, before it has threads: it loses rights for good."""
 
 import contextlib
 import ctypes
@@ -20,12 +20,13 @@ _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_SET_KEEPCAPS = 38, 24, 8
 _PR_CAP_AMBIENT, _AMBIENT_RAISE = 47, 2
 _PR_SET_SECUREBITS, _NO_SETUID_FIXUP = 28, 1 << 2
 _CLONE_NEWNET, _CLONE_NEWIPC = 0x40000000, 0x08000000
-# include/uapi/linux/capability.h. Import folders and volumes belong to others than us; which files those are says Landlock.
+# include/uapi/linux/capability.h. Import folders and volumes belong to other users than us; Landlock limits which of their
+# files may be opened.
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH, _CAP_NET_BIND_SERVICE, _CAPABILITIES_MAX = 1, 2, 10, 63
 _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 6, 7, 21
 _CAPABILITY_VERSION = 0x20080522
-# What Python and the libraries of a reader need: their own files, names of hosts and certificates, the kernel's figures. Not
-# /etc as a whole: the host's keys and password hashes lie there.
+# Files that Python and the libraries of a reader need: their own, names of hosts and certificates, the kernel's figures. Not
+# /etc as a whole, as the host's keys and password hashes are there.
 _SYSTEM = (
     *("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/proc", "/sys"),
     *("/dev/zero", "/dev/urandom", "/dev/random"),
@@ -34,7 +35,7 @@ _SYSTEM = (
     *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/ca-certificates", "/etc/alternatives"),
     *("/run/systemd/resolve", "/etc/krb5.conf", "/etc/samba", "/etc/gnutls", "/etc/crypto-policies", "/etc/mime.types"),
 )
-# To start a program with no input is to open it for both; nothing is kept there.
+# A program that gets no input opens it for reading and writing; it stores nothing.
 _SINK = "/dev/null"
 
 
@@ -55,12 +56,12 @@ _FAMILIES = {
 
 @dataclass(frozen=True, slots=True)
 class Cage:
-    """`reads`, `writes`: files, or folders with all below. `programs`: it may start others, which are in the same cage.
+    """`reads`, `writes`: files, or folders with all below. `programs`: it may start other programs, which are in the same cage.
     `as_root`: it stays the user that it is, because its peers check that. `files_as_service`: it becomes another user, but
     makes and opens files as the service's user (setfsuid(2)); programs that it starts do not. `opened`: descriptors of more
-    files that it reads, which `enter` closes. `exact`: resolved paths of more; one that leads through a symbolic link by now
-    is left out.
-    `memory_bytes`: of address space. `cpu_s`, `written_bytes` (of one file): None, where only the work's size bounds it."""
+    files that it may read; `enter` closes them. `exact`: resolved paths of more; a path that leads through a symbolic link by
+    now is left out. `memory_bytes`: of address space. `cpu_s`, `written_bytes` (of one file): None, where only the size of the
+    work limits it."""
 
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
@@ -77,14 +78,15 @@ class Cage:
 
 
 def enter(cage: Cage) -> tuple[str, ...]:
-    """From here on, for good. The layers that took hold; what this host lacks is left out. OSError: one failed."""
+    """Confines this process for good. Gives the layers that are in force; a layer that this host lacks is left out. OSError:
+    one failed."""
     libc = ctypes.CDLL(None, use_errno=True)
     _limit(cage)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs")
     held = ["no_new_privs", "limits"]
     has = permitted()
-    # Refused without CAP_SYS_ADMIN. No namespace of users instead: in one, capabilities say nothing about the host's files.
+    # Refused without CAP_SYS_ADMIN. A user namespace does not help: in one, capabilities do not apply to the host's files.
     if cage.network is not Network.ANY and libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0:
         held.append("network namespace")
     if has:
@@ -106,7 +108,7 @@ def enter(cage: Cage) -> tuple[str, ...]:
 
 
 def layers() -> dict[str, bool]:
-    """Those of `enter`, and whether this host gives them to this process."""
+    """The layers of `enter`, and whether this host gives them to this process."""
     has = permitted()
     return {
         "no_new_privs": True,
@@ -128,49 +130,50 @@ def _limit(cage: Cage) -> None:
     for limit, value in wanted.items():
         hard = resource.getrlimit(limit)[1]
         most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # A second more, so that it is ended by the signal that says why.
+        # One second more, so that the signal which says why ends it first.
         later = 1 if limit == resource.RLIMIT_CPU and (hard == resource.RLIM_INFINITY or hard > most) else 0
         resource.setrlimit(limit, (most, most + later))
 
 
 def _own_files() -> list[str]:
-    """Where this interpreter's modules and programs lie, the virtual environment's and its base's."""
+    """The folders of this interpreter's modules and programs: the virtual environment's and its base's."""
     return [path for path in dict.fromkeys([sys.prefix, sys.base_prefix, *sys.path]) if path and path != "/"]
 
 
 def _give_up_rights(libc: ctypes.CDLL, cage: Cage, *, changes_user: bool) -> None:
-    """Another user than the service's, whose one privilege is to read and write what belongs to others, if the service has it.
-    Where Landlock holds, that is what the cage names, and nothing else."""
-    # Capabilities stay when the user changes, and access(2) goes by them too: libnbd asks it whether there is a certificate.
+    """Becomes another user than the service's. Its one privilege, if the service has it, is to read and write files of other
+    users. With Landlock it has that only for the files that the cage names."""
+    # Capabilities stay when the user changes. access(2) checks the effective ones too, and libnbd calls it to look for a
+    # certificate.
     libc.prctl(_PR_SET_SECUREBITS, _NO_SETUID_FIXUP, 0, 0, 0)
-    libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)  # where a unit took CAP_SETPCAP, for which the line above is refused
+    libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)  # where a unit took away CAP_SETPCAP, the line above is refused
     kept = (
         1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH | (1 << _CAP_NET_BIND_SERVICE if cage.as_root else 0)
     ) & permitted()
     for number in range(_CAPABILITIES_MAX + 1):
         if not kept >> number & 1:
-            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # one that the kernel does not know is not there either
+            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # one that the kernel does not know does not exist either
     if changes_user:
         _change_user(libc, files_as_service=cage.files_as_service)
     _set_capabilities(libc, kept, inheritable=kept if cage.programs else 0)
     for number in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH) if cage.programs else ():
-        # One that is not permitted is refused here, and not missed.
-        libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0)  # else what it starts could not read what it reads
+        # A capability that is not permitted is refused here, which does no harm.
+        libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0)  # else programs that it starts could not read its files
 
 
 def _change_user(libc: ctypes.CDLL, *, files_as_service: bool) -> None:
     user, group = _user()
     owner, owners = os.geteuid(), os.getegid()
-    # Its own group once more, where files go by another: else, from Linux 6.16 on, programs have no capabilities,
-    # since its group seems to have changed.
+    # Sets its own group once more, where files belong to another group: else, from Linux 6.16 on, programs have no
+    # capabilities, as its group seems to have changed.
     os.setgroups([group] if files_as_service else [])
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
     if not files_as_service:
         return
-    # They may have become ineffective with root's user.
+    # They may have become ineffective when root's user was given up.
     _set_capabilities(libc, permitted(), inheritable=0)
-    # Of this thread alone, which is the only one; threads that it starts have them too.
+    # Only for this thread, which is the only one; threads that it starts inherit them.
     for change, wanted in ((libc.setfsgid, owners), (libc.setfsuid, owner)):
         change(wanted)
         if change(-1) != wanted:  # the only way to see that it was refused
@@ -188,13 +191,13 @@ def _set_capabilities(libc: ctypes.CDLL, kept: int, *, inheritable: int) -> None
 
 
 def permitted() -> int:
-    """This process's capabilities, a bit each: a unit may have taken some from root, or given some to another user."""
+    """This process's capabilities, one bit each. A unit may have taken some from root, or given some to another user."""
     found = re.search(r"^CapPrm:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(found[1], 16) if found else 0
 
 
 def may_change_user(has: int | None = None) -> bool:
-    """In a namespace of users of its own, as a rehearsed guest's network has one, nobody is there to become."""
+    """Whether it may change its user. A user namespace of its own, as a rehearsed guest's network has, has no other user."""
     both = 1 << _CAP_SETUID | 1 << _CAP_SETGID
     return (permitted() if has is None else has) & both == both and bool(Path("/proc/self/uid_map").read_text().strip())
 

@@ -1,6 +1,6 @@
-"""Landlock: which files a process may open, held by the kernel for it and all its children (landlock(7), Linux 5.13).
+"""Landlock: which files a process may open, enforced by the kernel for it and all its children (landlock(7), Linux 5.13).
 
-Three system calls, which no library of Debian's has for Python.
+Three system calls; no library in Debian offers them to Python.
 """
 
 import ctypes
@@ -15,11 +15,11 @@ _CREATE_VERSION = 1
 _RULE_PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
-# What each version of the interface knows: a right that the kernel does not know is refused.
+# The rights that each version of the interface knows: a right that the kernel does not know is refused.
 _RIGHTS_BY_VERSION = ((1, (1 << 13) - 1), (2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV))
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
-# Version 4 closes TCP, 6 abstract sockets and signals to processes outside.
+# Version 4 covers TCP, version 6 abstract sockets and signals to processes outside.
 _BIND_TCP, _CONNECT_TCP, _NET_SINCE = 1, 2, 4
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS, _SCOPE_SINCE = 1, 2, 6
 
@@ -34,15 +34,15 @@ class _PathBeneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Of the interface; 0, where the kernel has none or has it turned off."""
+    """The version of the interface; 0, where the kernel lacks it or has it turned off."""
     return max(0, _syscall(_CREATE, None, 0, _CREATE_VERSION))
 
 
 def restrict(
     *, reads: Iterable[Path], writes: Iterable[Path], network: bool, opened: Iterable[int] = (), exact: Iterable[Path] = ()
 ) -> None:
-    """This thread, those it starts, and its children open nothing but what lies under these paths. Of `opened` descriptors and
-    `exact` paths, which must not lead through symbolic links, they may read. OSError."""
+    """This thread, threads that it starts and its children may open only what lies under these paths. They may read, too, what
+    `opened` descriptors and `exact` paths lead to; the paths must not lead through symbolic links. OSError."""
     known = version()
     rights = 0
     for since, more in _RIGHTS_BY_VERSION:
@@ -69,7 +69,7 @@ def _allow(ruleset: int, path: Path, rights: int, *, exact: bool = False) -> Non
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there needs no right
+        return  # a path that does not exist needs no right
     try:
         if not exact or Path(f"/proc/self/fd/{descriptor}").readlink() == path:
             _allow_opened(ruleset, descriptor, rights)
@@ -78,7 +78,7 @@ def _allow(ruleset: int, path: Path, rights: int, *, exact: bool = False) -> Non
 
 
 def _allow_opened(ruleset: int, descriptor: int, rights: int) -> None:
-    """The rule is of the inode: whatever its names come to mean, it is that file."""
+    """The rule belongs to the inode: it applies to this file, even if its names later lead elsewhere."""
     if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
         rights &= _OF_A_FILE
     _checked(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(_PathBeneath(rights, descriptor)), 0)

@@ -1,7 +1,7 @@
 """Starts an outside program in a cage: `python -m synvirt.cage.launch CAGE PROGRAM [ARGUMENT...]`, by `argv_in`.
 
-For programs that read what strangers made. The cage holds for the program and all that it starts; Landlock, seccomp, limits and
-no_new_privs stay with it over execve, and so do the capabilities to open what belongs to others, within Landlock's bounds.
+For programs that read files of strangers. The cage applies to the program and all that it starts: Landlock, seccomp, limits and
+no_new_privs survive execve. So do the capabilities to open other users' files, within Landlock's limits.
 """
 
 import json
@@ -16,18 +16,19 @@ from typing import Any
 from synvirt.cage.confining import Cage, Network, enter
 from synvirt.sizes import GIB
 
-# What an image tool needs for a disk of any size: its tables are read piece by piece.
+# Enough for an image tool with a disk of any size, as it reads the disk's tables piece by piece.
 MEMORY_BYTES = 2 * GIB
 
 
 def argv_in(cage: Cage, argv: Sequence[str]) -> list[str]:
-    """What starts this program in that cage, as one that may start programs; whatever the working directory holds (-P)."""
+    """The command that starts this program in that cage, which must allow programs. It ignores Python files in the working
+    directory (-P)."""
     said = {**asdict(replace(cage, programs=True)), "network": cage.network.value}
     return [sys.executable, "-P", "-m", __name__, json.dumps(said), *argv]
 
 
 def image_tool(argv: Sequence[str], *, reads: Sequence[str] = (), writes: Sequence[str] = ()) -> list[str]:
-    """qemu-img, for disks that are files or devices of this host, or in a Ceph pool (`rbd:…:conf=PATH`): by a network."""
+    """qemu-img, for disks that are files or devices of this host, or in a Ceph pool over a network (`rbd:…:conf=PATH`)."""
     pools = [one for one in (*reads, *writes) if not one.startswith("/")]
     confs = [str(Path(one.rpartition("conf=")[2].replace("\\:", ":")).parent) for one in pools if "conf=" in one]
     cage = Cage(
@@ -47,7 +48,7 @@ def main() -> None:
         sys.exit(f"the program {sys.argv[2]} is not installed")
     said |= {name: tuple(said[name]) for name in ("reads", "writes", "exact", "opened")}
     enter(Cage(**{**said, "network": Network(said["network"])}))
-    os.execv(program, sys.argv[2:])  # noqa: S606 - an argv list, and no shell
+    os.execv(program, sys.argv[2:])  # noqa: S606 - an argv list, no shell
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Seccomp: which system calls a process may make, held by the kernel for it and all its children (seccomp(2)).
+"""Seccomp: which system calls a process may make, enforced by the kernel for it and all its children (seccomp(2)).
 
-A list of what is refused, not of what is allowed: libraries (Python, libnbd, glibc) change what they call with every version,
-and a reader that dies in the field of a call nobody thought of is no safer. What is refused is what an attacker needs next:
-programs, processes, sockets, other processes' memory, namespaces, mounts, kernel interfaces that have no business in a copy.
+A list of refused calls, not of allowed ones: libraries (Python, libnbd, glibc) make other calls with every version, and a
+reader that dies of an unforeseen call is no safer. Refused is what an attacker needs next: programs, processes, sockets, other
+processes' memory, namespaces, mounts, and kernel interfaces that no copy needs.
 """
 
 import ctypes
@@ -42,12 +42,12 @@ _MESSAGING: Final = {"mq_open": 240, "msgget": 68, "shmget": 29, "semget": 64}
 
 
 def works() -> bool:
-    """On this architecture; others have other numbers."""
+    """Whether it works on this architecture; others have other numbers."""
     return platform.machine() == "x86_64"
 
 
 def restrict(*, sockets: Iterable[int], programs: bool) -> None:
-    """`sockets`: the address families that may be opened. `programs`: it may run others. OSError."""
+    """`sockets`: the address families that may be opened. `programs`: whether it may start programs. OSError."""
     code = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_JUMP_EQUAL, 1, 0, _X86_64),
@@ -60,7 +60,8 @@ def restrict(*, sockets: Iterable[int], programs: bool) -> None:
     for number in refused.values():
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
     if not programs:
-        # glibc starts threads by clone where clone3 is not there; clone's flags can be looked at, clone3's lie in memory.
+        # glibc starts threads by clone where clone3 is missing. A filter can read the flags of clone; those of clone3 are in
+        # memory.
         code += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
         code += _unless(_CLONE, [(_JUMP_ANY_BIT, 1, 0, _CLONE_THREAD)], argument=0)
     families = sorted(sockets)
@@ -79,7 +80,7 @@ Code = list[tuple[int, int, int, int]]
 
 
 def _unless(number: int, tests: Code, *, argument: int) -> Code:
-    """Refuse this call, unless one of the tests, which jump past the refusal, holds of its argument."""
+    """Refuses this call, unless one of the tests is true of its argument; a true test jumps past the refusal."""
     inside: Code = [(_LOAD, 0, 0, _ARGUMENT_AT + 8 * argument), *tests, (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_LOAD, 0, 0, 0)]
     return [(_JUMP_EQUAL, 0, len(inside), number), *inside]
 
