@@ -4,7 +4,7 @@ tls.py   trust: this host's authorities, or a certificate that the operator pinn
 http.py  HttpClient: requests and streams over pooled connections, with limits
 https.py http.client's connections, for a single request and for libraries that take a class
 
-All are let out by the guard (outgoing.py).
+All connect through the guard (outgoing.py).
 """
 
 from synvirt.transport.http import Answer, HttpClient, Recorder, Stream, Trust

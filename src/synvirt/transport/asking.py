@@ -1,4 +1,4 @@
-"""One question by HTTP to where a caller's URL leads, by the outgoing guard, within a time that bounds all of it. Blocking."""
+"""One HTTP request to a caller's URL, through the outgoing guard, with a limit on its whole time. Blocking."""
 
 import contextlib
 import http.client
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from synvirt.errors import BadRequest, SourceUnreachable, cause_of
 from synvirt.outgoing import Guard
 
-# Nobody answers sooner than a handshake.
+# No answer comes sooner than a handshake.
 _LEAST_S = 0.1
 
 
@@ -27,9 +27,10 @@ def status_of(
     body: bytes | None = None,
     headers: Mapping[str, str],
 ) -> int:
-    """The status of its answer. `within_s`: of the connection, for each address of the host; then of the whole answer: one that
-    comes byte by byte holds a thread no longer. `ca_file`: authorities beside this host's own. Redirects are not followed.
-    BadRequest, for what is no URL or may not be asked; SourceUnreachable, without an answer."""
+    """The status of the answer. `within_s`: the time to connect, for each address of the host; then the time for the whole
+    answer: an answer that comes byte by byte holds a thread no longer. `ca_file`: authorities beside this host's own. Redirects
+    are not followed.
+    BadRequest, for a malformed URL or one that is not allowed; SourceUnreachable, without an answer."""
     parts = urlsplit(url)
     try:
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -53,7 +54,7 @@ def status_of(
             context = ssl.create_default_context()
             if ca_file is not None:
                 context.load_verify_locations(ca_file)
-            # By itself only afterwards: a handshake that comes byte by byte is to be ended too.
+            # The handshake is made later: one that comes byte by byte must end in time, too.
             asked.sock = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
             asked.sock.do_handshake()
         asked.request(method, path, body=body, headers=dict(headers))
@@ -66,7 +67,7 @@ def status_of(
         timer.cancel()
         asked.close()
         sock.close()
-    if late.is_set():  # the end that we made of it reads as the end of its headers
+    if late.is_set():  # we have shut the connection, and it reads as the end of the headers
         raise _too_late(host, within_s)
     return status
 
@@ -76,7 +77,7 @@ def _too_late(host: str, within_s: float) -> SourceUnreachable:
 
 
 def _shut(sock: socket.socket | None) -> None:
-    """Wakes a thread that waits for it."""
+    """Wakes a thread that waits for the socket."""
     if sock is not None:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)

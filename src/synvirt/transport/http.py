@@ -1,11 +1,11 @@
-"""One HTTP client for platforms (RFC 9110): pooled connections by urllib3, pinned certificates, limits on all that comes back.
+"""One HTTP client for platforms (RFC 9110): pooled connections by urllib3, pinned certificates, limits on every answer.
 
     client = HttpClient("https://pve.example:8006", Trust(fingerprint_sha256="AB:CD:…"))
     answer = client.request("GET", "/api2/json/version")
     answer.status, answer.json()
 
 A status is an answer, not an error: each platform's adapter knows what its statuses mean. SourceUnreachable is raised where no
-answer came, or not all of it. Redirects are not followed. The query is left out of errors: it may hold a session.
+answer came, or only a part. Redirects are not followed. The query is left out of errors: it may hold a session.
 """
 
 import json as json_text
@@ -35,23 +35,23 @@ from synvirt import __version__, outgoing
 from synvirt.errors import BadRequest, SourceUnreachable
 from synvirt.transport import tls
 
-# Until a connection stands: a firewall that swallows packets is found out within this.
+# The time to connect: a firewall that drops packets is found out after this.
 CONNECT_TIMEOUT_S: Final = 10.0
-# Between two pieces of an answer: short enough that a job says within a minute that its platform hangs.
+# The time between two pieces of an answer: short enough that a job says within a minute that its platform hangs.
 SILENCE_TIMEOUT_S: Final = 45.0
-# Of one answer that is held in memory. The largest known, 5,000 VMs of a cluster with all their fields, is 30 MiB.
+# The most of one answer that is held in memory. The largest known, 5,000 VMs of a cluster with all their fields, is 30 MiB.
 ANSWER_BYTES_MAX: Final = 64 << 20
-# From request to the last byte of an answer that is held in memory: one that drips a byte a second is given up.
+# From the request to the last byte of an answer that is held in memory: an answer of one byte a second is given up.
 ANSWER_TIMEOUT_S: Final = 600.0
 _PIECE_BYTES: Final = 256 << 10
-# Safe to send twice (RFC 9110, section 9.2.2): sent again, once, when a connection that had lain idle turns out to be closed.
+# Safe to send twice (RFC 9110, section 9.2.2). They are sent a second time when an idle connection turns out to be closed.
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
 def _dialled(connection: urllib3.connection.HTTPConnection) -> socket.socket:
-    """For urllib3: a connection let out by the guard, its failures as the library itself would tell them."""
+    """For urllib3: a connection through the guard, with failures in the form of the library's own."""
     try:
-        # For as long as it connects, urllib3's `timeout` is that of connecting.
+        # While it connects, urllib3's `timeout` is that of connecting.
         timeout_s = connection.timeout if isinstance(connection.timeout, int | float) else CONNECT_TIMEOUT_S
         return outgoing.sources().dial(connection.host, connection.port, timeout_s=timeout_s)
     except socket.gaierror as error:
@@ -68,8 +68,8 @@ class _Plain(urllib3.connection.HTTPConnection):
 
 
 class _Connection(urllib3.connection.HTTPSConnection):
-    """With a pin the handshake itself compares the certificate (tls.context), which urllib3 cannot know, and warns of; without
-    one the operator turned the check off, and `sources test` says so."""
+    """With a pin the handshake itself compares the certificate (tls.context). urllib3 cannot know that, and warns. Without a
+    pin the operator turned the check off, and `sources test` says so."""
 
     def connect(self) -> None:
         super().connect()
@@ -87,14 +87,14 @@ class _Pool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _Connection
 
 
-# For a library that makes its pools by itself (PoolManager.pool_classes_by_scheme).
+# For a library that makes its own pools (PoolManager.pool_classes_by_scheme).
 POOLS: Final[Mapping[str, type[urllib3.HTTPConnectionPool]]] = MappingProxyType({"http": _PlainPool, "https": _Pool})
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom a connection trusts. `fingerprint_sha256`: this certificate and no other; else this host's
-    authorities, or with `verify` False anybody."""
+    """What a connection trusts. `fingerprint_sha256`: only this certificate; else this host's authorities, or any certificate
+    if `verify` is False."""
 
     verify: bool = True
     fingerprint_sha256: str | None = None
@@ -102,8 +102,8 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as a whole. `headers`: names in lower case; of a name that came several times, all values, with commas.
-    `reason`: what the status line says after the number; some platforms say the cause there."""
+    """A whole answer. `headers`: names in lower case; a name that came several times has all its values, with commas.
+    `reason`: the words after the number in the status line; some platforms give the cause there."""
 
     status: int
     headers: Mapping[str, str]
@@ -115,7 +115,7 @@ class Answer:
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """SourceUnreachable where the body is no JSON: a proxy or another service answered."""
+        """SourceUnreachable, where the body is no JSON: a proxy or another service answered."""
         try:
             return json_text.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -127,13 +127,13 @@ class Answer:
 
 
 class Recorder(Protocol):
-    """Is given each request that was answered as a whole: what `sources record` writes down."""
+    """Gets each request with its whole answer, to write it down for `sources record`."""
 
     def answered(self, method: str, path: str, query: Mapping[str, str], sent: bytes | None, answer: Answer) -> None: ...
 
 
 class Stream:
-    """An answer whose body is read piece by piece. SourceUnreachable from reading, when the connection is lost."""
+    """An answer whose body is read piece by piece. Reading raises SourceUnreachable, when the connection is lost."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, where: str) -> None:
         self._response = response
@@ -145,7 +145,7 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Nothing of the body is left on the connection, so that the next request may use it."""
+        """Whether the body is read to its end, so that the next request may use the connection."""
         return self._ended or self._response.length_remaining == 0
 
     def read(self, count: int) -> bytes:
@@ -161,16 +161,16 @@ class Stream:
         return bytes(pieces)
 
     def read_into(self, buffer: memoryview) -> int:
-        """How many bytes were put into `buffer`: as many as it takes, fewer only at the end."""
+        """Puts bytes into `buffer` and gives their number: as many as fit, fewer only at the end."""
         piece = self.read(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)
 
 
 class HttpClient:
-    """`origin`: scheme, host and port. `connections`: at most so many at once; who wants one more waits for it.
+    """`origin`: scheme, host and port. `connections`: the most at once; a caller that needs one more waits.
 
-    `headers` go with every request; `authorize` is asked for more of them before each one, so that a token may be renewed.
+    `headers` go with every request; `authorize` gives more of them before each request, so that a token may be renewed.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class HttpClient:
             self._pool = _PlainPool(self.host, self.port, **common)
 
     def set_header(self, name: str, value: str | None) -> None:
-        """With every request from now on; None: no more."""
+        """Sends the header with every request from now on; None: no more."""
         with self._lock:
             headers = {**self._headers, name.lower(): value or ""}
             self._headers = {key: text for key, text in headers.items() if key != name.lower() or value is not None}
@@ -222,9 +222,9 @@ class HttpClient:
         timeout_s: float | None = None,
         limit_bytes: int = ANSWER_BYTES_MAX,
     ) -> Answer:
-        """The whole answer. One of `json`, `form`, `body` is what is sent. `timeout_s`: of silence, not of the whole.
+        """The whole answer. One of `json`, `form`, `body` is the request's body. `timeout_s`: of silence, not of the whole.
 
-        SourceUnreachable: no answer, one cut off, one of more than `limit_bytes`.
+        SourceUnreachable: no answer, one that was cut off, or one of more than `limit_bytes`.
         """
         sent, content_type = _body(json, form, body)
         merged = {**content_type, **(headers or {})}
@@ -253,7 +253,8 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[Stream]:
-        """The answer's head has come when the block begins; a body that was not read to its end closes the connection."""
+        """The head of the answer has come when the block begins. If the body was not read to its end, the connection is
+        closed."""
         where = f"{self.where} ({method} {path})"
         with self._lock:
             merged = {**self._headers, **{name.lower(): value for name, value in (headers or {}).items()}}

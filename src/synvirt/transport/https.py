@@ -1,4 +1,4 @@
-"""http.client's connections, let out by the guard (outgoing.py). For a single request, and for libraries that take a class."""
+"""http.client's connections, through the guard (outgoing.py). For a single request, and for libraries that take a class."""
 
 import http.client
 import ssl
@@ -8,7 +8,7 @@ from synvirt.transport.tls import CONNECT_TIMEOUT_S
 
 
 class Connection(http.client.HTTPSConnection):
-    """OSError from connecting, as http.client has it; BadRequest where the host may not be spoken to."""
+    """OSError from connecting, as in http.client; BadRequest, where the guard refuses the host."""
 
     def __init__(
         self, host: str, port: int | None = None, *, context: ssl.SSLContext, timeout: float = CONNECT_TIMEOUT_S
@@ -17,7 +17,7 @@ class Connection(http.client.HTTPSConnection):
         self._trust, self._timeout_s = context, timeout
 
     def connect(self) -> None:
-        """Connects by the guard, and checks the certificate. SourceUnreachable."""
+        """Connects through the guard, and checks the certificate. SourceUnreachable."""
         plain = outgoing.sources().dial(self.host, self.port, timeout_s=self._timeout_s)
         try:
             self.sock = self._trust.wrap_socket(plain, server_hostname=self.host)

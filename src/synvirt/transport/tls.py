@@ -1,7 +1,7 @@
 """TLS with a platform: trusted by this host's authorities, or pinned by the certificate's SHA-256. Blocking code.
 
-Appliances sign their own certificates: the first one seen is shown to the operator, who pins it; from then on any other is
-refused, also one that an authority signed.
+Appliances sign their own certificates. The operator is shown the first one and pins it. From then on any other is refused, even
+one that an authority signed.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from synvirt import outgoing
 from synvirt.errors import SourceUnreachable
 
 CONNECT_TIMEOUT_S = 10.0
-# Of 20 bytes in hex, with colons.
+# 20 bytes in hex, with colons.
 SHA1_CHARS = 59
-# A name on a certificate is a stranger's word: as much of it as an operator reads.
+# A stranger chose the names on a certificate: an operator reads no more of them than this.
 _NAME_CHARS: Final = 200
-# An operator's pin is SHA-256. vSphere names its hosts' certificates by SHA-1: to make another one of the same SHA-1 is still
-# beyond anybody's means.
+# An operator's pin is SHA-256. vSphere names its hosts' certificates by SHA-1; another certificate of the same SHA-1 still
+# cannot be made.
 _DIGESTS = {"SHA-256": hashlib.sha256, "SHA-1": hashlib.sha1}
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The certificate that a platform showed. `refused`: why this host does not trust it; None: it does. `words`: whose it says
-    it is, who signed it, until when."""
+    """The certificate that a platform showed. `refused`: why this host does not trust it; None: it does. `words`: its subject,
+    its issuer and its end date."""
 
     fingerprint: str
     refused: str | None
@@ -46,8 +46,8 @@ def fingerprint(der: bytes, digest: str = "SHA-256") -> str:
 
 
 def context(where: str, *, verify: bool, fingerprint_sha256: str | None) -> ssl.SSLContext:
-    """For connections to `where`. With a pin, the pin decides, and not who signed: it is compared at the end of each handshake,
-    before anything is sent, whichever library holds the connection; SourceUnreachable when the certificate is another."""
+    """For connections to `where`. With a pin, the pin decides, and not the issuer. It is compared at the end of each handshake,
+    before anything is sent, whichever library holds the connection. SourceUnreachable, when the certificate is another."""
     made = ssl.create_default_context()
     if fingerprint_sha256 is None and verify:
         return made
@@ -59,7 +59,7 @@ def context(where: str, *, verify: bool, fingerprint_sha256: str | None) -> ssl.
 
 
 def context_by_thumbprint(where: str, thumbprint: str) -> ssl.SSLContext:
-    """For connections to a host whose certificate another, who was checked, names by its SHA-1 or SHA-256 in hex."""
+    """For connections to a host whose certificate a checked server has named by its SHA-1 or SHA-256 in hex."""
     pinned = thumbprint.replace(":", "").upper()
     pinned = ":".join(pinned[at : at + 2] for at in range(0, len(pinned), 2))
     made = context(where, verify=False, fingerprint_sha256=None)
@@ -96,7 +96,7 @@ def not_trusted(where: str, reason: str) -> SourceUnreachable:
 
 
 def shown_certificate(host: str, port: int, trust: ssl.SSLContext) -> bytes:
-    """The certificate (DER) that is shown at this address, if `trust` lets it pass. OSError; BadRequest (outgoing.py)."""
+    """The certificate (DER) at this address, if `trust` accepts it. OSError; BadRequest (outgoing.py)."""
     with (
         outgoing.sources().dial(host, port, timeout_s=CONNECT_TIMEOUT_S) as plain,
         trust.wrap_socket(plain, server_hostname=host) as sock,
@@ -105,8 +105,8 @@ def shown_certificate(host: str, port: int, trust: ssl.SSLContext) -> bytes:
 
 
 def look(host: str, port: int) -> Shown:
-    """The certificate that is shown at this address. OSError where no server listens or it is not TLS; BadRequest where it may
-    not be spoken to."""
+    """The certificate at this address. OSError, where no server listens or it is not TLS; BadRequest, where the guard refuses
+    it."""
     der = shown_certificate(host, port, context(host, verify=False, fingerprint_sha256=None))
     refused: str | None = None
     try:
@@ -117,7 +117,7 @@ def look(host: str, port: int) -> Shown:
 
 
 def made_out_to(pem: str, name: str) -> bool:
-    """Is the certificate for this name or address: among its alternative names, or its common name where it has none?"""
+    """Whether the certificate is for this name or address: in its alternative names, or in its common name if it has none."""
     try:
         read = x509.load_pem_x509_certificate(pem.encode())
         names = [
