@@ -1,8 +1,8 @@
 """What a VM is, by any description: a vendor's live platform and its files describe VMs in the same terms. No I/O.
 
 texts.py       untrusted texts, cleaned before they are used
-guest_os.py    which family a guest belongs to, by any vendor's name for it
-partitions.py  what a disk's own partition table says of its VM
-concerns.py    what may go wrong, one constructor a concern
+guest_os.py    a guest's family, by any vendor's name for it
+partitions.py  what a disk's partition table says of its VM
+concerns.py    what may go wrong: one constructor per concern
 xenapi.py      XenAPI's records as a manifest: from ova.xml, or from a pool
 """

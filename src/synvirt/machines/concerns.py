@@ -1,6 +1,6 @@
-"""What may go wrong with a VM, seen before anything is copied: one constructor a concern, so that ids stay the same.
+"""What may go wrong with a VM, known before anything is copied: one constructor per concern, so that ids stay the same.
 
-`Critical` refuses the plan unless it waives the concern by id; so Critical is only what cannot come out right.
+`Critical` refuses the plan unless the plan waives the concern by id; so only what cannot come out right is Critical.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ TARGET_TOO_SMALL = "target-too-small"
 
 
 def of_machine(*, uefi: bool, secure_boot: bool, tpm: bool, guest: GuestOs, snapshots: int = 0) -> list[Concern]:
-    """What follows from the machine's own traits, whichever source they come from."""
+    """The concerns of the machine's own traits, whichever source they come from."""
     known = ((uefi, uefi_state_lost), (secure_boot, secure_boot_keys), (tpm, tpm_state))
     found = [constructor() for applies, constructor in known if applies]
     if guest.family == "other":
@@ -24,13 +24,13 @@ def of_machine(*, uefi: bool, secure_boot: bool, tpm: bool, guest: GuestOs, snap
 
 
 def of_layout(key: str, layout: Layout) -> list[Concern]:
-    """What follows from the partition table of the disk `key`."""
+    """The concerns of the partition table of the disk `key`."""
     known = ((layout.dynamic, dynamic_disk), (layout.bitlocker, bitlocker), (layout.luks, luks))
     return [constructor(key) for applies, constructor in known if applies]
 
 
 def with_room(manifest: VmManifest, free_bytes: int) -> VmManifest:
-    """The manifest with what follows from the destination having `free_bytes` free."""
+    """The manifest with the concerns of a destination that has `free_bytes` free."""
     used = sum(disk.used_bytes or 0 for disk in manifest.disks)
     capacity = sum(disk.capacity_bytes for disk in manifest.disks)
     if used > free_bytes:
@@ -256,11 +256,11 @@ def removable_media_left_out(names: tuple[str, ...]) -> Concern:
     )
 
 
-# Of the one concern that says what else a definition has that a domain made here has not; the domain's differences have it too.
+# The id of the concern that lists what a domain made here lacks of the definition; the domain's differences use it too.
 LEFT_OUT = "reaches-into-its-host"
-# A definition may have thousands of such; people read some.
+# A definition may have thousands of them; people read some.
 LEFT_OUT_SHOWN = 20
-# Concerns whose subject is listed as a difference too, by the part of their id before a colon: nothing here takes its place.
+# Concerns whose subject is also listed as a difference, by the part of their id before a colon: nothing here replaces it.
 REACHING = frozenset(
     (
         *(LEFT_OUT, "passthrough-device", "host-devices", "shared-folders", "qemu-arguments", "hook-script"),
@@ -270,7 +270,7 @@ REACHING = frozenset(
 
 
 def left_out(items: Sequence[str]) -> Concern:
-    """What of the machine's settings reaches into its host; the first LEFT_OUT_SHOWN are named."""
+    """The settings of the machine that reach into its host; the first LEFT_OUT_SHOWN are named."""
     more = f"; and {len(items) - LEFT_OUT_SHOWN} more" if len(items) > LEFT_OUT_SHOWN else ""
     return Concern(
         id=LEFT_OUT,

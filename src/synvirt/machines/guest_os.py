@@ -1,6 +1,6 @@
-"""Which family a guest belongs to, from the many ways in which exporters name it.
+"""A guest's family, from the many names that exporters use.
 
-The family decides one thing: Windows guests get virtio drivers before their first start. So names are trusted over numbers
+The family decides one thing: Windows guests get virtio drivers before their first start. So names count more than numbers
 (exporters write an old number for a system that is newer than they are), and Windows is looked for first.
 """
 
@@ -31,7 +31,7 @@ _CIM_LINUX = frozenset({36, 64, 79, 80, *range(82, 102), *range(106, 110)})
 
 
 def guest_os(*, cim_id: str = "", vendor_id: str = "", description: str = "") -> GuestOs:
-    """The guest as `vendor_id` (VMware's, VirtualBox's, …), `description` and the CIM number name it; any may be empty."""
+    """The guest by `vendor_id` (VMware's, VirtualBox's, …), `description` and the CIM number; any may be empty."""
     return GuestOs(family=family(cim_id, vendor_id, description), id=vendor_id or cim_id, name=description or vendor_id)
 
 
@@ -48,7 +48,7 @@ def family(cim_id: str, *names: str) -> Family:
 
 
 def names_another(guest: GuestOs) -> bool:
-    """Does the guest's name say that it is neither Windows nor Linux, rather than nothing that is known?"""
+    """Whether the guest's name is that of another system, neither Windows nor Linux, and not just unknown."""
     return bool(_OTHER.search(guest.name) or _OTHER.search(guest.id))
 
 

@@ -1,4 +1,4 @@
-"""UEFI variables as OVMF keeps them: a whole variable store, made of variables that another firmware kept in its own form.
+"""UEFI variables in OVMF's form: a whole variable store, made from variables of another firmware.
 
     firmware volume │ variable store: variables, then erased flash │ event log │ working block │ spare block
 
@@ -13,7 +13,8 @@ from uuid import UUID
 
 from synvirt.errors import Internal
 
-# Of OvmfPkg/VarStore.fdf.inc for a flash of 4 MiB. The store's size is the volume's first part, less the volume's header.
+# From OvmfPkg/VarStore.fdf.inc for a flash of 4 MiB. The store's size is that of the volume's first part, without the volume's
+# header.
 STORE_BYTES: Final = 0x84000
 _VARIABLES_BYTES: Final = 0x40000
 _BLOCK_BYTES: Final = 0x1000
@@ -27,12 +28,12 @@ _VARIABLE_HEADER: Final = struct.Struct("<HBBIQ16sIII16s")
 _VOLUME_ATTRIBUTES: Final = 0x0004_FEFF
 _FORMATTED, _HEALTHY = 0x5A, 0xFE
 _STARTS: Final = 0x55AA
-# Header and data are whole, and nobody has deleted it.
+# Header and data are complete, and the variable is not deleted.
 _ADDED: Final = 0x3F
 
 NON_VOLATILE, AUTHENTICATED_OLD, AUTHENTICATED_BY_TIME = 0x01, 0x10, 0x20
 _NON_VOLATILE_AND_BOOT: Final = 0x03
-# Appending is of a call, and not of a variable.
+# Appending is an attribute of a call, not of a variable.
 _ATTRIBUTES_KEPT: Final = 0x0F | AUTHENTICATED_BY_TIME
 
 GLOBAL: Final = UUID("8be4df61-93ca-11d2-aa0d-00e098032b8c")
@@ -41,7 +42,7 @@ _SYSTEM_VOLUME: Final = UUID("fff12b8d-7696-4c8b-a985-2747075b4f50")
 _AUTHENTICATED_STORE: Final = UUID("aaf32c78-947b-439a-a180-2e144ec37792")
 _WORKING_BLOCK: Final = UUID("9e58292b-7c68-497d-a0ce-6500fd9f1b95")
 _SECURE_BOOT_ENABLE: Final = UUID("f0a30bc7-af08-4556-99c4-001009c93a44")
-# A firmware's notes on itself and on the hardware that it ran on: of no use to another, or worse.
+# A firmware's notes on itself and on its hardware: useless or harmful to another firmware.
 _ITS_OWN: Final = frozenset(
     {
         UUID("4c19049f-4137-4dd3-9c10-8b97a83ffdfa"),  # MemoryTypeInformation
@@ -52,16 +53,16 @@ _ITS_OWN: Final = frozenset(
         UUID("d9bee56e-75dc-49d9-b4d7-b534210f637a"),  # certdb
         UUID("e20939be-32d4-41be-a150-897f85d49829"),  # MemoryOverwriteRequestControl
         UUID("bb983ccf-151d-40e1-a07b-4a17be168292"),  # … and its lock
-        _SECURE_BOOT_ENABLE,  # written by us, as the machine's own setting says
+        _SECURE_BOOT_ENABLE,  # we write it, by the machine's own setting
     }
 )
-# Consoles by their place in the other machine.
+# Consoles by their place in the other machine's hardware.
 _ITS_OWN_GLOBALS: Final = frozenset({"ConIn", "ConOut", "ErrOut", "ConInDev", "ConOutDev", "ErrOutDev"})
 _KEYS: Final = frozenset({(GLOBAL, "PK"), (GLOBAL, "KEK"), *((SECURITY, name) for name in ("db", "dbx", "dbt", "dbr"))})
 
 
 class UefiVariable(NamedTuple):
-    """`written`: EFI_TIME of 16 bytes, zeros where it is not signed."""
+    """`written`: an EFI_TIME of 16 bytes, zeros where the variable is not signed."""
 
     vendor: UUID
     name: str
@@ -71,8 +72,8 @@ class UefiVariable(NamedTuple):
 
 
 def carried(variables: Iterable[UefiVariable]) -> list[UefiVariable]:
-    """Those that mean the same here: boot entries, keys, what loaders and guests keep. Others are the firmware's notes on
-    itself; or belong to their first signer, which OVMF notes in a form of its own."""
+    """The variables that mean the same here: boot entries, keys, data of loaders and guests. The others are the firmware's
+    notes on itself, or belong to their first signer, which OVMF notes in a form of its own."""
     found: dict[tuple[UUID, str], UefiVariable] = {}
     for one in variables:
         known = (one.vendor, one.name)
@@ -84,13 +85,13 @@ def carried(variables: Iterable[UefiVariable]) -> list[UefiVariable]:
 
 
 def has_keys(variables: Iterable[UefiVariable]) -> bool:
-    """Is there a platform key? Without one Secure Boot is off, whatever the other keys are."""
+    """Whether there is a platform key. Without one Secure Boot is off, whatever the other keys are."""
     return any((one.vendor, one.name) == (GLOBAL, "PK") and one.data for one in variables)
 
 
 def store(variables: Iterable[UefiVariable], *, secure_boot: bool) -> bytes:
-    """A whole store with what is `carried`, and Secure Boot as it was: with keys firmware would begin it by itself. Internal
-    when they are more than it holds."""
+    """A whole store with the `carried` variables, and with Secure Boot on or off as it was: firmware that finds keys would turn
+    it on. Internal, when they do not fit."""
     kept = carried(variables)
     if has_keys(kept):
         enabled = b"\1" if secure_boot else b"\0"
@@ -103,7 +104,7 @@ def store(variables: Iterable[UefiVariable], *, secure_boot: bool) -> bytes:
     if len(written) > _VARIABLES_BYTES:
         raise Internal(f"{len(kept)} UEFI variables take {len(written)} bytes; OVMF keeps {_VARIABLES_BYTES}")
     content[: len(written)] = written
-    # Its checksum is of a block in which nothing was ever written: edk2 has it as a constant, too.
+    # Its checksum is that of an empty block: edk2 has it as a constant, too.
     working = _WORKING_HEADER.pack(
         _WORKING_BLOCK.bytes_le, bytes.fromhex("2caf2c64"), 0xFFFF_FFFE, _BLOCK_BYTES - _WORKING_HEADER.size
     )
@@ -118,7 +119,7 @@ def _volume_header() -> bytes:
             0, 0, 2, STORE_BYTES // _BLOCK_BYTES, _BLOCK_BYTES, 0, 0,
         )  # fmt: skip
 
-    # All of it adds up to zero, in words of 16 bits.
+    # The sum of all its 16-bit words is zero.
     return packed(-sum(struct.unpack(f"<{_VOLUME_HEADER.size // 2}H", packed(0))) & 0xFFFF)
 
 

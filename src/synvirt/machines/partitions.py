@@ -1,7 +1,7 @@
-"""What a disk's own partition table tells of the VM: how it boots, which family of systems it holds, what is encrypted.
+"""What a disk's partition table says of the VM: how it boots, its family of systems, what is encrypted.
 
-UEFI specification 2.10, chapter 5 (GPT and the protective MBR); Windows' types: Microsoft, «PARTITION_INFORMATION_GPT».
-A look, not a proof: a disk without a table says nothing, and nothing here ever refuses a disk.
+UEFI specification 2.10, chapter 5 (GPT and the protective MBR); Windows' types: Microsoft, «PARTITION_INFORMATION_GPT». A look,
+not a proof: a disk without a table says nothing, and nothing here refuses a disk.
 """
 
 import struct
@@ -16,7 +16,7 @@ from synvirt.machines.guest_os import Family
 
 # A table lies in the first sectors; disks with sectors of 4096 bytes keep it in the same sectors, eight times as far.
 _SECTOR_SIZES = (512, 4096)
-# UEFI asks for 128 entries of 128 bytes; a table with more is looked at no further.
+# UEFI asks for 128 entries of 128 bytes; of a larger table no more is read.
 _ENTRIES_MAX = 128
 
 _EFI_SYSTEM = UUID("C12A7328-F81F-11D2-BA4B-00A0C93EC93B")
@@ -41,17 +41,17 @@ _FAMILIES: dict[UUID | int, Family] = {
     0xA9: "other",
     0xBF: "other",  # Solaris
 }
-# Windows dynamic disks (LDM): no other system, and no driver injection, reads what lies in them.
+# Windows dynamic disks (LDM): no other system can read them, so no drivers can be installed.
 _DYNAMIC = frozenset({UUID("5808C8AA-7E8F-42E0-85D2-E1E90434CFB3"), UUID("AF9B60A0-1431-4F62-BC68-3311714A69AD"), 0x42})
 _GPT_PROTECTIVE = 0xEE
-# Extended partitions hold others: each begins behind a table of its own, which names the next one.
+# Extended partitions contain others: each has a table of its own before it, which names the next one.
 _EXTENDED = frozenset({0x05, 0x0F, 0x85})
 _LOGICAL_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`firmware` and `family` are None where the table does not tell."""
+    """`firmware` and `family` are None, where the table does not show them."""
 
     firmware: Literal["bios", "uefi"] | None = None
     family: Family | None = None
@@ -66,7 +66,7 @@ UNKNOWN = Layout()
 def look(reader: DiskReader, *, within: int | None = None) -> Layout:
     """Never raises: a disk that cannot be read fails where it is copied, with a better error.
 
-    `within`: only what lies in so many first bytes is looked at, where going further is dear.
+    `within`: reads only so many first bytes, where reading further is slow.
     """
     try:
         return _look(_Beginning(reader, reader.size if within is None else min(within, reader.size)))
@@ -75,7 +75,7 @@ def look(reader: DiskReader, *, within: int | None = None) -> Layout:
 
 
 def starts(reader: DiskReader) -> list[int]:
-    """Where its partitions begin, those within an extended one too; none, where it has no table."""
+    """Where the disk's partitions begin, with those in an extended one; none, where it has no table."""
     try:
         disk = _Beginning(reader, reader.size)
         table, gpt = _table(disk)
@@ -96,7 +96,7 @@ class _Beginning:
     size: int
 
     def read(self, offset: int, length: int) -> bytes:
-        """Short at the end, empty beyond it."""
+        """Short at the end, empty behind it."""
         data = bytearray(max(0, min(length, self.size - offset)))
         if data:
             self.reader.read_into(offset, memoryview(data))
@@ -109,7 +109,7 @@ def _look(disk: _Beginning) -> Layout:
 
 
 def _table(disk: _Beginning) -> tuple[list[tuple[UUID | int, int]], bool]:
-    """Each partition's type, and where it begins; and whether it is a GPT."""
+    """Each partition's type and its beginning; and whether the table is a GPT."""
     mbr = disk.read(0, 512)
     if mbr[510:] != b"\x55\xaa":
         return [], False
@@ -120,7 +120,7 @@ def _table(disk: _Beginning) -> tuple[list[tuple[UUID | int, int]], bool]:
 
 
 def _logical(disk: _Beginning, extended: int) -> Iterator[int]:
-    """Where partitions within an extended one begin: counted from their own table, which is counted from the first one."""
+    """Where the partitions in an extended one begin: relative to their own table, whose place is relative to the first one."""
     at = extended
     for _ in range(_LOGICAL_MAX):
         table = disk.read(at, 512)

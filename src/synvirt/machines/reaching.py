@@ -1,5 +1,5 @@
-"""What in a platform's settings of a machine reaches into its host: programs, files, devices and folders there, in the
-platform's words. Nothing of it is taken over; it is named, so that nobody misses it in silence.
+"""The settings of a machine at a platform that reach into its host: programs, files, devices and folders there, in the
+platform's words. None of them is taken over; they are named, so that none is lost silently.
 """
 
 import re
@@ -9,17 +9,17 @@ from xml.etree.ElementTree import Element
 from synvirt.machines.texts import clean, is_true
 from synvirt.xml_document import attribute, child, children
 
-# VMware's keys, in lower case: ports that are files, pipes, devices or addresses of the host, and folders that are shared.
+# VMware's keys, in lower case: ports that are files, pipes, devices or addresses of the host, and shared folders.
 _VMWARE = re.compile(r"((?:serial|parallel)\d{1,2}\.(?:filename|vspc)|sharedfolder\d{1,3}\.hostpath)")
-# XenAPI's: what starts the machine, and what takes the place of the host's own device model.
+# XenAPI's: what starts the machine, and what replaces the host's own device model.
 _XEN = ("PV_kernel", "PV_ramdisk", "PV_bootloader")
 _XEN_PLATFORM = ("device-model", "firmware", "loader")
-# Windows' names of what is no file: a named pipe of this host or another, a device, a console.
+# Windows' names of things that are no files: a named pipe of this host or another, a device, a console.
 _WINDOWS = re.compile(r"\\\\(?:[.?]\\|[^\\]+\\pipe\\)", re.IGNORECASE)
 
 
 def vmware(entries: Mapping[str, str]) -> list[str]:
-    """`entries`: of a .vmx or an OVF's ExtraConfig. Those of devices that are there."""
+    """`entries`: of a .vmx or an OVF's ExtraConfig. Only devices that are present are reported."""
     return sorted(
         key
         for key, value in entries.items()
@@ -44,18 +44,18 @@ def _virtualbox(machine: Element) -> Iterator[str]:
         for folder in () if folders is None else children(folders, "SharedFolder"):
             yield f"shared folder {clean(attribute(folder, 'name'))}"
         for item in () if extra is None else children(extra, "ExtraDataItem"):
-            # VirtualBox's back door to its devices: any file as a disk, any firmware, any ROM.
+            # VirtualBox's hidden access to its devices: any file as a disk, any firmware, any ROM.
             if attribute(item, "name").startswith("VBoxInternal"):
                 yield clean(attribute(item, "name"))
 
 
-# Keys of a real configuration lie in up to six others.
+# Keys of a real configuration are nested up to six levels deep.
 _HYPERV_DEPTH_MAX = 32
 
 
 def hyperv(keys: Mapping[str, object]) -> list[str]:
-    """`keys`: of a Hyper-V configuration, whatever their names: there is no public list of those. A drive (`pathname`) is
-    reported as a disk that has no file. What lies deeper than any real key is reported, and not looked at."""
+    """`keys`: of a Hyper-V configuration. Any name counts, as there is no public list. A drive (`pathname`) is reported as a
+    disk without a file. A key that is deeper than any real one is reported, and not looked into."""
     found: list[str] = []
     level: list[tuple[str, Mapping[str, object]]] = [("", keys)]
     seen: set[int] = set()
@@ -79,6 +79,6 @@ def _names_device(value: str) -> bool:
 
 
 def xen(vm: Mapping[str, object], platform: Mapping[str, object]) -> list[str]:
-    """`vm`: XenAPI's record. What XenServer has itself (pygrub, qemu-upstream-compat) comes as a name, a file as its path."""
+    """`vm`: XenAPI's record. Programs of XenServer itself (pygrub, qemu-upstream-compat) appear as a name, files as a path."""
     found = [name for name in _XEN if "/" in str(vm.get(name) or "")]
     return found + [f"platform:{name}" for name in _XEN_PLATFORM if "/" in str(platform.get(name) or "")]

@@ -8,13 +8,13 @@ _NAME_MAX_CHARS = 255
 
 
 def clean(value: str) -> str:
-    """One line, no control characters, of a length that every file system takes."""
+    """One line, without control characters, short enough for every file system."""
     printable = "".join(character if character.isprintable() else " " for character in value)
     return " ".join(printable.split())[:_NAME_MAX_CHARS]
 
 
 def whole_number(value: str) -> int | None:
-    """Digits that fit a signed 64-bit number; int() alone would take signs, underscores and other scripts' digits."""
+    """Digits that fit a signed 64-bit number; int() would also take signs, underscores and digits of other scripts."""
     return int(value) if value.isascii() and value.isdigit() and len(value) <= 18 else None
 
 
@@ -23,7 +23,7 @@ def is_true(value: str | None) -> bool:
 
 
 def uuid_of(*candidates: str) -> str | None:
-    """The first that is a UUID: VirtualBox braces it, VMware writes pairs with spaces and a dash."""
+    """The first candidate that is a UUID: VirtualBox puts braces around it, VMware writes pairs with spaces and a dash."""
     for candidate in candidates:
         digits = re.sub(r"[\s{}-]", "", candidate)
         if re.fullmatch(r"[0-9a-fA-F]{32}", digits):

@@ -1,9 +1,9 @@
-"""XenAPI's records as a manifest: those of a pool, and those that an XVA archive's ova.xml holds.
+"""XenAPI's records as a manifest: those of a pool, and those in an XVA archive's ova.xml.
 
     VM ─▶ VBDs ─▶ VDIs      VM ─▶ VIFs ─▶ networks      VM ─▶ guest_metrics
 
-A record is a mapping of XenAPI's own field names (the XenServer Management API). Releases add and leave out fields, so
-everything is asked for with a default; numbers and booleans may come as such, or as their text.
+A record is a mapping of XenAPI's own field names (the XenServer Management API). Releases add and drop fields, so every field
+has a default. Numbers and booleans may come as such or as text.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ from synvirt.sizes import GIB
 
 Record = Mapping[str, Any]
 NULL: Final = "OpaqueRef:NULL"
-# Of a VM's `domain_type`: those whose kernel is started by Xen itself, without firmware.
+# Values of a VM's `domain_type`: Xen itself starts the kernel of these, without firmware.
 _PARAVIRTUALISED: Final = frozenset({"pv", "pv_in_pvh", "pvh"})
-# Suspended has its memory in a file, Paused in its host: a copy has neither.
+# A suspended VM has its memory in a file, a paused one in its host's memory: a copy has neither.
 _POWER: Final = {"Running": "on", "Halted": "off", "Suspended": "suspended", "Paused": "suspended"}
-# Host devices beyond these are not named one by one.
+# No more host devices than these are named one by one.
 _DEVICES_MAX: Final = 20
 
 
@@ -41,9 +41,10 @@ class Records:
 
 
 def manifest(records: Records, vm_ref: str, *, disk_key: Callable[[str, Record], str]) -> VmManifest:
-    """The VM `vm_ref` of the records, which hold no others but its snapshots. `disk_key`: of a VDI, by reference and record.
+    """The VM `vm_ref` of the records, which contain only it and its snapshots. `disk_key`: the key of a VDI, by reference and
+    record.
 
-    Whether its changes are tracked is for the caller to say."""
+    The caller sets whether its changes are tracked."""
     vm = records.at("VM", vm_ref)
     boot, platform = (table(vm, key) for key in ("HVM_boot_params", "platform"))
     uefi = text(boot, "firmware").lower() == "uefi"
@@ -91,17 +92,17 @@ def manifest(records: Records, vm_ref: str, *, disk_key: Callable[[str, Record],
 
 
 def power_state(vm: Record) -> str:
-    """As VmRow and VmManifest have it."""
+    """The power state in the words of VmRow and VmManifest."""
     return _POWER.get(text(vm, "power_state"), "unknown")
 
 
 def wants_secure_boot(vm: Record) -> bool:
-    """auto: as the pool says, which enforces it where it has keys."""
+    """auto: the pool's setting; the pool enforces Secure Boot where it has keys."""
     return text(table(vm, "platform"), "secureboot").lower() in ("true", "auto")
 
 
 def is_paravirtualised(vm: Record) -> bool:
-    """By its `domain_type`; XenServer before 7.5 has none, and says it by a boot loader of Xen's or a kernel outside the VM."""
+    """By its `domain_type`. XenServer before 7.5 has none: there a Xen boot loader, or a kernel outside the VM, shows it."""
     kind = text(vm, "domain_type")
     if kind and kind != "unspecified":
         return kind in _PARAVIRTUALISED
@@ -109,21 +110,21 @@ def is_paravirtualised(vm: Record) -> bool:
 
 
 def passed_through(vm: Record) -> list[str]:
-    """PCI devices as xl and xapi write them («0/0000:04:00.0,0/0000:04:00.1»), virtual GPUs and USB devices."""
+    """PCI devices in the form of xl and xapi («0/0000:04:00.0,0/0000:04:00.1»), virtual GPUs and USB devices."""
     devices = [device.strip().rpartition("/")[2] for device in text(table(vm, "other_config"), "pci").split(",")[:_DEVICES_MAX]]
     more = [name for name, kept in (("a virtual GPU", "VGPUs"), ("a USB device", "VUSBs")) if listed(vm, kept)]
     return [clean(device) for device in devices if device] + more
 
 
 def disk_vbds(records: Records, vm: Record) -> list[Record]:
-    """Those of its VBDs that hold a disk, in the order of their device numbers, in which XenServer's firmware boots them."""
+    """The VBDs with a disk, by their device numbers: XenServer's firmware boots them in this order."""
     attached = [records.at("VBD", reference) for reference in listed(vm, "VBDs")]
     disks = [vbd for vbd in attached if text(vbd, "type") != "CD" and text(vbd, "VDI") in records.of("VDI")]
     return sorted(disks, key=_device)
 
 
 def _guest_os(records: Records, vm: Record) -> GuestOs:
-    """As the guest's tools say it, else by the template that it was made of."""
+    """The guest's system by its tools, else by the VM's template."""
     system = clean(text(table(records.at("VM_guest_metrics", text(vm, "guest_metrics")), "os_version"), "name").split("|")[0])
     platform = table(vm, "platform")
     windows = is_true(text(platform, "viridian")) or text(platform, "device_id") == "0002"
@@ -139,7 +140,7 @@ def _disks(records: Records, vm: Record, disk_key: Callable[[str, Record], str])
         key = disk_key(text(vbd, "VDI"), vdi)
         if key in disks:
             continue
-        # The first four are IDE disks to firmware and guest, until its Xen drivers take over; the others they alone see.
+        # The first four are IDE disks to firmware and guest, until the guest's Xen drivers start; only these see the others.
         bus: DiskBus = "ide" if order < 4 else "scsi"
         label = clean(text(vdi, "name_label")) or f"disk {_device(vbd)}"
         disks[key] = Disk(
@@ -174,7 +175,7 @@ def _nics(records: Records, vm: Record) -> tuple[Nic, ...]:
 
 
 def _addresses(networks: Record, device: str) -> tuple[str, ...]:
-    """Of `VM_guest_metrics.networks`: «0/ip», «0/ipv4/0», «0/ipv6/0»."""
+    """The addresses in `VM_guest_metrics.networks`: «0/ip», «0/ipv4/0», «0/ipv6/0»."""
     found = [str(value) for key, value in sorted(networks.items()) if key.split("/", 1)[0] == device]
     return tuple(dict.fromkeys(clean(address) for address in found if address))
 
@@ -187,7 +188,7 @@ def _device(attached: Record) -> int:
 
 
 def text(record: Record, key: str) -> str:
-    """A field as text; empty where there is none, or where it refers to nothing."""
+    """A field as text; empty, where it is missing or a null reference."""
     value = record.get(key, "")
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -197,12 +198,12 @@ def text(record: Record, key: str) -> str:
 
 
 def table(record: Record, key: str) -> Record:
-    """The field as a mapping; empty where it is none."""
+    """The field as a mapping; empty, where it is not one."""
     value = record.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
 def listed(record: Record, key: str) -> list[str]:
-    """The texts in the field; none where it is no list."""
+    """The texts in the field; none, where it is not a list."""
     value = record.get(key)
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
