@@ -1,4 +1,4 @@
-"""The files that an Offline job reads: which importer, where they lie, and its disks as they are read. asyncio."""
+"""The files that an Offline job reads: the importer, their place, and readers of their disks. asyncio."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from synvirt.offline.several import choosing
 
 
 def importer_of(job: Job) -> tuple[OfflineImporter, Path, Root]:
-    """Blocks: it asks the store where an upload lies, and what was sealed."""
+    """The importer of the job's files. Blocks: it asks the store for an upload's path and for the sealed secret."""
     plan = job.migration.plan
     if plan.source.Offline is None or plan.source_ref.kind == "live_vm":
         raise RuntimeError("a Live plan has no file")
@@ -26,7 +26,7 @@ def importer_of(job: Job) -> tuple[OfflineImporter, Path, Root]:
 
 
 async def disks_of_files(job: Job) -> list[PassDisk]:
-    """Its disks, ready to be read. Cancelled."""
+    """The machine's disks, ready to be read. Cancelled."""
     importer, path, root = await job.in_thread(importer_of, job)
 
     def opened() -> list[PassDisk]:

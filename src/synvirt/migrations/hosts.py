@@ -1,4 +1,4 @@
-"""The hosts of a fleet, for operators, and how each describes itself."""
+"""The hosts of a fleet, for operators, and each host's description of itself."""
 
 import json
 import socket

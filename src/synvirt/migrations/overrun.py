@@ -36,7 +36,7 @@ async def within_budget(job: Job, step: Callable[[Job], Awaitable[Facts]]) -> Fa
             await watch
         job.stop.renew()
     job.migration = await job.in_thread(job.rooms.store.get, job.id)
-    if job.migration.boot_sign is not None:  # the guest came up in the same moment
+    if job.migration.boot_sign is not None:  # the guest booted at the same moment
         return await step(job)
     raise OutageTooLong(
         f"{job.manifest.name} has been away for more than the {plan.outage_budget_s:.0f} s that its plan allows, in {state}",

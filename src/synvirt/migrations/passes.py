@@ -75,7 +75,7 @@ class Tally:
         self.disks[message.key] = message
 
     def take_up(self, marks: dict[str, Watermark]) -> None:
-        """What is durable, as it was when the service ended."""
+        """Sets what is durable, from before the service ended."""
         for mark in marks.values():
             self.take(_as_message(mark))
 
@@ -135,8 +135,8 @@ async def run_opened_pass(
     fresh: bool,
     yields_to: str | None = None,
 ) -> Pass:
-    """As `run_pass`, of disks that `opened` opens for each attempt, in slots of the caller. An error that the caller waits out
-    is raised at once; `patience.over` is called when a watermark moves again."""
+    """Like `run_pass`, for disks that `opened` opens for each attempt, in slots of the caller. An error for which the caller
+    waits is raised at once; `patience.over` is called when a watermark moves again."""
     started = await _begin(job, number, kind)
     if started.finished_at is not None:
         return started
@@ -149,7 +149,7 @@ async def run_opened_pass(
     shared_bytes = None if rate is None else rate.piece_bytes(last=kind == "final")
 
     async def attempt(marks: dict[str, Watermark]) -> None:
-        # A worker takes as long to start as disks to be opened: at a cut-over the guest waits for both.
+        # A worker takes as long to start as the disks take to open: at a cut-over the guest waits for both.
         with clock:
             async with job.rooms.workers() as worker, opened() as disks:
                 order = await job.in_thread(_order, job, kind, disks, marks, fresh=fresh, shared_bytes=shared_bytes)
@@ -167,15 +167,15 @@ async def run_opened_pass(
 async def again_and_again(
     listener: "Listener", marks: dict[str, Watermark], attempt: Callable[[dict[str, Watermark]], Awaitable[None]]
 ) -> None:
-    """Until `attempt`, which goes on from the watermarks, comes to its end: while workers die, and files are not to be read,
-    but bring something."""
+    """Repeats `attempt`, which goes on from the watermarks, until it succeeds: as long as workers die or files cannot be read,
+    but some attempts bring progress."""
     job, failures = listener.job, 0
     while True:
         listener.moved = False
         try:
             await attempt(marks)
         except (WorkerDied, ReadForbidden, FileGone) as error:
-            # Files that one way may not read can perhaps be opened by another way. A file that is gone may have moved.
+            # A file that one way may not read can perhaps be opened by another way. A missing file may have moved.
             failures = 1 if listener.moved else failures + 1
             if failures > len(RETRY_PAUSES_S):
                 raise
@@ -204,7 +204,7 @@ async def _finish(job: Job, number: int, tally: Tally, clock: "Clock") -> Pass:
         update={
             "bytes": tally.moved_bytes(),
             "bytes_checked": checked,
-            # Where all was compared, nothing is left to chance.
+            # A full comparison leaves nothing to chance.
             "would_see": (0.0 if begun.verify else would_see(least, job.migration.plan.warm.confidence)) if checked else None,
             "seconds": clock.seconds(),
             "finished_at": now(),
@@ -226,7 +226,7 @@ def _finished(marks: dict[str, Watermark], key: str) -> bool:
 def _order(
     job: Job, kind: str, disks: Sequence[PassDisk], marks: dict[str, Watermark], *, fresh: bool, shared_bytes: int | None
 ) -> CopyOrder:
-    """The order for what is left of the pass. Blocks: a destination may have to wait for a device."""
+    """The order for the rest of the pass. Blocks: a destination may have to wait for a device."""
     hashes = hashes_orders(job, kind)
     return CopyOrder(
         disks=tuple(
@@ -289,7 +289,8 @@ def disk_progress(disks: tuple[DiskProgress, ...], tally: Tally, *, finished: bo
 
 
 class Clock:
-    """Seconds of copying, those before a restart included: it runs as a context, and not while a source is waited for."""
+    """Seconds of copying, including those before a restart. It runs as a context, and stops while the job waits for a
+    source."""
 
     def __init__(self, seconds: float) -> None:
         self._before = seconds
@@ -302,13 +303,13 @@ class Clock:
         self._before, self._started = self.seconds(), None
 
     def seconds(self) -> float:
-        """So far, those of the present turn included."""
+        """The seconds so far, including the present turn."""
         running_s = 0.0 if self._started is None else time.monotonic() - self._started
         return round(self._before + running_s, 3)
 
 
 class Listener:
-    """Takes a worker's messages: progress to the board, watermarks to the store. `moved`: one of those went on."""
+    """Handles a worker's messages: progress goes to the board, watermarks to the store. `moved`: a watermark has moved."""
 
     def __init__(self, job: Job, number: int, tally: Tally, clock: Clock, patience: Patience) -> None:
         self.job, self.number, self.tally, self.clock, self.patience = job, number, tally, clock, patience
@@ -317,7 +318,7 @@ class Listener:
         self.turns: Turns | None = None
 
     async def hear(self, message: Moved | Flushed | Result) -> None:
-        """As the worker says it. A watermark is in the store when it returns."""
+        """Handles a message in the worker's order. A watermark is in the store on return."""
         if isinstance(message, Result):
             await self.result(message)
             return
@@ -353,7 +354,7 @@ class Listener:
                 await self.patience.over()
 
     async def result(self, message: Result) -> None:
-        """What only this kind of order has to say."""
+        """Handles a result that only this kind of order has."""
         if message.name != WANTED_RATE or self.turns is None:
             raise TypeError(f"a copy has no result {message.name}")
         self.turns.want(WantedRate.of(message.content).bytes)

@@ -1,4 +1,4 @@
-"""What the steps of a job work with. `main/` puts it together."""
+"""What the steps of a job work with. `main/` assembles it."""
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -79,18 +79,18 @@ class Rooms:
     workers: Workers = started
     # Jobs that wait for a source. A change of the source wakes them.
     waiting: Waiting = field(default_factory=Waiting)
-    # What a job's copies share with those of other jobs. Blocks.
+    # The rate that a job's copies share with other jobs' copies. Blocks.
     rate_of: Callable[[Migration], SharedRate | None] = lambda job: None
-    # None: no guest is started before its copy is whole.
+    # None: no guest starts before its copy is complete.
     exports: Exports | None = None
-    # None: jobs end without one, and nothing is hashed.
+    # None: jobs end without a receipt, and nothing is hashed.
     receipts: Receipts | None = None
     boot_timeout_s: float = 600
     copy_threads: int | None = None
     flush_every_s: float = 5.0
     # Locked while volumes are cloned for a rehearsal, or the rehearsal is cancelled before that.
     cloning: threading.Lock = field(default_factory=threading.Lock)
-    # Of the jobs; made of `connect`.
+    # Sessions of the jobs, made by `connect`.
     sessions: Sessions = field(init=False)
 
     def __post_init__(self) -> None:

@@ -129,7 +129,8 @@ async def leave(job: Job) -> None:
 
 
 async def tidy_up(job: Job, so_far: str) -> None:
-    """What a job that went well owes its source, now if it can be; `so_far`: what it says of itself where it cannot."""
+    """Does what a completed job owes its source, as far as it is possible now. `so_far`: the job's warning if something
+    remains."""
     try:
         entries = await job.in_thread(job.rooms.store.ledger, job.id)
         for entry in sorted(entries, key=lambda one: one.kind == "tracking"):  # after the snapshots, which need it

@@ -126,7 +126,7 @@ async def _inspected(job: Job) -> tuple[VmManifest, bool]:
 
         return await job.with_adapter(ask)
     importer, path, root = await job.in_thread(importer_of, job)
-    # A server elsewhere may take its time: who cancels does not wait for it.
+    # A remote server may be slow; a cancel does not wait for it.
     return await job.stop.or_stop(job.in_thread(_manifest, job, importer, path, root)), False
 
 

@@ -1,4 +1,4 @@
-"""A plan before its job moves a byte: refused or accepted, foreseen, forecast.
+"""A plan before its job copies anything: refused or accepted, dry-run, and forecast.
 
 Read `intake.py`, then `foreseen.py` and `outage.py`.
 """

@@ -1,6 +1,6 @@
-"""Critical concerns refuse a plan, as its migration would go wrong. A plan may waive a concern by its id.
+"""Critical concerns refuse a plan, as its migration would fail. A plan may waive a concern by its id.
 
-Concerns about a disk do not matter to a plan that leaves that disk out.
+A concern about a disk does not count if the plan leaves that disk out.
 """
 
 from collections.abc import Iterator

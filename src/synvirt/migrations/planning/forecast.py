@@ -1,4 +1,4 @@
-"""What a warm job may expect of its cut-over: how fast the guest changes against how fast its changes are copied. No I/O.
+"""The forecast of a warm job's cut-over: how fast the guest changes, and how fast its changes are copied. No I/O.
 
 pass      1 full ───────▶ 2 delta ──▶ 3 delta ─▶ …  final
 snapshot  t1              t2          t3            change rate = bytes of a delta / time since the snapshot before
@@ -11,24 +11,24 @@ from itertools import pairwise
 from synvirt.model.job import Forecast, Pass
 from synvirt.sizes import MIB
 
-# Guests change by fits and starts: the last few deltas say more than the last one.
+# Guests do not change evenly: the last few deltas show more than the last one.
 DELTAS_LOOKED_AT = 3
-# A job that holds for its cut-over, with no interval of its own: the next delta is due when it has grown to what a cut-over may
-# copy. Each is a snapshot of a guest that works, and Forklift takes one an hour, others one in ten minutes.
+# Limits of the pause between deltas of a held job, if the plan sets none. The next delta is due when it is as large as a
+# cut-over may copy. Each needs a snapshot of a running guest; Forklift takes one an hour, others one every ten minutes.
 HOLD_LEAST_S, HOLD_MOST_S = 300.0, 3600.0
-# What is copied in less than this long measures connecting, not copying.
+# A shorter copy measures connecting, not copying.
 MEASURED_LEAST_S = 0.5
 
 
 def forecast(passes: Sequence[Pass], *, at: datetime) -> Forecast | None:
-    """None, before the first delta has been copied."""
+    """The forecast. None, before the first delta has been copied."""
     done = [one for one in passes if one.finished_at is not None and one.snapshot_at is not None]
     rate = _change_rate(done)
     throughput = _throughput(done)
     if rate is None or throughput is None:
         return None
     last = done[-1]
-    # What changes until the guest is off: since the last snapshot, and that was when its pass began.
+    # The changes until the guest is off count from the last snapshot, which was made when its pass began.
     since_s = (at - last.snapshot_at).total_seconds() if last.snapshot_at is not None else last.seconds
     expected = int(rate * max(since_s, 0.0))
     return Forecast(
@@ -44,12 +44,12 @@ def forecast(passes: Sequence[Pass], *, at: datetime) -> Forecast | None:
 def hold_interval_s(
     change_bps: float, threshold_bytes: int, *, least_s: float = HOLD_LEAST_S, most_s: float = HOLD_MOST_S
 ) -> float:
-    """How long a job that is held waits from one delta to the next: `threshold_bytes` are what a cut-over may copy."""
+    """The seconds that a held job waits between two deltas. `threshold_bytes`: the most that a cut-over may copy."""
     return most_s if not change_bps else min(max(threshold_bytes / change_bps, least_s), most_s)
 
 
 def why_not(passes: Sequence[Pass]) -> str:
-    """Why the deltas do not become small, for a person."""
+    """Why the deltas do not become small, in words for people."""
     deltas = [one for one in passes if one.kind == "delta" and one.finished_at is not None]
     done = [one for one in passes if one.finished_at is not None and one.snapshot_at is not None]
     rate, throughput = _change_rate(done), _throughput(done)
@@ -75,7 +75,7 @@ def _change_rate(done: Sequence[Pass]) -> float | None:
 
 
 def _throughput(done: Sequence[Pass]) -> float | None:
-    """Of the pass that moved most: small ones measure what a pass costs by itself."""
+    """The rate of the pass that copied most: small ones measure the fixed cost of a pass."""
     largest = max(done, key=lambda one: one.bytes, default=None)
     if largest is None or not largest.bytes:
         return None
@@ -83,6 +83,6 @@ def _throughput(done: Sequence[Pass]) -> float | None:
 
 
 def _fixed_s(done: Sequence[Pass], throughput: float) -> float:
-    """What a pass costs beside its bytes: the snapshot, the worker, the connections. Of the leanest delta so far."""
+    """The fixed cost of a pass in seconds (the snapshot, the worker, the connections), from the shortest delta so far."""
     spent = [one.seconds - one.bytes / throughput for one in done if one.kind != "full"]
     return max(0.0, min(spent, default=0.0))

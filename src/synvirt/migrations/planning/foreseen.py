@@ -1,7 +1,7 @@
-"""A plan looked at whole before anything moves: what is wrong with it, field by field, and how its job would run.
+"""Checks a whole plan before anything is copied: what is wrong with it, field by field, and how its job would run.
 
-Blocking code. A source that does not answer is no mistake of the plan's: its job waits for it, and checks what only the source
-could say. Problems are said in the order in which a person would mend them.
+Blocking code. A source that does not answer is no mistake of the plan: its job waits for the source, and checks the rest then.
+Problems come in the order in which a person would correct them.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from synvirt.sizes import GIB, MIB, counted
 
 log = structlog.get_logger(__name__)
 
-# As long as `GET /sources/:id/vms/:vm_id` waits.
+# The same as for `GET /sources/:id/vms/:vm_id`.
 SOURCE_ANSWERS_WITHIN_S = 60.0
 _MEASURED_LEAST_S = 1.0
 
@@ -92,7 +92,7 @@ class DryRun(Model):
 
 @dataclass
 class Foreseen:
-    """`refused`: what no job could get past, by field. `waited_for`: what a job would wait for."""
+    """`refused`: problems that no job could get past, by field. `waited_for`: what a job would wait for."""
 
     plan: MigrationPlan
     manifest: VmManifest | None = None
@@ -103,7 +103,7 @@ class Foreseen:
 
     @contextmanager
     def at(self, where: str, *, waits_for: tuple[type[SynvirtError], ...] = ()) -> Iterator[None]:
-        """What is raised within is a problem of that field."""
+        """Errors raised in the block become problems of that field."""
         try:
             yield
         except SynvirtError as error:
@@ -111,7 +111,7 @@ class Foreseen:
 
 
 def refuse(found: Foreseen) -> None:
-    """The first problem's error, all problems in its detail; nothing, where there is none."""
+    """Raises the first problem's error, with all problems in its detail; does nothing if there is none."""
     if not found.refused:
         return
     _, first = found.refused[0]
@@ -122,7 +122,7 @@ def refuse(found: Foreseen) -> None:
 
 
 def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
-    """Nothing is changed, here or at the source."""
+    """Checks a plan. It changes nothing, here or at the source."""
     found = Foreseen(plan)
     free_bytes: int | None = None
     with found.at("target.destination"):
@@ -164,7 +164,7 @@ def _instant(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> 
 
 
 def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
-    """What this host says of the plan."""
+    """The problems that this host finds."""
     _networks(rooms, found)
     if found.manifest is not None and found.plan.target.start and (has := _capacity(rooms)) is not None:
         with found.at("target.memory_bytes"):
@@ -176,7 +176,7 @@ def networks_and_host(rooms: Rooms, found: Foreseen) -> None:
 
 
 def refuse_unfit(rooms: Rooms, job: Migration) -> None:
-    """What a job that comes from another host could not get past on this one; its source is not asked."""
+    """Refuses what a job from another host could not get past on this one. It does not ask the source."""
     found = Foreseen(job.plan, manifest=job.manifest)
     with found.at("target.destination"):
         _known(job.plan.target.destination, rooms.destinations, "destination")
@@ -190,7 +190,7 @@ def refuse_unfit(rooms: Rooms, job: Migration) -> None:
 
 
 def dry_run(rooms: Rooms, plan: MigrationPlan) -> DryRun:
-    """All of it as an answer; nothing is refused."""
+    """The whole check as an answer; it refuses nothing."""
     found = foresee(rooms, plan)
     manifest = found.manifest
     return DryRun(
@@ -243,7 +243,7 @@ def at_source(rooms: Rooms, kind: LiveKind, ref: LiveVmRef) -> tuple[VmManifest,
 
 
 def refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
-    """Two jobs would power one VM off under each other."""
+    """Refuses a VM that another job has: two jobs would power it off for each other."""
     for other in rooms.store.unended():
         theirs = other.plan.source_ref
         if theirs.kind == "live_vm" and (theirs.source_id, theirs.vm_id) == (ref.source_id, ref.vm_id):
@@ -254,7 +254,7 @@ def refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
 
 
 def in_files(rooms: Rooms, plan: MigrationPlan) -> VmManifest:
-    """The machine of an Offline plan. HostPathRejected, MalformedArchive and others, where there is none of its kind."""
+    """The machine of an Offline plan. HostPathRejected, MalformedArchive and others, if the files hold none of that kind."""
     if plan.source.Offline is None or plan.source_ref.kind == "live_vm":
         raise RuntimeError("a plan's source fits its source_ref")
     importer = rooms.importers.get(plan.source.Offline)
@@ -290,7 +290,7 @@ def _disks(found: Foreseen, manifest: VmManifest) -> None:
 
 
 def _concerns(found: Foreseen, manifest: VmManifest) -> None:
-    """A concern that the machine never had is waived by nobody: it is misspelt. One of a skipped disk may be named."""
+    """Refuses an unknown concern: it must be misspelt. A skipped disk's concern may be named."""
     ids = [concern.id for concern in manifest.concerns]
     for at, waived in enumerate(found.plan.waive_concerns):
         if waived != TARGET_TOO_SMALL:
@@ -301,7 +301,7 @@ def _concerns(found: Foreseen, manifest: VmManifest) -> None:
 
 
 def _known(name: str | None, known: Iterable[str], what: str) -> None:
-    """InvalidPlan with the nearest name, unless it is one of those."""
+    """InvalidPlan with the nearest name, unless the name is known."""
     names = list(known)
     if name is None or name in names:
         return
@@ -315,7 +315,7 @@ def _known(name: str | None, known: Iterable[str], what: str) -> None:
 
 
 def _networks(rooms: Rooms, found: Foreseen) -> None:
-    """Those of this host that the plan names, and those of the source that it maps."""
+    """Checks the networks of this host that the plan names, and the source's networks that it maps."""
     wanted = found.plan.target.network_map
     if not wanted:
         return
@@ -333,7 +333,8 @@ def _networks(rooms: Rooms, found: Foreseen) -> None:
         return
     there = list(dict.fromkeys(nic.network for nic in found.manifest.nics))
     mapped = {entry.source for entry in wanted}
-    # A map for many machines may name more networks than one of them has; a card that none of it fits shows a wrong name.
+    # A map for many machines may name more networks than one machine has; if it fits none of a machine's cards, a name is
+    # wrong.
     if set(there) <= mapped:
         return
     for at, entry in enumerate(wanted):
@@ -351,7 +352,7 @@ def _capacity(rooms: Rooms) -> Capacity | None:
 
 
 def _memory(wanted: int, has: Capacity) -> None:
-    """InvalidPlan, where the machine would have more than this host has in all: it would be moved, and never start."""
+    """InvalidPlan, if the machine would have more memory than this host: it would be moved and never start."""
     if wanted > has.memory_bytes:
         raise InvalidPlan(
             f"it would have {wanted / GIB:.1f} GiB of memory, and this host has {has.memory_bytes / GIB:.1f} GiB in all",
@@ -360,7 +361,8 @@ def _memory(wanted: int, has: Capacity) -> None:
 
 
 def _cpus(wanted: int, has: Capacity) -> None:
-    """InvalidPlan, where the machine would have more than a guest can have. More than the host has is slow, and starts."""
+    """InvalidPlan, if the machine would have more processors than a guest can have. More than the host has is slow, but
+    starts."""
     if wanted > has.vcpus_max > 0:
         raise InvalidPlan(
             f"it would have {wanted} processors, and a guest of this host can have {has.vcpus_max}",
@@ -369,10 +371,10 @@ def _cpus(wanted: int, has: Capacity) -> None:
 
 
 def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> tuple[Difference, ...]:
-    """What the machine will have otherwise here. Conflict, where its name, UUID or a MAC address is taken: the job claims them
-    for good, this is to say so at once. DomainDefineFailed, where this host cannot carry it.
+    """The differences that the machine will have here. Conflict, if its name, UUID or a MAC address is taken: the job claims
+    them later, but the caller should know at once. DomainDefineFailed, if this host cannot run it.
 
-    A hypervisor that is away is no reason to refuse a plan: the job will meet it.
+    An unreachable hypervisor is no reason to refuse a plan: the job will find that out.
     """
     if manifest is None and plan.target.name is None:
         return ()
@@ -443,8 +445,8 @@ def _bytes_to_read(disk: Disk) -> int:
 
 
 def _copy_time(rooms: Rooms, plan: MigrationPlan, disks: Sequence[Disk], past: Sequence[Migration]) -> tuple[float | None, str]:
-    """Seconds, and what they follow from: first copies of jobs of the same source; without one, what a deep test of the source
-    measured of the ways by which the disks would be read. One disk after another: a job may be faster than that."""
+    """The seconds, and their basis: first copies of jobs of the same source; else the rates that a deep test of the source
+    measured for the ways that would read the disks. It counts one disk after another, so a job may be faster."""
     limit_bps = plan.limits.bandwidth_bps or float("inf")
     speeds = [
         first.bytes / first.seconds for job in past if job.passes and (first := job.passes[0]).seconds >= _MEASURED_LEAST_S

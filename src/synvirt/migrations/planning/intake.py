@@ -1,7 +1,7 @@
-"""Intake: where a plan becomes a job, and an operator's wish reaches one. Blocking code; what the API calls.
+"""Intake: a plan becomes a job here, and an operator's request reaches a job. Blocking code, called by the API.
 
-A plan is refused here when it can be known at once that it cannot work (a path outside the import root, a file of another
-kind): what takes longer to find out is found out by the job itself, in Queued.
+A plan is refused here if a quick check shows that it cannot work (a path outside the import root, a file of another kind). The
+job itself does the slower checks, in Queued.
 """
 
 import threading
@@ -33,10 +33,10 @@ from synvirt.store import Store
 
 class Intake:
     """`check(plan)` raises what is wrong with the plan, `dry_run(plan)` lists it; `check_corrected(plan, manifest)` raises what
-    is wrong with the plan of a machine that is copied already; `claim(plan)` raises Conflict where another job has its VM;
-    `repair(job, check_only)` says what a repair of that job's volumes looks at, or raises Conflict where it may not be.
-    `begin(job_id)` hands the job to the engine, `wake(job_id)` tells the engine that the operator asked something of a running
-    job: both return at once and are idempotent."""
+    is wrong with the plan of a machine that is copied already; `claim(plan)` raises Conflict, if another job has its VM;
+    `repair(job, check_only)` gives what a repair of that job's volumes reads, or raises Conflict, if it is not allowed.
+    `begin(job_id)` gives the job to the engine, `wake(job_id)` makes the engine read an operator's request to a running job:
+    both return at once and are idempotent."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Intake:
         self._taking_over = taking_over
 
     def dry_run(self, plan: MigrationPlan) -> DryRun:
-        """The plan as its job would run, with all that is wrong with it. Nothing is kept."""
+        """The plan as its job would run, with all that is wrong with it. Nothing is stored."""
         if self._dry_run is None:
             raise Internal("this service does not look ahead")
         found = self._dry_run(plan)
@@ -80,8 +80,8 @@ class Intake:
         return found
 
     def submit(self, plan: MigrationPlan, *, job_id: UUID | None = None, submitted_by: str | None = None) -> Migration:
-        """`job_id`: of a job that somebody has written down already; `submitted_by`: for what the service does in another's
-        name."""
+        """Makes a job of the plan. `job_id`: of a job that is stored already; `submitted_by`: the account, if the service acts
+        for one."""
         self._check(plan)
         secret = None
         if plan.source_ref.kind == "remote_url":
@@ -97,8 +97,7 @@ class Intake:
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
         )
-        # Checking takes as long as the source takes to answer: of two plans for one VM that are checked at once, the second is
-        # refused here.
+        # The check waits for the source: of two plans for one VM that are checked at once, the second is refused here.
         with self._adding:
             self._claim(plan)
             self._add(job, secret)
@@ -116,8 +115,8 @@ class Intake:
                 self.store.add(job, host=self._host, sealed=sealed)
 
     def retry(self, job_id: UUID, patch: Mapping[str, Any]) -> Migration:
-        """A failed job again, its plan patched: a new job goes on with its copy where that was kept (`retry_of`), and begins
-        again otherwise. Conflict, InvalidPlan."""
+        """Tries a failed job again, with its plan patched. The new job goes on with the copy if that was kept (`retry_of`),
+        else it begins from the start. Conflict, InvalidPlan."""
         if (host := self.store.host_of(job_id)) != self._host:
             raise Conflict(f"the copy of job {job_id} is on host {host}", hint="ask that host to take it up")
         before = self.store.get(job_id)
@@ -138,8 +137,8 @@ class Intake:
         return self._take_up(before, plan, uuid4(), submitter())
 
     def go_on_from(self, before_id: UUID, plan: MigrationPlan, *, job_id: UUID, submitted_by: str | None) -> Migration:
-        """`submit`, of a plan whose job failed before: on the volumes of that job where it kept them, on this host, and nobody
-        has taken them up."""
+        """`submit`, for a plan whose job failed before. It uses that job's volumes, if they were kept on this host and no other
+        job has taken them over."""
         before = self.store.get(before_id) if self.store.is_of(before_id, self._host) else None
         if before is None or not has_kept_copy(before) or is_taken_up(self.store, before):
             return self.submit(plan, job_id=job_id, submitted_by=submitted_by)
@@ -155,8 +154,8 @@ class Intake:
         return job
 
     def repair(self, job_id: UUID, *, check_only: bool) -> Migration:
-        """A new job, which compares the volumes of a completed one with its receipt, and repairs what differs from their
-        source. Conflict, where that may not be; SourceUnreachable."""
+        """A new job that compares a completed job's volumes with its receipt, and repairs differences from their source.
+        Conflict, if that is not allowed; SourceUnreachable."""
         if (host := self.store.host_of(job_id)) != self._host:
             raise Conflict(f"the volumes of job {job_id} are on host {host}", hint="ask that host to repair them")
         if self._repair is None:
@@ -189,21 +188,21 @@ class Intake:
         return job
 
     def take_over(self, job_id: UUID, *, restart: bool) -> Migration:
-        """The job of a host that is fenced goes on here, or starts over here. Conflict, where it cannot."""
+        """Continues or restarts here the job of a fenced host. Conflict, if it cannot."""
         if self._taking_over is None:
             raise Conflict("this service takes no jobs over: it shares its store with no other host")
         return self._taking_over.take_over(job_id, restart=restart)
 
     def cancel(self, job_id: UUID, *, guest_writes: GuestWrites = "keep") -> Migration:
-        """Conflict when the job has ended, or would lose what a guest wrote since its instant start, unless that is asked for;
-        asking twice is asking once."""
+        """Cancels the job; idempotent. Conflict, if it has ended, or if it would lose what a guest wrote since its instant
+        start and the request does not allow that."""
         refuse_loss(f"job {job_id}", self.store.get(job_id).instant, guest_writes)
         job = self.store.request_cancel(job_id)
         self._wake(job_id)
         return job
 
     def cutover(self, job_id: UUID) -> Migration:
-        """Lets a job that holds in DeltaSyncing (`warm.cutover` manual) cut over. Conflict for a job that never will."""
+        """Lets a job that holds in DeltaSyncing (`warm.cutover` manual) cut over. Conflict for a job that never holds."""
         job = self.store.get(job_id)
         by_itself = job.plan.source.Live is None or job.plan.warm.cutover != "manual" or job.repair is not None
         if not job.ended and by_itself:
@@ -213,7 +212,7 @@ class Intake:
         return job
 
     def remove(self, job_id: UUID, volumes: Volumes | None) -> None:
-        """An ended job, with what it kept where that is asked. Conflict, where it may not go yet."""
+        """Removes an ended job, on request with what it kept. Conflict, if it may not be removed yet."""
         if self._removal is None:
             raise Internal("this service removes no jobs")
         self._removal.remove(job_id, volumes)
@@ -232,18 +231,18 @@ class Intake:
 
 
 def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
-    """What no job could get past is said at once (see `foreseen`)."""
+    """Reports at once what no job could get past (see `foreseen`)."""
     refuse(foresee(rooms, plan))
 
 
 def check_corrected(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> None:
-    """The same of a plan whose machine is copied already: its source may be gone."""
+    """The same for a plan whose machine is copied already: its source may not exist any more."""
     found = Foreseen(plan, manifest)
     networks_and_host(rooms, found)
     refuse(found)
 
 
 def check_free(rooms: Rooms, plan: MigrationPlan) -> None:
-    """Conflict, where another job is at work on the plan's VM. Quick: nothing is asked but the store."""
+    """Conflict, if another job works on the plan's VM. Quick: it asks only the store."""
     if plan.source_ref.kind == "live_vm":
         refuse_taken(rooms, plan.source_ref)

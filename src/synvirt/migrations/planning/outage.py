@@ -1,14 +1,14 @@
-"""How long a guest will be away if its cut-over began now: p50 and p95, in the parts that it is made of. No I/O.
+"""How long a guest would be off if its cut-over began now: p50 and p95, with the parts. No I/O.
 
     shutdown ─▶ last copy ─▶ conversion ─▶ boot                 one after the other: they add up
        └─ of past jobs of this site ─┘         (the last copy: of this job's own deltas, once it has some;
                                                 conversion and boot: of its own rehearsals, once one has passed)
 
-Times of work are skewed to the right, so each part is taken for log-normal. Of few measurements a spread is not known, so that
-of many is taken with them: PRIOR_RUNS runs of PRIOR_SPREAD. The p95 is that of the next run, not of those that were (a
-prediction interval: Student's t of the logarithms). What is over the median adds up as independent things do.
+Times of work are skewed to the right, so each part counts as log-normal. Few measurements do not show their spread, so
+PRIOR_RUNS runs with a spread of PRIOR_SPREAD are added to them. The p95 is for the next run, not for the past ones (a
+prediction interval: Student's t of the logarithms). The parts above the median add up like independent variables.
 
-A site whose jobs differ much gets a high p95 on purpose: a budget that is kept only by luck is worthless.
+A site whose jobs differ much gets a high p95 on purpose: a budget that is met only by luck is worthless.
 """
 
 import math
@@ -24,14 +24,14 @@ from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.rehearsal import Rehearsal, RehearsalState
 
-# Before anything was measured, as log-normal medians: a Linux server's. A Windows guest that installs updates takes longer, and
-# the first job of a site that meets one says so.
+# Log-normal medians before anything was measured, for a Linux server. A Windows guest that installs updates takes longer; then
+# the first job of the site shows it.
 UNMEASURED_S: dict[OutagePartName, float] = {"shutdown": 30.0, "last copy": 30.0, "conversion": 300.0, "boot": 60.0}
 # Jobs of one site in the lab differ by a third: e^0.3.
 PRIOR_RUNS, PRIOR_SPREAD = 3, 0.3
-# For what was never measured.
+# For parts that were never measured.
 UNMEASURED_SPREAD = 0.8
-# Who copies in less: the clock's own grain.
+# A shorter copy is below the clock's resolution.
 LEAST_S = 0.1
 _Z95 = 1.6449
 
@@ -46,9 +46,9 @@ def outage_forecast(
     whole: bool = False,
     at: datetime,
 ) -> OutageForecast | None:
-    """None, before the first pass is done, or where the guest is away from the beginning. `past`: jobs that completed here;
-    those of the same source count, and all of them where it has none. `rehearsals`: of this job. `whole`: the last
-    copy compares whole disks, as it does where change tracking was found to lie."""
+    """The forecast. None, before the first pass is done, or if the guest is off from the beginning. `past`: jobs that completed
+    here; those of the same source count, or all of them if there are none. `rehearsals`: of this job. `whole`: the last copy
+    compares whole disks, because change tracking was found wrong."""
     if job.mode_effective is not Mode.WARM or not any(one.finished_at is not None for one in job.passes):
         return None
     measured = _measured(past, job.plan)
@@ -65,8 +65,8 @@ def outage_forecast(
 def planned_outage(
     plan: MigrationPlan, past: Iterable[Migration], *, converts: bool, starts: bool, copy_s: float | None, at: datetime
 ) -> OutageForecast | None:
-    """The same before there is a job. None for an Offline plan, whose guest does not run; for a warm one, while no job here has
-    measured any part; for a cold one, whose guest is away during the whole copy, while `copy_s` is not known."""
+    """The same before there is a job. None for an Offline plan, whose guest does not run; for a warm one, as long as no job
+    here has measured any part; for a cold one, whose guest is off during the whole copy, as long as `copy_s` is not known."""
     if plan.source.Live is None:
         return None
     measured = _measured(past, plan)
@@ -89,7 +89,7 @@ def _measured(past: Iterable[Migration], plan: MigrationPlan) -> list[dict[Outag
 def _after(
     measured: Sequence[dict[OutagePartName, float]], *, converts: bool, starts: bool, rehearsed: Sequence[Rehearsal] = ()
 ) -> list[OutagePart]:
-    """What follows the last copy: as this guest was seen to do it, else as others were."""
+    """The parts after the last copy: measured on this guest, else on others."""
     own: dict[OutagePartName, list[float]] = {
         "conversion": [one.conversion_s for one in rehearsed if one.conversion_s is not None],
         "boot": [one.boot_s for one in rehearsed if one.boot_s is not None],
@@ -108,8 +108,8 @@ def _added_up(parts: Sequence[OutagePart], plan: MigrationPlan, *, at: datetime)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Forecasts held against what came of them: `jobs` that had both, of which `within_p95`; `median_error_s`: how far the
-    outage was from the p50, either way."""
+    """Forecasts compared with the outcome: `jobs` that had both, `within_p95` of them; `median_error_s`: the distance between
+    outage and p50, in either direction."""
 
     jobs: int
     within_p95: int
@@ -117,7 +117,7 @@ class Record:
 
 
 def record(past: Iterable[Migration]) -> Record | None:
-    """None, where no job was forecast and measured."""
+    """The record. None, if no job was forecast and measured."""
     both = [(one.downtime_s, one.outage) for one in past if one.downtime_s is not None and one.outage is not None]
     if not both:
         return None
@@ -127,7 +127,7 @@ def record(past: Iterable[Migration]) -> Record | None:
 
 
 def too_long(found: OutageForecast) -> str | None:
-    """Why the budget would not be kept, for a person; None: it would be."""
+    """Why the outage would exceed the budget, in words for people; None, if it would not."""
     if found.budget_s is None or found.p95_s <= found.budget_s:
         return None
     longest = max(found.parts, key=lambda part: part.p95_s)
@@ -139,7 +139,7 @@ def too_long(found: OutageForecast) -> str | None:
 
 
 def measured_parts(job: Migration) -> dict[OutagePartName, float] | None:
-    """Of a warm job that completed, what its outage was made of; None, where it had none that was measured."""
+    """The parts of a completed warm job's outage; None, if none was measured."""
     final = job.passes[-1] if job.passes else None
     if job.state is not State.COMPLETED or job.downtime_s is None or final is None or final.kind != "final":
         return None
@@ -149,7 +149,7 @@ def measured_parts(job: Migration) -> dict[OutagePartName, float] | None:
     booted = [(one.ended_at - one.began_at).total_seconds() for one in job.boot_attempts if one.ended_at is not None]
     if booted:
         found["boot"] = sum(booted)
-    # What is left over is the shutting down, and what lies between the parts.
+    # The rest is the shutdown, and the time between the parts.
     found["shutdown"] = job.downtime_s - sum(found.values())
     return {name: max(seconds, LEAST_S) for name, seconds in found.items()}
 
@@ -192,8 +192,8 @@ def _t95(freedom: int) -> float:
 
 
 def _last_copy(passes: Sequence[Pass], before: Sequence[float], shutdown: OutagePart, *, at: datetime) -> OutagePart:
-    """From how fast this guest changed during each of its last deltas; without a delta, from what the last copies of jobs
-    before it took. The guest changes until it is off."""
+    """The last copy, from how fast this guest changed during each of its last deltas; without a delta, from the last copies of
+    earlier jobs. The guest changes until it is off."""
     found = forecast(passes, at=at)
     rates = [math.log(max(rate, 1.0)) for rate in _rates(passes)][-2 * DELTAS_LOOKED_AT :]
     if found is None or not rates:
@@ -206,7 +206,7 @@ def _last_copy(passes: Sequence[Pass], before: Sequence[float], shutdown: Outage
     return OutagePart(
         name="last copy",
         p50_s=round(fixed_s + rate.p50_s * (since_s + shutdown.p50_s) / found.throughput_bps, 2),
-        # What a pass costs apart from its bytes varies as other parts do.
+        # The fixed cost of a pass varies as other parts do.
         p95_s=round(
             fixed_s * math.exp(_Z95 * PRIOR_SPREAD) + rate.p95_s * (since_s + shutdown.p95_s) / found.throughput_bps, 2
         ),
@@ -215,7 +215,7 @@ def _last_copy(passes: Sequence[Pass], before: Sequence[float], shutdown: Outage
 
 
 def _rates(passes: Sequence[Pass]) -> list[float]:
-    """Bytes a second that changed, of each delta."""
+    """The bytes changed in a second, for each delta."""
     done = [one for one in passes if one.finished_at is not None and one.snapshot_at is not None]
     return [
         one.bytes / max((one.snapshot_at - first.snapshot_at).total_seconds(), MEASURED_LEAST_S)
@@ -225,5 +225,5 @@ def _rates(passes: Sequence[Pass]) -> list[float]:
 
 
 def _least(passes: Sequence[Pass]) -> float:
-    """The leanest delta so far: no last copy was seen to take less."""
+    """The shortest delta so far: no last copy was shorter."""
     return min((one.seconds for one in passes if one.kind == "delta" and one.finished_at is not None), default=0.0)

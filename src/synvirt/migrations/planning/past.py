@@ -1,4 +1,4 @@
-"""Jobs that completed here, as what the next one's forecasts are made of. Blocking code."""
+"""Completed jobs of this host, on which the next job's forecasts are based. Blocking code."""
 
 from typing import Final
 
@@ -9,12 +9,12 @@ from synvirt.store import Store
 from synvirt.store.documents import readable
 from synvirt.store.filters import Only
 
-# The newest say most: a site's network and storage change.
+# Only the newest jobs count, as a site's network and storage change.
 JOBS_LOOKED_AT: Final = 50
 
 
 def completed(store: Store, plan: MigrationPlan) -> list[Migration]:
-    """Of the plan's live source, newest first; of all sources, where none of it has completed."""
+    """Jobs of the plan's live source, newest first; of all sources, if none of that source has completed."""
     ref = plan.source_ref
     of_source = Only(states=(State.COMPLETED,), source_id=ref.source_id if ref.kind == "live_vm" else None)
     for only in (of_source, Only(states=(State.COMPLETED,))):

@@ -1,11 +1,11 @@
-"""May the volumes of a job be repaired by its receipt? Blocking code.
+"""Whether the volumes of a job may be repaired by its receipt. Blocking code.
 
-A ledger is of the moment before the first boot, and before drivers were put in. What a guest, or a conversion, has written
-since differs from it and is right: to "repair" that would destroy it. So a volume is repaired only while nobody has written
+A ledger describes the moment before the first boot, and before drivers were installed. What a guest, or a conversion, has
+written since differs from it and is correct: a "repair" would destroy it. So a volume is repaired only if nothing has written
 to it:
 
     compared   a job that completed, on its host, with its receipt and its volumes; its guest is off
-    repaired   and its guest was never started, nothing was put in, and its source has the same disks, and is off
+    repaired   and its guest was never started, no drivers were installed, and its source has the same disks, and is off
 """
 
 import contextlib
@@ -30,8 +30,8 @@ _LOST_HINT = "put its tar back among the receipts of this host"
 
 
 def repair_of(rooms: Rooms, job: Migration, check_only: bool) -> Repair:
-    """Of that job, before anything is read. Conflict says why it may not be; SourceUnreachable and others: its source cannot be
-    asked."""
+    """Checks a repair of that job before anything is read. Conflict says why it is not allowed; SourceUnreachable and others,
+    if its source cannot be asked."""
     if job.repair is not None:
         raise Conflict(f"job {job.id} is a repair itself", hint=f"ask for a repair of job {job.repair.of}")
     if job.state is not State.COMPLETED:
@@ -48,14 +48,14 @@ def repair_of(rooms: Rooms, job: Migration, check_only: bool) -> Repair:
 
 
 def refuse_second(store: Store, job_id: UUID) -> None:
-    """Conflict, where a repair of that job is under way: what it looks at stays as it is meanwhile."""
+    """Conflict, if a repair of that job is running: the volumes that it reads must not change meanwhile."""
     for other in store.unended():
         if other.repair is not None and other.repair.of == job_id:
             raise Conflict(f"job {other.id}, a repair of job {job_id}, has not ended", hint="wait for its end, or cancel it")
 
 
 def ledgers_of(rooms: Rooms, job: Migration) -> Mapping[str, LedgerSpec]:
-    """By disk key. Conflict, where its receipt is not there, or not as it was signed."""
+    """The ledgers by disk key. Conflict, if the receipt is missing, or is not as it was signed."""
     try:
         return _receipts(rooms, job).ledgers(job.id)
     except NotFound as error:
@@ -73,7 +73,7 @@ def _receipts(rooms: Rooms, job: Migration) -> Receipts:
 
 
 def refuse_volumes(rooms: Rooms, job: Migration, repair: Repair) -> None:
-    """Conflict, where the volumes are not there, or somebody has written to them, or may now."""
+    """Conflict, if the volumes are missing, or were written to, or may be written to now."""
     _refuse_guest(rooms, job, check_only=repair.check_only)
     for disk in repair.disks:
         size = next(one.capacity_bytes for one in _manifest(job).disks if one.key == disk.key)
@@ -142,7 +142,7 @@ def _refuse_source(rooms: Rooms, job: Migration, repair: Repair) -> None:
 
 
 def _source(rooms: Rooms, job: Migration) -> VmManifest:
-    """SourceUnreachable, AuthFailed; Conflict, where it is no more."""
+    """SourceUnreachable, AuthFailed; Conflict, if the source exists no more."""
     plan, ref = job.plan, job.plan.source_ref
     try:
         if plan.source.Live is None or ref.kind != "live_vm":

@@ -1,15 +1,15 @@
-"""A failed job tried again, with another plan where that was wrong.
+"""Tries a failed job again, with a corrected plan if the plan was wrong.
 
     job A: … CopyingFull ─▶ V2vProcessing ─✗ Failed, its volumes kept
     job B: Queued ─▶ CopyingFull (they are there) ─▶ V2vProcessing ─▶ …
 
-Where its copy was kept, a new job has the volumes of the failed one.
+If the failed job's copy was kept, the new job takes its volumes.
 
-    Offline  the file is as it was: nothing is copied
+    Offline  the file has not changed: nothing is copied
     Live     the source was switched on again, and the guest may have run here: the first pass reads whole disks, and writes
-             what differs on the volumes; all goes on from there as in any job
+             the differences to the volumes; from there it goes on like any job
 
-Every other one begins from the start.
+Otherwise the new job begins from the start.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 from synvirt.store import Store
 
-# What a whole copy was made by: as paths in the plan. A Live job copies once more, by the mode that suits.
+# The parts of a plan, as paths, that a complete copy depends on. A Live job copies once more, by the mode that suits.
 _COPIED_BY = ("source", "source_ref", "mode", "skip_disks", "target.destination")
 _COPIED_LIVE_BY = ("source", "source_ref", "skip_disks", "target.destination")
-# What makes it the same machine.
+# The parts of a plan that identify the machine.
 _MACHINE = ("source", "source_ref")
 
 
 def merged(document: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON merge patch (RFC 7396): null takes a member out."""
+    """Applies a JSON merge patch (RFC 7396): null removes a member."""
     found = dict(document)
     for name, value in patch.items():
         if value is None:
@@ -54,7 +54,7 @@ def merged(document: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, A
 
 
 def corrected(job: Migration, patch: Mapping[str, Any]) -> MigrationPlan:
-    """Its plan with `patch`. InvalidPlan, where that is none, or changes what took effect already."""
+    """The job's plan with `patch`. InvalidPlan, if the patch is invalid, or changes what has taken effect already."""
     try:
         plan = MigrationPlan.model_validate_json(json.dumps(merged(job.plan.model_dump(mode="json"), patch)))
     except ValidationError as error:
@@ -78,8 +78,8 @@ def _at(plan: MigrationPlan, path: str) -> object:
 def taken_up(
     store: Store, before: Migration, plan: MigrationPlan, *, job_id: UUID, host: str, submitted_by: str | None
 ) -> Migration:
-    """The job that takes up a failed one, with another plan; noted there first, so that no two have the same volumes. Conflict,
-    where there is nothing to take up. Blocks."""
+    """The job that takes over a failed one, with another plan. It is noted in the failed job first, so that no two jobs have
+    the same volumes. Conflict, if there is nothing to take over. Blocks."""
     is_live = before.plan.source.Live is not None
     _refuse(before)
     created_at = now()
@@ -114,7 +114,7 @@ def taken_up(
 
 
 def _waiting(disk: DiskProgress) -> DiskProgress:
-    """On the volume that is there."""
+    """A new record of the disk for its existing volume."""
     return disk if disk.volume is None else DiskProgress(key=disk.key, label=disk.label, volume=disk.volume)
 
 
@@ -124,7 +124,7 @@ def _refuse(job: Migration) -> None:
     kept = kept_on_failure(job) and any(disk.volume for disk in job.disks)
     whole = all(disk.state in ("copied", "skipped") for disk in job.disks)
     half_converted = job.last_error.state == State.V2V_PROCESSING and _converted(job)
-    # A Live job compares, whatever its volumes hold by now.
+    # A Live job compares, whatever its volumes now contain.
     if not kept or (job.plan.source.Live is None and (not whole or half_converted)):
         raise Conflict(
             f"job {job.id} failed in {job.last_error.state} and has left no whole copy to go on with",
@@ -133,7 +133,7 @@ def _refuse(job: Migration) -> None:
 
 
 def has_kept_copy(job: Migration) -> bool:
-    """Whether it may be taken up, as far as its record says."""
+    """Whether the job may be taken over, by its record."""
     try:
         _refuse(job)
     except Conflict:
@@ -142,7 +142,8 @@ def has_kept_copy(job: Migration) -> bool:
 
 
 def kept_on_failure(job: Migration) -> frozenset[str]:
-    """What of the ledger stays when the job fails. One that took up a whole copy keeps it wherever it fails."""
+    """The ledger entries that stay when the job fails. A job that took over a complete copy keeps it, in whatever state it
+    fails."""
     return frozenset({"volume", "hashes"}) if job.retry_of else KEPT_ON_FAILURE.get(_failed_in(job), frozenset())
 
 
@@ -155,7 +156,8 @@ def _converted(job: Migration) -> bool:
 
 
 def is_taken_up(store: Store, job: Migration) -> bool:
-    """A service that was killed between the note and the new job left a note of nobody."""
+    """Whether another job has taken it over. A service that was killed between the note and the new job leaves a note without a
+    job."""
     if job.retried_by is None:
         return False
     try:
@@ -166,7 +168,7 @@ def is_taken_up(store: Store, job: Migration) -> bool:
 
 
 async def look_at_volumes(job: Job) -> None:
-    """DiskReadFailed, where a volume is not there: an operator has removed it."""
+    """DiskReadFailed, if a volume is missing because an operator has removed it."""
     sizes = {disk.key: disk.capacity_bytes for disk in job.manifest.disks}
 
     def look() -> None:

@@ -1,6 +1,6 @@
-"""When a job begins, and when one that is held copies what has changed, where its plan says so. No I/O.
+"""When a job begins, and when a held job copies its changes, if its plan says so. No I/O.
 
-A time that passed while the service was down is made up for at once, and once, however many passed.
+A time that passed while the service was down is made up for at once, and only once for all missed times.
 """
 
 import math
@@ -11,20 +11,20 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.times import SyncSchedule, local_to_utc
 from synvirt.recurrence import parse, starts
 
-# As far as windows of waves are looked at.
+# How far ahead the windows of waves are searched.
 HORIZON = timedelta(days=3 * 366)
 # No clock differs from UTC by more.
 _A_DAY = timedelta(days=1)
 
 
 def has_schedule(plan: MigrationPlan) -> bool:
-    """Do its deltas begin by the clock?"""
+    """Whether its deltas begin by the clock."""
     return plan.warm.schedule is not None or plan.schedule.interval_s is not None
 
 
 def next_sync(plan: MigrationPlan, after: datetime) -> datetime | None:
-    """The first time after `after` (UTC) at which a delta begins; None: there is none within three years. InvalidPlan, for a
-    rule that cannot be."""
+    """The first time after `after` (UTC) at which a delta begins; None, if there is none within three years. InvalidPlan, for
+    an impossible rule."""
     if plan.warm.schedule is not None:
         return _next_of(plan.warm.schedule, after)
     start, every_s = plan.schedule.start_at, plan.schedule.interval_s

@@ -1,9 +1,9 @@
-"""The steps of a repair: the volumes of another job compared with its receipt, and repaired from their source. asyncio.
+"""The steps of a repair: another job's volumes are compared with its receipt, and repaired from their source. asyncio.
 
     Queued (claim, look) ─▶ CopyingFull: worker ─▶ what differs ─▶ store ─▶ repaired ─▶ watermark ─▶ Completed
 
-It makes nothing, and what it repaired stays repaired when it is cancelled, fails or is killed: each block was right before it,
-or is right since.
+It makes nothing that would have to be removed. What it repaired stays repaired when it is cancelled, fails or is killed: each
+block is either still as before, or repaired.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,13 +27,13 @@ from synvirt.model.repair import DiskRepair, Repair, listed
 from synvirt.model.values import now
 from synvirt.store import Watermark
 
-# The pass whose watermarks say how far it is.
+# The pass whose watermarks show the progress.
 _NUMBER: Final = 1
 _NAMED_MOST: Final = 8
 
 
 async def begin(job: Job) -> None:
-    """The volumes are this job's while it runs. Conflict, where another repair has them, or a guest has written to them."""
+    """Reserves the volumes for this job while it runs. Conflict, if another repair has them, or a guest has written to them."""
     repair = _repair(job)
     hint = "wait for its end, or cancel it"
     await job.in_thread(job.rooms.store.claim, job.id, [f"volumes of job {repair.of}"], hint=hint)
@@ -42,7 +42,7 @@ async def begin(job: Job) -> None:
 
 
 async def repair(job: Job) -> None:
-    """DiskReadFailed, where the source does not hold either what the receipt says."""
+    """Compares and repairs. DiskReadFailed, if the source differs from the receipt too."""
 
     async def tried(patience: Patience) -> None:
         async with job.slots():
@@ -57,7 +57,7 @@ async def repair(job: Job) -> None:
 
 
 async def _tried(job: Job, patience: Patience) -> None:
-    # A guest that was started while this waited is seen.
+    # Checked again: the guest may have been started while this waited.
     await _refuse(job)
     marks = await job.in_thread(job.rooms.store.watermarks, job.id, _NUMBER)
     tally = Tally(before={})
@@ -86,7 +86,7 @@ async def _refuse(job: Job) -> None:
 
 @asynccontextmanager
 async def _sources(job: Job) -> AsyncIterator[Mapping[str, ReaderSpec]]:
-    """By disk key; none, where nothing is to be written."""
+    """Readers by disk key; none, if nothing will be written."""
     if _repair(job).check_only:
         yield {}
     elif job.migration.plan.source.Live is None:
@@ -100,7 +100,7 @@ async def _sources(job: Job) -> AsyncIterator[Mapping[str, ReaderSpec]]:
 
 
 def _in_parts(sources: Mapping[str, ReaderSpec]) -> Mapping[str, ReaderSpec]:
-    """Conflict, where one cannot be read here and there."""
+    """Conflict, if a reader cannot be read at any position."""
     for key, reader in sources.items():
         if comes_once(reader):
             raise Conflict(
@@ -132,7 +132,7 @@ def _order(
 
 
 class _Listener(Listener):
-    """Writes down what differs before the worker goes on."""
+    """Stores what differs before the worker goes on."""
 
     worker: Worker
 
@@ -143,7 +143,7 @@ class _Listener(Listener):
             await self.worker.send(Noted(key=spans.key))
 
 
-# Which list of a disk's report takes what the worker says.
+# The list of a disk's report for each of the worker's messages.
 _LISTS: Final = {DIFFERING: "differs", LEFT: "left"}
 
 

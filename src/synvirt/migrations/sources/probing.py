@@ -1,8 +1,8 @@
-"""Does a source serve? Looked at in the order in which a connection is made; what fails first ends the looking. asyncio.
+"""Tests whether a source works, in the order in which a connection is made; the first failure ends the test. asyncio.
 
     address ─▶ port ─▶ certificate ─▶ login ─▶ privileges ─▶ deep: snapshot ─▶ read ─▶ each way, each host ─▶ cleanup
 
-A check that fails is an answer for the operator: what was found, and what to do about it.
+A failed check is an answer for the operator: what was found, and what to do about it.
 """
 
 import asyncio
@@ -26,23 +26,23 @@ from synvirt.store.sources import Trial
 from synvirt.transport import tls
 
 T = TypeVar("T")
-# Before a snapshot of a VM is made: it is struck out, when the block ends without an error.
+# Notes a snapshot of a VM before it is made. The note is deleted when the block ends without an error.
 Noted = Callable[[str], AbstractAsyncContextManager[Trial]]
 
 ADDRESS_TIMEOUT_S = 10.0
-# A login that takes longer is a platform that is down or a firewall that swallows.
+# If a login takes longer, the platform is down or a firewall drops packets.
 LOGIN_TIMEOUT_S = 60.0
 # A snapshot of a busy VM with a quiesced file system takes minutes.
 SNAPSHOT_TIMEOUT_S = 600.0
-# For each way that a deep test tries besides the one that jobs take. So much is read that caches do not decide the rate, and a
-# slow site (1 MiB/s) still answers in time.
+# For each way that a deep test tries besides the one that jobs use. It reads enough that caches do not decide the rate, and
+# little enough that a slow site (1 MiB/s) still answers in time.
 WAY_TIMEOUT_S, MEASURED_BYTES = 120.0, 16 * MIB
-# What the name of a way's check begins with.
+# The prefix of the name of a way's check.
 WAY: Final = "way "
 
 
 class _Ended(Exception):
-    """A check failed: those after it would say the same again."""
+    """A check failed: the later ones would only repeat its error."""
 
 
 class _Probe:
@@ -61,7 +61,7 @@ class _Probe:
     async def tried(
         self, name: str, wanted: Awaitable[T], timeout_s: float, described: Callable[[T], str], *, hint: str | None = None
     ) -> T:
-        """`hint`: what a failure of this one means, where the error does not say."""
+        """Runs one check. `hint`: what its failure means, if the error does not say."""
         try:
             async with asyncio.timeout(timeout_s):
                 found = await wanted
@@ -143,7 +143,7 @@ class _Probe:
             raise _Ended
 
     async def deep(self, adapter: LiveAdapter, vm_id: str | None, noted: Noted) -> None:
-        """A snapshot of one VM, a MiB read from it, and both gone again."""
+        """Makes a snapshot of one VM, reads a MiB from it, and removes both."""
         vm = await self.tried(
             "choose", _chosen(adapter, vm_id), LOGIN_TIMEOUT_S, lambda found: f"trying on {found.name} ({found.vm_id})"
         )
@@ -156,7 +156,7 @@ class _Probe:
                     SNAPSHOT_TIMEOUT_S,
                     lambda _: f"made one of {vm.name}",
                 )
-                with suppress(_Ended):  # reported; another way may do
+                with suppress(_Ended):  # reported; another way may work
                     await self.tried(
                         "read",
                         _read(adapter, vm.vm_id, snapshot, disk),
@@ -166,7 +166,7 @@ class _Probe:
                 if isinstance(adapter, HasWays):
                     await self.ways(adapter, vm.vm_id, snapshot, disk)
             except _Ended:
-                pass  # reported; a snapshot that failed may be there all the same
+                pass  # reported; a snapshot that failed may exist all the same
             await self.tried(
                 "cleanup",
                 adapter.cleanup(vm.vm_id, trial.name),
@@ -176,7 +176,7 @@ class _Probe:
             )
 
     async def ways(self, adapter: HasWays, vm_id: str, snapshot: SnapshotRef, disk: Disk) -> None:
-        """Each way on its own, and how fast it is; each host that sends disks. One that does not do is a warning."""
+        """Tests each way on its own with its rate, and each host that sends disks. One that does not work is a warning."""
         with suppress(SynvirtError):
             for way in await adapter.ways_to(vm_id, snapshot, disk):
                 await self.way(adapter, way, vm_id, snapshot, disk)
@@ -203,7 +203,7 @@ class _Probe:
 
 
 def measured_rates(test: SourceTest) -> dict[str, float]:
-    """Bytes a second by way, of those that a deep test could read by."""
+    """The rates of the ways that a deep test could read by, in bytes a second."""
     return {check.name.removeprefix(WAY): check.bytes_per_s for check in test.checks if check.bytes_per_s}
 
 
@@ -215,7 +215,7 @@ async def probe(
     deep: Noted | Literal[False],
     vm_id: str | None,
 ) -> SourceTest:
-    """`deep`: with a snapshot of `vm_id`, or of any VM that runs, that is noted so."""
+    """Runs the test. `deep`: also with a snapshot of `vm_id`, or of any running VM; `noted` notes it."""
     found = _Probe()
     try:
         if reach is not None:
@@ -242,7 +242,7 @@ async def probe(
 
 
 async def _chosen(adapter: LiveAdapter, vm_id: str | None) -> VmManifest:
-    """The VM to try on: it has a disk."""
+    """The VM for the test: it must have a disk."""
     if vm_id is None:
         rows = await adapter.list_vms()
         if not rows:
@@ -264,7 +264,7 @@ def _read_first(spec: ReaderSpec) -> int:
 
 
 def _read_measured(spec: ReaderSpec, most: int = MEASURED_BYTES) -> tuple[int, float]:
-    """How many bytes of its beginning, in how many seconds, the opening included."""
+    """Bytes read from its beginning, and the seconds for that, including the opening."""
     began, reader = time.monotonic(), open_reader(spec)
     try:
         length = min(most, reader.size)

@@ -41,14 +41,14 @@ from synvirt.model.values import now
 from synvirt.store.sources import Sealed, SourceRows
 from synvirt.transport import Recorder, tls
 
-# A discovery that is paged is asked of the platform once: the pages after the first come from what it said then.
+# The platform is asked once for a discovery with pages: the pages after the first come from the same answer.
 LISTING_KEPT_S = 60.0
 LISTINGS_KEPT_MAX = 32
-# A page that is asked for again within this time needs no second walk through thousands of VMs.
+# A repeated request for a page within this time needs no second query of thousands of VMs.
 LISTING_FRESH_S = 10.0
 # Thousands of VMs come in two seconds; a platform that takes longer than this has stopped answering.
 ANSWER_TIMEOUT_S = 120.0
-# Enough VMs to see what a site's look like; each takes some questions.
+# Enough VMs to show what a site's look like; each takes several queries.
 RECORDED_VMS = 50
 RECORD_TIMEOUT_S = 600.0
 
@@ -59,7 +59,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """`instance_id`: as About has it. `warm`: copies may be kept fresh while its guests run."""
+    """`instance_id`: as in About. `warm`: copies may be updated while the guests run."""
 
     source: Source
     instance_id: str
@@ -68,12 +68,13 @@ class Inventory:
 
 
 class SealedElsewhere(AuthFailed):
-    """Sealed with another key than this host's. It may pass: an operator lays the fleet's key here."""
+    """The credentials are sealed with another key than this host's. It may pass, when an operator copies the fleet's key
+    here."""
 
 
 class Sources:
-    """The sources of all hosts that share the store, as this one opens them. `folder`: where adapters keep sockets and scratch
-    files, one folder a source. `waiting`: the jobs that wait for one of them, which a change wakes."""
+    """The sources of all hosts that share the store, opened by this host. `folder`: where adapters keep sockets and scratch
+    files, one folder for each source. `waiting`: the jobs that wait for a source; a change of the source wakes them."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Sources:
         self._rows, self._keyring, self._host = rows, keyring, host
         self._platforms, self._folder = platforms, folder
         self.waiting = Waiting()
-        # Who keeps sessions with a source hears of it.
+        # Called after a change, for holders of sessions with the source.
         self.on_change: Callable[[UUID], None] = lambda source_id: None
         self._listings: dict[UUID, tuple[float, list[VmRow]]] = {}
         self.trials = Trials(rows, host=host, open_adapter=self._adapter)
@@ -96,7 +97,7 @@ class Sources:
     # ── kept (these block) ───────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, request: SourceRequest) -> Source:
-        """Registers a source with a new id; its credentials are sealed, and nothing is reached. BadRequest."""
+        """Registers a source with a new id and seals its credentials. It makes no connection. BadRequest."""
         source = Source(
             id=uuid4(),
             name=request.name,
@@ -119,7 +120,7 @@ class Sources:
         return self._rows.page(limit=limit, cursor=cursor)
 
     def change(self, source_id: UUID, asked: SourceChange) -> Source:
-        """What an old test said of another endpoint, login or certificate is said no more."""
+        """Changes a source. If the endpoint, login or certificate changes, the result of the old test is removed."""
         if asked.endpoint is not None and asked.credentials is None:
             raise BadRequest(
                 "credentials: are required with another endpoint", hint="what was sealed for one host is not sent to another"
@@ -143,7 +144,7 @@ class Sources:
         return source
 
     def remove(self, source_id: UUID) -> None:
-        """Conflict while a job that has not ended reads from it."""
+        """Removes a source. Conflict, while a job that has not ended reads from it."""
         self._rows.remove(source_id)
         self._listings.pop(source_id, None)
         self.on_change(source_id)
@@ -151,14 +152,15 @@ class Sources:
         log.info("source removed", source=str(source_id))
 
     def form(self, kind: LiveKind) -> Form[Any, Any]:
-        """What a source of the kind takes. BadRequest, where it is not served."""
+        """The form of a source of this kind. BadRequest, if the kind is not supported."""
         platform = self._platforms.get(kind)
         if platform is None:
             raise BadRequest(f"kind: {kind} is not served")
         return platform.form
 
     def certificate(self, source_id: UUID) -> tls.Shown:
-        """What the platform shows now, whatever is pinned. BadRequest where it is not spoken to by TLS; SourceUnreachable."""
+        """The platform's present certificate, whatever is pinned. BadRequest, if the platform does not use TLS;
+        SourceUnreachable."""
         source = self.get(source_id)
         reach = self.form(source.kind).place(source.endpoint).reach
         if reach is None or not reach.tls:
@@ -173,7 +175,8 @@ class Sources:
             ) from error
 
     def rotate_key(self) -> int:
-        """Seal all credentials with a new key; how many sources there are. What a host without this key has sealed stays."""
+        """Seals all credentials with a new key and gives the number of sources. Those that a host with another key has sealed
+        stay."""
 
         def store(reseal: Reseal) -> int:
             def resealed(one: Sealed) -> bytes | None:
@@ -191,12 +194,12 @@ class Sources:
         return count
 
     def check_opens(self, source_id: UUID) -> None:
-        """NotFound; AuthFailed, where this host cannot open the source's credentials."""
+        """NotFound; AuthFailed, if this host cannot open the source's credentials."""
         _, sealed = self._rows.opened(source_id)
         self._opened(source_id, sealed)
 
     def check_plan(self, kind: LiveKind, source_id: UUID) -> None:
-        """NotFound, or InvalidPlan when the source is of another kind."""
+        """NotFound, or InvalidPlan if the source is of another kind."""
         source = self.get(source_id)
         if source.kind != kind:
             raise InvalidPlan(
@@ -206,12 +209,12 @@ class Sources:
     # ── spoken to ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
-        """The adapter of a source, not connected yet; who calls closes it."""
+        """The adapter of a source, not connected yet; the caller closes it."""
         await asyncio.to_thread(self.check_plan, kind, source_id)
         return await asyncio.to_thread(self._adapter, source_id)
 
     async def test(self, source_id: UUID, *, deep: bool = False, vm_id: str | None = None) -> SourceTest:
-        """What works and what does not, in the order in which a connection is made. A failed check is an answer, no error."""
+        """The checks in the order in which a connection is made. A failed check is an answer, not an error."""
         source = await asyncio.to_thread(self.get, source_id)
         adapter = await asyncio.to_thread(self._adapter, source_id)
         form = self._platforms[source.kind].form
@@ -220,7 +223,7 @@ class Sources:
         result = await probe(adapter, reach, options, deep=deep and noted, vm_id=vm_id)
 
         def tested(now_: Source, sealed: bytes) -> tuple[Source, bytes]:
-            """Unless it was changed meanwhile: then another source was tested."""
+            """Stores the result, unless the source was changed meanwhile: then another source was tested."""
             same = (now_.endpoint, now_.options) == (source.endpoint, source.options)
             if not same:
                 return now_, sealed
@@ -232,8 +235,8 @@ class Sources:
     async def list_vms(
         self, source_id: UUID, *, limit: int, cursor: int = 0, search: str = "", age_max_s: float | None = None
     ) -> tuple[list[VmRow], int | None]:
-        """A page from row `cursor` on, by name. The platform is asked where what it said is older than `age_max_s`: by default
-        LISTING_FRESH_S for the first page, LISTING_KEPT_S for those after it. `search`: part of a name or an id."""
+        """A page from row `cursor` on, by name. The platform is asked again if its last answer is older than `age_max_s`: by
+        default LISTING_FRESH_S for the first page, LISTING_KEPT_S for later ones. `search`: part of a name or an id."""
         await asyncio.to_thread(self.get, source_id)
         asked_at, rows = self._listings.get(source_id, (-math.inf, []))
         if age_max_s is None:
@@ -249,12 +252,12 @@ class Sources:
         return found[cursor : cursor + limit], cursor + limit if len(found) > cursor + limit else None
 
     async def rows(self, source_id: UUID) -> dict[str, VmRow]:
-        """All its VMs by their ids, as they were LISTING_KEPT_S ago at the most."""
+        """All its VMs by their ids, at most LISTING_KEPT_S old."""
         found, _ = await self.list_vms(source_id, limit=sys.maxsize, age_max_s=LISTING_KEPT_S)
         return {row.vm_id: row for row in found}
 
     async def inventory(self, source_id: UUID) -> Inventory:
-        """All of a source that a list of VMs may speak of, asked now."""
+        """All that a list of VMs may contain, asked now."""
         source = await asyncio.to_thread(self.get, source_id)
 
         async def ask(adapter: LiveAdapter) -> Inventory:
@@ -267,9 +270,8 @@ class Sources:
         return await self._asked(source_id, lambda adapter: adapter.inspect(vm_id))
 
     async def record(self, source_id: UUID, vm_ids: Sequence[str] = ()) -> str:
-        """What the control plane answers to all that reads and changes nothing, without secrets and names, as JSON lines.
-        `vm_ids`: the VMs to be inspected; without any, the first RECORDED_VMS. BadRequest where the platform is not spoken
-        to by HTTP."""
+        """The control plane's answers to all read-only requests, without secrets and names, as JSON lines. `vm_ids`: the VMs to
+        be inspected; empty: the first RECORDED_VMS. BadRequest, if the platform does not use HTTP."""
         source, sealed = await asyncio.to_thread(self._rows.opened, source_id)
         secrets = self._opened(source_id, sealed)
         recording = Recording()
@@ -314,15 +316,15 @@ class Sources:
         return self._platforms[source.kind].open(access)
 
     def _let_out(self, source: Source) -> None:
-        """BadRequest, where its host may not be spoken to: known before anything is begun. What lets it out is each connection
-        itself (outgoing.py), since a name may lead elsewhere a moment later. A name that leads nowhere is the adapter's to
-        tell."""
+        """BadRequest, if connections to its host are not allowed, so that it fails early. Each connection checks again
+        (outgoing.py), as a name may get another address a moment later. A name that cannot be resolved is left to the
+        adapter."""
         host = self.form(source.kind).place(source.endpoint).host
         if host is not None:
             outgoing.sources().check(host)
 
     def _checked(self, source: Source, secrets: Mapping[str, str]) -> Source:
-        """With its options as the platform's model writes them; BadRequest where the form is not kept."""
+        """The source with its options in the platform model's form; BadRequest, if they do not fit the form."""
         access = SourceAccess(source.endpoint, secrets, source.options)
         place, _, options = self.form(source.kind).read(access)
         if place.host is not None:
@@ -344,7 +346,7 @@ class Sources:
         return opened
 
     def _sample(self) -> tuple[bytes, bytes] | None:
-        """Something that this host's key opens, or the next one, where there is such a thing."""
+        """Sealed credentials that this host's key, or the next one, opens, if there are any."""
         found = self._rows.sealed()
         samples = [(one.sealed, belongs_to(one.owner, one.id)) for one in found]
         own = [sample for one, sample in zip(found, samples, strict=True) if one.host == self._host]

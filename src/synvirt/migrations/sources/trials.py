@@ -1,5 +1,5 @@
-"""The snapshots of deep tests: noted before they are made, struck out once they are gone. What a crash leaves, or a source that
-went away in the middle, is removed later: at the service's start, then now and again.
+"""The snapshots of deep tests: noted before they are made; the note is deleted when they are gone. What remains after a crash,
+or after a source went away during a test, is removed later: at the service's start, then now and again.
 
     noted ─▶ snapshot ─▶ read ─▶ cleanup ─▶ struck out
       └─ still there, and no test of this service is at it: cleanup ─▶ struck out
@@ -22,24 +22,25 @@ log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
-# As long as a test's own cleanup may take, and a connection before it.
+# As long as a test's own cleanup may take, with a connection before it.
 TRY_TIMEOUT_S = 900.0
 # A service that ends does not wait for a source that hangs: the thread ends with its process.
 END_TIMEOUT_S = 5.0
 
 
 class Trials:
-    """Those of this host. `open_adapter`: the adapter of a source, not connected yet; NotFound where there is none. Blocks."""
+    """The trials of this host. `open_adapter`: the adapter of a source, not connected yet; NotFound, if there is none.
+    Blocks."""
 
     def __init__(self, rows: SourceRows, *, host: str, open_adapter: Callable[[UUID], LiveAdapter]) -> None:
         self._rows, self._host, self._open = rows, host, open_adapter
-        # Tests of this service that are not over: one service a store's host, so any other that is noted was left behind.
+        # Running tests of this service. A store's host has one service, so any other noted test was interrupted.
         self._under_way: set[str] = set()
         self._pauses = Pauses[str](FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     @asynccontextmanager
     async def noted(self, source_id: UUID, vm_id: str) -> AsyncIterator[Trial]:
-        """One that may be made. Leaving the block without an error means that it is gone."""
+        """Notes a snapshot that may be made. If the block ends without an error, the snapshot is gone."""
         trial = Trial(source_id, vm_id, f"synvirt-test-{uuid4()}-1")
         self._under_way.add(trial.name)
         try:
@@ -50,7 +51,7 @@ class Trials:
             self._under_way.discard(trial.name)
 
     def look(self) -> None:
-        """Remove all that were left behind and whose time has come. Blocks; never raises."""
+        """Removes all interrupted trials whose time has come. Blocks; never raises."""
         try:
             for trial in self._rows.trials(host=self._host):
                 if trial.name not in self._under_way and self._pauses.is_over(trial.name):
@@ -67,7 +68,7 @@ class Trials:
             raise
         except NotFound as error:  # no such source, or no such VM there
             log.warning("a test's snapshot cannot be removed any more", **fields, cause=error.detail)
-        except Exception as error:  # whatever it was, the others are to be tried too
+        except Exception as error:  # whatever it was, the others are tried too
             self._pauses.begin(trial.name)
             log.warning("a test's snapshot cannot be removed now", **fields, cause=_cause(error))
             return
@@ -91,6 +92,6 @@ def _cause(error: Exception) -> str:
 
 @contextmanager
 def swept(trials: Trials) -> Iterator[None]:
-    """What tests left behind is removed from now on, as long as the block lasts."""
+    """While the block runs, removes what interrupted tests have left."""
     with repeated(trials.look, name="trials", every_s=LOOK_EVERY_S, ends_within_s=END_TIMEOUT_S):
         yield

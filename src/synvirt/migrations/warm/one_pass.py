@@ -1,4 +1,4 @@
-"""One pass of a Live job. It deals with a snapshot that is gone, and with change tracking that was lost (`setbacks`). asyncio.
+"""One pass of a Live job. It handles a snapshot that is gone, and change tracking that was lost (`setbacks`). asyncio.
 
     snapshot n ─▶ noted ─▶ read (since snapshot n - 1) ─▶ n - 1 is removed ─▶ n is released: only its change ids stay
                               │ gone? taken again            only after n is copied: pass n builds on snapshot n - 1
