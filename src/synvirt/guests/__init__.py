@@ -1,4 +1,4 @@
-"""Guest preparers: what must change inside a guest before it runs here. Blocking code."""
+"""Guest preparers: they change inside a guest what must change before it runs here. Blocking code."""
 
 from collections.abc import Callable
 from typing import ClassVar, Protocol

@@ -9,14 +9,14 @@ from synvirt.errors import V2vFailed
 
 SECTOR_BYTES = 2048
 FIRST_DESCRIPTOR = 16
-# Any real image has three or four descriptors, and a top folder of a few sectors.
+# A real image has three or four descriptors, and a top folder of a few sectors.
 DESCRIPTORS_MAX = 32
 FOLDER_BYTES_MAX = 1 << 20
 PRIMARY, SUPPLEMENTARY, TERMINATOR = 1, 2, 255
 
 
 def top_names(image: Path) -> set[str]:
-    """The names at the top of the image, in lower case. V2vFailed, where it is no such image."""
+    """The names at the top of the image, in lower case. V2vFailed, where it is not such an image."""
     if image.is_dir():
         return {path.name.lower() for path in image.iterdir()}
     try:
@@ -33,7 +33,7 @@ def top_names(image: Path) -> set[str]:
 
 
 def _top_folder(image: Path) -> tuple[bytes, str] | None:
-    """The bytes of the top folder and how its names are written; Joliet's where there are such, as ISO 9660 shortens names."""
+    """The bytes of the top folder and the encoding of its names. Joliet's, where it exists, as ISO 9660 shortens names."""
     found: tuple[bytes, str] | None = None
     with image.open("rb") as file:
         for number in range(DESCRIPTORS_MAX):

@@ -1,4 +1,4 @@
-"""Files of a guest's file system, read without mounting it. Nothing here follows a way out of it."""
+"""Files of a guest's file system, read without mounting it. No path here leads out of it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from typing import Any, Final, Protocol
 
 from synvirt.errors import DiskReadFailed
 
-# Configuration is small; a registry is a hundred MiB, and read where it lies.
+# Configuration is small. A registry has a hundred MiB, and is read in place.
 FILE_BYTES_MAX = 1 << 20
-# A link to a link to a link: so far.
+# The longest chain of links to links.
 LINKS_MAX = 8
 NAMES_MAX = 5000
 _LINK = 0o120000
-# What damage raises: in the libraries, and in our own reader.
+# The exceptions for damage: of the libraries, and of our own reader.
 _DAMAGE: Final = (OSError, DiskReadFailed)
 
 
@@ -22,24 +22,24 @@ class Files(Protocol):
     is_ntfs: bool
 
     def read(self, path: str) -> str | None:
-        """A text of FILE_BYTES_MAX at the most; None, where there is none such."""
+        """A text of at most FILE_BYTES_MAX; None, where there is none."""
         ...
 
     def names(self, path: str) -> list[str]:
-        """Of a folder; none, where there is none such."""
+        """The names in a folder; none, where there is no such folder."""
         ...
 
     def target(self, path: str) -> str | None:
-        """Where a link leads, as it says; None: it is none."""
+        """The target of a link, as stored; None, where it is no link."""
         ...
 
     def entry(self, path: str) -> Any:
-        """The library's own, a file object; None."""
+        """The library's own file object; None, where there is none."""
         ...
 
 
 class UnixFiles:
-    """libfsext's, libfsxfs', and our own of Btrfs."""
+    """For libfsext, libfsxfs and our own reader of Btrfs."""
 
     is_ntfs = False
 
@@ -59,12 +59,12 @@ class UnixFiles:
         return entry.symbolic_link_target if entry is not None and _is_link(entry) else None
 
     def entry(self, path: str) -> Any:
-        """Links are followed within this file system."""
+        """Follows links within this file system."""
         way = self._resolved(path)
         return None if way is None else self._at(way)
 
     def _resolved(self, path: str) -> list[str] | None:
-        """The way without links; None, where it leads nowhere."""
+        """The path without links; None, where it leads nowhere."""
         left, way, links = [word for word in path.split("/") if word], list[str](), 0
         while left:
             word = left.pop(0)
@@ -86,13 +86,13 @@ class UnixFiles:
         return way
 
     def _at(self, way: list[str]) -> Any:
-        with contextlib.suppress(*_DAMAGE):  # a damaged one is none
+        with contextlib.suppress(*_DAMAGE):  # a damaged link counts as none
             return self._volume.get_file_entry_by_path("/" + "/".join(way))
         return None
 
 
 class NtfsFiles:
-    """libfsntfs': names there are the same in capitals and without."""
+    """For libfsntfs: names there are compared without case."""
 
     is_ntfs = True
 
@@ -109,7 +109,7 @@ class NtfsFiles:
         return None
 
     def entry(self, path: str) -> Any:
-        """The entry at a path, whatever its case; None: there is none."""
+        """The entry at a path, whatever its case; None, where there is none."""
         entry = self._volume.get_root_directory()
         for word in (word for word in path.split("/") if word):
             entry = next((one for one in _children(entry) if (one.name or "").casefold() == word.casefold()), None)
@@ -124,7 +124,7 @@ def _is_link(entry: Any) -> bool:
 
 def _children(entry: Any) -> Iterator[Any]:
     for number in range(min(entry.number_of_sub_file_entries, NAMES_MAX) if entry is not None else 0):
-        with contextlib.suppress(*_DAMAGE):  # this one is damaged
+        with contextlib.suppress(*_DAMAGE):  # skips a damaged one
             yield entry.get_sub_file_entry(number)
 
 

@@ -1,12 +1,12 @@
-"""What the disks of a guest say of it, read without starting it: a process of its own, in a cage.
+"""Facts of a guest from its disks, read without starting it: a process of its own, in a cage.
 
-    python -P -m synvirt.guests.inside DESCRIPTOR...         open for reading, a disk each; prints facts as one JSON object
+    python -P -m synvirt.guests.inside DESCRIPTOR...         one open disk each; prints facts as one JSON object
 
     disk ─▶ partitions, mirrors, LVM ─▶ file systems ─▶ superblocks.py, linux_facts.py │ windows_facts.py
 
-ext4, XFS, NTFS and registries are read by Debian's libfsext, libfsxfs, libfsntfs and libregf, LVM and Btrfs by ourselves:
-nothing of a guest is ever mounted by this host's kernel. What is not read (an encrypted volume) is a fact, too: where it lies,
-and why. Whatever is on the disks may break them: then this process ends, and nobody else does.
+ext4, XFS, NTFS and registries are read by Debian's libfsext, libfsxfs, libfsntfs and libregf, LVM and Btrfs by our own code:
+this host's kernel never mounts anything of a guest. A volume that is not read (an encrypted one) gives a fact, too: where it
+lies, and why. The contents of the disks may crash a reader: then only this process ends.
 """
 
 import json
@@ -34,10 +34,10 @@ from synvirt.sizes import GIB, MIB
 
 MEMORY_BYTES = 2 * GIB
 CPU_S = 30
-# Guests with more volumes than that have the rest unread.
+# Of a guest with more volumes, the rest is not read.
 VOLUMES_MAX = 64
 EXT4, XFS, BTRFS, NTFS = ((0x438, b"\x53\xef"), (0, b"XFSB"), (SUPERBLOCK_AT + MAGIC_AT, MAGIC), (3, b"NTFS    "))
-# What nobody here reads: headers of LUKS and BitLocker, superblocks of F2FS, ReFS and software RAID (1.1, 1.2).
+# Signatures of what is not read here: headers of LUKS and BitLocker, superblocks of F2FS, ReFS and software RAID (1.1, 1.2).
 _RAID = b"\xfc\x4e\x2b\xa9"
 _UNREAD: Final = (
     (0, b"LUKS\xba\xbe", "it is encrypted (LUKS)"),
@@ -49,12 +49,12 @@ _UNREAD: Final = (
 )
 # The master file table's seventh entry: $Bitmap.
 _BITMAP = 6
-# What the libraries raise where a disk is odd, or hostile; ours says why.
+# The libraries' exceptions for an odd or hostile disk; our own give the reason.
 _DAMAGE: Final = (OSError, RuntimeError, ValueError, TypeError, MemoryError, RecursionError)
 
 
 class Disk:
-    """An open one, as our own code reads it."""
+    """An open disk, for our own code."""
 
     max_readers = 1
 
@@ -74,7 +74,7 @@ class Disk:
 
 
 def volumes(descriptors: Sequence[int], unread: dict[str, str]) -> list[tuple[str, Bytes]]:
-    """Disks, partitions and logical volumes that may hold a file system, each with where it lies. `unread`: to be added to."""
+    """Disks, partitions and logical volumes that may hold a file system, each with its place. Adds to `unread`."""
     found: list[tuple[str, Bytes]] = []
     held: list[lvm.Physical] = []
     for number, disk in enumerate(map(Disk, descriptors), 1):
@@ -94,7 +94,8 @@ def volumes(descriptors: Sequence[int], unread: dict[str, str]) -> list[tuple[st
 
 
 def _mirrored(part: Window) -> Window:
-    """What a software RAID of level 1 has on this part: all of it (Linux, include/uapi/linux/raid/md_p.h, mdp_superblock_1)."""
+    """The data of a software RAID of level 1 on this part: its whole content (Linux, include/uapi/linux/raid/md_p.h,
+    mdp_superblock_1)."""
     for at in (0, 0x1000):
         block = read_at(part, at, 256)
         if block.startswith(_RAID) and block[0x48:0x4C] == b"\1\0\0\0":
@@ -103,7 +104,7 @@ def _mirrored(part: Window) -> Window:
 
 
 def _together(found: Sequence[tuple[str, Bytes]]) -> list[tuple[str, list[Bytes]]]:
-    """File systems: one of Btrfs may lie on several volumes."""
+    """The file systems: one of Btrfs may lie on several volumes."""
     groups: dict[str | bytes, tuple[str, list[Bytes]]] = {}
     for where, volume in found:
         try:
@@ -120,9 +121,9 @@ def _is(volume: Bytes, kind: tuple[int, bytes]) -> bool:
 
 
 def opened(parts: Sequence[Bytes]) -> tuple[str, Iterator[Files]] | None:
-    """What its file system says of itself, and the places in it where a system may lie. None: there is none that is read here.
+    """A description of the file system, and the places in it that may hold a system. None, where none is read here.
 
-    `parts`: all that it lies on."""
+    `parts`: all volumes that it lies on."""
     [volume, *_] = parts
     if _is(volume, EXT4):
         return superblocks.ext4(volume), _by_library(pyfsext.volume(), volume)
@@ -148,7 +149,7 @@ def _of_btrfs(parts: Sequence[Bytes]) -> Iterator[Files]:
 
 
 def _facts_of(where: str, parts: Sequence[Bytes], unread: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Of the file system, and of the system on it; none, where there is none. Why it was not read, where it holds something."""
+    """Facts of the file system, and of the system on it, which may be none. Where there is something that was not read, why."""
     of_itself: dict[str, str] = {}
     try:
         for offset, magic, why in _UNREAD:
@@ -170,7 +171,7 @@ def _facts_of(where: str, parts: Sequence[Bytes], unread: dict[str, str]) -> tup
 
 
 def facts(descriptors: Sequence[int]) -> dict[str, str]:
-    """Of the first system that is found, of all file systems, and of all that was not read."""
+    """Facts of the first system that is found, of all file systems, and of all that was not read."""
     system: dict[str, str] = {}
     file_systems: dict[str, str] = {}
     unread: dict[str, str] = {}

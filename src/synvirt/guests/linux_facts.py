@@ -9,7 +9,7 @@ from synvirt.guests.files import Files
 from synvirt.kvm.agent_facts import passwd
 from synvirt.model.facts import several, short
 
-# netplan(5), interfaces(5), systemd.network(5), nm-settings-keyfile(5), ifcfg(5), ifcfg of SUSE: whole folders, and files.
+# Files and whole folders of netplan(5), interfaces(5), systemd.network(5), nm-settings-keyfile(5), ifcfg(5), ifcfg of SUSE.
 NETWORK = (
     "/etc/netplan/",
     "/etc/network/interfaces",
@@ -69,7 +69,7 @@ def _mounts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _enabled(files: Files) -> Iterator[tuple[str, str]]:
-    """Units that start by themselves: links in folders named after the unit that wants them (systemctl(1), «enable»)."""
+    """Units that start by themselves: links in folders with the name of the unit that wants them (systemctl(1), «enable»)."""
     wanted: dict[str, set[str]] = {}
     for folder in files.names(_UNITS):
         if folder.endswith((".wants", ".requires")):
@@ -80,8 +80,8 @@ def _enabled(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _network(files: Files) -> Iterator[tuple[str, str]]:
-    """The network's configuration: its addresses, and a checksum that shows any other change. Wireless keys are not read
-    out."""
+    """The network's configuration: its addresses, and a checksum that shows any other change. Keys of wireless networks are not
+    reported."""
     for place in NETWORK:
         paths = [place + name for name in sorted(files.names(place))] if place.endswith("/") else [place]
         for path in paths:

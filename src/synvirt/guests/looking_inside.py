@@ -1,6 +1,6 @@
-"""What the disks of a guest say of it, asked of a process in a cage (`inside.py`). Blocking.
+"""Facts of a guest from its disks, by a process in a cage (`inside.py`). Blocking.
 
-Needs Debian's python3-libfsext, -libfsxfs, -libfsntfs and -libregf; a host without them knows nothing of disks, and says so.
+Needs Debian's python3-libfsext, -libfsxfs, -libfsntfs and -libregf; a host without them reads no disks, and says so.
 """
 
 import json
@@ -16,7 +16,7 @@ from synvirt.model.facts import NOT_READ, bounded, short
 
 log = structlog.get_logger(__name__)
 
-# Some hundred files, from a volume that may lie in a pool of slow disks.
+# Time for some hundred files on a volume that may lie in a pool of slow disks.
 WITHIN_S = 60.0
 POLL_S = 0.1
 # A thousand facts of 200 characters each, as JSON escapes them.
@@ -25,8 +25,8 @@ ENVIRONMENT = ("PATH", "PYTHONPATH")
 
 
 def facts_of(devices: Sequence[str], stop: Callable[[], bool] = lambda: False) -> dict[str, str]:
-    """And of each volume that was not read, why (`model.facts.NOT_READ`). `devices`: files and block devices; nobody writes to
-    them meanwhile."""
+    """The facts, and for each volume that was not read, why (`model.facts.NOT_READ`). `devices`: files and block devices, which
+    nothing writes to meanwhile."""
     descriptors: list[int] = []
     try:
         descriptors.extend(os.open(device, os.O_RDONLY | os.O_CLOEXEC) for device in devices)
@@ -76,7 +76,7 @@ def _heard(child: "subprocess.Popen[bytes]", stop: Callable[[], bool]) -> tuple[
 
 
 def _believed(printed: bytes) -> dict[str, str]:
-    """It read hostile disks: it may have been taken over."""
+    """Checks the facts: the process has read hostile disks and may have been taken over."""
     with suppress(ValueError, RecursionError):
         found = json.loads(printed) if len(printed) <= ANSWER_BYTES_MAX else None
         if isinstance(found, dict):

@@ -1,9 +1,10 @@
-"""Logical volumes of LVM2, put together by what their physical volumes say. Pure, over seekable bytes.
+"""Logical volumes of LVM2, put together from the metadata on their physical volumes. Pure, over seekable bytes.
 
     label ─▶ header ─▶ metadata areas ─▶ a group as a text ─▶ its volumes ─▶ segments, which lie on physical volumes
 
 Format: lvm2, lib/label/label.h and lib/format_text/layout.h; the text: lvm.conf(5), and what `vgcfgbackup` writes. Linear and
-striped volumes are read, and of mirrors the first image that is there; thin and cached ones, and those with parity, are not.
+striped volumes are read, and of mirrors the first image that is present. Thin and cached volumes, and those with parity, are
+not.
 """
 
 import re
@@ -17,11 +18,11 @@ from synvirt.guests.seekable import Bytes, Seekable, read_at
 from synvirt.model.facts import short
 
 VOLUMES_MAX = 64
-# An area is of 1 MiB, unless an administrator wants more.
+# An area has 1 MiB, unless an administrator wants more.
 _TEXT_BYTES_MAX, _DEPTH_MAX = 4 << 20, 8
-# Images of mirrors lie on volumes, which may be mirrors.
+# Mirrors' images are volumes, and these may be mirrors.
 _NESTED_MAX = 4
-# Of all volumes of a group together: those on volumes count each time that they are asked for.
+# The most for all volumes of a group together. Segments of a volume under others count each time they are asked for.
 _SEGMENTS_MAX = 100_000
 _SECTOR = 512
 _LABELS, _LABEL = 4, struct.Struct("<8sQII8s")
@@ -37,7 +38,7 @@ Section = dict[str, Value]
 
 
 class Physical(NamedTuple):
-    """A physical volume: its name, and of its group what it says; None: another one says it."""
+    """A physical volume: its name, and its text about its group; None, where another one has the text."""
 
     name: str
     volume: Bytes
@@ -45,7 +46,7 @@ class Physical(NamedTuple):
 
 
 def physical(volume: Bytes) -> Physical | None:
-    """None: it is none. DiskReadFailed."""
+    """None, where it is not a physical volume. DiskReadFailed."""
     beginning = read_at(volume, 0, _LABELS * _SECTOR)
     for sector in range(len(beginning) // _SECTOR):
         magic, _, _, offset, _ = _LABEL.unpack_from(beginning, sector * _SECTOR)
@@ -63,7 +64,7 @@ def _physical(volume: Bytes, at: int) -> Physical:
 
 
 def _areas(header: bytes, at: int) -> list[tuple[int, int]]:
-    """A list of them ends with one of zeros."""
+    """The list of areas ends with one of zeros."""
     found: list[tuple[int, int]] = []
     while len(found) < _AREAS_MAX and at + _AREA.size <= len(header):
         start, size = _AREA.unpack_from(header, at)
@@ -111,7 +112,7 @@ def _words(text: str) -> Iterator[tuple[str, str | int]]:
         if string is not None:
             yield "value", re.sub(r"\\(.)", r"\1", string)
         elif number is not None:
-            # No number of LVM has more digits than that, and Python refuses thousands of them.
+            # No number of LVM has more digits, and Python refuses numbers with thousands of them.
             yield "value", int(number[:20])
         elif name is not None:
             yield "name", name
@@ -168,14 +169,14 @@ def _number(section: Section, name: str) -> int:
 
 
 class Stripe(NamedTuple):
-    """Where it begins on a volume; None: that one is not there."""
+    """The start on a volume; None, where that volume is missing."""
 
     volume: Bytes | None
     offset: int
 
 
 class Segment(NamedTuple):
-    """A run of a volume's bytes. One stripe: it is linear."""
+    """A run of a volume's bytes; linear, if it has one stripe."""
 
     start: int
     length: int
@@ -184,7 +185,7 @@ class Segment(NamedTuple):
 
 
 class Logical(Seekable):
-    """A logical volume, as its segments."""
+    """A logical volume, made of its segments."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         super().__init__(sum(segment.length for segment in segments))
@@ -214,7 +215,7 @@ class Logical(Seekable):
 
 
 class Group:
-    """A volume group. `text`: what a physical volume says of it; `held`: all physical volumes, by their names."""
+    """A volume group. `text`: from a physical volume; `held`: all physical volumes, by their names."""
 
     def __init__(self, text: str, held: Mapping[str, Bytes]) -> None:
         found = [(name, value) for name, value in parsed(text).items() if isinstance(value, dict)]
@@ -231,12 +232,12 @@ class Group:
         }
 
     def names(self) -> list[str]:
-        """Of volumes that are there for others, not for LVM itself."""
+        """The names of volumes for users, without LVM's own."""
         shown = [name for name, one in self._volumes.items() if "VISIBLE" in str(one.get("status"))]
         return shown[:VOLUMES_MAX]
 
     def volume(self, name: str, nested: int = 0) -> Logical:
-        """UnsupportedFormat: it is of a kind that is not read. DiskReadFailed."""
+        """UnsupportedFormat, where its kind is not read. DiskReadFailed."""
         sections = [
             one for key, one in self._volumes.get(name, {}).items() if key.startswith("segment") and isinstance(one, dict)
         ]
@@ -259,7 +260,7 @@ class Group:
         elif kind == "mirror":
             stripes, stripe_bytes = self._placed(section.get("mirrors"), nested)[:1], 1
         elif kind == "raid1":
-            # Of each image the volume of its marks, and its own.
+            # Each image has two volumes: its metadata and its data.
             images = section.get("raids")
             stripes = [self._stripe(images[1], start, nested)] if isinstance(images, list) and len(images) > 1 else []
             stripe_bytes = 1
@@ -275,7 +276,7 @@ class Group:
         return [self._stripe(name, extent, nested) for name, extent in zip(words[::2], words[1::2], strict=False)]
 
     def _stripe(self, name: Value, extent: Value, nested: int) -> Stripe:
-        """On a physical volume, or on another volume of the group."""
+        """A stripe on a physical volume, or on another volume of the group."""
         if not isinstance(name, str) or not isinstance(extent, int):
             raise DiskReadFailed("it has a segment that lies nowhere")
         offset = extent * self._extent_bytes
@@ -288,7 +289,7 @@ class Group:
 
 
 def logical_volumes(held: Sequence[Physical], unread: dict[str, str]) -> Iterator[tuple[str, Bytes]]:
-    """Of all groups, each with its name. `unread`: to be added to, by what cannot be put together."""
+    """The volumes of all groups, each with its name. Adds to `unread` what cannot be put together."""
     volumes = {one.name: one.volume for one in reversed(held)}
     groups: dict[str, Group] = {}
     if held and not any(one.text for one in held):

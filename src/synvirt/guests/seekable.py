@@ -1,4 +1,4 @@
-"""What the libraries take for a file, and our own readers too: a disk, a part of one, or what LVM puts together of several."""
+"""A file for the libraries and for our own readers: a disk, a part of one, or a volume that LVM puts together."""
 
 import io
 import os
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Bytes(Protocol):
-    """A file, as much of it as is needed to read it."""
+    """The part of a file's interface that is needed to read it."""
 
     def read(self, size: int = -1) -> bytes: ...
     def seek(self, offset: int, whence: int = 0) -> int: ...
@@ -16,7 +16,7 @@ class Bytes(Protocol):
 
 
 def read_at(volume: Bytes, offset: int, length: int) -> bytes:
-    """Short at the end, empty beyond it."""
+    """Short at the end, empty behind it."""
     if offset >= volume.get_size():
         return b""
     volume.seek(offset)
@@ -24,14 +24,14 @@ def read_at(volume: Bytes, offset: int, length: int) -> bytes:
 
 
 class Seekable(ABC):
-    """Bytes whose place is kept here."""
+    """Bytes with a position."""
 
     def __init__(self, size: int) -> None:
         self._size, self._at = max(size, 0), 0
 
     @abstractmethod
     def _bytes(self, offset: int, length: int) -> bytes:
-        """What lies within the size; short where the disk is."""
+        """Bytes within the size; short where the disk is."""
 
     def read(self, size: int = -1) -> bytes:
         left = max(self._size - self._at, 0)
@@ -52,7 +52,7 @@ class Seekable(ABC):
 
 
 class Window(Seekable):
-    """What lies on a disk from `start` on: how long it is, a file system knows itself."""
+    """The bytes of a disk from `start` on. A file system knows its own length."""
 
     def __init__(self, descriptor: int, disk_bytes: int, start: int) -> None:
         super().__init__(disk_bytes - start)
@@ -62,5 +62,5 @@ class Window(Seekable):
         return os.pread(self._descriptor, length, self.start + offset)
 
     def behind(self, offset: int) -> "Window":
-        """The same without its first `offset` bytes."""
+        """The same without the first `offset` bytes."""
         return Window(self._descriptor, self._disk_bytes, self.start + offset)

@@ -1,4 +1,4 @@
-"""Windows guests get their virtio drivers from virt-v2v-in-place, which knows every Windows there is.
+"""Windows guests get their virtio drivers from virt-v2v-in-place, which knows every version of Windows.
 
     overlays of the volumes ─▶ a libvirt domain ─▶ virt-v2v-in-place -i libvirtxml ─▶ the overlays, with drivers
 
@@ -36,7 +36,7 @@ ENVIRONMENT = (
     "SUPERMIN_KERNEL_VERSION",
     "SUPERMIN_MODULES",
 )
-# One of them starts the installer of the guest agent when Windows comes up.
+# One of these programs starts the installer of the guest agent when Windows boots.
 SERVICE_STARTERS = ("rhsrvany.exe", "pvvxsvc.exe")
 # ISO 9660 without Joliet has no hyphen in names.
 AGENT_FOLDERS = {"guest-agent", "guest_agent"}

@@ -14,7 +14,7 @@ from synvirt.guests.files import Files
 from synvirt.model.facts import FACTS_MAX, several, short
 
 _CONFIG = "/Windows/System32/config/"
-# SERVICE_AUTO_START, of programs (SERVICE_WIN32_OWN_PROCESS, SERVICE_WIN32_SHARE_PROCESS): drivers come with the hardware.
+# SERVICE_AUTO_START, only of programs (SERVICE_WIN32_OWN_PROCESS, SERVICE_WIN32_SHARE_PROCESS): drivers belong to the hardware.
 _AUTOMATIC, _PROGRAMS = 2, 0x30
 _MULTIPLE, _TEXTS = 7, (1, 2)
 
@@ -91,7 +91,7 @@ def _enabled(services: Any) -> Iterator[tuple[str, str]]:
 
 
 def _cards(interfaces: Any) -> Iterator[tuple[str, str]]:
-    """Cards that have or had an address, by the name that Windows gives them."""
+    """Cards that have or had an address, by Windows' name for them."""
     for one in _keys(interfaces):
         addresses: list[str] = []
         value = _value(one, "IPAddress")

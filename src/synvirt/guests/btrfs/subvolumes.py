@@ -1,4 +1,4 @@
-"""Files and folders of a Btrfs: names ─▶ inodes ─▶ extents, in a subvolume; and which subvolume a system may lie in."""
+"""Files and folders of a Btrfs: names ─▶ inodes ─▶ extents, in a subvolume; and the subvolumes that may hold a system."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,30 +15,30 @@ from synvirt.guests.btrfs.trees import MOST, ROOT_ITEM, Tree, Trees, unpacked
 from synvirt.guests.files import NAMES_MAX
 from synvirt.guests.seekable import Bytes
 
-# The tree of the topmost folder; of subvolumes, the first and the last number, and their topmost folder's inode.
+# The number of the top-level tree; the first and the last number of subvolumes; the inode of their root folder.
 _TOP, _FIRST, _LAST, _ROOT_INODE = 5, 256, MOST - 255, 256
 SUBVOLUMES_MAX = 64
-# Where the default subvolume is none with a system: names that installers give to it (Ubuntu, Arch; Fedora; Debian).
+# Where the default subvolume has no system: names that installers use (Ubuntu, Arch; Fedora; Debian).
 _USUAL: Final = (b"@", b"root", b"@rootfs")
 # Types of items.
 _INODE_ITEM, _DIR_ITEM, _DIR_INDEX, _EXTENT_DATA = 1, 84, 96, 108
 _NAME = struct.Struct("<QBQQHHB")
 _EXTENT, _PLACE = struct.Struct("<QQBBHB"), struct.Struct("<QQQQ")
 _INLINE, _REGULAR = 0, 1
-# BTRFS_MAX_UNCOMPRESSED; what does not become smaller is not compressed.
+# BTRFS_MAX_UNCOMPRESSED; data that compression does not shrink is not compressed.
 _PACKED_MAX = 128 << 10
 _LINK_BYTES_MAX = 4096
 _SIZE, _MODE, _REFERENCES, _LEVEL = (struct.Struct(form) for form in ("<Q", "<I", "<I", "<B"))
 
 
 class Btrfs:
-    """A file system, on all of its devices that are there."""
+    """A file system, on all of its devices that are present."""
 
     def __init__(self, volumes: Sequence[Bytes]) -> None:
         self.trees = Trees(volumes)
 
     def subvolumes(self) -> Iterator["Subvolume"]:
-        """Where a system may lie, the likeliest first."""
+        """The subvolumes that may hold a system, the most likely one first."""
         seen: set[int] = set()
         for number in self._numbers():
             if number not in seen:
@@ -54,26 +54,26 @@ class Btrfs:
                 yield found[0]
         first, last = (_FIRST, ROOT_ITEM, 0), (_LAST, ROOT_ITEM, MOST)
         items = self.trees.items(self.trees.superblock.root, first, last)
-        # One without references is being deleted.
+        # A subvolume without references is being deleted.
         others = (key[0] for key, data in items if key[1] == ROOT_ITEM and unpacked(_REFERENCES, data, 216)[0])
         yield from islice(others, SUBVOLUMES_MAX)
 
     def tree(self, number: int) -> Tree:
-        """That of a subvolume."""
+        """The tree of a subvolume."""
         found = self.trees.item(self.trees.superblock.root, (number, ROOT_ITEM, 0), (number, ROOT_ITEM, MOST))
         if found is None:
             raise DiskReadFailed(f"its subvolume {number} is not there")
         return Tree(unpacked(_SIZE, found[1], 176)[0], unpacked(_LEVEL, found[1], 238)[0])
 
     def _named(self, tree: Tree, folder: int, name: bytes) -> tuple[int, int] | None:
-        """What a name in a folder leads to: a number, and ROOT_ITEM, where that is a subvolume's."""
-        # btrfs_name_hash: a CRC-32C that begins with ~1, and is not inverted.
+        """The target of a name in a folder: a number, and ROOT_ITEM where that is a subvolume's."""
+        # btrfs_name_hash: a CRC-32C that begins with ~1 and is not inverted at the end.
         digest = crc32c(bytes([name[0] ^ 1]) + name[1:]) ^ 0xFFFFFFFF
         found = self.trees.item(tree, (folder, _DIR_ITEM, digest))
         return next((where for each, where in _names(found[1]) if each == name), None) if found else None
 
     def child(self, tree: Tree, folder: int, name: bytes) -> tuple[Tree, int] | None:
-        """The inode, in its tree."""
+        """The inode of a name in a folder, with its tree."""
         found = self._named(tree, folder, name)
         if found is None:
             return None
@@ -81,7 +81,7 @@ class Btrfs:
 
 
 def _names(data: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    """Names whose hashes are the same share an item."""
+    """Names with the same hash share an item."""
     at = 0
     while at < len(data):
         number, kind, _, _, data_bytes, name_bytes, _ = unpacked(_NAME, data, at)
@@ -91,13 +91,13 @@ def _names(data: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
 
 
 class Subvolume:
-    """With libfsext's names, so that UnixFiles takes it for one of its volumes."""
+    """Has libfsext's method names, so that UnixFiles accepts it as one of its volumes."""
 
     def __init__(self, volume: Btrfs, number: int) -> None:
         self._volume, self._tree = volume, volume.tree(number)
 
     def get_file_entry_by_path(self, path: str) -> "Entry | None":
-        """None: there is none such. Links are not followed."""
+        """None, where there is none. Links are not followed."""
         tree, inode = self._tree, _ROOT_INODE
         for word in path.split("/"):
             if word:
@@ -109,7 +109,7 @@ class Subvolume:
 
 
 class Entry:
-    """A file, a folder or a link, with libfsext's names."""
+    """A file, a folder or a link, with libfsext's method names."""
 
     def __init__(self, volume: Btrfs, tree: Tree, inode: int, name: str = "") -> None:
         self.name, self._volume, self._tree, self._inode = name, volume, tree, inode
@@ -148,11 +148,11 @@ class Entry:
         return len(self._children)
 
     def get_sub_file_entry(self, number: int) -> "Entry":
-        """For its name: it may be the root of another subvolume."""
+        """The entry by its name: it may be the root of another subvolume."""
         return self._children[number]
 
     def read_buffer_at_offset(self, size: int, offset: int) -> bytes:
-        """`size` bytes of a file from `offset` on; zeros, where there is nothing."""
+        """`size` bytes of a file from `offset` on; holes are zeros."""
         content = bytearray(size)
         for key, data in self._trees.items(self._tree, (self._inode, _EXTENT_DATA, 0), (self._inode, _EXTENT_DATA, MOST)):
             begin = key[2] - offset
@@ -163,7 +163,7 @@ class Entry:
         return bytes(content)
 
     def _extent(self, data: bytes, most: int) -> bytes:
-        """Its first `most` bytes; none of a hole, and of one that is only reserved."""
+        """The extent's first `most` bytes; none for a hole or for space that is only reserved."""
         _, plain_bytes, compression, encryption, other, kind = unpacked(_EXTENT, data)
         if encryption or other:
             raise UnsupportedFormat("its files are encrypted")
@@ -183,7 +183,7 @@ class Entry:
             return packed
         if plain_bytes > _PACKED_MAX or compression not in _COMPRESSIONS:
             raise DiskReadFailed(f"an extent of {plain_bytes} bytes, compressed by {compression}, is none of Btrfs")
-        # A MiB of the slowest, LZO, takes a third of a second.
+        # A MiB of the slowest method, LZO, takes a third of a second.
         self._trees.spend(plain_bytes // 64)
         plain = bytearray(plain_bytes)
         try:
@@ -196,7 +196,7 @@ class Entry:
 
 
 def _lzo(stream: memoryview, into: memoryview, sector_bytes: int) -> int:
-    """Pieces of a sector each, every one behind its length, which no end of a sector cuts; before them, their sum."""
+    """One piece per sector, each after its length, which never crosses a sector's end; before them all, the total length."""
     end, at, filled = min(_length(stream, 0), len(stream)), 4, 0
     while at < end and filled < len(into):
         left = sector_bytes - at % sector_bytes

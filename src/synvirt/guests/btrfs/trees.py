@@ -1,8 +1,8 @@
 """A Btrfs as its trees: superblock ─▶ chunks (where logical addresses lie) ─▶ blocks of a tree ─▶ items, by their keys.
 
-All profiles are read, on one device or several: of mirrors the first copy whose checksum is right, of RAID 5 and 6 the data,
-for which no parity is needed while all devices are there. The log tree is not replayed: what was synced to it within the
-30 s of a commit is not seen. Only blocks of trees are checked by their checksums, contents of files are not.
+All profiles are read, on one device or several: of mirrors the first copy with a right checksum; of RAID 5 and 6 only the data,
+as no parity is needed while all devices are present. The log tree is not replayed: data that was synced since the last commit
+(30 s) is not seen. Checksums are checked for blocks of trees, not for contents of files.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from synvirt.disks.crc32c import crc32c
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
 from synvirt.guests.seekable import Bytes, read_at
 
-# The superblock's place, and that of its magic within.
+# Where the superblock lies, and its magic in it.
 SUPERBLOCK_AT, MAGIC_AT, MAGIC = 0x10000, 0x40, b"_BHRfS_M"
-# Blocks and items that are looked at, and KiB of files: many times what the facts of a large system take. A hostile tree leads
-# to one block again and again.
+# The most blocks and items to look at, and KiB of files: many times what a large system takes. A hostile tree leads to the same
+# block again and again.
 STEPS_MAX = 300_000
 _BLOCKS_KEPT = 256
 _SUPERBLOCK_BYTES, _SIZES, _LEVELS = 4096, (4096, 65536), 8
-# Up to METADATA_UUID, and SIMPLE_QUOTA: these leave files where they were. RAID1C34 is a profile below.
+# Features up to METADATA_UUID, and SIMPLE_QUOTA: these do not move files. RAID1C34 is a profile below.
 _FEATURES_READ: Final = 0xFFF | 1 << 16
-# Types of chunks: which bits say that data is striped, how many copies of it there are, and how many stripes of parity.
+# Types of chunks: the bits that mean striped data, the number of copies, and the number of parity stripes.
 _RAID0, _RAID10, _RAID5, _RAID6 = 1 << 3, 1 << 6, 1 << 7, 1 << 8
 _PARITY: Final = {_RAID5: 1, _RAID6: 2}
 _COPIES_MAX = 4
@@ -41,7 +41,7 @@ MOST = (1 << 64) - 1
 
 Key = tuple[int, int, int]
 
-# By a superblock's number for it: of bytes the digest, as it is written.
+# By the superblock's number for it: the digest of bytes, in its stored form.
 CHECKSUMS: Mapping[int, Callable[[bytes], bytes]] = MappingProxyType(
     {
         0: lambda content: crc32c(content).to_bytes(4, "little"),
@@ -53,7 +53,7 @@ CHECKSUMS: Mapping[int, Callable[[bytes], bytes]] = MappingProxyType(
 
 
 class Tree(NamedTuple):
-    """Where its topmost block lies, and how far that is above the leaves."""
+    """Where its root block lies, and the block's height above the leaves."""
 
     at: int
     level: int
@@ -61,7 +61,8 @@ class Tree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """`fsid`: of the file system, the same on all its devices. `root_folder`: what the default subvolume's name lies in."""
+    """`fsid`: the file system's, the same on all its devices. `root_folder`: the folder with the name of the default
+    subvolume."""
 
     fsid: bytes
     device: int
@@ -75,7 +76,7 @@ class Superblock:
 
 
 def superblock(volume: Bytes) -> Superblock | None:
-    """None: no Btrfs lies there. DiskReadFailed, UnsupportedFormat."""
+    """None, where there is no Btrfs. DiskReadFailed, UnsupportedFormat."""
     block = read_at(volume, SUPERBLOCK_AT, _SUPERBLOCK_BYTES)
     if len(block) < _SUPERBLOCK_BYTES or block[MAGIC_AT:][: len(MAGIC)] != MAGIC:
         return None
@@ -104,8 +105,8 @@ def superblock(volume: Bytes) -> Superblock | None:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of logical addresses. `stripes`: device and offset, each; of those side by side (RAID 0, 10, 5, 6) so many are
-    `mirrors` of each other, and so many have `parity`."""
+    """A run of logical addresses. `stripes`: device and offset of each. Of the stripes side by side (RAID 0, 10, 5, 6)
+    `mirrors` is the number of copies and `parity` the number with parity."""
 
     start: int
     length: int
@@ -116,19 +117,19 @@ class Chunk:
     stripes: tuple[tuple[int, int], ...]
 
     def copies(self, offset: int) -> tuple[list[tuple[int, int]], int]:
-        """Where the bytes from `offset` on lie: each copy, and how many of them lie together there."""
+        """Where the bytes from `offset` on lie: the place of each copy, and how many bytes are contiguous there."""
         if not self.is_striped:
             return [(device, at + offset) for device, at in self.stripes], self.length - offset
         number, within = divmod(offset, self.stripe_bytes)
         row, column = divmod(number, len(self.stripes) // self.mirrors - self.parity)
-        # Parity lies on another device in each row.
+        # Each row has its parity on another device.
         first = (column + row) % len(self.stripes) if self.parity else column * self.mirrors
         here = self.stripes[first : first + self.mirrors]
         return [(device, at + row * self.stripe_bytes + within) for device, at in here], self.stripe_bytes - within
 
 
 def _chunk(start: int, data: bytes) -> tuple[Chunk, int]:
-    """And how many bytes say so."""
+    """The chunk, and how many bytes describe it."""
     length, _, stripe_bytes, kind, _, _, _, count, mirrors = unpacked(_CHUNK, data)
     end = _CHUNK.size + count * _STRIPE.size
     if len(data) < end:
@@ -143,7 +144,7 @@ def _chunk(start: int, data: bytes) -> tuple[Chunk, int]:
 
 
 class Trees:
-    """Of one file system, on all of its devices that are there. What is damaged raises DiskReadFailed."""
+    """The trees of one file system, on all of its devices that are present. Damage raises DiskReadFailed."""
 
     def __init__(self, volumes: Sequence[Bytes]) -> None:
         """`volumes`: each has a superblock of the same file system."""
@@ -160,7 +161,7 @@ class Trees:
         self._chunks = sorted(every, key=lambda chunk: chunk.start)
 
     def _first_chunks(self) -> Iterator[Chunk]:
-        """Those that the chunk tree itself lies in."""
+        """The chunks that hold the chunk tree itself."""
         left = self.superblock.first_chunks
         while len(left) > _KEY.size:
             chunk, length = _chunk(_KEY.unpack_from(left)[2], left[_KEY.size :])
@@ -168,13 +169,13 @@ class Trees:
             left = left[_KEY.size + length :]
 
     def spend(self, steps: int) -> None:
-        """What was looked at counts. UnsupportedFormat, once it is more than STEPS_MAX."""
+        """Counts what was looked at. UnsupportedFormat, once it is more than STEPS_MAX."""
         self._steps -= steps
         if self._steps < 0:
             raise UnsupportedFormat("there is more in it than is looked at")
 
     def items(self, tree: Tree, first: Key, last: Key) -> Iterator[tuple[Key, bytes]]:
-        """Those of a tree whose keys are from `first` to `last`, in their order."""
+        """The items of a tree with keys from `first` to `last`, in their order."""
         if tree.level >= _LEVELS:
             raise DiskReadFailed(f"a tree of {tree.level} levels is none of Btrfs")
         block = self._block(tree)
@@ -201,11 +202,11 @@ class Trees:
                 yield found, block[_HEADER_BYTES + begins :][:length]
 
     def item(self, tree: Tree, first: Key, last: Key | None = None) -> tuple[Key, bytes] | None:
-        """The first of them."""
+        """The first of these items."""
         return next(self.items(tree, first, last or first), None)
 
     def read(self, logical: int, length: int, copy: int = 0) -> bytes:
-        """`copy`: which one, where there are several."""
+        """`copy`: the copy to read, where there are several."""
         content = bytearray()
         while len(content) < length:
             chunk = self._chunk_of(logical + len(content))
@@ -250,7 +251,7 @@ class Trees:
 
 
 def unpacked(form: struct.Struct, data: bytes, at: int = 0) -> tuple[Any, ...]:
-    """Fields of an item, which may be shorter than they are."""
+    """Fields of an item, which may be too short for them."""
     if len(data) < at + form.size:
         raise DiskReadFailed(f"an item of it ends before {at + form.size} bytes")
     return form.unpack_from(data, at)
