@@ -1,9 +1,9 @@
 """Remote files, read in place: by HTTP ranges, from S3, from SMB shares. They are never downloaded first.
 
     Remote ── as data: which folder, which credentials    a field of specs, sealed with its job, opened again after a crash
-    RemoteReader (reading.py) ── a DiskReader of a file    of its pieces (pieces.py), each fetched with patience (retrying.py)
+    RemoteReader (reading.py) ── a DiskReader of a file    made of pieces (pieces.py), each fetched with retries (retrying.py)
         │ fetch(offset, length)
-    places.py ── which places are connected to, and the table of protocols
+    places.py ── the open connections to places, and the table of protocols
     http.py · s3.py · smb.py ── one file a protocol        each knows what «the same file as before» means there
         │ connect
     Guard ── which hosts may be connected to at all
@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from synvirt.errors import SynvirtError
 
-if TYPE_CHECKING:  # a copy of a local disk connects to no host, and does not load what that takes
+if TYPE_CHECKING:  # a copy of a local disk connects to no host, and does not load these modules
     from synvirt.outgoing import Guard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """A remote folder, below which files are read. `url` ends with a slash and has no secrets in it.
+    """A remote folder with files to read. `url` ends with a slash and has no secrets in it.
 
     `query` (of a signed URL) goes with every request; `credentials` are those of `urls.CREDENTIALS` for the scheme. `ca_file`
-    is trusted beside the host's authorities; a `fingerprint_sha256` (hexadecimal, colons or none) is trusted instead of all.
+    is trusted beside the host's authorities; a `fingerprint_sha256` (hexadecimal, with or without colons) is trusted instead of
+    all.
     `frozen`: a platform keeps the files unchanged. They are read even where its own program has them open for writing.
     `allowed_hosts`: the setting remote_allowed_hosts; `of_source`: a source's own host, to which source_allowed_hosts applies.
     """
@@ -48,7 +49,7 @@ class Remote:
 
     @property
     def guard(self) -> "Guard":
-        """The guard that its connections go by."""
+        """The guard for its connections."""
         from synvirt.outgoing import Guard, sources
 
         return sources() if self.of_source else Guard(self.allowed_hosts)
@@ -58,8 +59,8 @@ class Remote:
 
 
 class Interrupted(Exception):
-    """One attempt failed, and another may succeed. `got`: the bytes that came before; `after_s`: how long the server asks us to
-    wait. It never leaves this package."""
+    """One attempt failed, and another may succeed. `got`: the bytes that came before; `after_s`: how long the server wants us
+    to wait. It is never raised outside this package."""
 
     def __init__(self, cause: str, *, got: int = 0, after_s: float | None = None) -> None:
         super().__init__(cause)
@@ -79,13 +80,13 @@ class RemoteFile(Protocol):
     def head(self) -> bytes: ...
 
     def fetch(self, offset: int, into: memoryview) -> None:
-        """Fills `into`, in one attempt, from any thread. Interrupted, or an error that another attempt would not mend."""
+        """Fills `into`, in one attempt, from any thread. Interrupted, or an error that a retry would not mend."""
 
     def close(self) -> None: ...
 
 
 class Place(Protocol):
-    """A connection to where a Remote is. `fetches_at_once`: so many requests at once make it faster, and more do not."""
+    """A connection to the place of a Remote. `fetches_at_once`: the number of requests at once that gives the full speed."""
 
     fetches_at_once: int
 
@@ -93,10 +94,10 @@ class Place(Protocol):
         """The file `name` under the Remote, in one attempt. NotFound, AuthFailed, SourceUnreachable, Interrupted …"""
 
     def names(self, folder: str) -> Iterable[str] | None:
-        """The names in a folder below (`""`: in the Remote itself); None where the protocol has no folders."""
+        """The names in a folder of the Remote (`""`: the Remote itself); None, where the protocol has no folders."""
 
     def close(self) -> None:
-        """Closes it. Requests of other threads end too."""
+        """Closes the place. Requests of other threads end too."""
 
 
 def unexpected(error: SynvirtError | Interrupted) -> str:

@@ -1,10 +1,10 @@
-"""Files by HTTP ranges: RFC 9110 section 14, from a server that answers 206 and says which version of the file it is.
+"""Files by HTTP ranges: RFC 9110 section 14, from a server that answers 206 and gives the version of the file.
 
     first    GET, Range: bytes=0-65535                        ─▶ 206, Content-Range: bytes 0-65535/SIZE, ETag, Last-Modified
     then     GET, Range: bytes=…, If-Match: ETag              ─▶ 206 of the same version, or 412: it was changed
 
-No HEAD: a URL that was signed for GET answers none. What comes is checked, not believed: the range, the size and the version of
-every answer. Redirects are followed a few times, never from https to http, and credentials go to the first origin alone.
+No HEAD: a URL that was signed for GET refuses it. The range, the size and the version of every answer are checked. A few
+redirects are followed, never from https to http. Credentials go only to the first origin.
 """
 
 import base64
@@ -27,12 +27,12 @@ from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, NotFound, Sou
 from synvirt.remote import Interrupted, Remote, urls
 from synvirt.remote.urls import Url
 
-# What opening brings with it: the headers of most formats.
+# The first read when a file is opened: it holds the headers of most formats.
 HEAD_BYTES: Final = 64 << 10
-# Between two pieces of an answer. A server under load may think for a while, and an object store may fetch from tape.
+# The time between two pieces of an answer. A server under load may need a while, and an object store may fetch from tape.
 READ_TIMEOUT_S: Final = 30.0
 REDIRECTS_MAX: Final = 5
-# Of an answer that says why not; what is longer is not read, and its connection not used again.
+# The most of an error's body. Of a longer one the rest is not read, and its connection is closed.
 _REFUSAL_BYTES: Final = 64 << 10
 _STEP_BYTES: Final = 128 << 10
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.ASCII)
@@ -40,12 +40,12 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 # 408 Request Timeout, 425 Too Early, 429 Too Many Requests; and every 5xx.
 _PASSING: Final = frozenset({408, 425, 429})
 
-# Headers that a request to `url` carries beside the common ones; of S3, its signature.
+# Headers for a request to `url` beside the common ones; for S3, its signature.
 Sign = Callable[[Url], Mapping[str, str]]
 
 
 class HttpPlace:
-    """`sign` makes the headers that authenticate a request; only requests to the Remote's own origin carry them."""
+    """`sign` makes the headers that authenticate a request; only requests to the Remote's own origin have them."""
 
     fetches_at_once = 6
 
@@ -69,7 +69,7 @@ class HttpPlace:
         return None
 
     def reason(self, _body: bytes) -> str:
-        """What an answer's body says of why not; of HTTP, a page for people."""
+        """The reason in an error's body; none for HTTP, as the body is a page for people."""
         return ""
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class HttpPlace:
     # ── one request ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def ask(self, url: Url, headers: Mapping[str, str], *, asked_for: Url) -> "Answer":
-        """GET `url`, redirects followed. `asked_for`: whose credentials these are, and how errors call it."""
+        """GET `url`, with redirects. `asked_for`: the URL that the credentials are for, and the name in errors."""
         for _ in range(REDIRECTS_MAX + 1):
             answer = self._answer(url, headers, asked_for)
             location = answer.headers.get("location")
@@ -107,7 +107,7 @@ class HttpPlace:
                 return Answer(self, url, connection, connection.getresponse())
             except (OSError, http.client.HTTPException) as error:
                 self.drop(connection)
-                # A server may end a connection that nobody used for a while: that says nothing about this request.
+                # A server may end an idle connection: that means nothing for this request.
                 if not (used_before and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
                     raise Interrupted(_said(error)) from error
 
@@ -119,7 +119,7 @@ class HttpPlace:
             if idle:
                 return idle.pop(), True
         connection = http.client.HTTPConnection(url.host, url.port)
-        connection.auto_open = 0  # it would connect by itself, past the guard
+        connection.auto_open = 0  # it would connect by itself, without the guard
         sock = self._remote.guard.connect(url.host, url.port)
         sock.settimeout(READ_TIMEOUT_S)
         connection.sock = sock = self._secured(sock, url) if url.scheme == "https" else sock
@@ -174,11 +174,11 @@ class Answer:
         self._place, self._connection, self._response = place, connection, response
 
     def body(self, into: memoryview) -> None:
-        """Exactly so many bytes: Interrupted, where there are fewer."""
+        """Reads exactly as many bytes as fit; Interrupted, where there are fewer."""
         got, count = 0, 1
         try:
             while got < len(into) and count:
-                # In steps: of a read that a broken connection ends, nobody says how far it came.
+                # In steps: when a broken connection ends a read, it is not known how many bytes came.
                 count = self._response.readinto(into[got : got + _STEP_BYTES])
                 got += count
         except (OSError, http.client.HTTPException) as error:
@@ -189,7 +189,7 @@ class Answer:
             raise Interrupted(f"the answer ended after {got} of {len(into)} bytes", got=got)
 
     def text(self, most: int) -> bytes:
-        """A body of at most so many bytes. Interrupted."""
+        """A body of at most `most` bytes. Interrupted."""
         try:
             content = self._response.read(most + 1)
         except (OSError, http.client.HTTPException) as error:
@@ -200,19 +200,19 @@ class Answer:
 
     def drop_unread(self) -> None:
         """Closes the connection without reading the rest of the answer."""
-        # A connection that ends with its answer has forgotten the answer, which holds the socket open.
+        # A connection that ends with its answer has given its socket to the answer.
         self._response.close()
         self._place.drop(self._connection)
 
     def refusal(self) -> bytes:
-        """What the server says beside its status; never fails."""
+        """The server's words beside its status; never fails."""
         try:
             return self.text(_REFUSAL_BYTES)
         except Interrupted:
             return b""
 
     def _done(self) -> None:
-        # A response that is read to its end has let go of its connection; one with more to come has not.
+        # A response that was read to its end has released its connection; an unfinished one has not.
         if self._response.isclosed() and not self._response.will_close:
             self._place.give_back(self.url, self._connection)
         else:
@@ -225,7 +225,7 @@ class HttpFile:
     def __init__(self, place: HttpPlace, url: Url) -> None:
         self._place, self._url = place, url
         self.shown = url.shown
-        # Where a redirect led: asked at once from then on, until it refuses (what it was signed for lapses).
+        # The target of a redirect. It is asked directly from then on, until it refuses (its signature has expired).
         self._target = url
         self.head = b""
         answer = place.ask(url, {"Range": f"bytes=0-{HEAD_BYTES - 1}"}, asked_for=url)
@@ -236,7 +236,7 @@ class HttpFile:
 
     def _opened(self, answer: Answer) -> int:
         """The file's size; its first bytes become `head`."""
-        if answer.status == 416:  # an empty file has no first byte, and S3 does not say that it is empty
+        if answer.status == 416:  # an empty file has no first byte, and S3 does not report that it is empty
             answer.refusal()
             answer = self._place.ask(self._url, {}, asked_for=self._url)
         if answer.status == 200:
@@ -270,7 +270,7 @@ class HttpFile:
 
     def fetch(self, offset: int, into: memoryview) -> None:
         headers = {"Range": f"bytes={offset}-{offset + len(into) - 1}"}
-        # A weak validator is none for ranges (RFC 9110 section 13.1.1): then the answer's own is compared, below.
+        # A weak validator is not valid for ranges (RFC 9110 section 13.1.1): then the answer's own is compared, below.
         if self._etag.startswith('"'):
             headers["If-Match"] = self._etag
         elif self._changed:
@@ -298,7 +298,7 @@ class HttpFile:
         answer.body(into)
 
     def _require_partial(self, answer: Answer, offset: int | None = None) -> None:
-        """206, or the error that the status means."""
+        """Requires 206; raises the error that another status means."""
         status = answer.status
         if status == 206 and answer.headers.get("content-encoding", "identity") == "identity":
             return
@@ -334,14 +334,14 @@ class HttpFile:
         )
 
     def close(self) -> None:
-        """The connections are the place's."""
+        """The connections belong to the place."""
 
 
 # ── what answers mean ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def refused(status: int, where: str, said: str, retry_after: str | None) -> SynvirtError | Interrupted:
-    """The error of an answer that is not one of the expected ones. Interrupted, where another try may go better."""
+    """The error for an unexpected status. Interrupted, where a retry may succeed."""
     what = f"{status} {http.client.responses.get(status, '')}".strip() + (f" ({said})" if said else "")
     if status in _PASSING or status >= 500:
         return Interrupted(f"the server answers {what}", after_s=_seconds(retry_after))

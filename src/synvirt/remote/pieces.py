@@ -1,9 +1,9 @@
-"""The bytes of one remote file, as pieces in memory: few large requests instead of many small ones, several at once.
+"""The bytes of one remote file, as pieces in memory: few large requests instead of many small ones, and several at once.
 
 Fetched pieces are kept, up to a limit for all files of a place together. A reader that reads in order, with any number of
-threads and in small steps, finds the next pieces already fetched: the window ahead doubles as long as the order holds, as the
-kernel's does for local files. A reader that jumps, as the walk of an archive's headers does, costs 64 KiB a jump. Where enough
-threads read large parts at once to keep the place busy, nothing is fetched ahead or kept.
+threads and in small steps, finds the next pieces already fetched. The window ahead doubles while reads stay in order, like the
+kernel's for local files. A reader that jumps, for example from header to header of an archive, costs 64 KiB per jump. Where
+enough threads read large parts at once to keep the place busy, nothing is fetched ahead or kept.
 """
 
 import threading
@@ -19,17 +19,18 @@ from synvirt.remote import Interrupted, RemoteFile
 from synvirt.remote.retrying import retried
 from synvirt.sizes import MIB
 
-# How much is kept of all files of a place, and how far ahead of a reader is fetched. 4 copy threads of 4 MiB each fit in.
+# How much is kept of all files of a place, which also limits how far ahead of a reader is fetched. 4 copy threads of 4 MiB each
+# fit in.
 KEPT_BYTES: Final = 64 * MIB
 AHEAD_MAX_BYTES: Final = 24 * MIB
 PIECE_MAX_BYTES: Final = 4 * MIB
 PIECE_MIN_BYTES: Final = 64 << 10
-# A read of this size or more may go past the pieces.
+# A read of this size or more may bypass the pieces.
 STRAIGHT_BYTES: Final = MIB
-# Places in a file that are read in order at once: the copy's, the checksum's, a table's or two.
+# Places in a file that are read in order at the same time: by the copy, by the checksum, and in a table or two.
 _STREAMS_MAX: Final = 8
-# Two readers of the same file in order, the copy and its checksum, stay within this distance: the second one must still find
-# what the first one fetched. A reader that has not read for a while is not waited for, and no reader waits long.
+# Two readers of the same file in order, the copy and its checksum, stay within this distance, so that the second one still
+# finds what the first one fetched. No reader waits for one that has not read for a while, and none waits long.
 TOGETHER_BYTES: Final = 16 * MIB
 WAIT_FOR_S: Final = 5.0
 
@@ -62,7 +63,8 @@ class _Stream:
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """Where and when one reader of a file read last, and how much it has read. A reader that has read little waits for none."""
+    """Where and when one reader of a file last read, and how much it has read. A reader that has read little waits for no
+    other."""
 
     at: int = 0
     moved_at: float = 0.0
@@ -70,7 +72,7 @@ class Front:
 
 
 class Kept:
-    """The pieces of all files of a place by age, so that their bytes together stay below a limit."""
+    """The pieces of all files of a place by age. It keeps their total size below a limit."""
 
     def __init__(self, most: int = KEPT_BYTES) -> None:
         self._most = most
@@ -79,8 +81,8 @@ class Kept:
         self._pieces: OrderedDict[int, tuple[Pieces, _Piece]] = OrderedDict()
 
     def add(self, owner: "Pieces", piece: _Piece) -> list[tuple["Pieces", _Piece]]:
-        """Adds a piece, and gives those that must go for it, with their files. A piece that is still being fetched stays: a
-        reader waits for it."""
+        """Adds a piece, and gives the pieces that must go for it, with their files. A piece that is still being fetched stays,
+        as a reader waits for it."""
         with self._lock:
             self._pieces[id(piece)] = owner, piece
             self._bytes += piece.length
@@ -95,20 +97,20 @@ class Kept:
             return gone
 
     def used(self, piece: _Piece) -> None:
-        """Counts a piece as used now."""
+        """Marks a piece as used now."""
         with self._lock:
             if id(piece) in self._pieces:
                 self._pieces.move_to_end(id(piece))
 
     def drop(self, piece: _Piece) -> None:
-        """Lets go of a piece."""
+        """Forgets a piece."""
         with self._lock:
             if self._pieces.pop(id(piece), None) is not None:
                 self._bytes -= piece.length
 
 
 class Pieces:
-    """One file's pieces. They never overlap, and are found by where they begin.
+    """One file's pieces. They never overlap, and are found by their start.
 
     `readers_enough`: so many readers at once keep the place busy without read-ahead. `closed`: set when the place is closed."""
 
@@ -138,13 +140,13 @@ class Pieces:
         return front
 
     def left(self, front: Front) -> None:
-        """Takes a reader out: the others do not wait for it any more."""
+        """Removes a reader: the others do not wait for it any more."""
         with self._moved:
             self._fronts.remove(front)
             self._moved.notify_all()
 
     def read_into(self, offset: int, buffer: memoryview, front: Front) -> None:
-        """Fills `buffer` from `offset` of the file on. SourceUnreachable, when the place is closed meanwhile."""
+        """Fills `buffer` from `offset` of the file on. SourceUnreachable, if the place is closed meanwhile."""
         at, end = offset, offset + len(buffer)
         if at == end:
             return
@@ -161,8 +163,8 @@ class Pieces:
                 self._reading -= 1
 
     def _read(self, at: int, buffer: memoryview) -> None:
-        """By pieces; or past them, where they help no reader: they cost a copy of every byte, and space in the processor's
-        caches."""
+        """Reads through the pieces, or bypasses them where they help no reader: they cost a copy of every byte, and space in
+        the processor's caches."""
         wanted: list[_Piece] | None = None
         straight: Future[None] | None = None
         try:
@@ -175,7 +177,7 @@ class Pieces:
                     wanted = self._scheduled(at, at + len(buffer))
                 if not large:
                     self._look_ahead(at, at + len(buffer))
-        except RuntimeError as error:  # the pool takes nothing more
+        except RuntimeError as error:  # the pool accepts nothing more
             raise self._was_closed() from error
         if straight is not None:
             straight.result()
@@ -214,7 +216,7 @@ class Pieces:
     # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _scheduled(self, start: int, end: int, *, at_least: int = PIECE_MIN_BYTES) -> list[_Piece]:
-        """The pieces that cover the range. Missing ones are being fetched."""
+        """The pieces that cover the range. It starts to fetch missing ones."""
         found, at = [], start
         while at < end:
             number = bisect_right(self._starts, at) - 1
@@ -248,7 +250,7 @@ class Pieces:
             if owner is self:
                 self._remove(old)
             else:
-                # Another file's piece. Waiting for that file's lock under ours could wait for ever.
+                # The piece of another file. To wait for that file's lock while we hold ours could be a deadlock.
                 owner.let_go(old)
 
     def _remove(self, piece: _Piece) -> None:
@@ -275,8 +277,8 @@ class Pieces:
     # ── not under the lock ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def let_go(self, piece: _Piece) -> None:
-        """Called by another file's thread, which holds that file's lock. It only tries our lock: two files that wait for each
-        other's lock would wait for ever."""
+        """Called by another file's thread, which holds that file's lock. It only tries our lock, as two files that wait for
+        each other's lock are a deadlock."""
         if self._lock.acquire(blocking=False):
             try:
                 self._remove(piece)

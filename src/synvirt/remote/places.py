@@ -1,4 +1,4 @@
-"""Places that this process is connected to. All readers of one Remote share one login, its connections and its pieces."""
+"""The open connections of this process to places. All readers of one Remote share one login, its connections and its pieces."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from synvirt.remote.retrying import retried
 
 @dataclass(slots=True)
 class Connection:
-    """A place that is connected to. `users`: how many have acquired it. `files`: the pieces of each file, by name."""
+    """A connected place. `users`: how many have acquired it. `files`: the pieces of each file, by name."""
 
     url: str
     place: Place
@@ -76,7 +76,7 @@ def connected(remote: Remote, *, within_s: float | None = None) -> Iterator[None
     """Keeps the connection to the Remote open: to inspect an archive, its files are opened many times, after one login.
 
     `within_s`: after this time it is closed, even during a read, which then raises SourceUnreachable. A server that sends a
-    byte now and then must not keep a caller waiting for ever.
+    byte now and then must not make a caller wait for ever.
     """
     connection = acquire(remote)
     timer = threading.Timer(within_s or 0, connection.close)
@@ -115,7 +115,7 @@ def place_of(remote: Remote) -> Place:
 
 
 def requested_bytes(remote: Remote, name: str) -> int:
-    """How much was asked of the server for an open file, read-ahead included. Tests and benchmarks look at it."""
+    """How many bytes were requested from the server for an open file, with read-ahead. For tests and benchmarks."""
     with _lock:
         connection = _connections[remote]
     return connection.files[name].requested_bytes

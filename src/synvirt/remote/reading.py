@@ -1,4 +1,4 @@
-"""A DiskReader of a remote file, and what else is asked of one. `pieces.py` fetches the bytes, `places.py` connects."""
+"""A DiskReader of a remote file, its folder's names and its version. `pieces.py` fetches the bytes, `places.py` connects."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from synvirt.remote.retrying import retried
 class RemoteReader:
     """The bytes `offset … offset + length` of the file `name` under a Remote; `length` None means up to its end.
 
-    `version`: what `RemoteReader.version` was before; the file must still have it. NotFound, AuthFailed, SourceUnreachable,
+    `version`: an earlier value of `RemoteReader.version`; the file must still have it. NotFound, AuthFailed, SourceUnreachable,
     UnsupportedFormat (the server serves no ranges), DiskReadFailed (the file was changed).
     """
 
@@ -71,7 +71,7 @@ class RemoteReader:
 
 
 def names(remote: Remote, folder: str = "") -> list[str] | None:
-    """What lies in a folder under the Remote, sorted; None where its protocol knows no folders."""
+    """The sorted names in a folder under the Remote; None, where its protocol has no folders."""
     connection = acquire(remote)
     try:
         found = retried(lambda: connection.place.names(folder), f"{remote.url}{folder}", pause=connection.closed.wait)
@@ -81,7 +81,7 @@ def names(remote: Remote, folder: str = "") -> list[str] | None:
 
 
 def version_of(remote: Remote, name: str) -> str:
-    """The file's version: it is another after a change."""
+    """The file's version, which differs after a change."""
     reader = RemoteReader(remote, name)
     try:
         return reader.version

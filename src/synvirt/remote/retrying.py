@@ -8,10 +8,10 @@ from typing import Final, TypeVar
 from synvirt.errors import SourceUnreachable
 from synvirt.remote import Interrupted
 
-# The pauses between attempts in a row that brought no byte. A server may be away for half a minute. A job's pass then waits
-# longer, and goes on from its watermark.
+# The pauses between attempts in a row that brought no byte. A server may be away for half a minute. After that a job's pass
+# waits longer, and goes on from its watermark.
 PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-# One read does not wait for a server that asks for more patience than this.
+# A read gives up on a server that asks it to wait longer than this.
 RETRY_AFTER_MAX_S: Final = 120.0
 
 T = TypeVar("T")
@@ -35,5 +35,5 @@ def retried(
                     f"{where}: {error.cause}" + (f", {failures} times in a row" if failures > 1 else ""),
                     hint="is the server overloaded, or the network in between unreliable? The job goes on from where it was.",
                 ) from error
-            # Random, so that many readers that were cut off together do not come back together.
+            # Random, so that many readers that lost their connection together do not return together.
             pause(max(PAUSES_S[failures - 1] * random.uniform(0.5, 1), error.after_s or 0))  # noqa: S311 - no secret

@@ -1,11 +1,11 @@
-"""Objects of S3: HTTP ranges, each request signed. AWS, MinIO, Ceph, Wasabi and others speak it.
+"""Objects of S3 (AWS, MinIO, Ceph, Wasabi and others): HTTP ranges, each request signed.
 
     s3://bucket/exports/vm.ova ─▶ https://bucket.s3.REGION.amazonaws.com/exports/vm.ova         no endpoint given
                                ─▶ https://minio.example:9000/bucket/exports/vm.ova              options.endpoint
 
 The signature is AWS's version 4 («Signature Version 4 signing process», in the reference of IAM), here without a body: an HMAC
-over the request's first line, its host and its date. So S3 has the very same guard, TLS, retries and checks as HTTP, and needs
-no library. Without credentials nothing is signed: public buckets answer all the same.
+over the request's first line, its host and its date. So S3 has the same guard, TLS, retries and checks as HTTP, and needs no
+library. Without credentials nothing is signed: public buckets answer all the same.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _DEFAULT_REGION: Final = "us-east-1"
 # SHA-256 of nothing: a GET has no body.
 _EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
 _CODE: Final = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
-# A page has 1000 keys in some 300 KiB. A VM's folder has a few files, one in chunks some thousands.
+# A page has 1000 keys in some 300 KiB. A VM's folder has a few files, or some thousands if a file is in chunks.
 _PAGE_MAX_BYTES: Final = 4 << 20
 _PAGES_MAX: Final = 100
 _NAMESPACE: Final = "{http://s3.amazonaws.com/doc/2006-03-01/}"
@@ -57,7 +57,7 @@ class S3Place(HttpPlace):
                 raise BadRequest("options.endpoint is an http or https URL", hint="for example https://minio.example:9000")
             return replace(endpoint, path=f"{endpoint.path.rstrip('/')}/{quote(self._bucket)}")
         host = f"s3.{self._region}.amazonaws.com"
-        if "." in self._bucket:  # a wildcard certificate is good for one label only
+        if "." in self._bucket:  # a wildcard certificate covers only one label
             return Url("https", host, 443, f"/{quote(self._bucket)}")
         return Url("https", f"{self._bucket}.{host}", 443, "")
 
@@ -67,7 +67,7 @@ class S3Place(HttpPlace):
         return replace(self._endpoint, path=self._endpoint.path + quote(key, safe="/-_.~", errors="surrogateescape"))
 
     def names(self, folder: str) -> list[str]:
-        """The names directly within a folder: ListObjectsV2, with `/` as what divides."""
+        """The names directly in a folder: ListObjectsV2 with the delimiter `/`."""
         prefix = self._prefix.lstrip("/") + (f"{folder}/" if folder else "")
         found: list[str] = []
         token = ""
@@ -92,7 +92,7 @@ class S3Place(HttpPlace):
         return found, root.findtext(f"{ours}NextContinuationToken") or ""
 
     def reason(self, body: bytes) -> str:
-        """The cause in an error's XML body, with what it means; empty: it says none."""
+        """The cause in an error's XML body, with its meaning; empty, where there is none."""
         code = _CODE.search(body)
         if code is None:
             return ""
@@ -114,7 +114,7 @@ class S3Place(HttpPlace):
 
 
 def signature(url: Url, *, access_key: str, secret: str, token: str, region: str, at: datetime) -> dict[str, str]:
-    """The headers of a GET that prove who asks, good for fifteen minutes."""
+    """The headers of a signed GET, valid for fifteen minutes."""
     moment = at.strftime("%Y%m%dT%H%M%SZ")
     scope = f"{moment[:8]}/{region}/s3/aws4_request"
     headers = {"host": url.authority, "x-amz-content-sha256": _EMPTY_SHA256, "x-amz-date": moment}

@@ -1,12 +1,12 @@
 r"""Files of SMB shares (MS-SMB2, dialects 2.0.2 to 3.1.1), by the library smbprotocol: no mount, no root, no kernel module.
 
-    smb://DOMAIN;user@nas.example/share/folder/vm.vmx      the domain may also stand in the credentials
+    smb://DOMAIN;user@nas.example/share/folder/vm.vmx      the domain may also be in the credentials
 
-A file is opened so that others may read it and nobody may write it: what is read is one version of it. Should the connection
-break, it is opened again, and must have the same size and date as before.
+A file is opened so that others may read but not write it: all reads see one version. If the connection breaks, it is opened
+again, and must have the same size and date as before.
 
-Large pieces come by Samba's own client where this host has it (smb_native), four times as fast; the open file of the library
-guards them.
+Large pieces come through Samba's own client where this host has it (smb_native), four times as fast. The library's open file
+protects them from changes.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from synvirt.remote.smb_native import FAILURES_MAX, WORTH_BYTES, NativeShare
 from synvirt.sizes import MIB
 
 READ_TIMEOUT_S: Final = 30.0
-# One request; servers take up to 8 MiB. Each costs as many credits as it has 64 KiB.
+# The size of one request; servers allow up to 8 MiB. Each costs one credit per 64 KiB.
 REQUEST_BYTES: Final = MIB
 _CREDITS_WANTED: Final = 256
 # A folder of an appliance in chunks has thousands of files.
@@ -70,8 +70,8 @@ _REFUSED_HINT: Final = "check username, password and domain, and that this user 
 
 
 class _BoundedTcp(Tcp):  # type: ignore[misc]
-    """MS-SMB2 section 2.1: the length of a message has three bytes, and the byte before them is zero. The library takes all
-    four for the length and makes a buffer of it: four bytes of any server cost up to 4 GiB."""
+    """MS-SMB2 section 2.1: the length of a message has three bytes, and the byte before them is zero. The library reads all
+    four as the length and makes a buffer of that size: four bytes from any server cost up to 4 GiB."""
 
     def _recv(self, length: int, timeout: float) -> Any:
         if length > self.MAX_SIZE:
@@ -79,14 +79,14 @@ class _BoundedTcp(Tcp):  # type: ignore[misc]
         return super()._recv(length, timeout)
 
 
-# The library names its transport itself.
+# The library gives no way to choose its transport class.
 smbprotocol.connection.Tcp = _BoundedTcp
 
 
 class SmbPlace:
     """A folder of an SMB share."""
 
-    # The library is Python's own: more requests at once do not make it faster, but hide the network's delay.
+    # The library is pure Python: more requests at once do not make it faster, but hide the network's delay.
     fetches_at_once = 4
 
     def __init__(self, remote: Remote) -> None:
@@ -131,7 +131,7 @@ class SmbPlace:
 
     def handle(self, path: str, *, folder: bool = False) -> Open:
         """An open file or folder. NotFound, AuthFailed, Interrupted."""
-        # A backslash would lead elsewhere: names come from images and descriptions, and the folder is not left.
+        # A backslash would lead elsewhere: names come from images and descriptions, and must not leave the folder.
         if "\\" in path or not path.isprintable():
             raise NotFound(f"{self.shown(repr(path[:200])[1:-1])} is no name on a share", hint=_NOT_THERE_HINT)
         tree = None
@@ -159,7 +159,7 @@ class SmbPlace:
         return handle
 
     def tree(self) -> TreeConnect:
-        """The share, connected to: once, and again after the connection broke."""
+        """The share's connection: made once, and again after it broke."""
         with self._lock:
             if self._closed:
                 raise SourceUnreachable(f"{self._origin} was closed while it was read")
@@ -175,23 +175,23 @@ class SmbPlace:
 
     @property
     def connected(self) -> TreeConnect | None:
-        """The connection to the share; None: there is none now."""
+        """The share's connection; None, where there is none now."""
         with self._lock:
             return self._tree
 
     def native(self) -> NativeShare | None:
-        """Samba's own client for this share, at the address that the connection has; None where there is none."""
+        """Samba's own client for this share, at the connection's address; None, where there is none."""
         with self._lock:
             return self._native
 
     def _reached(self) -> Connection:
-        """By its addresses, in turn: they were checked, and no name server is asked again."""
+        """Connects to its addresses, in turn. They are checked, and no name server is asked again."""
         failure: Exception | None = None
         for address in self._remote.guard.addresses(self._host, self._port):
             connection = Connection(uuid.uuid4(), address, self._port)
             try:
                 connection.connect(timeout=CONNECT_TIMEOUT_S)
-            except ValueError as error:  # the library's word for an address that does not answer
+            except ValueError as error:  # the library raises it for an address that does not answer
                 failure = error
             except BaseException:
                 _disconnect(connection)
@@ -204,7 +204,8 @@ class SmbPlace:
         ) from failure
 
     def _faster(self, address: str) -> NativeShare | None:
-        """For whom logs in by name and password: a guest, or a ticket of Kerberos' for a name, is the library's affair."""
+        """Samba's client, only for a login by name and password. The library logs in as a guest, or by a Kerberos ticket for a
+        name."""
         remote = self._remote
         user = remote.credential("username")
         if not user or not remote.credential("password") or self._natives_lost >= FAILURES_MAX:
@@ -226,14 +227,14 @@ class SmbPlace:
             connection,
             username=f"{domain}\\{user}" if domain else user or "guest",
             password=remote.credential("password"),
-            # Who may not log in as a guest is not encrypted for one.
+            # A server that refuses guests cannot encrypt for one.
             require_encryption=False,
             hostname_override=self._host,
         )
         session.connect()
         tree = TreeConnect(session, f"\\\\{self._host}\\{self._share}")
         tree.connect(require_secure_negotiate=bool(user))
-        # Credits are what requests are paid with, one for 64 KiB; a server gives a few at first, and may give fewer than asked.
+        # Requests cost credits, one per 64 KiB. A server gives a few at first, and may give fewer than asked.
         connection.echo(sid=session.session_id, credit_request=_CREDITS_WANTED)
         window = connection.sequence_window
         share = max(1, (window["high"] - window["low"]) // (self.fetches_at_once + 1))
@@ -241,8 +242,8 @@ class SmbPlace:
         return tree
 
     def broken(self, tree: TreeConnect) -> None:
-        """Who asks next connects again. Another fetch that saw the same break may have connected already: of that connection
-        this says nothing, or the fetches would break each other's for ever."""
+        """The next request connects again. Another fetch that saw the same break may have connected already: that new
+        connection stays, or the fetches would break each other's for ever."""
         with self._lock:
             if self._tree is not tree:
                 return
@@ -257,7 +258,7 @@ class SmbPlace:
     def translated(
         self, error: Exception, path: str, offset: int | None = None, *, tree: TreeConnect | None
     ) -> SynvirtError | Interrupted:
-        """`tree`: what was asked; None, where nothing was connected to."""
+        """`tree`: the share's connection; None, where there is none."""
         where = self.shown(path) + ("" if offset is None else f", offset {offset}")
         if isinstance(error, (SynvirtError, Interrupted)):
             return error
@@ -316,7 +317,7 @@ class SmbFile:
             raise found from error
 
     def _natively(self, tree: TreeConnect, offset: int, into: memoryview) -> int:
-        """How many bytes of a large piece came by Samba's own client: what is lacking comes by the library."""
+        """How many bytes of a large piece came through Samba's own client; the library reads the rest."""
         native, got = self._place.native(), 0
         while native is not None and len(into) - got >= WORTH_BYTES:
             part = native.read(self._path, offset + got, into[got:])
@@ -329,7 +330,7 @@ class SmbFile:
         return got
 
     def _opened(self, offset: int) -> Open:
-        """The handle; opened again where the connection broke, and then of the same file."""
+        """The handle, which is opened again after the connection broke, and then of the same file."""
         with self._lock:
             if self._handle is None or self._handle.tree_connect is not self._place.tree():
                 handle = self._place.handle(self._path)
@@ -342,17 +343,17 @@ class SmbFile:
             return self._handle
 
     def close(self) -> None:
-        """The handles go with the connection."""
+        """The handles end with the connection."""
 
 
 def _identity(handle: Open) -> tuple[int, str]:
     size = int(handle.end_of_file)
-    # No creation time: Samba makes one up from the others where its file system has none.
+    # No creation time: Samba computes one from the others where its file system has none.
     return size, f"{size} {handle.last_write_time}"
 
 
 def _read(handle: Open, offset: int, length: int) -> bytes:
-    """As `Open.read`, which would wait for its answer for ever."""
+    """Like `Open.read`, which could wait for its answer for ever."""
     request, _ = handle.read(offset, length, send=False)
     tree = handle.tree_connect
     sent = handle.connection.send(request, tree.session.session_id, tree.tree_connect_id)
@@ -365,6 +366,6 @@ def _read(handle: Open, offset: int, length: int) -> bytes:
 
 
 def _disconnect(connection: Any) -> None:
-    """The library waits for answers when it says goodbye: here only the socket goes, and its thread with it."""
-    with contextlib.suppress(Exception):  # whatever a broken connection says, it is gone
+    """Closes only the socket, which ends its thread: the library would wait for answers when it logs off."""
+    with contextlib.suppress(Exception):  # whatever a broken connection raises, it is gone
         connection.disconnect(close=False)

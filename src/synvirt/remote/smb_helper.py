@@ -1,11 +1,11 @@
 """A process of its own that reads files of one SMB share by Samba's libsmbclient, four times as fast as Python's SMB.
 
-Started by smb_native, by its path: it imports nothing of the service. GPL-3 libsmbclient is loaded here and nowhere else.
+smb_native starts it, by its path: it imports nothing of the service. GPL-3 libsmbclient is loaded only here.
 
-    argv   the number of the memory to put bytes into, its size
-    stdin  how many bytes, and so many: host, port, share, domain, user, password, whether nobody may write it meanwhile; NULs
-           between. Then questions: (offset in the file, place in the memory, count, bytes of the path), path
-    stdout one (status, count) to each: 0 and how many bytes are there, or an errno; the first is for having begun
+    argv   the descriptor of the shared memory for the bytes, its size
+    stdin  a length, and a text of that length: host, port, share, domain, user, password, whether others may not write
+           meanwhile; NULs between. Then requests: (offset in the file, place in the memory, count, length of the path), path
+    stdout one (status, count) for each: 0 and the number of bytes, or an errno; the first one reports the start
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import struct
 import sys
 
-# Modules cost time, and a process is begun for each lane: none that is not needed.
+# Imports cost time, and a process is started for each lane: it imports only what it needs.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ class Share:
             for text, at in zip(texts, (0, 2, 4), strict=True):
                 ctypes.memmove(fields[at], text[: fields[at + 1] - 1] + b"\0", min(len(text), fields[at + 1] - 1) + 1)
 
-        # The library keeps its address alone.
+        # The library stores only its address, so we keep the object.
         self._login = _LOGIN(login)
         library.smbc_new_context.restype = ctypes.c_void_p
         context = library.smbc_new_context()
@@ -69,7 +69,7 @@ class Share:
         library.smbc_init_context.restype, library.smbc_init_context.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         if not library.smbc_init_context(context):
             raise OSError(ctypes.get_errno(), "libsmbclient does not begin")
-        # None of this host's smb.conf: it may allow what is not to be spoken.
+        # None of this host's smb.conf, which may allow insecure dialects.
         library.smbc_setConfiguration(context, b"/dev/null")
         library.smbc_setOptionProtocols(context, b"SMB2_02", b"SMB3_11")
         self._context = context
@@ -80,7 +80,7 @@ class Share:
         self._files: dict[bytes, int] = {}
 
     def read_into(self, path: bytes, offset: int, address: int, count: int) -> int:
-        """How many bytes: fewer only at the file's end. OSError."""
+        """The number of bytes that were read: fewer only at the file's end. OSError."""
         file = self._files.get(path)
         if file is None:
             if len(self._files) >= OPEN_MAX:
@@ -104,7 +104,7 @@ class Share:
 
 
 def _quoted(path: bytes) -> bytes:
-    """For a URL: all but slashes."""
+    """Quoted for a URL, except slashes."""
     return b"".join(b"/" if byte == 0x2F else b"%%%02X" % byte for byte in path)
 
 
@@ -143,5 +143,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # The library leaves threads and connections: nothing is to be tidied up for a process that only reads.
+    # The library leaves threads and connections open. A process that only reads need not clean up.
     os._exit(main())

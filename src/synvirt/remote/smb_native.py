@@ -1,8 +1,8 @@
-"""The bytes of an SMB share by Samba's own client, where this host has it: processes of their own (smb_helper), a few a share.
+"""The bytes of an SMB share through Samba's own client, where this host has it: a few processes (smb_helper) per share.
 
-What it cannot do (it is not installed, a file is not opened) the caller does by smbprotocol, which opens the file in any case:
-it says which version is read, and keeps others from writing. So a process that dies, as it does when its connection breaks, is
-never begun from the start by itself: the caller connects again, and sees first that the file is the same.
+Where it fails (it is not installed, a file does not open), the caller uses smbprotocol. That opens the file in any case: it
+knows the version, and keeps others from writing. So a process that dies, for example when its connection breaks, is not simply
+started again: the caller connects again, and first checks that the file is the same.
 """
 
 import mmap
@@ -25,17 +25,17 @@ from synvirt.sizes import KIB, MIB
 
 log = structlog.get_logger(__name__)
 
-# One saturates a core; two hide the network's delay from one another.
+# One process uses a whole core; two hide the network's delay from one another.
 LANES: Final = 2
-# What one question brings. Larger ones fall out of the processors' caches, on both sides, and take half as long again.
+# The size of one request. Larger ones do not fit in the processors' caches, on both sides, and take half as long again.
 PART_BYTES: Final = MIB
 MEMORY_BYTES: Final = 2 * PART_BYTES
-# Below this it is a header or a table, for which no process is started.
+# A smaller read is a header or a table, and not worth a process.
 WORTH_BYTES: Final = 256 * KIB
-# Python's start, and a log-in with Kerberos at the worst.
+# Time for Python's start, and at worst a login with Kerberos.
 BEGIN_TIMEOUT_S: Final = 30.0
 ANSWER_TIMEOUT_S: Final = 60.0
-# So many files it may fail to read, until Python's SMB does all.
+# After so many files that it fails to read, Python's SMB reads all.
 FAILURES_MAX: Final = 3
 _HELPER: Final = Path(__file__).with_name("smb_helper.py")
 
@@ -71,12 +71,12 @@ class _Lane:
             raise
 
     def read_into(self, path: str, offset: int, into: memoryview) -> int:
-        """How many bytes: fewer at the file's end, and where it could read no more. OSError: not one; _Gone."""
+        """The number of bytes: fewer at the file's end, or where it could read no more. OSError: none could be read; _Gone."""
         parts = [(at, min(len(into) - at, PART_BYTES)) for at in range(0, len(into), PART_BYTES)]
         total, failure = 0, 0
         self._ask(path, offset, 0, parts[0][1])
         for number, (at, count) in enumerate(parts):
-            # The next part comes while this one is taken out of its half of the memory.
+            # The next part is read while this one is copied from its half of the memory.
             if number + 1 < len(parts):
                 self._ask(path, offset + parts[number + 1][0], number + 1, parts[number + 1][1])
             status, got = self._answer(ANSWER_TIMEOUT_S)
@@ -128,36 +128,37 @@ class _Lane:
 
 
 class NativeShare:
-    """`read` for the pieces that are worth it. From any thread."""
+    """`read` is for pieces that are large enough. From any thread."""
 
-    # Seen once, and true for the process: the library is not installed.
+    # Found once, and true for the process: the library is not installed.
     _no_library = False
 
     def __init__(
         self, host: str, port: int, share: str, *, user: str, password: str, domain: str, deny_write: bool = True
     ) -> None:
-        """`deny_write`: nobody may write a file while it is read."""
+        """`deny_write`: others may not write a file while it is read."""
         self._place = [host, str(port), share, domain, user, password, "deny_write" if deny_write else ""]
         self._lock = threading.Lock()
         self._idle: queue.LifoQueue[_Lane | None] = queue.LifoQueue()
         for _ in range(LANES):
             self._idle.put(None)
-        # A name with colons is none that libsmbclient's URLs know; a NUL would end a text.
+        # libsmbclient's URLs allow no colons in a name; a NUL would end a text.
         self._failures = FAILURES_MAX if ":" in host or "\0" in "".join(self._place) else 0
         self._closed = False
         self._lanes: set[_Lane] = set()
-        # A process that had read is no more: what it had open may have been replaced since.
+        # A process that had already read has died: the file that it had open may have been replaced since.
         self.lost = False
-        # How many bytes came this way: what tests look at.
+        # How many bytes came this way, for tests.
         self.read_bytes = 0
 
     def read(self, path: str, offset: int, into: memoryview) -> int | None:
-        """How many bytes, at the beginning of `into`; None, where Python's SMB is to do it, or (`lost`) connect again."""
+        """The number of bytes, at the beginning of `into`; None, where Python's SMB must read them, or (`lost`) connect
+        again."""
         if NativeShare._no_library or self._closed or self._failures >= FAILURES_MAX or len(path.encode()) > PATH_BYTES_MAX:
             return None
         lane, got = self._idle.get(), None
         try:
-            # One that another gave up may still answer its question, and is asked nothing more.
+            # A lane that another reader gave up may still answer its old request, so it gets no new one.
             lane = lane if self.lost else lane or self._begun()
             got = None if lane is None or self.lost else lane.read_into(path, offset, into)
         except (OSError, _Gone) as error:

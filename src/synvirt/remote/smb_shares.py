@@ -1,6 +1,6 @@
-"""What is done to an SMB share beside reading it: how it is spoken to, and folders that are made for us and go again.
+"""What else is done on an SMB share: how the connection is protected, and folders that are made for us and removed again.
 
-A platform may write a copy of a disk to a share for us (Hyper-V's ExportSystemDefinition). Nothing here opens a file's bytes.
+A platform may write a copy of a disk to a share for us (Hyper-V's ExportSystemDefinition). Nothing here reads a file's bytes.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from synvirt.remote.smb import SmbPlace
 
 log = structlog.get_logger(__name__)
 
-# An export of Hyper-V's has three levels, and files for as many disks as a VM has: 256 at the most.
+# An export of Hyper-V has three levels, and one file per disk of the VM: at most 256.
 _DEPTH_MAX, _ENTRIES_MAX = 4, 2000
 _CIPHERS: Final = {
     Ciphers.AES_128_CCM: "AES-128-CCM",
@@ -51,13 +51,14 @@ T = TypeVar("T")
 
 
 def spoken(remote: Remote) -> str:
-    """How the share is spoken to: `SMB 3.1.1, encrypted by AES-128-GCM`. AuthFailed, NotFound, SourceUnreachable."""
+    """The connection's dialect and protection: `SMB 3.1.1, encrypted by AES-128-GCM`. AuthFailed, NotFound,
+    SourceUnreachable."""
     place = SmbPlace(remote)
     try:
         tree = place.tree()
         session, connection = tree.session, tree.session.connection
         if session.encrypt_data or tree.encrypt_data:
-            # Before 3.1.1 there was one.
+            # Before 3.1.1 there was only one cipher.
             guarded = f"encrypted by {_CIPHERS.get(connection.cipher_id or Ciphers.AES_128_CCM, 'its own cipher')}"
         else:
             guarded = "signed" if session.signing_required else "neither signed nor encrypted"
@@ -72,7 +73,7 @@ def spoken(remote: Remote) -> str:
 
 
 def make_folder(remote: Remote, path: str) -> None:
-    """The folder, and those above it, where they are not there yet. AuthFailed: this user may not write there."""
+    """Makes the folder, and those above it, where they do not exist. AuthFailed: this user may not write there."""
 
     def make(place: SmbPlace) -> None:
         parts = path.strip("/").split("/")
@@ -90,7 +91,7 @@ def make_folder(remote: Remote, path: str) -> None:
 
 
 def files_beneath(remote: Remote, path: str) -> list[str]:
-    """The files in a folder and in those below it, as paths under the share, sorted. NotFound."""
+    """The files in a folder and its subfolders, as paths under the share, sorted. NotFound."""
 
     def files(place: SmbPlace) -> list[str]:
         return sorted(name for name, folder in _walked(place, path.strip("/"), 0) if not folder)
@@ -99,9 +100,9 @@ def files_beneath(remote: Remote, path: str) -> list[str]:
 
 
 def remove_folder(remote: Remote, path: str, endings: Collection[str]) -> None:
-    """The folder with all files of these endings (lower case, with their dot); nothing to do where it is not there. Other files
-    stay, and the folders that they are in: Samba shows a link as what it leads to, and nobody else's files are ours to remove.
-    DiskReadFailed: somebody has a file of it open."""
+    """Removes the folder with all files of these endings (lower case, with their dot); does nothing where it does not exist.
+    Other files stay, with their folders: Samba shows a link as its target, and we must not remove other people's files.
+    DiskReadFailed: somebody has a file in it open."""
 
     def remove(place: SmbPlace) -> None:
         inner = path.strip("/")
@@ -119,7 +120,7 @@ def remove_folder(remote: Remote, path: str, endings: Collection[str]) -> None:
 
 def _remove(place: SmbPlace, name: str, *, folder: bool) -> None:
     kind = CreateOptions.FILE_DIRECTORY_FILE if folder else CreateOptions.FILE_NON_DIRECTORY_FILE
-    # A link goes itself, not what it leads to.
+    # Deletes a link itself, not its target.
     options = kind | CreateOptions.FILE_DELETE_ON_CLOSE | CreateOptions.FILE_OPEN_REPARSE_POINT
     try:
         _handle(place, name, DirectoryAccessMask.DELETE, CreateDisposition.FILE_OPEN, options).close()
@@ -128,7 +129,7 @@ def _remove(place: SmbPlace, name: str, *, folder: bool) -> None:
 
 
 def _walked(place: SmbPlace, path: str, depth: int) -> Iterator[tuple[str, bool]]:
-    """What lies below, a folder after its own: (path, is it a folder). A link is none, whatever it leads to."""
+    """All entries in the folder, a subfolder after its content: (path, is it a folder). A link counts as no folder."""
     if depth > _DEPTH_MAX:
         raise MalformedArchive(f"{place.shown(path)} lies deeper than an export does")
     for name, attributes in _entries(place, path):
@@ -169,7 +170,7 @@ def _handle(place: SmbPlace, path: str, access: int, disposition: int, options: 
 
 
 def _insisted(remote: Remote, path: str, use: Callable[[SmbPlace], T]) -> T:
-    """Tried again, where the connection breaks: all of it may be done twice."""
+    """Tries again if the connection breaks: `use` must allow that all of it is done twice."""
     place = SmbPlace(remote)
 
     def attempt() -> T:

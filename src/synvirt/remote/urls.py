@@ -1,4 +1,4 @@
-"""URLs of files elsewhere, taken apart: what may be shown of one, and what is secret in it (RFC 3986).
+"""URLs of files elsewhere, taken apart: what may be shown, and what is secret (RFC 3986).
 
     https://user:password@host:8443/exports/vm.ova?X-Amz-Signature=…
             ╰── secret ──╯ ╰────── may be shown ─╯ ╰── secret ────╯
@@ -15,14 +15,14 @@ from synvirt.errors import BadRequest
 PORTS: Final = {"http": 80, "https": 443, "s3": 443, "smb": 445}
 # Longer than any server takes; a signed URL has about 1500 characters.
 URL_MAX_CHARS: Final = 8192
-# What RFC 3986 lets stand in a path as it is.
+# Characters that RFC 3986 allows in a path as they are.
 _PATH_SAFE: Final = "/-_.~!$&'()*+,;=:@"
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """`path` begins with a slash, and is percent-encoded as a request has it. Of s3, `host` is the bucket, and `path` the
-    key in no code."""
+    """`path` begins with a slash, and is percent-encoded as in a request. For s3, `host` is the bucket, and `path` the key
+    without encoding."""
 
     scheme: str
     host: str
@@ -34,7 +34,7 @@ class Url:
 
     @property
     def origin(self) -> str:
-        """Whom a request goes to; credentials are for one origin only."""
+        """The server for a request; credentials are for one origin only."""
         return f"{self.scheme}://{self.authority}"
 
     @property
@@ -45,22 +45,22 @@ class Url:
 
     @property
     def shown(self) -> str:
-        """The URL without what is secret in it."""
+        """The URL without its secret parts."""
         return self.origin + self.path
 
     @property
     def target(self) -> str:
-        """What stands in the request's first line (RFC 9112 section 3.2.1)."""
+        """The target in the request's first line (RFC 9112 section 3.2.1)."""
         return self.path + (f"?{self.query}" if self.query else "")
 
     def beneath(self, name: str) -> "Url":
-        """The file `name`, as people read it, in the folder that this URL is of."""
+        """The file `name`, as people read it, in the folder of this URL."""
         encoded = name if self.scheme == "s3" else quote(name, safe=_PATH_SAFE, errors="surrogateescape")
         return replace(self, path=self.path + encoded)
 
 
 def parse(text: str) -> Url:
-    """BadRequest, which shows nothing of the URL: who knows where its secrets are, if it is malformed."""
+    """BadRequest, which shows nothing of the URL: in a malformed one it is not known where its secrets are."""
     scheme, colon, rest = text.partition("://")
     scheme = scheme.lower()
     if not colon or scheme not in PORTS:
