@@ -41,7 +41,7 @@ _FAMILIES: dict[UUID | int, Family] = {
     0xA9: "other",
     0xBF: "other",  # Solaris
 }
-# Windows dynamic disks (LDM): no other system can read them, so no drivers can be installed.
+# Windows dynamic disks (LDM): neither another system nor the installation of drivers can read them.
 _DYNAMIC = frozenset({UUID("5808C8AA-7E8F-42E0-85D2-E1E90434CFB3"), UUID("AF9B60A0-1431-4F62-BC68-3311714A69AD"), 0x42})
 _GPT_PROTECTIVE = 0xEE
 # Extended partitions contain others: each has a table of its own before it, which names the next one.
