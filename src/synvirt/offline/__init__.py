@@ -1,6 +1,6 @@
-"""Offline importers: one file a kind, each knows who the VM is and what its disks are. Blocking code.
+"""Offline importers, one file per kind: each finds the VM's description and its disks. Blocking code.
 
-`registry.IMPORTERS` is the literal registry; being in it enrols an importer in the contract suite.
+`registry.IMPORTERS` is the registry; the contract suite tests every importer in it.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 
-if TYPE_CHECKING:  # `known_by` tells raw disks from appliances for the command line, which does not wait for pydantic
+if TYPE_CHECKING:  # the command line uses `known_by` to tell raw disks from appliances, and does not wait for pydantic
     from synvirt.model.kinds import OfflineKind
     from synvirt.model.machine import VmManifest
 
@@ -26,10 +26,11 @@ class OpenedDisk:
 class OfflineImporter(Protocol):
     """One offline kind.
 
-    - `probe(path, head, root)`: is this file or folder (`head`: its first 64 KiB; of a folder, nothing) mine? Never raises.
-    - `inspect(path, root)`: the whole manifest; reads what it needs, never the disks. MalformedArchive says where.
-    - `open_disk(path, root, disk_key)`: how the copy worker reads that disk. Same answer for the same file: it is asked again
-      after a crash.
+    - `probe(path, head, root)`: whether it is this importer's file or folder (`head`: its first 64 KiB; empty for a folder).
+      Never raises.
+    - `inspect(path, root)`: the whole manifest; reads what it needs, but no disks. MalformedArchive says where.
+    - `open_disk(path, root, disk_key)`: how the copy worker reads that disk. The answer for the same file is the same, as it is
+      asked again after a crash.
     `path` was resolved under `root`, the import root or a folder elsewhere (see `roots`); files named inside the archive must
     lie below it too.
     """

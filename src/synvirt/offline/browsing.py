@@ -1,7 +1,7 @@
 """The import root as callers see it: folders in pages, and what is in a file. Blocking code.
 
-A page of a folder with many thousand entries costs one reading of its names; only the page's own entries are opened, to say of
-which kind they are. A cursor is the place of the last entry shown, so entries that come and go meanwhile shift no page.
+A page of a folder with many thousand entries costs one reading of its names; only the page's own entries are opened, to find
+their kind. A cursor is the place of the last entry shown, so new and removed entries do not shift the pages.
 """
 
 import base64
@@ -25,9 +25,9 @@ from synvirt.offline.registry import detect
 from synvirt.offline.several import choosing
 from synvirt.settings import UPLOADS_FOLDER
 
-# A few pieces of a file on a slow server take seconds; who waits longer for an answer has gone.
+# A few pieces of a file on a slow server take seconds; no caller waits longer than this.
 ELSEWHERE_WITHIN_S = 120.0
-# The last second of year 9999: an archive's file times are anything, and no calendar goes further.
+# The last second of year 9999, the end of the calendar: an archive may have any file time.
 _LATEST_S = 253402300799
 
 # (0 for a folder, 1 for a file; the name's bytes): folders first, each by name.
@@ -66,8 +66,8 @@ def browse(root: Path, path: str = "", *, limit: int, cursor: str | None = None)
 
 
 def inspect(root: Root, path: str, *, vm: str | None = None, free_bytes: Callable[[], int] | None = None) -> Inspection:
-    """What lies at `path`, and the VM in it; `vm` says which of several. Reads what it needs, never the disks. `free_bytes`:
-    the destination's."""
+    """The file or folder at `path`, and the VM in it; `vm` selects one of several. Reads what it needs, but no disks.
+    `free_bytes`: the destination's."""
     with connected(root, within_s=ELSEWHERE_WITHIN_S):
         importer = choosing(detect(path, root), vm)
         manifest = importer.inspect(resolve(root, path), root)
@@ -75,9 +75,9 @@ def inspect(root: Root, path: str, *, vm: str | None = None, free_bytes: Callabl
 
 
 def with_free_bytes(found: Inspection, free_bytes: Callable[[], int] | None) -> Inspection:
-    """With a concern where the VM does not fit the destination."""
+    """Adds a concern, where the VM does not fit the destination."""
     if free_bytes is not None:
-        with suppress(DiskWriteFailed):  # a destination that is away is no matter of the file's: the plan reports it
+        with suppress(DiskWriteFailed):  # a destination that is away does not concern the file: the plan reports it
             return found.model_copy(update={"manifest": with_room(found.manifest, free_bytes())})
     return found
 
@@ -92,7 +92,8 @@ def _opened(root: Path, path: str) -> Iterator[tuple[int, Path]]:
 
 
 def _entries(descriptor: int, folder: Path, root: Path) -> Iterator[_Entry]:
-    """Files and folders; links as what they lead to. What is neither, or leads out, cannot be imported and is not shown."""
+    """Files and folders, and targets of links. Other things, and links that lead out of the root, cannot be imported and are
+    not shown."""
     with os.scandir(descriptor) as listing:
         for entry in listing:
             found = None
@@ -133,7 +134,8 @@ def _kind(path: str, root: Path) -> OfflineKind | None:
 
 
 def _text(name: str) -> str:
-    """A file's name is any bytes, JSON's text is not: what is no UTF-8 shows as U+FFFD, and must be renamed to be imported."""
+    """File names are bytes, JSON is text: bytes that are not UTF-8 show as U+FFFD, and the file must be renamed to be
+    imported."""
     return os.fsencode(name).decode(errors="replace")
 
 

@@ -1,8 +1,8 @@
-"""A caller's URL and credentials as a root to import from, and what of them is secret. Blocking code.
+"""A caller's URL and credentials as a root to import from, with their secrets kept apart. Blocking code.
 
 https://user:pw@host/exports/vm.ova?sig=…
-    ─▶ place ─▶ the Remote https://host/exports/, with what is secret, and the path vm.ova
-    ─▶ separated ─▶ https://host/exports/vm.ova, for all to see, and the secrets, to be sealed
+    ─▶ place ─▶ the Remote https://host/exports/, with the secrets, and the path vm.ova
+    ─▶ separated ─▶ https://host/exports/vm.ova, which is public, and the secrets, to seal
 """
 
 import json
@@ -35,16 +35,16 @@ Request = TypeVar("Request", bound=RemoteFileRequest)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the service's operator allows: the settings remote_allowed_hosts and remote_ca_file."""
+    """The operator's limits: the settings remote_allowed_hosts and remote_ca_file."""
 
     allowed_hosts: tuple[str, ...] = ()
     ca_file: Path | None = None
 
 
 def place(asked: RemoteFileRequest, rules: Rules) -> tuple[Path, Remote]:
-    """The path to import, and the Remote below which it lies: the URL's folder. A URL that ends with a slash is the folder.
+    """The path to import, and the Remote with it: the URL's folder. A URL that ends with a slash is the folder itself.
 
-    BadRequest: the URL or the credentials are of no sort that is read.
+    BadRequest: the URL or the credentials are of an unknown kind.
     """
     url = urls.parse(asked.url)
     folder, slash, name = url.path.rpartition("/")
@@ -71,7 +71,7 @@ def place(asked: RemoteFileRequest, rules: Rules) -> tuple[Path, Remote]:
 
 
 def separated(asked: Request) -> tuple[Request, bytes | None]:
-    """The request as anybody may see it, and its secrets as they are sealed; None where it has none."""
+    """The public part of the request, and its secrets as one text to seal; None, where it has none."""
     url = urls.parse(asked.url)
     secrets = dict(_credentials(url, asked))
     public = asked.model_copy(update={"url": url.shown, "credentials": {}})
@@ -81,7 +81,7 @@ def separated(asked: Request) -> tuple[Request, bytes | None]:
 
 
 def joined(public: Request, secrets: bytes | None) -> Request:
-    """What `separated` took apart."""
+    """Joins again what `separated` took apart."""
     if secrets is None:
         return public
     opened = json.loads(secrets)
@@ -91,13 +91,13 @@ def joined(public: Request, secrets: bytes | None) -> Request:
 
 
 def name_of(asked: RemoteFileRequest) -> str:
-    """What a job is called that imports it, where nobody said."""
+    """The name of a job that imports it, if the request gives none."""
     path = urls.parse(asked.url).path.rstrip("/")
     return unquote(path.rpartition("/")[2], errors="replace")[:255] or "remote file"
 
 
 def _credentials(url: Url, asked: RemoteFileRequest) -> tuple[tuple[str, str], ...]:
-    """Those that were given, and those in the URL; sorted, so that the same are equal."""
+    """The given credentials, and those in the URL; sorted, so that the same ones compare equal."""
     given = {name: secret.get_secret_value() for name, secret in asked.credentials.items()}
     unknown = set(given) - CREDENTIALS[url.scheme]
     if unknown:

@@ -1,5 +1,5 @@
-"""A manifest completed by what the disks themselves tell: their sizes and formats, what is encrypted, and the guest's family
-where the description does not know it."""
+"""Completes a manifest by the disks themselves: their sizes and formats, what is encrypted, and the guest's family where the
+description does not have it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ from synvirt.machines.guest_os import Family, names_another
 from synvirt.model.machine import Concern, GuestOs, VmManifest
 from synvirt.offline.files import Measured
 
-# More than any machine has disks.
+# Larger than any number of disks in a machine.
 _LAST = 1 << 16
 
 
@@ -26,7 +26,7 @@ def completed(manifest: VmManifest, measured: Sequence[Measured], more: Iterable
 
 
 def with_firmware(manifest: VmManifest, measured: Sequence[Measured]) -> VmManifest:
-    """Of a machine whose description does not say how it boots: by UEFI, where its first disk boots in no other way."""
+    """For a machine whose description does not name its firmware: UEFI, where its first disk boots in no other way."""
     order = sorted(measured, key=_boot_order)
     if manifest.firmware == "uefi" or not order or order[0].layout.firmware != "uefi":
         return manifest
@@ -35,18 +35,18 @@ def with_firmware(manifest: VmManifest, measured: Sequence[Measured]) -> VmManif
 
 
 def by_partitions(family: Family, said: GuestOs | None = None) -> GuestOs:
-    """The guest as its partition table shows it; `said` is what the description called it."""
+    """The guest's family by its partition table; `said` is the description's name for it."""
     name = f"{family.capitalize()} (by the partition table)"
     return GuestOs(family=family, id=said.id if said else "", name=name)
 
 
 def _family(measured: Sequence[Measured]) -> Family | None:
-    """That of the first disk that tells, in the order in which they are booted."""
+    """The family by the first disk that shows it, in boot order."""
     return next(
         (each.layout.family for each in sorted(measured, key=_boot_order) if each.layout.family in ("windows", "linux")), None
     )
 
 
 def _boot_order(each: Measured) -> int:
-    """Disks that are given no place in it are tried after those that are."""
+    """Disks without a place in the boot order come after those with one."""
     return each.disk.boot_order or _LAST

@@ -1,7 +1,6 @@
-"""Files that a VM's description names, read where they lie: ranges of files under a root (see `roots`).
+"""Files that a VM's description names, read in place: ranges of files under a root (see `roots`).
 
-What a file is, is known by its first bytes; how large its disk is, by the reader that will copy it, so that the two never
-disagree.
+A file's format is known by its first bytes. Its disk's size comes from the reader that will copy it, so the two always agree.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,18 +19,18 @@ from synvirt.machines.partitions import UNKNOWN, Layout
 from synvirt.model.machine import Concern, Disk
 from synvirt.offline.single.raw_device import raw_device
 
-# A description rounds a disk's size to its unit; more than this is another disk.
+# A description rounds a disk's size to its unit. A larger difference means another disk.
 _CAPACITY_SLACK_BYTES = 1 << 20
 _HEAD_BYTES = 64 << 10
 # A folder of an appliance in chunks has thousands of files; one of millions is something else.
 _ENTRIES_MAX = 100_000
-# What belongs to a description and is looked for by its name, where nothing can be listed: digests, and who signed them.
+# Files that belong to a description. They are looked for by name where folders cannot be listed: digests, and their signature.
 _BESIDE = (".mf", ".cert")
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """`length` bytes at `offset` of a file under a root; `name` is how errors call it."""
+    """`length` bytes at `offset` of a file under a root; `name` is for errors."""
 
     name: str
     path: Path
@@ -41,7 +40,7 @@ class FileRange:
 
 @contextmanager
 def opened(file: FileRange, root: Root) -> Iterator[DiskReader]:
-    """HostPathRejected where the path, or a link on it, leads out of `root`."""
+    """HostPathRejected, where the path, or a link on it, leads out of `root`."""
     reader = open_file(root, str(file.path), file.offset, file.length, shown=file.name)
     try:
         yield reader
@@ -50,7 +49,7 @@ def opened(file: FileRange, root: Root) -> Iterator[DiskReader]:
 
 
 def read_all(file: FileRange, root: Root, most: int) -> bytes:
-    """A text of a VM: a larger one than `most` bytes is none."""
+    """A text of a VM. A file of more than `most` bytes is refused."""
     if file.length > most:
         raise MalformedArchive(f"{file.name} has {file.length} bytes; more than {most} are no description of a VM")
     content = bytearray(file.length)
@@ -60,7 +59,7 @@ def read_all(file: FileRange, root: Root, most: int) -> bytes:
 
 
 def head_of(file: FileRange, root: Root) -> bytes:
-    """The first 64 KiB, or less where there is less."""
+    """The first 64 KiB, or the whole file if it is shorter."""
     content = bytearray(min(_HEAD_BYTES, file.length))
     with opened(file, root) as reader:
         reader.read_into(0, memoryview(content))
@@ -74,9 +73,9 @@ def whole_file(path: Path, root: Root, name: str = "") -> FileRange:
 
 
 class Folder:
-    """The files of a VM that lie in a folder, or anywhere under the root that a name or a link leads to.
+    """The files of a VM in a folder, or anywhere under the root that a name or a link leads to.
 
-    `path` is the folder, or the description in it by its own path (`chosen` is then its name). NotFound, HostPathRejected.
+    `path` is the folder, or the path of the description in it (`chosen` is then its name). NotFound, HostPathRejected.
     """
 
     def __init__(self, path: Path, root: Root) -> None:
@@ -88,7 +87,7 @@ class Folder:
         self._names = _listed(root, self.path, self.chosen)
 
     def names(self, inner: str = "") -> list[str]:
-        """Of the folder's entries, or of those of a folder in it, if there is one: `inner/name`."""
+        """The names of the folder's entries, or of those in a subfolder, if it exists: `inner/name`."""
         if not inner:
             return self._names
         try:
@@ -98,7 +97,7 @@ class Folder:
             return []
 
     def description(self, suffix: str) -> str:
-        """The name of the VM's description: what was chosen, or the only file of that suffix."""
+        """The name of the VM's description: the chosen one, or the only file of that suffix."""
         if self.chosen is not None:
             return self.chosen
         found = [name for name in self._names if has_suffix(name, suffix)]
@@ -110,7 +109,7 @@ class Folder:
         return found[0]
 
     def find(self, name: str) -> FileRange | None:
-        """None where there is no such file; HostPathRejected where it leads out of the root."""
+        """None, where there is no such file; HostPathRejected, where it leads out of the root."""
         try:
             path = resolve(self.root, str(self.path / name))
         except NotFound:
@@ -121,9 +120,10 @@ class Folder:
         return None if size is None else FileRange(name, path, 0, size)
 
     def find_written(self, written: str) -> FileRange | None:
-        """What a description calls `written`: relative to the folder, or absolute on the machine that it came from.
+        """The file that a description calls `written`: relative to the folder, or absolute on the machine that wrote it.
 
-        /vmfs/volumes/DATASTORE/VM/DISK and C:\\VMs\\VM\\DISK are then looked for here, in a folder within, and in one beside.
+        /vmfs/volumes/DATASTORE/VM/DISK and C:\\VMs\\VM\\DISK are looked for in the folder, in a subfolder and in a neighbour
+        folder.
         """
         windows = "\\" in written or written[1:2] == ":"
         path = PureWindowsPath(written) if windows else PurePosixPath(written)
@@ -134,12 +134,12 @@ class Folder:
 
 
 def has_suffix(name: str, suffix: str) -> bool:
-    """macOS puts a `._name` beside each file, which is not what it is named like."""
+    """macOS puts a `._name` beside each file, which is not of the type that its name says."""
     return name.lower().endswith(suffix) and not name.rpartition("/")[2].startswith("._")
 
 
 def holds(path: Path, suffix: str, root: Root = HOST) -> bool:
-    """Is there a file of that suffix in the folder? Never raises: for probing."""
+    """Whether the folder has a file of that suffix. Never raises, as it is for probing."""
     try:
         return is_folder(root, path) and any(has_suffix(name, suffix) for name in listed(root, path) or ())
     except (OSError, SynvirtError):
@@ -147,7 +147,7 @@ def holds(path: Path, suffix: str, root: Root = HOST) -> bool:
 
 
 def _listed(root: Root, folder: Path, chosen: str | None = None) -> list[str]:
-    """The folder's entries; where its place cannot list them, the file that was chosen and what belongs to it."""
+    """The folder's entries; where its place cannot list them, the chosen file and what belongs to it."""
     try:
         names = listed(root, folder)
     except NotADirectoryError:
@@ -164,14 +164,14 @@ def _listed(root: Root, folder: Path, chosen: str | None = None) -> list[str]:
 
 
 def _last(root: Root) -> str:
-    """The name of a root itself."""
+    """The last part of a root's own path."""
     return root.name if isinstance(root, Path) else root.url.rstrip("/").rpartition("/")[2]
 
 
 def disk_spec(file: FileRange, root: Root, *, declared: str = "", inner_root: Root | None = None) -> ReaderSpec:
-    """How to read the disk in `file`. `declared` is the format its description gives: `raw` is binding, since a guest can write
-    any magic into its raw disk; any other is a hint, but then some magic must be there. The image may name further files
-    under `inner_root`; None refuses them."""
+    """How to read the disk in `file`. `declared` is the format in its description: `raw` is binding, as a guest can write any
+    magic into its raw disk. Any other is a hint, but then the file must have some magic. The image may name further files under
+    `inner_root`; None refuses them."""
     raw = raw_spec(root, file.path, file.offset, file.length)
     if declared == "raw":
         return raw
@@ -182,7 +182,7 @@ def disk_spec(file: FileRange, root: Root, *, declared: str = "", inner_root: Ro
 
 
 def _key_beside(file: FileRange, root: Root) -> str | None:
-    """The file with the passphrase of an encrypted image, if there is one: named like the image, or its archive, and `.key`."""
+    """The file with the passphrase of an encrypted image, if it exists: the image's or its archive's name, and `.key`."""
     if not isinstance(root, Path):
         return None
     try:
@@ -192,7 +192,7 @@ def _key_beside(file: FileRange, root: Root) -> str | None:
 
 
 def _image_name(file: FileRange, inner_root: Root | None) -> str:
-    """Where an image may name files beside it, its name says where it lies (see `ImageSpec`)."""
+    """If an image may name files beside it, its name says where it lies (see `ImageSpec`)."""
     if inner_root is None:
         return file.name
     return str(file.path.relative_to(inner_root.resolve()) if isinstance(inner_root, Path) else file.path)
@@ -201,7 +201,7 @@ def _image_name(file: FileRange, inner_root: Root | None) -> str:
 def image_over(
     content: ReaderSpec, found: ImageFormat | None, *, name: str, declared: str, inner_root: Root | None = None
 ) -> ReaderSpec:
-    """The image of the format `found` in `content`; `content` itself, raw, where there is none and none was declared."""
+    """The image of the format `found` in `content`; `content` itself, raw, where no format was found or declared."""
     if found is not None:
         inner = str(inner_root) if isinstance(inner_root, Path) else inner_root
         return ImageSpec(format=found, over=content, root=inner, name=name)
@@ -214,13 +214,13 @@ def image_over(
 
 
 def format_of(head: bytes) -> ImageFormat | None:
-    """Whose magic a file begins with, by its first bytes alone."""
+    """The format by a file's first bytes alone."""
     return next((name for name, at, magic in MAGICS if at >= 0 and head[at : at + len(magic)] == magic), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A disk as its image has it, what its partition table tells, and what that means."""
+    """A disk with its image's facts, its partition table, and the concerns from both."""
 
     disk: Disk
     layout: Layout = UNKNOWN
@@ -230,8 +230,8 @@ class Measured:
 def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
     """The disk with the format and size that its reader finds.
 
-    One that cannot be read becomes a Critical concern, which a plan may waive, skipping the disk; so does an image that names
-    files it may not have. A damaged one is MalformedArchive, and one that lies outside the root HostPathRejected.
+    A disk that cannot be read becomes a Critical concern, which a plan may waive by skipping the disk. So does an image that
+    names files it may not have. A damaged one is MalformedArchive, and one outside the root HostPathRejected.
     """
     try:
         spec = open_spec(disk)
@@ -255,6 +255,6 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
 
 
 def unreadable(disk: Disk, problem: UnsupportedFormat | HostPathRejected) -> Measured:
-    """A disk that cannot be read, as what the plan must waive or skip."""
+    """A disk that cannot be read, with the concern that the plan must waive."""
     remedy = problem.hint or "Export the VM again, or skip the disk in the plan."
     return Measured(disk, concerns=(concerns.unreadable_disk(disk.key, problem.detail, remedy),))

@@ -1,17 +1,17 @@
-"""What a file may be known by, before any importer is loaded: their modules take longer to load than a small disk to copy."""
+"""What is known of a file before any importer is loaded: importers' modules take longer to load than a small disk to copy."""
 
 import re
 from pathlib import Path
 
-# What `OfflineImporter.probe` is promised.
+# The bytes that `OfflineImporter.probe` gets.
 HEAD_BYTES = 64 << 10
-# Where formats have their magic that have it at their end.
+# The end of the file, where some formats have their magic.
 TAIL_BYTES = 512
 
-# Descriptions are text, and known by their names; archives by their first bytes, and where they are damaged by their names.
+# Descriptions are text, and known by their names. Archives are known by their first bytes, and damaged ones by their names.
 SUFFIXES = (".ovf", ".vmx", ".vmtx", ".vbox", ".xml", ".vmcx", ".exp", ".ova", ".xva", ".xva.gz", ".xva.zst")
 
-# What people try to import, with what to do about it: (magic, where it lies, what it is, hint).
+# Files that people try to import, and what they can do: (magic, its place, the file's kind, hint).
 # A place below zero counts from the file's end.
 NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
     (b"\x1f\x8b", 0, "a gzip file", "Unpack it with gunzip first."),
@@ -43,7 +43,7 @@ NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
 )
 
 
-# Formats that a name promises. Not .hds and .hdd, which may be raw disks of Parallels by right.
+# Formats by a file's name. Not .hds and .hdd, which may rightly be raw disks of Parallels.
 _PROMISED = {
     ".dmg": "a dmg image",
     ".qcow2": "a qcow2 image",
@@ -52,23 +52,23 @@ _PROMISED = {
     ".vhdx": "a VHDX image",
     ".vmdk": "a VMDK",
 }
-# Raw by right: the extents of a flat VMDK, as ESX and Workstation call them.
+# Rightly raw: the extents of a flat VMDK, by the names that ESX and Workstation give them.
 _FLAT_EXTENT = re.compile(r"-(flat|f\d{3})\.vmdk\Z", re.IGNORECASE)
 
 
 def promised(name: str) -> str | None:
-    """What a file of this name is to be. Where its bytes are those of nothing that is known, it lost them: a fixed VHD and a
-    dmg are known by their last sector alone, which a copy that broke off has not."""
+    """The format that a file's name promises. If its bytes have no known format, they were lost: a fixed VHD and a dmg are
+    known only by their last sector, which an incomplete copy lacks."""
     return None if _FLAT_EXTENT.search(name) else _PROMISED.get(Path(name).suffix.lower())
 
 
-# A Hyper-V export keeps configurations in these, and the disks in folders beside them.
+# The folders of a Hyper-V export with configurations; its disks are in folders beside them.
 _INNER_FOLDERS = ("virtual machines", "snapshots")
 
 
 def root_of(where: Path) -> Path:
-    """All that may be read of a VM whose file or folder a person named outside the import root: the folder it lies in; of a
-    Hyper-V machine's configuration the whole export's."""
+    """The folder in which files of a VM may be read, if a person named its file or folder outside the import root: the folder
+    around it; for a Hyper-V machine's configuration the whole export's."""
     if where.is_dir():
         return where
     is_inner = where.suffix.lower() in (".vmcx", ".xml") and where.parent.name.lower() in _INNER_FOLDERS
@@ -76,10 +76,10 @@ def root_of(where: Path) -> Path:
 
 
 def may_be_appliance(name: str, head: bytes) -> bool:
-    """False: no importer takes a file of this name that begins with `head`; `registry.detect` would call it unknown."""
+    """False: no importer takes a file of this name that begins with `head`; `registry.detect` would report it as unknown."""
     if name.lower().endswith(SUFFIXES):
         return True
-    from synvirt.disks.tar import is_tar  # not for disks with a partition table, of which nobody asks here
+    from synvirt.disks.tar import is_tar  # not loaded for disks with a partition table, which do not get here
 
     if is_tar(head):
         return True
@@ -87,7 +87,7 @@ def may_be_appliance(name: str, head: bytes) -> bool:
 
 
 def not_read(head: bytes, tail: bytes) -> tuple[str, str] | None:
-    """What a file is that no importer takes, and what to do about it, by its first bytes and its last 512; None: not known."""
+    """What a file is that no importer takes, and what to do about it, by its first bytes and its last 512; None: unknown."""
     for magic, at, what, hint in NOT_READ:
         if (head[at : at + len(magic)] if at >= 0 else tail[: len(magic)]) == magic:
             return what, hint

@@ -1,4 +1,4 @@
-"""What an outside program that imports a whole VM must be, whatever kind it is for."""
+"""The interface of an outside program that imports a whole VM, for any kind."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Protocol
 
 
 class Passthrough(Protocol):
-    """The other way to import an offline kind: not a loop that reads each disk, but one full import. Blocking.
+    """The other way to import an offline kind: one full import instead of reading each disk. Blocking.
 
-    - `serves()`: is it to be used on this host? InvalidPlan, where it must be and cannot.
-    - `import_into(name, source, wanted_bytes, moved, stop)`: the VM at `source` as raw files, in a folder of that name made
-      again by each call; about `wanted_bytes` of them. `moved` is given the part that is done, 0 to 1. DiskReadFailed,
-      DiskWriteFailed, Cancelled. Should this process die meanwhile, the program dies too.
-    - `disks(name)`: the files that it made, in no order that means anything.
-    - `discard(name)`: nothing of that name is left. Idempotent.
+    - `serves()`: whether it is used on this host. InvalidPlan, where it is required and does not work.
+    - `import_into(name, source, wanted_bytes, moved, stop)`: writes the VM at `source` as raw files, about `wanted_bytes` of
+      them, into a folder of that name, which each call makes again. Calls `moved` with the part that is done, 0 to 1.
+      DiskReadFailed, DiskWriteFailed, Cancelled. If this process dies, the program dies too.
+    - `disks(name)`: the files that it made, in no particular order.
+    - `discard(name)`: removes all of that name. Idempotent.
     """
 
     def serves(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""The offline kinds: a line each, in the order in which a file is asked what it is."""
+"""The offline kinds, one line each, in the order in which they examine a file."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -20,7 +20,7 @@ from synvirt.offline.vbox.folder import VboxFolder
 from synvirt.offline.vmx.folder import VmxFolder
 from synvirt.offline.xva.archive import XvaArchive
 
-# Archives and folders before single disks: the more a kind knows of the VM, the earlier it is asked.
+# Archives and folders before single disks: a kind that knows more of the VM comes first.
 IMPORTERS: tuple[OfflineImporter, ...] = (
     OvaArchive(),
     XvaArchive(),
@@ -40,11 +40,11 @@ _UNKNOWN = ("of no kind that is known", "A raw disk has nothing to be known by: 
 
 
 class UnknownKind(UnsupportedFormat):
-    """The file has nothing that it could be known by: a raw disk, for all that can be known."""
+    """The file has no known magic: it may be a raw disk."""
 
 
 def importer_for(kind: OfflineKind) -> OfflineImporter:
-    """The importer of a kind. UnsupportedFormat where it is not served."""
+    """The importer of a kind. UnsupportedFormat, where it is not supported."""
     importer = BY_KIND.get(kind)
     if importer is None:
         raise UnsupportedFormat(f"offline kind {kind} is not served", hint=f"Served are {', '.join(BY_KIND)}.")
@@ -52,7 +52,7 @@ def importer_for(kind: OfflineKind) -> OfflineImporter:
 
 
 def detect(path: Path | str, root: Root) -> OfflineImporter:
-    """The importer of what lies at `path` under `root`. HostPathRejected, NotFound, UnsupportedFormat."""
+    """The importer of the file or folder at `path` under `root`. HostPathRejected, NotFound, UnsupportedFormat."""
     resolved = resolve(root, str(path))
     folder = is_folder(root, resolved)
     head, tail = (b"", b"") if folder else _ends(resolved, root)
@@ -70,7 +70,7 @@ def detect(path: Path | str, root: Root) -> OfflineImporter:
 
 
 def _unknown(name: str) -> tuple[str, str]:
-    """What to say of a file that has the bytes of nothing that is known."""
+    """The error text for a file without a known format."""
     what = promised(name)
     if what is None:
         return _UNKNOWN

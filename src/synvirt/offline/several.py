@@ -1,4 +1,4 @@
-"""Files that hold several VMs, of which one is meant: a package with a VirtualSystemCollection (DSP0243 clause 9)."""
+"""Files that hold several VMs, one of which is selected: a package with a VirtualSystemCollection (DSP0243 clause 9)."""
 
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ class Several(Protocol):
 
 
 def choosing(importer: OfflineImporter, vm: str | None) -> OfflineImporter:
-    """The importer of the VM `vm` of a file; of its only one where that is None. BadRequest for a kind that holds one alone."""
+    """The importer of the VM `vm` of a file; of its only one, where that is None. BadRequest, for a kind with only one VM."""
     if vm is None:
         return importer
     if not isinstance(importer, Several):

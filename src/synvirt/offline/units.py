@@ -1,7 +1,7 @@
-"""Numbers with units as exporters spell them: «2048» «MegaBytes», «40» «byte * 2^30», «0.5» «GB».
+"""Numbers with units in exporters' spellings: «2048» «MegaBytes», «40» «byte * 2^30», «0.5» «GB».
 
-DSP0004 annex C («programmatic units») is the standard; OVF 0.9 used the older CIM names, in which a MegaByte is 2^20 bytes,
-and so does everybody who writes names instead of powers.
+DSP0004 annex C («programmatic units») is the standard; OVF 0.9 used the older CIM names, in which a MegaByte is 2^20 bytes. All
+exporters that write names instead of powers mean the same.
 """
 
 import re
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"\d{1,20}(\.\d{1,9})?", re.ASCII)
 
 
 def unit_bytes(units: str) -> int:
-    """`byte * 2^20` and `MegaBytes` are 1,048,576. ValueError for what is no unit of bytes."""
+    """`byte * 2^20` and `MegaBytes` are 1,048,576. ValueError, where it is no unit of bytes."""
     factor = 1
     for term in units.lower().split("*"):
         spelled = term.strip()
@@ -45,7 +45,7 @@ def unit_bytes(units: str) -> int:
 
 
 def size_bytes(text: str) -> int:
-    """What a person writes: 4 GiB, 512M, 1.5TB (of 1024s, as everybody means them). ValueError for what is no size."""
+    """A size in people's spelling: 4 GiB, 512M, 1.5TB (each step is 1024). ValueError, where it is no size."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)
@@ -53,7 +53,7 @@ def size_bytes(text: str) -> int:
 
 
 def quantity_bytes(quantity: str, units: str, what: str) -> int:
-    """`quantity` × `units` in bytes. MalformedArchive names `what` it was the size of."""
+    """`quantity` × `units` in bytes. MalformedArchive says of `what` the size is."""
     if not _NUMBER.fullmatch(quantity):
         raise MalformedArchive(f"{what}: {quantity[:40]!r} is no size")
     try:

@@ -1,5 +1,5 @@
 """Hyper-V exports.
 
-`export.py` finds the parts; `storage.py` and `xml.py` read a configuration, `machine.py` says what it means; `tool.py` is the
-other way.
+`export.py` finds the parts; `storage.py` and `xml.py` read a configuration, and `machine.py` interprets it. `tool.py` imports
+by an outside tool instead.
 """

@@ -1,13 +1,13 @@
-"""A Hyper-V machine as files: what Export-VM wrote, or a folder of its own, or its configuration by its own path.
+"""A Hyper-V machine as files: the output of Export-VM, a machine's folder, or the path of its configuration.
 
     NAME/Virtual Machines/GUID.vmcx   the configuration; before Windows Server 2016 GUID.xml
                          /GUID.vmrs   its runtime state, with its memory if it was saved; before 2016 GUID/*.bin, *.vsv
         /Virtual Hard Disks/          .vhdx, .avhdx, .vhd, .avhd
         /Snapshots/                   a configuration of each checkpoint
 
-The configuration has the paths of the host that wrote it; disks are found by their names in the folders of the export. Each
-lies over its parents, as far as they lie under the import root. A checkpoint's configuration, imported by its own path, is
-the machine of that moment.
+The configuration has the paths of the host that wrote it, so disks are found by their names in the folders of the export. Each
+disk is read over its parents, as far as they lie under the import root. A checkpoint's configuration, imported by its own path,
+gives the machine at that moment.
 """
 
 import math
@@ -36,12 +36,12 @@ from synvirt.offline.hyperv.storage import Tree
 from synvirt.xml_document import DOCUMENT_MAX_BYTES
 
 _MACHINES, _CHECKPOINTS = "virtual machines", "snapshots"
-# Where an export keeps the disks. Windows does not care for the case of a name.
+# The folders of an export with disks, in lower case, as Windows ignores case in names.
 _HELD_IN = (_MACHINES, _CHECKPOINTS, "virtual hard disks")
 _GUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-# Hyper-V allows 50 of a machine.
+# Hyper-V allows 50 per machine.
 _CHECKPOINTS_MAX = 200
-# The newest first: a machine whose version was raised may have left its old configuration.
+# The newest format first: a machine whose version was raised may still have its old configuration.
 _SUFFIXES = (".vmcx", ".xml", ".exp")
 _SAVED_KEYS = frozenset({"savedstate", "savedVM"})
 _SAVED_SUFFIXES = (".bin", ".vsv")
@@ -80,7 +80,7 @@ class VmcxExport:
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """`name` is the configuration's, `names` those of all files that may be its disks; both relative to the folder."""
+    """`name` is the configuration's; `names` those of all files that may be its disks. Both are relative to the folder."""
 
     folder: Folder
     name: str
@@ -92,7 +92,7 @@ class _Export:
 
 
 def _holds_machine(path: Path) -> bool:
-    """Is there a configuration in the folder, or in its folder Virtual Machines? Never raises: for probing."""
+    """Whether the folder, or its folder Virtual Machines, has a configuration. Never raises, as it is for probing."""
     try:
         return any(_is_configuration(entry.name) or _is_machines(entry) for entry in path.iterdir())
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def _is_machines(path: Path) -> bool:
 
 
 def _is_configuration(name: str) -> bool:
-    """A .vmcx, or a file of a suffix that others have too and the name of an identity."""
+    """A .vmcx file; or a file with a more general suffix whose name is a GUID."""
     path = PurePosixPath(name.lower())
     return files.has_suffix(name, ".vmcx") or (path.suffix in _SUFFIXES and _GUID.fullmatch(path.stem) is not None)
 
@@ -128,7 +128,7 @@ def _opened(path: Path, root: Root) -> _Export:
 
 
 def _inside(folder: Folder, wanted: str) -> list[str]:
-    """The names in the folder's folder of that name, in whatever case it is written."""
+    """The names in the subfolder of that name, whatever its case."""
     return [name for inner in folder.names() if inner.lower() == wanted for name in folder.names(inner)]
 
 
@@ -163,7 +163,7 @@ def _tree(folder: Folder, name: str) -> Tree:
 
 
 def _checkpoints(folder: Folder, *, besides: str) -> Iterator[Snapshot]:
-    """One whose configuration is damaged is named after its file: the present state does not need it."""
+    """A checkpoint with a damaged configuration is named after its file, as the present state does not need it."""
     names = [name for name in _inside(folder, _CHECKPOINTS) if _is_configuration(PurePosixPath(name).name) and name != besides]
     if len(names) > _CHECKPOINTS_MAX:
         raise MalformedArchive(f"{folder.label} has {len(names)} checkpoints; Hyper-V allows 50")
@@ -176,12 +176,12 @@ def _checkpoints(folder: Folder, *, besides: str) -> Iterator[Snapshot]:
 
 
 def _age(checkpoint: Snapshot) -> tuple[float, str]:
-    """The oldest first; those of no known time before them, in a steady order."""
+    """The oldest first; before them those of unknown time, in a stable order."""
     return (-math.inf if checkpoint.created_at is None else checkpoint.created_at.timestamp(), checkpoint.id)
 
 
 def _is_saved(folder: Folder, configuration: str) -> bool:
-    """Does the machine's memory lie beside its configuration? If its runtime state cannot be read, it may."""
+    """Whether the machine's memory is beside its configuration. If its runtime state cannot be read, it may be."""
     stem = configuration.rpartition(".")[0]
     if any(files.has_suffix(name, suffix) for name in folder.names(stem) for suffix in _SAVED_SUFFIXES):
         return True
@@ -228,13 +228,13 @@ def _spec(export: _Export, key: str, drive: Drive) -> ReaderSpec:
 
 
 def _file(export: _Export, written: str) -> FileRange | None:
-    """By its name; of several files of that name the one whose folder is called the same too."""
+    """The file by its name; if several files have it, the one in a folder of the same name too."""
     path = PureWindowsPath(written.lower())
     found = [name for name in export.names if PurePosixPath(name.lower()).name == path.name]
     found.sort(key=lambda name: PurePosixPath(name.lower()).parent.name != path.parent.name)
     if found:
         return export.folder.find(found[0])
-    # A path of the host that wrote it, which may lead anywhere: what matters is that no file of the name came along.
+    # A path of the host that wrote it may lead anywhere here. It only matters that the export has no file of the name.
     with suppress(HostPathRejected):
         return export.folder.find_written(written)
     return None

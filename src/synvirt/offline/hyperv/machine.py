@@ -1,4 +1,4 @@
-"""What the keys of a Hyper-V configuration say of the machine; the same for .vmcx and the .xml before it.
+"""Interprets the keys of a Hyper-V configuration; the same for .vmcx and the older .xml.
 
     configuration
       properties      name, global_id, subtype (0: generation 1, 1: generation 2), type_id, creation_time
@@ -7,8 +7,8 @@
       manifest        vdevNNN: device (its type), instance, name         the devices, in their order
       _INSTANCE_      a device's own keys: controllerN: driveN: type, pathname · MacAddress … · secure_boot_enabled …
 
-There is no public schema: the keys are those of configurations that Hyper-V of 2012 R2, 2016 and 2019 wrote. What is not there
-is taken as Hyper-V's own default; no key is needed but the devices' list.
+There is no public schema: the keys are those of configurations that Hyper-V of 2012 R2, 2016 and 2019 wrote. A missing key
+means Hyper-V's own default; only the list of devices is required.
 """
 
 import re
@@ -26,22 +26,23 @@ from synvirt.sizes import MIB
 
 BIOS, IDE = "ac6b8dc1-3257-4a70-b1b2-a9c9215659ad", "83f8638b-8dca-4152-9eda-2ca8b33039b4"
 SCSI, ETHERNET = "d422512d-2bf2-4752-809d-7b82b5fcb1b4", "2fc216b0-d2e2-4967-9b6d-b8a5c9ca2778"
-# Devices of the host that a machine may have: PCI Express (DDA), a part of a GPU, Fibre Channel by its name.
+# Devices of the host that a machine may have: PCI Express (DDA), a part of a GPU, named Fibre Channel.
 _PASSED = {"2fcc454e-a36a-4c77-bb5e-a2d75a51f02c": "a PCI Express device", "99dcd00c-fbd6-42d3-9dfd-1b5ad7058f61": "a GPU"}
 _FIBRE_CHANNEL = re.compile(r"fib(re|er) ?channel", re.IGNORECASE)
-# A drive holds the file of a disk, or nothing, or what is no hard disk; of any other type it holds a disk of the host.
+# A drive holds the file of a disk, nothing, or something other than a hard disk. With any other type it holds a disk of the
+# host.
 _FILE, _EMPTY, _REMOVABLE = "VHD", frozenset({"", "NONE"}), frozenset({"ISO", "DVD", "CD", "VFD", "FLOPPY"})
 _DISK_FILE = (".vhd", ".vhdx", ".avhd", ".avhdx", ".vhds")
-# MicrosoftWindows, of the templates that say whose boot loaders the firmware trusts (Set-VMFirmware -SecureBootTemplate).
+# MicrosoftWindows, one of the templates for the boot loaders that the firmware trusts (Set-VMFirmware -SecureBootTemplate).
 _WINDOWS_TEMPLATE = "1734c6e8-3154-4dda-ba5f-a874cc483422"
-# Hyper-V allows 4 IDE and 256 SCSI disks, 12 network cards, 2048 processors and 240 TiB; ours end at what the plan may say.
+# Hyper-V allows 4 IDE and 256 SCSI disks, 12 network cards, 2048 processors and 240 TiB; ours are the limits of the plan.
 _DISKS_MAX, _CPUS_MAX, _MEMORY_MAX_MIB = 1000, 1024, 64 << 20
 _DEFAULT_CPUS, _DEFAULT_MEMORY_MIB = 1, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """What a disk's drive holds: a file, as Windows names it, or (`physical`) a disk of the host."""
+    """The content of a disk's drive: a file in Windows' spelling, or (`physical`) a disk of the host."""
 
     path: str
     physical: bool = False
@@ -68,8 +69,8 @@ class _Device:
 
 
 def machine(tree: Tree, file: str, *, snapshots: tuple[Snapshot, ...] = (), saved: bool = False) -> Machine:
-    """MalformedArchive where `tree` is no configuration. `file` is its name, for errors and where it has none of its own;
-    `saved`: the machine's memory was saved, which other files tell."""
+    """MalformedArchive, where `tree` is no configuration. `file` is its name, for errors and for a machine without a name;
+    `saved`: the machine's memory was saved, which other files show."""
     configuration = _node(tree, "configuration")
     devices = list(_devices(configuration))
     if not devices:
@@ -109,7 +110,7 @@ def machine(tree: Tree, file: str, *, snapshots: tuple[Snapshot, ...] = (), save
 
 
 def checkpoint(tree: Tree) -> Snapshot | None:
-    """The checkpoint that the configuration in the folder Snapshots describes; None for any other."""
+    """The checkpoint of a configuration in the folder Snapshots; None for any other configuration."""
     properties = _node(tree, "configuration", "properties")
     identity = uuid_of(_text(properties, "global_id"))
     if identity is None or _text(properties, "type_id") not in ("Snapshots", ""):
@@ -118,7 +119,7 @@ def checkpoint(tree: Tree) -> Snapshot | None:
 
 
 def saved_state_files(tree: Tree) -> bool:
-    """Before 2016 a configuration names the files of the machine's saved memory and devices, if there are any."""
+    """Whether the configuration names files of saved memory and devices, as those before 2016 do."""
     saved = _node(tree, "configuration", "savedstate")
     return any(_text(saved, key) for key in ("memlocation", "vsvlocation"))
 
@@ -127,7 +128,7 @@ def saved_state_files(tree: Tree) -> bool:
 
 
 def _devices(configuration: Tree) -> Iterator[_Device]:
-    """In the order of their numbers, as Hyper-V counts controllers."""
+    """The devices by their numbers, the order in which Hyper-V counts controllers."""
     own = {key.lower(): value for key, value in configuration.items() if isinstance(value, dict)}
     manifest = _node(configuration, "manifest")
     for key in sorted(key for key in manifest if key.startswith("vdev")):
@@ -164,7 +165,7 @@ def _disks(devices: list[_Device], file: str) -> tuple[tuple[Disk, ...], dict[st
                 bus=bus,
                 controller=f"{bus}{controller}",
                 unit=unit,
-                # Generation 1 boots from the first IDE disk. What generation 2 boots from stands in its UEFI variables.
+                # Generation 1 boots from the first IDE disk. The boot order of generation 2 is in its UEFI variables.
                 boot_order=None if disks else 1,
             )
         )
@@ -176,7 +177,7 @@ def _disks(devices: list[_Device], file: str) -> tuple[tuple[Disk, ...], dict[st
 
 
 def _drives(devices: list[_Device]) -> Iterator[tuple[DiskBus, int, int, Tree]]:
-    """(bus, controller, unit, keys): one IDE device has both IDE controllers, each SCSI device is one."""
+    """(bus, controller, unit, keys): one IDE device has both IDE controllers, and each SCSI device is one controller."""
     for device in devices:
         if device.kind == IDE:
             yield from (
@@ -191,13 +192,13 @@ def _drives(devices: list[_Device]) -> Iterator[tuple[DiskBus, int, int, Tree]]:
 
 
 def _numbered(keys: Tree, word: str) -> list[tuple[int, Tree]]:
-    """The nodes `word0`, `word1` …, in the order of their numbers."""
+    """The nodes `word0`, `word1` …, by their numbers."""
     names = {key: re.fullmatch(word + r"([0-9]{1,4})", key) for key in keys}
     return sorted(((int(found[1]), _node(keys, key)) for key, found in names.items() if found), key=lambda each: each[0])
 
 
 def _adapters(devices: list[_Device]) -> list[_Device]:
-    """Synthetic ones, and the legacy one that generation 1 can boot from: whatever has an address."""
+    """Synthetic adapters, and the legacy one that generation 1 can boot from: all with an address."""
     return [device for device in devices if "MacAddress" in device.keys]
 
 
@@ -219,7 +220,7 @@ def _nic(number: int, device: _Device) -> Nic:
 
 
 def _guest(bios: Tree) -> GuestOs:
-    """Hyper-V does not say what runs in a machine; but a firmware that trusts Windows' loader alone starts nothing else."""
+    """Hyper-V does not name the guest's system. But a firmware that trusts only Windows' loader starts nothing else."""
     trusts_windows = uuid_of(_text(bios, "secure_boot_template_id")) == _WINDOWS_TEMPLATE
     return GuestOs(family="windows", name="Windows (by the Secure Boot template)") if trusts_windows else GuestOs()
 
@@ -244,7 +245,7 @@ def _concerns(configuration: Tree, devices: list[_Device], security: Tree) -> li
 
 
 def _memory(configuration: Tree) -> tuple[int, list[Concern]]:
-    """MiB at start. With dynamic memory Hyper-V goes from there to between the reservation and the limit."""
+    """MiB at start. With dynamic memory Hyper-V then varies it between the reservation and the limit."""
     bank = _node(configuration, "settings", "memory", "bank")
     size = min(_number(bank, "size") or _DEFAULT_MEMORY_MIB, _MEMORY_MAX_MIB)
     if not _flag(bank, "dynamic_memory_enabled"):
@@ -254,7 +255,8 @@ def _memory(configuration: Tree) -> tuple[int, list[Concern]]:
 
 
 def _cores(configuration: Tree, cpus: int) -> int:
-    """Hyper-V shows sockets of as many cores as its virtual NUMA allows; Windows client systems use two sockets only."""
+    """Hyper-V shows the guest sockets with as many cores as its virtual NUMA allows; client editions of Windows use only two
+    sockets."""
     vnuma = _node(configuration, "settings", "processors", "vnuma")
     most = (_number(vnuma, "count_per_node", "max") or cpus) * (_number(vnuma, "node_per_socket", "max") or 1)
     return most if 0 < most <= cpus and cpus % most == 0 else cpus
@@ -264,7 +266,7 @@ def _cores(configuration: Tree, cpus: int) -> int:
 
 
 def _node(tree: Tree, *path: str) -> Tree:
-    """The node there; an empty one where there is none."""
+    """The node at the path; an empty one, where there is none."""
     for key in path:
         inner = tree.get(key)
         if not isinstance(inner, dict):

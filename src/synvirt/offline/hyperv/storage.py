@@ -1,14 +1,14 @@
 """The binary key-value storage of Hyper-V's .vmcx and .vmrs files, as a tree of dicts.
 
-    0x0000  header  ─▶ replay log             the newer of the two whose checksum is right
+    0x0000  header  ─▶ replay log             of the two headers the newer one with a right checksum counts
     0x1000  header
     0x2000  object table ─▶ object tables, key tables, large values
-            key table: entries, each naming its parent by (table, place); (0, 0) is the root
+            key table: entries, each names its parent by (table, place); (0, 0) is the root
 
-Sources: «HyperV Storage File Format» of Microsoft's OpenVMM project; for the entries of the replay log, of which it says
-nothing, files that Hyper-V wrote (their checksums confirm each field). All is little-endian and packed; checksums are zlib's
-CRC-32, with their own field as zeros; strings are UTF-16, names of keys UTF-8. Format 4.0 is read, the newest that the document
-knows; how those before it lie in the file it does not say.
+Sources: «HyperV Storage File Format» of Microsoft's OpenVMM project; for the entries of the replay log, which it does not
+describe, files that Hyper-V wrote (their checksums confirm each field). All is little-endian and packed. Checksums are zlib's
+CRC-32, with their own field as zeros. Strings are UTF-16, names of keys UTF-8. Format 4.0 is read, the newest in the document;
+it does not describe the layout of older ones.
 """
 
 import struct
@@ -33,7 +33,7 @@ _FORMAT = 0x0400
 
 _OBJECT_TABLE, _KEY_TABLE = 1, 2
 _STRING, _ARRAY, _NODE = 6, 7, 9
-# Values of a fixed size: how each is read.
+# The struct format for each kind of value of a fixed size.
 _FIXED = {
     3: struct.Struct("<q"),
     4: struct.Struct("<Q"),
@@ -46,21 +46,22 @@ _POINTS_AT_VALUE = 0x01
 
 # The largest machine, with 256 disks and 68 network cards, takes some 10,000 keys; one of 37 devices takes 600.
 _ENTRIES_MAX, _TABLES_MAX = 100_000, 4096
-# All that is kept of a file: 4096 tables of 4 KiB, and as much text beside them.
+# The most memory for a file's content: 4096 tables of 4 KiB, and as much text beside them.
 _KEPT_BYTES_MAX = 32 << 20
-# A saved state has an object a mebibyte of memory: so many of 227 each are 1.8 TiB. A directory of 64 KiB holds 3640.
+# A saved state has one object per mebibyte of memory: so many directories with 227 each are 1.8 TiB. A directory of 64 KiB
+# holds 3640.
 _DIRECTORIES_MAX, _DIRECTORY_OBJECTS_MAX = 8192, 3640
-# Tables have 4 KiB, and data is aligned to 64 KiB at the most.
+# Tables have 4 KiB, and data is aligned to at most 64 KiB.
 _TABLE_BYTES_MAX = 64 << 10
-# Notes of a machine, say. Arrays as large hold states of devices, which are not read.
+# For example a machine's notes. Larger arrays hold states of devices, which are not read.
 _TEXT_BYTES_MAX = 1 << 20
-# What is being changed: 145 entries fit the log's first page, none larger than a table.
+# Pending changes: 145 entries fit the log's first page, and none is larger than a table.
 _LOG_ENTRIES_MAX, _LOG_BYTES_MAX = 4096, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An entry of a key table. `at` is its place in the file, for errors; `data` its value, or where its value is."""
+    """An entry of a key table. `at` is its place in the file, for errors; `data` its value, or the value's place."""
 
     at: int
     place: tuple[int, int]
@@ -86,14 +87,14 @@ def read(file: DiskReader, name: str) -> Tree:
     for entry, value in values:
         if entry.parent not in nodes:
             raise source.malformed(entry.at, f"the key {entry.name!r} belongs to a node that is not there")
-        # Of several keys with one name (lists are written so) the first counts.
+        # If several keys have one name (lists are written so), the first counts.
         nodes[entry.parent].setdefault(entry.name, value)
     return nodes[0, 0]
 
 
 def has_key(file: DiskReader, name: str, keys: frozenset[str]) -> bool:
-    """Is one of `keys` at the root? Reads until it is found: a machine's saved memory takes a key a mebibyte of it. So it is
-    also what must be there when no end is in sight."""
+    """Whether one of `keys` is at the root. Reads until it finds one, as a machine's saved memory has a key per mebibyte; the
+    search must end, so a key must exist."""
     source = _replayed(file, name)
     for number, table in enumerate(_key_tables(source)):
         if number >= _TABLES_MAX:
@@ -112,7 +113,7 @@ class _Table:
 
 
 class _Source:
-    """The file's bytes, with what its replay log has for them laid over."""
+    """The file's bytes, with the changes of its replay log applied."""
 
     def __init__(self, file: DiskReader, name: str, changes: tuple[tuple[int, bytes], ...] = ()) -> None:
         self.file, self.name, self.changes = file, name, changes
@@ -120,7 +121,7 @@ class _Source:
         self.kept_bytes = 0
 
     def keep(self, place: int, length: int, what: str) -> bytes:
-        """`read` what stays in memory: there is a limit to all of it, since a file may name one place many times."""
+        """Like `read`, for what stays in memory: its total is limited, as a file may name one place many times."""
         self.kept_bytes += length
         if self.kept_bytes > _KEPT_BYTES_MAX:
             raise self.malformed(place, f"its keys take over {_KEPT_BYTES_MAX} bytes; no virtual machine's do")
@@ -139,7 +140,7 @@ class _Source:
         return bytes(content)
 
     def checked(self, place: int, content: bytes, checksum_at: int, what: str) -> None:
-        """The CRC-32 in `content` is that of `content`, its own four bytes taken as zeros."""
+        """Checks that the CRC-32 in `content` is that of `content`, with its own four bytes as zeros."""
         (expected,) = struct.unpack_from("<I", content, checksum_at)
         if zlib.crc32(content[:checksum_at] + bytes(4) + content[checksum_at + 4 :]) != expected:
             raise self.malformed(place, f"the checksum of {what} is wrong")
@@ -151,7 +152,8 @@ class _Source:
 
 
 def _replayed(file: DiskReader, name: str) -> _Source:
-    """A machine copied while it ran, or a host that lost power, leaves changes in the log that are not yet in their place."""
+    """Changes of a machine that was copied while it ran, or whose host lost power, may be in the log and not yet in their
+    place."""
     source = _Source(file, name)
     log_at, log_bytes = _header(source)
     content = source.read(log_at, _LOG.size, "the replay log")
@@ -165,7 +167,8 @@ def _replayed(file: DiskReader, name: str) -> _Source:
 
 
 def _header(source: _Source) -> tuple[int, int]:
-    """Where the replay log is, and its length, by the newer header. Writers change them in turn, so one is always whole."""
+    """The place of the replay log, and its length, by the newer header. Writers change the headers in turn, so one is always
+    complete."""
     found: list[tuple[int, int, int, int]] = []
     for place in _HEADER_PLACES:
         content = source.read(place, _HEADER.size, "the header")
@@ -174,7 +177,7 @@ def _header(source: _Source) -> tuple[int, int]:
             found.append((sequence, version, log_at, log_bytes))
     if not found:
         raise source.malformed(0, "neither of its two headers is whole")
-    # The sequence has 16 bits and wraps: of two numbers the newer is less than half the circle ahead.
+    # The sequence has 16 bits and wraps: the newer of two numbers is less than half the range ahead.
     newest = found[-1] if (found[-1][0] - found[0][0]) & 0xFFFF < 0x8000 else found[0]
     _, version, log_at, log_bytes = newest
     if version != _FORMAT:
@@ -202,7 +205,7 @@ def _changes(source: _Source, log_at: int, log_bytes: int, count: int) -> Iterat
 
 
 def _entries(source: _Source) -> Iterator[_Entry]:
-    """All entries that are in use. Of two tables of one index the one of the higher sequence counts."""
+    """All entries in use. Of two tables with the same index the one with the higher sequence counts."""
     newest: dict[int, _Table] = {}
     for number, table in enumerate(_key_tables(source)):
         if number >= _TABLES_MAX:
@@ -262,7 +265,7 @@ def _entries_of(source: _Source, held: _Table) -> Iterator[_Entry]:
             length = _data_bytes(table, data_at, end, kind, flags)
             if data_at + length > end:
                 raise source.malformed(at + offset, "an entry is too short for its value")
-            # Slack behind the value is not checked; it is what was there before.
+            # The space behind the value is not checked: it holds old data.
             source.checked(at + offset, table[offset : data_at + length], 12, "a key")
             name = table[offset + _ENTRY.size : data_at].rstrip(b"\0").decode(errors="replace")
             data = table[data_at : data_at + length]
@@ -271,7 +274,7 @@ def _entries_of(source: _Source, held: _Table) -> Iterator[_Entry]:
 
 
 def _data_bytes(table: bytes, data_at: int, end: int, kind: int, flags: int) -> int:
-    """How many bytes the value takes in its entry, or a number that does not fit there."""
+    """The number of bytes that the value takes in its entry; where it does not fit, a number that shows it."""
     if flags & _POINTS_AT_VALUE:
         return _POINTER.size
     if kind in _FIXED:

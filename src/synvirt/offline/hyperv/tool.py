@@ -1,13 +1,13 @@
-"""The other way to import a Hyper-V export: an outside conversion tool does it whole (specification part 1, «passthrough»).
+"""The other way to import a Hyper-V export: an outside conversion tool does all of it (specification part 1, «passthrough»).
 
     command ARGUMENTS      with {source} the export, {driver} the input driver, {folder} an empty folder
-       stdout              lines: its progress, where a line has a percentage or «12/100», or is virt-v2v's JSON
-       stderr              what went wrong, if it ends with anything but 0
-       {folder}            a raw file for each disk, when it ends with 0
+       stdout              lines: its progress, if a line has a percentage or «12/100», or is virt-v2v's JSON
+       stderr              the error, if the exit code is not 0
+       {folder}            a raw file for each disk, if the exit code is 0
 
-Which disk a file is, is for the caller to say: tools name and order them as they like. The tool is the operator's own, and what
-it reads is a stranger's: it is in a cage, with all that it starts, and what it leaves is looked at. It ends with the service,
-whatever happens to that.
+Tools name and order the files as they like: the caller finds out which disk each one is. The tool is the operator's own, but a
+stranger made the export. So the tool and all that it starts are in a cage, and its output is checked. It ends with the service,
+however the service ends.
 """
 
 import json
@@ -25,19 +25,19 @@ from synvirt.errors import BadRequest, DiskReadFailed, DiskWriteFailed, InvalidP
 from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, end_users, find, refuse_missing, run
 from synvirt.settings import Settings
 
-# A tool that says its drivers takes no time; one that hangs is as good as missing.
+# A tool lists its drivers at once; one that hangs counts as missing.
 LOOK_TIMEOUT_S = 20
 _PERCENT, _OF = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%"), re.compile(r"^\s*([0-9]+)/([0-9]+)\s*$")
 _DISK = re.compile(r"\bdisk ([0-9]+)/([0-9]+)", re.IGNORECASE)
-# Not disks: the description that a tool writes beside them, and what it says.
+# Files that are not disks: the description that a tool writes beside them, and its messages.
 _NO_DISKS = (".xml", ".json", ".log", ".txt", ".ovf")
 
 
 @dataclass(frozen=True, slots=True)
 class VmcxTool:
-    """`folder`: where its output lies until it is copied, a folder a job. `way`: `tool` uses it always, `own` never, `auto`
-    where it is installed and lists the input driver, as virt-v2v --machine-readable does. `reads`: what it needs beside the
-    export, its own folder and what is installed by packages."""
+    """`folder`: holds its output until it is copied, one folder per job. `way`: `tool` uses the tool always, `own` never,
+    `auto` where it is installed and lists the input driver, as virt-v2v --machine-readable does. `reads`: the files it needs
+    beside the export, its own folder and installed packages."""
 
     folder: Path
     way: Literal["auto", "tool", "own"] = "auto"
@@ -48,7 +48,7 @@ class VmcxTool:
     reads: tuple[Path, ...] = ()
 
     def check(self) -> None:
-        """BadRequest, where the arguments cannot be what they must."""
+        """BadRequest, where the arguments cannot be right."""
         try:
             words = shlex.split(self.arguments)
         except ValueError as problem:
@@ -68,7 +68,7 @@ class VmcxTool:
         return f"input:{self.driver}" in said.split()
 
     def serves(self) -> bool:
-        """Is it to be used? InvalidPlan, where the settings say so and it is not installed."""
+        """Whether the tool is used. InvalidPlan, where the settings require it and it is not installed."""
         if self.way == "tool" and find(self.command) is None:
             raise InvalidPlan(
                 f"the conversion tool {Path(self.command).name} is not installed",
@@ -79,9 +79,10 @@ class VmcxTool:
     def import_into(
         self, name: str, source: Path, wanted_bytes: int, moved: Callable[[float], None], stop: Callable[[], bool]
     ) -> None:
-        """The whole VM into the folder `name`, made again; `moved` is given the part that is done, from 0 to 1.
+        """Imports the whole VM into the folder `name`, which it makes again; calls `moved` with the part that is done, from 0
+        to 1.
 
-        DiskReadFailed: the tool failed, with the end of what it said. DiskWriteFailed: `wanted_bytes` do not fit. Cancelled.
+        DiskReadFailed: the tool failed, with its last messages. DiskWriteFailed: `wanted_bytes` do not fit. Cancelled.
         """
         target = self._empty(name, wanted_bytes)
         said = _Said(moved)
@@ -103,12 +104,12 @@ class VmcxTool:
             raise self._failed(problem, said.error, source, target) from problem
 
     def disks(self, name: str) -> list[Path]:
-        """The files that may be disks, by name. A link or a device is none: what it led to would become a disk."""
+        """The files that may be disks, by name. Links and devices do not count: the target of a link would become a disk."""
         files = [path for path in (self.folder / name).iterdir() if path.is_file() and not path.is_symlink()]
         return sorted(path for path in files if path.suffix.lower() not in _NO_DISKS)
 
     def discard(self, name: str) -> None:
-        """No folder of that name is left, and nobody who writes in there. Idempotent."""
+        """Removes the folder, and ends processes that write in it. Idempotent."""
         end_users(self.folder / name)
         try:
             shutil.rmtree(self.folder / name)
@@ -140,14 +141,14 @@ class VmcxTool:
 
     def _argv(self, source: Path, target: Path) -> list[str]:
         known = {"{source}": str(source), "{driver}": self.driver, "{folder}": str(target)}
-        # Split first: a path with blanks stays one argument.
+        # Split first, so that a path with blanks stays one argument.
         words = shlex.split(self.arguments)
         for placeholder, value in known.items():
             words = [word.replace(placeholder, value) for word in words]
         return [self.command, *words]
 
     def _failed(self, problem: ProgramFailed, error: str, source: Path, target: Path) -> DiskReadFailed:
-        """Its words without the paths of this host, whatever of them it names."""
+        """The tool's error, without the paths of this host that it names."""
         said = "; ".join(words for words in (error, problem.stderr) if words) or "it said nothing"
         for path, shown in ((source, source.name), (target, ""), (source.parent, ""), (self.folder, "")):
             said = said.replace(str(path), shown)
@@ -160,9 +161,9 @@ class VmcxTool:
 
 
 class _Said:
-    """The tool's standard output, line by line: progress in any of the forms that tools have, and the error, where it is
-    written as virt-v2v does; the rest is for people. After «disk 1/2», virt-v2v's words too, progress is that of this disk;
-    what is reported never goes back."""
+    """The tool's standard output, line by line: progress in the known forms of tools, and the error in virt-v2v's form. The
+    rest is for people. After «disk 1/2» progress is that of this disk, in virt-v2v's form too. Reported progress never
+    decreases."""
 
     def __init__(self, moved: Callable[[float], None]) -> None:
         self.error = ""
@@ -182,7 +183,7 @@ class _Said:
 
 
 def _part(text: str) -> float | None:
-    """What is done, from 0 to 1, as a line says it."""
+    """The part that is done, from 0 to 1, by a line."""
     if found := _OF.search(text):
         done, whole = (int(number[:18]) for number in found.groups())
         return min(done / whole, 1.0) if whole else None
@@ -191,7 +192,7 @@ def _part(text: str) -> float | None:
 
 
 def _record(line: str) -> tuple[str, str]:
-    """Type and message of a JSON record; the line itself, of no type, where it is none."""
+    """Type and message of a JSON record; with an empty type the line itself, where it is none."""
     try:
         record = json.loads(line)
         return str(record["type"]), str(record["message"])
@@ -200,7 +201,7 @@ def _record(line: str) -> tuple[str, str]:
 
 
 def vmcx_tool(settings: Settings) -> VmcxTool:
-    """The one that the settings describe. BadRequest, where they cannot be right."""
+    """The tool of the settings. BadRequest, where they cannot be right."""
     tool = VmcxTool(
         settings.data_dir / "passthrough",
         way=settings.vmcx_way,

@@ -1,4 +1,4 @@
-"""The configuration of a Hyper-V machine before Windows Server 2016: XML, with the keys that the .vmcx has today.
+"""The configuration of a Hyper-V machine before Windows Server 2016: XML, with the same keys as today's .vmcx.
 
     <configuration><properties><name type="string">web</name>…<subtype type="integer">0</subtype>…
 
@@ -17,7 +17,7 @@ from synvirt.xml_document import parse as parse_xml
 
 
 def read(data: bytes, name: str) -> Tree:
-    """The tree, as `vmcx_storage.read` has it."""
+    """The tree, in the form of `vmcx_storage.read`."""
     root = parse_xml(data, name)
     if local(root.tag) != "configuration":
         raise MalformedArchive(f"{name} is no configuration of Hyper-V: its root element is {local(root.tag)[:60]!r}")
@@ -40,7 +40,8 @@ def _value(element: Element, kind: str, where: str) -> Value:
     written = (element.text or "").strip()
     match kind:
         case "integer":
-            # 64 bits, signed or not; int() alone would take underscores, other scripts' digits, and take long for many.
+            # 64 bits, signed or not. int() would also take underscores and digits of other scripts, and needs long for many
+            # digits.
             if not re.fullmatch(r"-?[0-9]{1,20}", written):
                 raise MalformedArchive(f"{where} is to be an integer, but is {written[:60]!r}")
             return int(written)

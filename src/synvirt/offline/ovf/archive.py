@@ -16,13 +16,13 @@ from synvirt.offline import OpenedDisk, files
 from synvirt.offline.files import FileRange
 from synvirt.offline.ovf import package as ovf_package
 
-# A description is the first member by the standard and the last at worst; probing looks at this many headers.
+# The standard puts a description first, and at worst it is last; probing looks at this many headers.
 _PROBED_MEMBERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class OvaArchive:
-    """`vm`: of a package with several, the one that is meant (see `several`)."""
+    """`vm`: the selected VM of a package with several (see `several`)."""
 
     kind: ClassVar[OfflineKind] = OfflineKind.OVA_ARCHIVE
     vm: str | None = None
@@ -35,7 +35,7 @@ class OvaArchive:
             return False
         with contextlib.suppress(SynvirtError, OSError), contextlib.closing(open_file(root, str(path))) as archive:
             return any(_is_description(member) for member in itertools.islice(tar.walk(archive), _PROBED_MEMBERS))
-        # Damaged, but by its name an OVA: then inspecting it says what is wrong with it.
+        # Damaged, but an OVA by its name: then `inspect` says what is wrong.
         return path.suffix.lower() == ".ova"
 
     def inspect(self, path: Path, root: Root) -> VmManifest:
@@ -50,7 +50,7 @@ class OvaArchive:
 class Members:
     """The members of a tar archive as the files of a package."""
 
-    # An image inside an archive has no files beside it that it could name.
+    # An image inside an archive has no neighbour files that it could name.
     inner_root: Root | None = None
 
     def __init__(self, path: Path, root: Root) -> None:
@@ -64,7 +64,8 @@ class Members:
         return (member.name for member in self._members.values() if member.sort is tar.Sort.FILE)
 
     def find(self, name: str) -> FileRange | None:
-        """The member of that name as a range of the archive; None: there is none. MalformedArchive where it is no file."""
+        """The member of that name as a range of the archive; None, where there is none. MalformedArchive, where it is no
+        file."""
         member = self._members.get(name)
         if member is None:
             return None

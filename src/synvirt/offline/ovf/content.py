@@ -1,4 +1,4 @@
-"""Where the bytes of an OVF disk's file lie: whole, in chunks (DSP0243 clause 7.1), in gzip, or nowhere (a blank disk)."""
+"""Where the bytes of an OVF disk's file are: whole, in chunks (DSP0243 clause 7.1), in gzip, or nowhere (a blank disk)."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,17 +12,17 @@ from synvirt.offline import files
 from synvirt.offline.files import FileRange
 from synvirt.offline.ovf.description import DiskSource, FileReference
 
-# More chunks than any appliance has, and than the 9 digits of their names need to be counted through.
+# More chunks than any appliance has, and fewer than the 9 digits of their names can count.
 _CHUNKS_MAX = 100_000
 _HEAD_BYTES = 64 << 10
-# What an image takes beside its disk's bytes: tables and headers, a few per mille of it, and a little more for a small one.
+# The size of an image beside its disk's bytes: tables and headers, a few per mille of it, and a little more for a small one.
 _OVERHEAD_SHARE, _OVERHEAD_BYTES = 64, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The bytes of a disk's file: how to read them, and the ranges of host files they lie in (for their digests). `head` is
-    their beginning where it can be had at once only by inflating; `measurable` is false where their length cannot be."""
+    """The bytes of a disk's file: how to read them, and the ranges of host files with them (for their digests). `head` is their
+    beginning, if only inflating gives it; `measurable` is false, where their length is unknown."""
 
     spec: ReaderSpec
     parts: tuple[FileRange, ...] = ()
@@ -34,7 +34,7 @@ Find = Callable[[str], FileRange | None]
 
 
 def content_of(disk: Disk, source: DiskSource, find: Find, *, root: Root, label: str) -> Content:
-    """`find` looks a file of the package `label` up by its href. UnsupportedFormat, MalformedArchive."""
+    """`find` finds a file of the package `label` by its href. UnsupportedFormat, MalformedArchive."""
     if source.parent:
         raise UnsupportedFormat(
             f"disk {disk.key!r} holds only what differs from disk {source.parent!r}",
@@ -80,7 +80,7 @@ def _whole(file: FileReference, find: Find, label: str) -> FileRange:
 
 
 def _chunks(file: FileReference, find: Find) -> tuple[FileRange, ...]:
-    """`href.000000000`, `href.000000001`, …: all of them `chunk_bytes` long, but for the last."""
+    """`href.000000000`, `href.000000001`, …: all have `chunk_bytes`, except the last."""
     found: list[FileRange] = []
     while (part := find(f"{file.href}.{len(found):09d}")) is not None:
         if found and found[-1].length != file.chunk_bytes:

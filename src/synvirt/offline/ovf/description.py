@@ -1,5 +1,5 @@
 """OVF descriptions (DMTF DSP0243 1.x and 2.x, and VMware's 0.9 before it) as ovftool, VirtualBox, oVirt, XenServer and others
-write them → a VmManifest, and the file that each of its disks lies in.
+write them → a VmManifest, and the file of each of its disks.
 
     Envelope
     ├── References        File: id, href, size, compression, chunkSize
@@ -32,7 +32,7 @@ from synvirt.xml_document import parse as parse_xml
 # VMware's maximum is 256 disks on SCSI and 60 on NVMe.
 _DISKS_MAX = 1000
 _OVIRT_INTERFACES: dict[str, DiskBus] = {"virtio": "virtio", "virtio_scsi": "scsi", "ide": "ide", "sata": "sata"}
-# The format a description announces, by a word of its URI; what counts in the end is the file's own magic.
+# The format in a description, by a word of its URI; the file's own magic decides.
 _FORMATS = (
     ("vmdk", "vmdk"),
     ("qcow", "qcow2"),
@@ -42,16 +42,16 @@ _FORMATS = (
     ("vdi", "vdi"),
     ("wiki/byte", "raw"),
 )
-# oVirt gives the URI of VMDK to all its disks, and says what they are in an attribute of its own.
+# oVirt gives all its disks the URI of VMDK, and has their real format in an attribute of its own.
 _OVIRT_VOLUMES = {"raw": "raw", "cow": "qcow2"}
-# ISO 9660: a CD image. DSP0243 has no attribute for it but the format.
+# ISO 9660: a CD image. DSP0243 marks it only by the format.
 _CD_IMAGES = ("ecma-119", "iso9660", "iso-9660")
 _PROPERTY = re.compile(r"\$\{([^}]{1,255})\}")
 
 
 @dataclass(frozen=True, slots=True)
 class FileReference:
-    """A file of the package. With `chunk_bytes` it lies in pieces: href.000000000, href.000000001, …"""
+    """A file of the package. With `chunk_bytes` it is in pieces: href.000000000, href.000000001, …"""
 
     id: str
     href: str
@@ -62,8 +62,8 @@ class FileReference:
 
 @dataclass(frozen=True, slots=True)
 class DiskSource:
-    """Where a disk's content is. No file: a blank disk, or one on a LUN of its storage (`is_lun`). With a `parent`, only what
-    differs from that disk is in the file. `format` is what the description says, empty where that is nothing known."""
+    """Where a disk's content is. No file: a blank disk, or one on a LUN of its storage (`is_lun`). With a `parent`, the file
+    has only the differences from that disk. `format` is the description's, empty where it is unknown."""
 
     file: FileReference | None
     parent: str = ""
@@ -73,7 +73,7 @@ class DiskSource:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A parsed OVF: `sources` has every key of `manifest.disks`. `says_firmware`: BIOS is what it says, not what is assumed."""
+    """A parsed OVF: `sources` has every key of `manifest.disks`. `says_firmware`: BIOS is stated, not assumed."""
 
     manifest: VmManifest
     sources: Mapping[str, DiskSource]
@@ -82,8 +82,8 @@ class Description:
 
 
 def parse(data: bytes, name: str, vm: str | None = None) -> Description:
-    """MalformedArchive says what of `name` is wrong. `vm`: the name or id of the machine that is meant, where there are
-    several; UnsupportedFormat names them, VmNotFound says that there is none of that name."""
+    """MalformedArchive says what is wrong in `name`. `vm`: the name or id of the selected machine, where there are several;
+    UnsupportedFormat lists them, VmNotFound says that none has that name."""
     root = parse_xml(data, name)
     if local(root.tag) != "Envelope":
         raise MalformedArchive(f"{name} is no OVF: its root element is {local(root.tag)[:60]!r}, not Envelope")
@@ -108,7 +108,7 @@ def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:
         raise MalformedArchive(f"{name} describes no virtual system")
     names = ", ".join(repr(_system_name(system)) for system in systems[:20])
     if vm is not None:
-        # An id is one VM's; two may share a name.
+        # An id belongs to one VM; two VMs may share a name.
         found = [system for system in systems if clean(attribute(system, "id")) == vm] or [
             system for system in systems if _system_name(system) == vm
         ]
@@ -125,7 +125,7 @@ def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:
 
 
 def _systems(element: Element) -> Iterator[Element]:
-    """Collections nest; walked by a list, so that a deep document cannot exhaust the stack."""
+    """Collections nest. They are walked with a list, so that a deep document cannot exhaust the stack."""
     waiting = [element]
     while waiting:
         for inner in waiting.pop():
@@ -188,7 +188,7 @@ class _Declared:
 
 def _disks(root: Element, files: Mapping[str, FileReference], properties: Mapping[str, str], name: str) -> dict[str, _Declared]:
     declared: dict[str, _Declared] = {}
-    # oVirt's older exports name the file by its href; an id goes before that.
+    # oVirt's older exports name the file by its href; an id has priority.
     findable = {**{file.href: file for file in files.values()}, **files}
     for section in _sections(root, "DiskSection"):
         for element in children(section, "Disk"):
@@ -227,12 +227,12 @@ def _disk(element: Element, files: Mapping[str, FileReference], properties: Mapp
 
 
 def _capacity_bytes(element: Element, properties: Mapping[str, str], what: str) -> int:
-    """0 where the description does not say: the image itself knows better."""
+    """0, where the description does not have it: the image itself knows better."""
     capacity, units = attribute(element, "capacity"), attribute(element, "capacityAllocationUnits") or "byte"
     if not capacity:  # oVirt's exports to a storage domain give GiB as `size`
         capacity, units = attribute(element, "size") or "0", "byte * 2^30"
     given = _PROPERTY.fullmatch(capacity)
-    if given is not None:  # DSP0243 clause 9.1: the capacity may be left to who deploys it, with a default
+    if given is not None:  # DSP0243 clause 9.1: the capacity may be chosen at deployment, with a default
         if given[1] not in properties:
             raise MalformedArchive(f"{what}: its capacity is the property {given[1]!r}, which has no default")
         capacity = properties[given[1]]
@@ -240,7 +240,7 @@ def _capacity_bytes(element: Element, properties: Mapping[str, str], what: str) 
 
 
 def _owners(root: Element, system: Element) -> list[Element]:
-    """The envelope and the collections that the system lies in, the outermost first."""
+    """The envelope and the collections around the system, the outermost first."""
     waiting = [[root]]
     while waiting:
         owners = waiting.pop()
@@ -253,7 +253,7 @@ def _owners(root: Element, system: Element) -> list[Element]:
 
 
 def _properties(*owners: Element) -> dict[str, str]:
-    """What is nearer to the machine counts more."""
+    """Properties nearer to the machine have priority."""
     found: dict[str, str] = {}
     for owner in owners:
         for section in _sections(owner, "ProductSection"):
@@ -285,8 +285,8 @@ def _boot_items(root: Element, system: Element) -> list[str]:
 def _attached(
     declared: Mapping[str, _Declared], hardware: Hardware, boot_items: list[str], *, alone: bool
 ) -> tuple[tuple[Disk, ...], list[Concern]]:
-    """The disks in the order of the hardware items, each at a place of its own; then those that no item names, unless they may
-    be another VM's: `alone` is false then."""
+    """The disks in the order of the hardware items, each at a place of its own; then those without an item, unless they may
+    belong to another VM: then `alone` is false."""
     disks: dict[str, Disk] = {}
     found: list[Concern] = []
     places: set[tuple[str, int]] = set()
@@ -338,7 +338,7 @@ def _boot_order(item: Attachment | None, disk: _Declared, boot_items: list[str])
 
 
 def _label(item: Attachment | None, key: str, others: Mapping[str, Disk]) -> str:
-    """What the exporter calls the disk; two disks of one VM never share a label, since volumes are named by it."""
+    """The exporter's name of the disk. Two disks of one VM never share a label, as it names their volumes."""
     label = clean(item.name if item and item.name else key)
     taken = {disk.label for disk in others.values()}
     return label if label not in taken else f"{label} ({clean(key)})"

@@ -1,4 +1,4 @@
-"""An OVF package as files: the folder that holds it, or its .ovf by its own path."""
+"""An OVF package as files: its folder, or the path of its .ovf."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from synvirt.offline.ovf import package as ovf_package
 
 @dataclass(frozen=True, slots=True)
 class OvfFolder:
-    """`vm`: of a package with several, the one that is meant (see `several`)."""
+    """`vm`: the selected VM of a package with several (see `several`)."""
 
     kind: ClassVar[OfflineKind] = OfflineKind.OVF_FOLDER
     vm: str | None = None
@@ -37,7 +37,7 @@ class OvfFolder:
 
 
 class _Folder(files.Folder):
-    """As the files of a package: an image among them may name further files under the root."""
+    """The folder as the files of a package: an image among them may name further files under the root."""
 
     @property
     def inner_root(self) -> Root | None:

@@ -16,17 +16,17 @@ from synvirt.xml_document import attribute, child, children, text
 
 # A real VM has a few dozen; VMware's maximum (4 SCSI, 4 SATA, 4 NVMe controllers, all full) is under 400.
 _ITEMS_MAX = 2000
-# The most that a plan's target may have.
+# The plan's limit for a target.
 _CPUS_MAX = 1024
 _MEMORY_MAX_BYTES = 64 << 40
 
 # CIM_ResourceAllocationSettingData.ResourceType
 _CPU, _MEMORY, _NIC = 3, 4, 10
 _REMOVABLE = frozenset({14, 15, 16})
-# Serial and parallel; one with an address is a file, a device or a connection of the host's.
+# Serial and parallel ports; one with an address is a file, a device or a connection of the host.
 _PORTS = frozenset({21, 22})
 _CONTROLLERS: dict[int, DiskBus] = {5: "ide", 6: "scsi", 7: "scsi", 8: "scsi", 20: "sata"}
-# «Other storage device» (20) and vendors' own types say what they are in ResourceSubType: VMware's, VirtualBox's words.
+# «Other storage device» (20) and vendors' own types have their kind in ResourceSubType, in VMware's or VirtualBox's words.
 _SUBTYPES: tuple[tuple[str, DiskBus], ...] = (
     ("nvme", "nvme"),
     ("ahci", "sata"),
@@ -43,7 +43,7 @@ _PASSTHROUGH = re.compile(r"vmware\.pci\.passthrough|vmware\.scsi\.passthrough|v
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A hard disk item: where it sits, and what it says its content is."""
+    """A hard disk item: its place, and the id of its content."""
 
     instance: str
     references: tuple[str, ...]
@@ -57,8 +57,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """`cpu_count` and `memory_bytes` are None where no item gives them. `media_references`: ids of disks or files that lie in
-    drives for removable media, CD images among them."""
+    """`cpu_count` and `memory_bytes` are None, where no item has them. `media_references`: ids of disks or files in drives for
+    removable media, with CD images."""
 
     system_type: str = ""
     cpu_count: int | None = None
@@ -116,8 +116,8 @@ def parse(section: Element, configuration: str) -> Hardware:
 
 
 def _chosen_items(section: Element, configuration: str) -> list[Element]:
-    """Range markers (`ovf:bound`) and items of other deployment options are left out; an item of the chosen one replaces the
-    general item of its InstanceID."""
+    """Leaves out range markers (`ovf:bound`) and items of other deployment options; an item of the chosen option replaces the
+    general item with its InstanceID."""
     chosen: list[Element] = []
     for item in children(section, "Item", "StorageItem", "EthernetPortItem"):
         if attribute(item, "bound") not in ("", "normal"):
@@ -134,7 +134,7 @@ def _chosen_items(section: Element, configuration: str) -> list[Element]:
 
 
 def _controllers(items: list[Element]) -> dict[str, _Controller]:
-    """By instance id. The number in a name is the controller's address on its bus where it has one that is free."""
+    """By instance id. A number in its name is the controller's address on its bus, if that address is free."""
     found: dict[str, _Controller] = {}
     taken: set[str] = set()
     for item in items:
@@ -162,8 +162,8 @@ def _controller_bus(item: Element) -> DiskBus | None:
 
 
 def _is_disk(item: Element) -> bool:
-    """Disk drive (17), storage extent (19), logical disk (31); or whatever else names a disk of the package, such as VMware's
-    NVDIMM (20)."""
+    """Disk drive (17), storage extent (19), logical disk (31); or any other item that names a disk of the package, such as
+    VMware's NVDIMM (20)."""
     if _type(item) in (17, 19, 31):
         return True
     return any("/disk/" in (resource.text or "") for resource in children(item, "HostResource"))
@@ -191,8 +191,8 @@ def _attachment(item: Element, controllers: dict[str, _Controller]) -> Attachmen
 
 
 def _references(item: Element) -> tuple[str, ...]:
-    """Disk or file ids that the item may mean, the likeliest first: `ovf:/disk/vmdisk1`, `/disk/vmdisk1`, oVirt's
-    `group/image` and its habit of using the disk's id as the item's own."""
+    """Disk or file ids that the item may mean, the most likely first: `ovf:/disk/vmdisk1`, `/disk/vmdisk1`, oVirt's
+    `group/image`, and the item's own id, as oVirt may use the disk's."""
     return tuple(dict.fromkeys([*_resources(item), _instance(item)]))
 
 
@@ -224,14 +224,14 @@ def _cpu_count(item: Element) -> int:
 
 def _cores_per_socket(item: Element) -> int:
     cores = _count(item, "CoresPerSocket", _count(item, "cpu_per_socket", 1))
-    # A topology that does not come out even is none: no hypervisor would start it.
+    # A topology that does not divide evenly is ignored: no hypervisor would start it.
     return cores if _cpu_count(item) % cores == 0 else 1
 
 
 def _memory_bytes(item: Element) -> int | None:
     if not text(item, "VirtualQuantity"):
         return None
-    # Without a unit everybody means MiB: OVF 0.9's default, which VirtualBox and others kept.
+    # Without a unit everybody means MiB: OVF 0.9's default, which VirtualBox and others still use.
     size = quantity_bytes(text(item, "VirtualQuantity"), text(item, "AllocationUnits") or "MegaBytes", "the memory item")
     if not 0 < size <= _MEMORY_MAX_BYTES:
         raise MalformedArchive(f"the memory item: {size} bytes is no size of a VM's memory")

@@ -1,4 +1,4 @@
-"""The manifest of an OVF package (`.mf`, DSP0243 clause 5.1): a digest a file, in the spellings that are about.
+"""The manifest of an OVF package (`.mf`, DSP0243 clause 5.1): one digest per file, in the spellings in use.
 
 SHA1(appliance.ovf)= 3f2a…        ovftool, and the standard
 SHA256 (appliance.ovf) = 3f2a…    VirtualBox, BSD's tools

@@ -1,7 +1,7 @@
 """What an OVA and an OVF folder have in common: a description, perhaps a manifest of digests, and files for the disks.
 
-A disk is read where it lies, a range of a host file, and never unpacked. Its format is known by its own first bytes; its
-digest is checked by the copy in the same pass (`ChecksumSpec`), the description's own here.
+A disk is read in place, as a range of a host file, and never unpacked. Its format is known by its first bytes. The copy checks
+its digest in the same pass (`ChecksumSpec`); the description's digest is checked here.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from synvirt.xml_document import DOCUMENT_MAX_BYTES
 
 
 class Package(Protocol):
-    """The files of a package. `label` names it in errors; `root` is the folder that nothing may be opened outside of;
-    `inner_root` the one in which a disk image may name further files, None where it may not."""
+    """The files of a package. `label` names it in errors; `root` is the folder of all files that may be opened; `inner_root`
+    the folder in which a disk image may name further files, None where it may not."""
 
     @property
     def label(self) -> str: ...
@@ -39,7 +39,7 @@ class Package(Protocol):
 
 
 def description_name(package: Package) -> str:
-    """The one .ovf of the package; at its top, where there are more below."""
+    """The package's only .ovf; the one at the top, where folders have more."""
     found = [name for name in package.names() if files.has_suffix(name, ".ovf")]
     shallowest = min((name.count("/") for name in found), default=0)
     top = [name for name in found if name.count("/") == shallowest]
@@ -54,8 +54,7 @@ def description_name(package: Package) -> str:
 
 
 def inspect(package: Package, name: str, vm: str | None = None) -> VmManifest:
-    """The manifest of the VM that the description `name` describes, its disks measured by their own headers. `vm`: which one
-    of several."""
+    """The manifest of the VM in the description `name`, its disks measured by their own headers. `vm`: one of several."""
     opened = _Opened(package, name, vm)
     manifest = opened.description.manifest
     measured = [opened.measured(disk) for disk in manifest.disks]
@@ -68,7 +67,7 @@ def open_disk(package: Package, name: str, disk_key: str, vm: str | None = None)
 
 
 class _Opened:
-    """A package with its description and digests read and verified."""
+    """A package with its description and digests, read and verified."""
 
     def __init__(self, package: Package, name: str, vm: str | None) -> None:
         self._package = package
@@ -131,7 +130,7 @@ class _Opened:
         return files.image_over(content.spec, files.format_of(head), name=name, declared=declared)
 
     def _inner_name(self, href: str) -> str:
-        """A file's path within the package: hrefs are relative to the description, and URL-encoded now and then."""
+        """A file's path in the package: hrefs are relative to the description, and sometimes URL-encoded."""
         if "://" in href:
             raise UnsupportedFormat(f"{self._name} needs {href[:200]}, which is not in the package")
         folder = posixpath.dirname(self._name)
@@ -148,7 +147,7 @@ class _Opened:
 
 
 def _digests(package: Package, description: str) -> tuple[str | None, dict[str, Digest]]:
-    """The manifest's name, None where there is none, and its digests by path within the package."""
+    """The manifest's name, None where there is none, and its digests by path in the package."""
     folder, chosen = posixpath.dirname(description), _beside(package, description, ".mf")
     if chosen is None:
         return None, {}
@@ -167,7 +166,7 @@ def _digests(package: Package, description: str) -> tuple[str | None, dict[str, 
 
 
 def _beside(package: Package, description: str, suffix: str) -> str | None:
-    """The file of that suffix that is the description's: of its name, or the only one."""
+    """The description's file of that suffix: the one of the same name, or the only one."""
     folder, stem = posixpath.dirname(description), posixpath.splitext(posixpath.basename(description))[0].lower()
     beside = sorted(name for name in package.names() if files.has_suffix(name, suffix) and posixpath.dirname(name) == folder)
     same = [name for name in beside if posixpath.splitext(posixpath.basename(name))[0].lower() == stem]
@@ -175,7 +174,7 @@ def _beside(package: Package, description: str, suffix: str) -> str | None:
 
 
 def _signature_concerns(package: Package, description: str, manifest_name: str | None) -> list[Concern]:
-    """Whose signature the package has, and whether it is the manifest's."""
+    """The package's signer, and whether the signature fits the manifest."""
     name = _beside(package, description, ".cert")
     if name is None:
         return []

@@ -1,10 +1,10 @@
 """The signature of an OVF package (`.cert`, DSP0243 clause 5.1): the manifest's digest signed, and the signer's certificate.
 
 SHA256(appliance.mf)= 5a0e…        the signature, in hexadecimal digits, over all bytes of the manifest
------BEGIN CERTIFICATE-----        the signer's first, then perhaps those of who vouches for him
+-----BEGIN CERTIFICATE-----        the signer's first, then perhaps its issuers'
 
-Verified is that the holder of that certificate's key signed this very manifest. Whether he is to be trusted is not known here:
-authorities of appliances are in no host's list, and the time of signing is not written, so the reader is shown who it is.
+It is verified that the holder of that certificate's key signed exactly this manifest. It is not known whether the signer can be
+trusted: authorities of appliances are in no host's list, and there is no time of signing. So the reader is shown the name.
 """
 
 import re
@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from synvirt.errors import MalformedArchive
 from synvirt.machines.texts import clean
 
-# A chain of certificates has some 10 KiB.
+# A chain of certificates has about 10 KiB.
 SIGNATURE_MAX_BYTES = 256 << 10
-# An RSA key of 16384 bits signs with 4096 digits; a longer one would keep a processor busy for the one who made it up.
+# An RSA key of 16384 bits signs with 4096 digits; a longer one would let a stranger keep a processor busy.
 _DIGITS_MAX = 4096
 
 _LINE = re.compile(rb"^\s*([A-Za-z0-9-]{2,12})\s*\((.{1,1000})\)\s*=\s*([0-9a-fA-F]+)\s*$", re.MULTILINE)
@@ -31,7 +31,7 @@ _HASHES: dict[str, type[hashes.HashAlgorithm]] = {
     "sha384": hashes.SHA384,
     "sha512": hashes.SHA512,
 }
-# What `cryptography` raises at damaged certificates and keys of sorts that it does not know.
+# The errors of `cryptography` for damaged certificates and unknown kinds of keys.
 _UNREADABLE = (ValueError, TypeError, IndexError, OverflowError, UnsupportedAlgorithm, x509.InvalidVersion)
 
 
@@ -48,7 +48,7 @@ class Signature:
 
 
 def check(data: bytes, manifest: bytes, name: str) -> Signature:
-    """`data` is the content of the .cert file `name`. MalformedArchive says why it cannot be checked at all."""
+    """`data` is the content of the .cert file `name`. MalformedArchive says why it cannot be checked."""
     if len(data) > SIGNATURE_MAX_BYTES:
         raise MalformedArchive(f"{name} has {len(data)} bytes; a signature has {SIGNATURE_MAX_BYTES} at most")
     line = _LINE.search(data)
@@ -68,7 +68,7 @@ def check(data: bytes, manifest: bytes, name: str) -> Signature:
             not_before=certificate.not_valid_before_utc.astimezone(UTC),
             not_after=certificate.not_valid_after_utc.astimezone(UTC),
         )
-    except _UNREADABLE as problem:  # a certificate's parts are read when they are asked for
+    except _UNREADABLE as problem:  # a certificate's parts are parsed on access
         raise MalformedArchive(f"{name} has no certificate that can be read") from problem
 
 

@@ -1,4 +1,4 @@
-"""What an OVF says of a machine in its exporter's own words: the standard has none for firmware, PV guests or MAC addresses."""
+"""Traits of a machine in the words of OVF exporters: the standard has no words for firmware, PV guests or MAC addresses."""
 
 import re
 from xml.etree.ElementTree import Element
@@ -11,7 +11,7 @@ from synvirt.xml_document import attribute, child, text
 
 
 def is_paravirtualised(hardware: Hardware) -> bool:
-    """XenServer's words: a machine with hardware (HVM) has a boot policy, a PV guest a boot loader of Xen's or a kernel."""
+    """XenServer's words: a machine with hardware (HVM) has a boot policy, a PV guest a Xen boot loader or a kernel."""
     settings = hardware.settings
     if settings.get("hvm_boot_policy"):
         return False
@@ -30,7 +30,7 @@ def firmware(root: Element, system: Element, machine: Element | None, hardware: 
     uefi = uefi or virtualbox.is_uefi(machine)
     bios_type = text(system, "BiosType")
     if bios_type:
-        # oVirt renumbered in 4.4, making room for «the cluster's default» at 0.
+        # oVirt renumbered in 4.4: «the cluster's default» is now 0.
         version = re.match(r"(\d{1,4})\.(\d{1,4})", attribute(root, "version"))
         first = 3 if version and (int(version[1]), int(version[2])) >= (4, 4) else 2
         uefi = uefi or bios_type in (str(first), str(first + 1))
@@ -39,13 +39,13 @@ def firmware(root: Element, system: Element, machine: Element | None, hardware: 
 
 
 def says_firmware(system: Element, hardware: Hardware) -> bool:
-    """VirtualBox leaves BIOS, its default, unsaid in its own part; the standard has no word for firmware."""
+    """VirtualBox omits BIOS, its default, in its own part; the standard has no word for firmware."""
     said = "firmware" in hardware.settings or "firmware=" in hardware.settings.get("hvm_boot_params", "").lower()
     return said or bool(text(system, "BiosType")) or child(system, "Machine") is not None
 
 
 def nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:
-    """VirtualBox writes an item for each enabled adapter, in order, and the MAC addresses in its own part only."""
+    """VirtualBox writes an item for each enabled adapter, in order, and the MAC addresses only in its own part."""
     macs = [adapter.mac for adapter in virtualbox.nics(machine)]
     if len(macs) != len(hardware.nics):
         return hardware.nics

@@ -1,7 +1,7 @@
-"""A VM of which there is one disk image and nothing else: what the three single-disk kinds share.
+"""A VM with one disk image and nothing else: the common part of the three single-disk kinds.
 
-The image does not say what machine it belongs to. The manifest says so (a concern), takes defaults, and guesses from the
-disk's partition table what decides whether the VM will start: firmware and family. The plan's `target` overrides.
+The image does not describe its machine. The manifest says so (a concern) and takes defaults. It guesses firmware and family,
+which decide whether the VM starts, from the disk's partition table. The plan's `target` overrides them.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ _DEFAULT_MEMORY_BYTES = 2 * GIB
 
 
 def inspect(path: Path, root: Root, image_format: str) -> VmManifest:
-    """The manifest of a VM of which only a disk image is known: hardware by default, the rest by its partition table."""
+    """The manifest of a VM with only a disk image: default hardware, the rest by its partition table."""
     disk = Disk(
         key=DISK_KEY,
         label=path.name,
@@ -53,7 +53,7 @@ def inspect(path: Path, root: Root, image_format: str) -> VmManifest:
 
 
 def open_disk(path: Path, root: Root, disk_key: str, image_format: str) -> OpenedDisk:
-    """How the only disk is read. NotFound for another key."""
+    """How to read the only disk. NotFound for another key."""
     if disk_key != DISK_KEY:
         raise NotFound(f"{path.name} has no disk {disk_key!r}: its only one is {DISK_KEY!r}")
     return OpenedDisk(_spec(path, root, image_format))

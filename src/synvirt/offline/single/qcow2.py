@@ -1,4 +1,4 @@
-"""A qcow2 image by itself, or the newest of a chain of them: its backing files lie under the import root."""
+"""A single qcow2 image, or the newest of a chain: its backing files lie under the import root."""
 
 from pathlib import Path
 from typing import ClassVar

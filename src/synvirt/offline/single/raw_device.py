@@ -1,5 +1,5 @@
-"""VMDK descriptors that stand for a device of the host they were written on: raw device mappings of ESX, physical disks of
-Workstation and VirtualBox. (VMware «Virtual Disk Format 1.1», createType.) There is nothing behind them to copy."""
+"""VMDK descriptors that stand for a device of their own host: raw device mappings of ESX, physical disks of Workstation and
+VirtualBox. (VMware «Virtual Disk Format 1.1», createType.) There is nothing behind them to copy."""
 
 import re
 from contextlib import closing
@@ -7,7 +7,7 @@ from contextlib import closing
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec, ReaderSpec
 
-# A descriptor is a text of some hundred bytes, and says what it is in its first lines.
+# A descriptor is a text of some hundred bytes; its first lines have the type.
 _LOOKED_AT_BYTES = 4096
 _KIND = re.compile(
     rb'^\s*createType\s*=\s*"(vmfsRawDeviceMap|vmfsPassthroughRawDeviceMap|vmfsRDM|vmfsRDMP|fullDevice|partitionedDevice)"',
@@ -16,7 +16,7 @@ _KIND = re.compile(
 
 
 def raw_device(spec: ReaderSpec) -> str | None:
-    """The createType of a VMDK that stands for a device; None for every other disk. Raises what reading its file does."""
+    """The createType of a VMDK that stands for a device; None for every other disk. Raises what reading its file raises."""
     if not isinstance(spec, ImageSpec) or spec.format != "vmdk":
         return None
     with closing(open_reader(spec.over)) as file:

@@ -1,4 +1,4 @@
-"""A VHDX by itself, or the newest of a chain of them (Hyper-V's .avhdx): its parents lie under the import root."""
+"""A single VHDX, or the newest of a chain (Hyper-V's .avhdx): its parents lie under the import root."""
 
 from pathlib import Path
 from typing import ClassVar

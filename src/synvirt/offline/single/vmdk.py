@@ -1,4 +1,4 @@
-"""A VMDK by itself: one file, or a descriptor whose extents lie under the import root."""
+"""A single VMDK: one file, or a descriptor whose extents lie under the import root."""
 
 from pathlib import Path
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""A VirtualBox machine as files: the folder that holds it, or its .vbox by its own path."""
+"""A VirtualBox machine as files: its folder, or the path of its .vbox."""
 
 import re
 from dataclasses import replace
@@ -19,9 +19,9 @@ from synvirt.offline.vbox import machine as virtualbox
 from synvirt.offline.vbox.machine import Machine
 from synvirt.xml_document import DOCUMENT_MAX_BYTES
 
-# VirtualBox warns from 30 snapshots of a disk on.
+# VirtualBox warns at 30 or more snapshots of a disk.
 _CHAIN_MAX = 64
-# Where a VMDK's own UUID stands, in its descriptor: `ddb.uuid.image="…"`.
+# The part with the descriptor, which has a VMDK's own UUID: `ddb.uuid.image="…"`.
 _DESCRIPTOR_BYTES = 64 << 10
 
 
@@ -65,7 +65,7 @@ def _place(machine: Machine, disk: Disk) -> str:
 
 
 def _spec(folder: Folder, machine: Machine, disk: Disk) -> ReaderSpec:
-    """The image that is attached, over those that it differs from: VDI names its parent by UUID alone."""
+    """The attached image over its parents: VDI names a parent only by UUID."""
     chain: dict[str, ImageSpec] = {}
     uuid: str | None = machine.attached[disk.key]
     while uuid is not None:
@@ -81,7 +81,7 @@ def _spec(folder: Folder, machine: Machine, disk: Disk) -> ReaderSpec:
 
 
 def _parent(folder: Folder, machine: Machine, uuid: str, image_format: str) -> str | None:
-    """The UUID of what an image differs from; None for a whole one, and for a VHD, which says where its parent lies."""
+    """The UUID of the image's parent; None for an image without one, and for a VHD, which has its parent's path."""
     if image_format not in ("vdi", "vmdk"):
         return None
     from synvirt.disks import vdi
@@ -103,7 +103,7 @@ def _medium_file(folder: Folder, machine: Machine, uuid: str) -> FileRange:
             f"medium {uuid} is encrypted", hint="Remove the machine's disk encryption in VirtualBox, then import it again."
         )
     file = folder.find_written(medium.location) if medium is not None and medium.location else None
-    # Before VirtualBox 4 the registry was not in the machine's own file; and people rename disks.
+    # Before VirtualBox 4 the registry was in another file; and people rename disks.
     found = file or _by_uuid(folder, uuid)
     if found is None:
         where = f"the file {medium.location!r}" if medium is not None else "not in the media registry"
@@ -115,7 +115,7 @@ def _medium_file(folder: Folder, machine: Machine, uuid: str) -> FileRange:
 
 
 def _by_uuid(folder: Folder, uuid: str) -> FileRange | None:
-    """An image that is named by the UUID (snapshots are), or has it in its header."""
+    """An image with the UUID as its name (as snapshots have), or in its header."""
     names = [*folder.names(), *folder.names("Snapshots")]
     images = [name for name in names if name.lower().endswith((".vdi", ".vmdk", ".vhd"))]
     for name in sorted(images, key=lambda name: uuid not in name.lower()):

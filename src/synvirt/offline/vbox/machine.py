@@ -1,7 +1,7 @@
 """VirtualBox's own description of a machine: the Machine element of a .vbox file, and of the OVF that VirtualBox exports.
 
-VirtualBox, «Machine settings» (src/VBox/Main/xml/VirtualBox-settings.xsd). From version 1.19 on some elements moved from
-Machine into Hardware; both places are looked at.
+VirtualBox, «Machine settings» (src/VBox/Main/xml/VirtualBox-settings.xsd). Version 1.19 moved some elements from Machine into
+Hardware; both places are read.
 
     Machine
     ├── MediaRegistry/HardDisks/HardDisk: uuid, location     a HardDisk in a HardDisk differs from the outer one
@@ -26,7 +26,7 @@ from synvirt.xml_document import attribute, child, children, local
 from synvirt.xml_document import parse as parse_xml
 
 _NIC_MODELS = {"am79c970a": "pcnet32", "am79c973": "pcnet32", "82540em": "e1000", "82543gc": "e1000", "82545em": "e1000"}
-# How an adapter is attached: the element's name, in the words that VirtualBox's own OVF export uses for the network.
+# The kinds of network attachment: the element's name, in the words that VirtualBox's own OVF export uses for the network.
 _ATTACHMENTS = {
     "NAT": "NAT",
     "BridgedInterface": "Bridged",
@@ -37,7 +37,7 @@ _ATTACHMENTS = {
 }
 
 
-# By the type of a StorageController; a USB controller's disks come as SCSI disks to a guest.
+# By the type of a StorageController; guests see a USB controller's disks as SCSI disks.
 _BUSES: dict[str, DiskBus] = {"piix3": "ide", "piix4": "ide", "ich6": "ide", "ahci": "sata", "nvme": "nvme"}
 # VirtualBox' own limit is 30 ports on SATA, 255 on NVMe.
 _DISKS_MAX = 1000
@@ -46,8 +46,8 @@ _CPUS_MAX, _MEMORY_MAX_MIB = 1024, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A hard disk of the media registry. `location` is relative to the machine's folder, or absolute on its maker's host.
-    `sort` is Normal, Writethrough, Shareable, …; what differs from a medium is of its sort. `parent` is that one's UUID."""
+    """A hard disk of the media registry. `location` is relative to the machine's folder, or absolute on its own host. `sort` is
+    Normal, Writethrough, Shareable, …; the children of a medium have its sort. `parent` is the parent's UUID."""
 
     uuid: str
     location: str
@@ -135,7 +135,7 @@ def _disks(machine: Element, name: str) -> tuple[tuple[Disk, ...], dict[str, str
             if attribute(device, "type") != "HardDisk" or uuid is None:
                 continue
             port, slave = (whole_number(attribute(device, each)) or 0 for each in ("port", "device"))
-            # The one VirtualBox IDE controller has two channels of two devices each; other buses have a disk a port.
+            # The only VirtualBox IDE controller has two channels of two devices each; other buses have one disk per port.
             place = (f"ide{number * 2 + port}", slave) if bus == "ide" else (f"{bus}{number}", port)
             key = f"{place[0]}:{place[1]}"
             if key in attached or len(disks) >= _DISKS_MAX:
@@ -184,7 +184,7 @@ def _manifest(machine: Element, disks: tuple[Disk, ...], disk_concerns: list[Con
 
 
 def _snapshots(machine: Element) -> Iterator[Snapshot]:
-    """The tree of snapshots, walked by a list: how deep it is, is up to the one who wrote the file."""
+    """The tree of snapshots, walked with a list, as the file decides how deep it is."""
     waiting = [machine]
     while waiting:
         inner = waiting.pop()

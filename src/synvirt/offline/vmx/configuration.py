@@ -1,12 +1,12 @@
 """VMware's configuration files: .vmx and .vmsd → a VmManifest and the file of each disk.
 
-The syntax has no specification; what is read here is what ESX, Workstation, Fusion and Player write:
+The syntax has no specification; this is what ESX, Workstation, Fusion and Player write:
 
-    .encoding = "UTF-8"            how the bytes of the values are to be read
+    .encoding = "UTF-8"            the encoding of the values
     displayName = "web |22one|22"  |XX is a character that would end the value, or the pipe itself
     scsi0:0.fileName = "web.vmdk"  keys in any case; values mostly in quotes
 
-A key that is not there has a default, and a device is there only if its `present` is TRUE.
+A missing key has a default, and a device exists only if its `present` is TRUE.
 """
 
 import re
@@ -31,7 +31,7 @@ _CPUS_MAX, _MEMORY_MAX_MIB = 1024, 64 << 20
 _LINE = re.compile(r'\s*([A-Za-z0-9_.:\-]+)\s*=\s*(?:"([^"]*)"?|([^"#]*))')
 _ESCAPE = re.compile(r"\|([0-9A-Fa-f]{2})")
 _ENCODING = re.compile(rb'^\s*\.encoding\s*=\s*"([A-Za-z0-9_\-]{1,40})"', re.MULTILINE | re.IGNORECASE)
-# Those that VMware's programs write, after the host's language; Python knows others that take a file apart for minutes.
+# The encodings of VMware's programs, by the host's language; Python has others that take minutes for a file.
 _ENCODINGS = re.compile(
     r"utf-?8|us-ascii|iso-?8859-?\d{1,2}|(cp|windows-)\d{3,4}|gbk|gb2312|gb18030|big5|shift_jis|euc-(jp|kr)|koi8-r|tis-620"
 )
@@ -47,14 +47,14 @@ _NO_DISK = re.compile(r"cdrom|floppy|passthru|tape", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A parsed .vmx: `files` has the file of each disk, as it is written there, by the disk's key."""
+    """A parsed .vmx: `files` has the file of each disk, as written there, by the disk's key."""
 
     manifest: VmManifest
     files: Mapping[str, str]
 
 
 def dictionary(data: bytes, name: str) -> dict[str, str]:
-    """The entries of a .vmx or .vmsd, keys in lower case. A line that is no entry is skipped, as VMware does."""
+    """The entries of a .vmx or .vmsd, keys in lower case. Like VMware, it skips a line that is no entry."""
     if len(data) > FILE_MAX_BYTES:
         raise MalformedArchive(f"{name} has {len(data)} bytes; a VMX file has {FILE_MAX_BYTES} at most")
     entries: dict[str, str] = {}
@@ -70,7 +70,7 @@ def dictionary(data: bytes, name: str) -> dict[str, str]:
 
 
 def _text(data: bytes) -> str:
-    """In the encoding that the file names; UTF-8 or else Windows' western one where it names none that is known."""
+    """The text in the encoding that the file names; without a known one, UTF-8 or else Windows' western one."""
     found = _ENCODING.search(data)
     named = found[1].decode().lower() if found else ""
     for encoding in (named.replace("windows-", "cp") if _ENCODINGS.fullmatch(named) else "utf-8-sig", "utf-8-sig"):
@@ -111,7 +111,7 @@ def snapshots(data: bytes, name: str) -> tuple[Snapshot, ...]:
 
 
 def _created_at(entries: Mapping[str, str], number: int) -> datetime | None:
-    """Microseconds since 1970 in two halves, the lower of which is written as a signed number."""
+    """Microseconds since 1970 in two halves; the lower one is written as a signed number."""
     try:
         high, low = (int(entries[f"snapshot{number}.createtime{half}"][:12]) for half in ("high", "low"))
         return datetime.fromtimestamp(((high << 32) + (low & 0xFFFFFFFF)) / 1_000_000, UTC)
@@ -151,8 +151,8 @@ def _disks(entries: Mapping[str, str]) -> tuple[tuple[Disk, ...], dict[str, str]
 
 
 def _attached(entries: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
-    """Hard disks that are present, with a file: controllers in the order ide, sata, scsi, nvme, as VMware's BIOS tries none of
-    them before the other unless `bios.hddOrder` says so; then by number and unit."""
+    """Hard disks that are present and have a file: controllers in the order ide, sata, scsi, nvme, as VMware's BIOS has no
+    order of its own unless `bios.hddOrder` gives one; then by number and unit."""
     devices = ((match[1], int(match[2]), file) for key, file in entries.items() if (match := _DISK_KEY.fullmatch(key)))
     for controller, unit, file in sorted(devices):
         key = f"{controller}:{unit}"
@@ -221,7 +221,7 @@ def _present(entries: Mapping[str, str], pattern: re.Pattern[str], prefix: str =
 
 
 def _nic(entries: Mapping[str, str], key: str) -> Nic:
-    # `static` MACs lie in address, those that VMware made in generatedAddress; both may be there.
+    # `static` MACs are in address, those that VMware made in generatedAddress; a file may have both.
     static = entries.get(f"{key}.addresstype", "").lower() == "static"
     candidates = (entries.get(f"{key}.address", ""), entries.get(f"{key}.generatedaddress", ""))
     ordered = candidates if static else reversed(candidates)

@@ -1,4 +1,4 @@
-"""A VM of VMware as files: the folder that holds it, or its .vmx by its own path."""
+"""A VM of VMware as files: its folder, or the path of its .vmx."""
 
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -56,7 +56,7 @@ def _read(path: Path, root: Root) -> tuple[Folder, str, vmx.Machine]:
 
 
 def _spec(folder: Folder, machine: vmx.Machine, disk: Disk) -> ReaderSpec:
-    """The disk's file is that of its newest snapshot; it names its parents and extents itself."""
+    """The disk's file is that of its newest snapshot, which names its parents and extents itself."""
     written = machine.files[disk.key]
     file = folder.find_written(written)
     if file is None:
@@ -73,5 +73,5 @@ def _snapshots(folder: Folder, name: str) -> tuple[Snapshot, ...]:
 
 
 def _is_locked(folder: Folder) -> bool:
-    """Workstation keeps `.lck` folders, ESX a lock file, as long as the VM runs."""
+    """Workstation keeps `.lck` folders, ESX a lock file, while the VM runs."""
     return any(name.lower().endswith((".vmx.lck", ".vmdk.lck", ".vmx~")) for name in folder.names())

@@ -1,4 +1,4 @@
-"""XVA, as XenServer and XCP-ng export VMs.
+"""XVA, the export format of XenServer and XCP-ng.
 
 `archive.py` is today's form, `ova_xml.py` its description, `geneva.py` the oldest form.
 """

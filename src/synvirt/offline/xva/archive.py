@@ -1,4 +1,4 @@
-"""XVA: a VM as XenServer and XCP-ng export it, one tar archive with ova.xml first; of version 1, a folder (`geneva`).
+"""XVA: a VM that XenServer or XCP-ng exported, one tar archive with ova.xml first; in version 1 a folder (`geneva`).
 
 The archive may be packed by gzip or zstd as a whole (`xe vm-export compress=true`, `compress=zstd`).
 """
@@ -26,14 +26,15 @@ from synvirt.offline.xva import geneva, ova_xml
 from synvirt.xml_document import DOCUMENT_MAX_BYTES, local, parse
 
 _DESCRIPTION = "ova.xml"
-# xapi writes it first; who packs an archive again may put it elsewhere, but not behind many thousand pieces of disks.
+# xapi writes it first. After repacking it may be elsewhere, but not behind many thousand pieces of disks.
 _MEMBERS_LOOKED_AT = 1000
-# Of a disk, to see its partitions: a thousand members more, and the start of a Windows or a Linux system partition.
+# How much of a disk is read for its partitions: a thousand members more, and the start of a Windows or a Linux system
+# partition.
 _LOOKED_AT_BYTES = 512 << 20
-# Of what a packed archive holds: to find ova.xml, and to see the partitions of a disk that begins right behind it.
+# How much of a packed archive is unpacked: to find ova.xml, and the partitions of a disk that begins right behind it.
 _UNPACKED_BYTES = 16 << 20
 _UNPACKED_FOR_DISKS_BYTES = 3 << 20
-# .xva, or .xva.gz and .xva.zst of the one who packed it afterwards.
+# .xva; or .xva.gz and .xva.zst, if it was packed afterwards.
 _SUFFIXES = (".xva", ".xva.gz", ".xva.zst")
 
 
@@ -66,12 +67,12 @@ class XvaArchive:
             raise NotFound(f"{path.name} has no disk {disk_key!r}")
         if isinstance(described, geneva.Appliance):
             return OpenedDisk(described.disk_spec(disk, root))
-        # The digests lie in the archive, a piece each, and the reader checks them: there is no range to check here.
+        # The archive has a digest for each piece, and the reader checks them: there is no range to check here.
         return OpenedDisk(_spec(disk, path, root))
 
 
 def _described(path: Path, root: Root) -> VmManifest | geneva.Appliance:
-    """What ova.xml says: of an archive, or beside the folders of version 1."""
+    """The content of ova.xml: in an archive, or beside the folders of version 1."""
     if is_folder(root, resolve(root, str(path))) or path.name.lower() == _DESCRIPTION:
         return geneva.of_folder(path, root)
     name = f"{_DESCRIPTION} in {path.name}"
@@ -94,7 +95,7 @@ def _packing(file: DiskReader) -> Packing | None:
 
 @contextmanager
 def _archive(path: Path, root: Root, most_bytes: int = _UNPACKED_BYTES) -> Iterator[DiskReader]:
-    """The archive's bytes, of a packed one the first `most_bytes` (UnsupportedFormat beyond). HostPathRejected, NotFound."""
+    """The archive's bytes; of a packed one only the first `most_bytes` (then UnsupportedFormat). HostPathRejected, NotFound."""
     with closing(open_file(root, str(path), shown=path.name)) as file:
         packing = _packing(file)
         yield file if packing is None else Passing(file, packing, path.name, kept_bytes=most_bytes, most_bytes=most_bytes)
@@ -108,15 +109,15 @@ def _spec(disk: Disk, path: Path, root: Root) -> XvaSpec:
 
 
 def _folders(archive: DiskReader) -> frozenset[str]:
-    """The disks that begin near the archive's own beginning: a disk is found by walking over all before it, piece by piece."""
+    """The disks that begin near the archive's beginning: to find a disk, all pieces before it are walked over."""
     found: set[str] = set()
-    with suppress(UnsupportedFormat):  # more of a packed one is not looked at
+    with suppress(UnsupportedFormat):  # of a packed archive no more is read
         found.update(member.name.partition("/")[0] for member in itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT))
     return frozenset(found)
 
 
 def _measured(disk: Disk, archive: DiskReader, name: str, near: frozenset[str]) -> Measured:
-    """Its size is ova.xml's word; its partitions are looked at where that costs no walk over gigabytes."""
+    """Its size is from ova.xml; its partitions are read, if that needs no walk over gigabytes."""
     if disk.key not in near:
         return Measured(disk)
     layout = partitions.look(XvaReader(archive, disk.key, disk.capacity_bytes, name), within=_LOOKED_AT_BYTES)
@@ -124,7 +125,7 @@ def _measured(disk: Disk, archive: DiskReader, name: str, near: frozenset[str]) 
 
 
 def _description(path: Path, root: Root) -> tuple[bytes, Packing | None]:
-    """ova.xml, and how the archive that it lies in is packed."""
+    """ova.xml, and the packing of its archive."""
     with _archive(path, root) as archive:
         members = itertools.islice(tar.walk(archive), _MEMBERS_LOOKED_AT)
         found = next((member for member in members if member.name == _DESCRIPTION), None)

@@ -1,4 +1,4 @@
-"""XVA version 1, as XenServer 3 («Geneva») exported VMs: ova.xml beside a folder a disk of gzipped chunks.
+"""XVA version 1, the export of XenServer 3 («Geneva»): ova.xml, and one folder of gzipped chunks per disk.
 
     <appliance version="0.1">
       <vm name="vm"><label>…</label><config mem_set="268435456" vcpus="1"/><hacks is_hvm="false"/>
@@ -6,7 +6,7 @@
       <vdi name="vdi_sda" size="10737418240" source="file://sda" type="dir-gzipped-chunks"/>
     </appliance>                              sda/chunk-000000000.gz, sda/chunk-000000001.gz, …
 
-XenServer SDK Guide, «VM import/export», XVA version 1. Its chunks one after the other are one gzip file (RFC 1952, 2.2).
+XenServer SDK Guide, «VM import/export», XVA version 1. The chunks of a disk, joined, are one gzip file (RFC 1952, 2.2).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from synvirt.offline.files import FileRange, Folder, read_all
 from synvirt.sizes import GIB
 from synvirt.xml_document import DOCUMENT_MAX_BYTES, attribute, child, children, local, parse, text
 
-# XenServer cut at a gigabyte; its largest disk was 2 TiB.
+# XenServer wrote chunks of a gigabyte; its largest disk was 2 TiB.
 _CHUNKS_MAX = 10_000
 _DISKS_MAX = 100
 _FORMAT = "dir-gzipped-chunks"
@@ -37,14 +37,14 @@ Find = Callable[[str], FileRange | None]
 
 @dataclass(frozen=True, slots=True)
 class Appliance:
-    """`folders` has the folder of each disk's chunks by the disk's key; `find` looks a file of the export up by its name."""
+    """`folders` has the folder of each disk's chunks by the disk's key; `find` finds a file of the export by its name."""
 
     manifest: VmManifest
     folders: Mapping[str, str]
     find: Find
 
     def disk_spec(self, disk: Disk, root: Root) -> GzipSpec:
-        """How to read the disk: its chunks, until the next is not there."""
+        """How to read the disk: its chunks, until one is missing."""
         folder, parts = self.folders[disk.key], list[RawSpec]()
         while (part := self.find(f"{folder}/chunk-{len(parts):09d}.gz")) is not None:
             parts.append(raw_spec(root, part.path, part.offset, part.length))

@@ -2,8 +2,8 @@
 
     {version: {…}, objects: [{class: "VM", id: "Ref:0", snapshot: {name_label: …, VBDs: ["Ref:1"], …}}, {class: "VBD", …}, …]}
 
-Ids name objects within the archive only; a disk's id is also the folder of its pieces. Exporters add and leave out fields
-from version to version, so everything is asked for with a default.
+Ids are valid only in the archive; a disk's id is also the folder of its pieces. Exporters add and drop fields from version to
+version, so every field has a default.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from synvirt.machines.xenapi import Record, Records, text
 from synvirt.model.machine import VmManifest
 from synvirt.xml_document import children, local
 
-# Real ones nest twelve deep; deeper is made to exhaust the stack.
+# Real ones nest twelve deep; a deeper one was made to exhaust the stack.
 _DEPTH_MAX = 40
 
 
@@ -25,7 +25,7 @@ def parse(root: Element, name: str) -> VmManifest:
     objects = _objects(root, name)
     vm_id, vm = _the_vm(objects, name)
     described = xenapi.manifest(objects, vm_id, disk_key=lambda reference, _: reference)
-    # Exported while it ran (from a snapshot), the VM in the file is off all the same.
+    # If it was exported while it ran (from a snapshot), the VM in the file is off.
     state = "suspended" if text(vm, "power_state") == "Suspended" else "off"
     return described.model_copy(
         update={"power_state": state, "cbt_reason": "an offline import is a copy of files: nothing changes in them"}
@@ -47,7 +47,7 @@ def _objects(root: Element, name: str) -> Records:
 
 
 def _value(element: Element, depth: int, name: str) -> Any:
-    """An XML-RPC value. What has no type is a string; numbers stay strings, since XenAPI sends most of them as such."""
+    """An XML-RPC value. A value without a type is a string; numbers stay strings, as XenAPI sends most of them as strings."""
     if depth > _DEPTH_MAX:
         raise MalformedArchive(f"{name} nests values more than {_DEPTH_MAX} deep")
     inner = next(iter(element), None)
@@ -72,7 +72,7 @@ def _value(element: Element, depth: int, name: str) -> Any:
 
 
 def _the_vm(objects: Records, name: str) -> tuple[str, Record]:
-    """Snapshots travel in the archive beside their VM; a template is exported as a VM like any other."""
+    """The archive has a VM's snapshots too; a template is exported like any other VM."""
     vms = {key: vm for key, vm in objects.of("VM").items() if not is_true(text(vm, "is_a_snapshot"))} or objects.of("VM")
     vms = {key: vm for key, vm in vms.items() if not is_true(text(vm, "is_control_domain"))}
     if not vms:
