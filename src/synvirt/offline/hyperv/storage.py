@@ -93,8 +93,8 @@ def read(file: DiskReader, name: str) -> Tree:
 
 
 def has_key(file: DiskReader, name: str, keys: frozenset[str]) -> bool:
-    """Whether one of `keys` is at the root. Reads until it finds one, as a machine's saved memory has a key per mebibyte; the
-    search must end, so a key must exist."""
+    """Whether one of `keys` is at the root. Reads until it finds one. A machine's saved memory has a key per mebibyte, so this
+    is also true of a file with too many tables to read."""
     source = _replayed(file, name)
     for number, table in enumerate(_key_tables(source)):
         if number >= _TABLES_MAX:
