@@ -1,4 +1,4 @@
-"""The two nouns of the data path over a repository: a disk on its way in, and the disk of a restore point.
+"""The data path's two interfaces for a repository: a disk that is written to it, and the disk of a restore point.
 
 ChunkWriter   pieces of any size, from any thread ─▶ whole chunks ─▶ session.add ─▶ names ─▶ pages
 PointReader   pages ─▶ names ─▶ chunks, each checked against its name
@@ -17,18 +17,18 @@ from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, 
 from synvirt.repository.repository import Repository, Session
 
 CALLS_AT_ONCE = 64
-# 16 MiB: what a file system goes back to while it is read.
+# 16 MiB: what a file system reads again while it is read.
 CHUNKS_KEPT = 16
 
 
 class ChunkWriter:
-    """Takes each byte of a disk exactly once, as a copy of a whole disk that is not `fresh` gives it.
+    """Takes each byte of a disk exactly once, in the order of a copy of a whole disk that is not `fresh`.
 
-    With `before`, the disk as an earlier point has it, only the chunks of `changed` come: the others keep the names that they
-    have there, and pages without a chunk that comes are not even looked at.
+    With `before`, the disk of an earlier point, only the `changed` chunks come. The others keep their names from there, and
+    pages without a changed chunk are not looked at.
 
-    Memory is one chunk for each that is begun and not full, some few a thread of copy(); and the names of pages that are begun.
-    `flush` promises nothing: all of a restore point becomes durable, and visible, with its manifest. `on_named` hears of each
+    It holds in memory each chunk that is begun and not full (a few per thread of copy()), and the names of pages that are
+    begun. `flush` promises nothing: a whole restore point becomes durable, and visible, with its manifest. `on_named` gets each
     chunk's name, in any thread.
     """
 
@@ -97,7 +97,7 @@ class ChunkWriter:
         self._finish(number, content)
 
     def stored(self, number: int, name: bytes) -> None:
-        """The chunk has that name, and the session relies on it: its bytes do not come."""
+        """The chunk has that name and its bytes do not come, as the session relies on the stored one."""
         self._name(number, name)
 
     def _finish(self, number: int, content: bytearray | memoryview) -> None:
@@ -118,7 +118,7 @@ class ChunkWriter:
             if any(page.waits):
                 return
             del self._open[which]
-            self._pages[which] = ""  # taken: its name is known in a moment
+            self._pages[which] = ""  # taken: its name follows soon
         self._pages[which] = self._session.add_page(bytes(page.names)).hex()
 
     def _opened(self, which: int) -> "_Page":
@@ -138,7 +138,7 @@ class ChunkWriter:
         self._begun.clear()
 
     def finish(self) -> DiskMap:
-        """The disk as a manifest has it. DiskWriteFailed, where a byte of it never came."""
+        """The disk for a manifest. DiskWriteFailed, where a byte of it never came."""
         for which, name in enumerate(self._pages):
             if not name:
                 waits = self._open[which].waits if which in self._open else b"\1"
@@ -149,21 +149,21 @@ class ChunkWriter:
 
 @dataclass
 class _Page:
-    """`waits`: a byte a chunk, 1 where it is still to come."""
+    """`waits`: one byte per chunk, 1 where it has not come yet."""
 
     names: bytearray
     waits: bytearray
 
 
 class Before:
-    """A disk as an earlier point has it, page by page."""
+    """A disk of an earlier point, page by page."""
 
     def __init__(self, repository: Repository, disk: DiskMap) -> None:
         self._repository, self.disk = repository, disk
         self._last: tuple[int, bytes] = (-1, b"")
 
     def page(self, which: int) -> bytes:
-        """The page of number `which` (1,024 chunk names, 32 KiB) of the disk as the earlier point has it. RepositoryDamaged."""
+        """The earlier point's page of number `which` (1,024 chunk names, 32 KiB). RepositoryDamaged."""
         known, page = self._last
         if known != which:
             page = self._repository.read_page(bytes.fromhex(self.disk.pages[which]))
@@ -171,26 +171,26 @@ class Before:
         return page
 
     def name(self, number: int) -> bytes:
-        """The name of a chunk (32 bytes) of the disk as the earlier point has it."""
+        """The name of a chunk (32 bytes) in the earlier point."""
         which, within = divmod(number, PAGE_CHUNKS)
         return self.page(which)[within * NAME_BYTES : (within + 1) * NAME_BYTES]
 
 
 class Chunks:
-    """Some of the chunks of a disk. `pages`: a byte a chunk, 1 for those, of each page that has any."""
+    """Some of the chunks of a disk. `pages`: for each page that has any, one byte per chunk, 1 for those."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self.pages: dict[int, bytearray] = {}
 
     def add(self, start: int, length: int) -> None:
-        """Those that the bytes touch. DiskReadFailed, where they are not all within the disk."""
+        """Adds the chunks that the bytes touch. DiskReadFailed, where they are not all in the disk."""
         for which, within, until in self._cut(start, length):
             self._page(which)[within:until] = b"\1" * (until - within)
 
     def add_zeros(self, start: int, length: int, before: "Before") -> None:
-        """Those that the bytes touch, which are zeros now, but for chunks that were all zeros before: they still are. So a disk
-        that is mostly holes is not read for them."""
+        """Adds the chunks that the bytes touch, which are zeros now. It leaves out chunks that were all zeros before, as they
+        still are. So a disk that is mostly holes is not read for them."""
         for which, within, until in self._cut(start, length):
             if bytes.fromhex(before.disk.pages[which]) == NONE:
                 continue
@@ -214,7 +214,7 @@ class Chunks:
         return self.pages.setdefault(which, bytearray(min(PAGE_CHUNKS, chunks_of(self._size) - which * PAGE_CHUNKS)))
 
     def discard(self, number: int) -> None:
-        """The chunk is not known any more."""
+        """Forgets the chunk."""
         which, within = divmod(number, PAGE_CHUNKS)
         if which in self.pages:
             self.pages[which][within] = 0
@@ -236,7 +236,7 @@ class Chunks:
 
 
 class PointReader:
-    """A disk of a restore point. What is read is what was backed up, or RepositoryDamaged."""
+    """A disk of a restore point. It gives what was backed up, or RepositoryDamaged."""
 
     max_readers = CALLS_AT_ONCE
 
@@ -244,7 +244,7 @@ class PointReader:
         self.size = disk.size_bytes
         self._repository = repository
         self._names = repository.chunk_names(disk)
-        # The chunks that were read last, the newest at the end: small reads, in whatever order, unpack each once.
+        # The chunks that were read last, the newest at the end: small reads, in any order, unpack each once.
         self._recent: OrderedDict[bytes, memoryview] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -252,7 +252,7 @@ class PointReader:
         return self.extents_between(0, self.size)
 
     def extents_between(self, start: int, end: int) -> Iterator[Extent]:
-        """Those of a range alone, cut at its ends: a server is asked for them piece by piece."""
+        """The extents of a range, cut at its ends, as a server is asked for them piece by piece."""
         numbers = range(start // CHUNK_BYTES, chunks_of(end))
         return coalesced(
             Extent(at, min((number + 1) * CHUNK_BYTES, end) - at, zero=self._name(number) == NONE)
@@ -270,7 +270,7 @@ class PointReader:
             at += part
 
     def _read_part(self, number: int, within: int, into: memoryview) -> None:
-        """Of one chunk. A whole one is unpacked where it is wanted; a copy reads no other."""
+        """Reads a part of one chunk. A whole chunk is unpacked directly into the target; a copy reads only whole ones."""
         name = self._name(number)
         if name == NONE:
             into[:] = bytes(len(into))

@@ -1,7 +1,7 @@
-"""What a repository needs of the place where it lies, call by call; and a folder of this host, local or an NFS mount.
+"""What a repository needs of its place, call by call; and a folder of this host, local or an NFS mount.
 
-Few calls, so that tests can fail, tear and lose each of them. `put` makes one promise of several: a file is whole and durable
-under its name, or has no name. Names are relative, folders one deep. Errors name files, never paths of the host.
+There are few calls, so that tests can fail, tear and lose each of them. `put` builds one promise from several: a file is whole
+and durable under its name, or has no name. Names are relative, folders one deep. Errors name files, never paths of the host.
 """
 
 import errno
@@ -16,10 +16,11 @@ from typing import NoReturn, Protocol
 from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreachable, StoreWriteFailed
 from synvirt.sizes import WRITE_BYTES
 
-# What is being written, and has no name that counts. What a crash leaves here is swept by the next collection of garbage.
+# The folder for files that are being written and have no valid name. The next garbage collection removes what a crash leaves
+# here.
 UNFINISHED = "tmp"
 MOUNTS = Path("/proc/self/mountinfo")
-# Of a folder's path, in a message: one that is too long for the kernel is too long for a person.
+# The most of a folder's path in a message: a path that is too long for the kernel is too long for a person.
 PATH_CHARS_SHOWN = 200
 _NFS = frozenset({"nfs", "nfs4"})
 
@@ -34,11 +35,11 @@ class Entry:
 
 
 class Folder(Protocol):
-    """- `write`: a new file, not durable yet; `sync` makes its bytes durable, `sync_folder` the names in a folder.
-    - `rename`: at once or not at all; it replaces.
-    - `read`: exactly what is asked for. RepositoryDamaged, where the file is missing or shorter.
+    """- `write`: makes a new file, not durable yet; `sync` makes its bytes durable, `sync_folder` the names in a folder.
+    - `rename`: atomic; it replaces.
+    - `read`: exactly the range asked for. RepositoryDamaged, where the file is missing or shorter.
     - `entries`: of one folder, by name. `delete`: idempotent.
-    - `close`: lets go of connections; it may be used again.
+    - `close`: closes connections; the folder may be used again.
     - Every failure is a SynvirtError of a backup.
     """
 
@@ -54,7 +55,7 @@ class Folder(Protocol):
 
 
 def put(folder: Folder, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-    """The file is whole and durable under its name when this returns; when it raises or the host dies, it may have no name."""
+    """When this returns, the file is whole and durable under its name. When it raises or the host dies, it may have no name."""
     unfinished = f"{UNFINISHED}/{secrets.token_hex(8)}"
     folder.write(unfinished, pieces)
     folder.sync(unfinished)
@@ -63,8 +64,8 @@ def put(folder: Folder, name: str, pieces: Iterable[bytes | bytearray | memoryvi
 
 
 def file_system_of(path: Path, mounts: Path = MOUNTS) -> str | None:
-    """Its kind, as proc_pid_mountinfo(5) has it for the device that the path lies on; None: it does not say. A line:
-    `36 35 0:51 / /mnt rw,noatime master:1 - nfs4 server:/export rw,vers=4.2`. RepositoryUnreachable."""
+    """The kind of file system, from proc_pid_mountinfo(5), by the device of the path; None: it is not listed. A line: `36 35
+    0:51 / /mnt rw,noatime master:1 - nfs4 server:/export rw,vers=4.2`. RepositoryUnreachable."""
     with _as_ours(str(path)):
         device = path.stat().st_dev
         lines = mounts.read_text(errors="replace").splitlines()
@@ -77,9 +78,9 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> str | None:
 
 
 class HostFolder:
-    """A folder of this host. `is_nfs`: refused while no NFS export is mounted there: backups would fill the host's own disk.
+    """A folder of this host. `is_nfs`: refused while no NFS export is mounted there, as backups would fill the host's own disk.
 
-    What NFS promises is enough: files are written once, by one host, and found by their names; no time of reading, no lock.
+    NFS promises enough: one host writes a file once, and it is found by its name. No access times or locks are needed.
     """
 
     def __init__(self, path: Path, *, is_nfs: bool = False, mounts: Path = MOUNTS) -> None:
@@ -90,7 +91,7 @@ class HostFolder:
         """RepositoryUnreachable."""
         try:
             present = self._path.is_dir()
-        except OSError as error:  # a name that is too long, a folder above it that we may not look into
+        except OSError as error:  # a name that is too long, or a folder above it that we may not enter
             why = os.strerror(error.errno or 0)
             raise RepositoryUnreachable(
                 f"{str(self._path)[:PATH_CHARS_SHOWN]}: {why}", hint="name a folder that this host has"
@@ -107,13 +108,13 @@ class HostFolder:
             )
 
     def room(self) -> tuple[int, int]:
-        """Bytes of the file system, and those that are used."""
+        """The size of the file system, and how much of it is used, in bytes."""
         with _as_ours("the repository's free space"):
             found = os.statvfs(self._path)
         return found.f_frsize * found.f_blocks, found.f_frsize * (found.f_blocks - found.f_bavail)
 
     def make_folders(self, names: Iterable[str]) -> None:
-        """Makes folders of mode 0700 where they are missing, durably."""
+        """Makes missing folders with mode 0700, durably."""
         for name in names:
             with _as_ours(name):
                 (self._path / name).mkdir(mode=0o700, exist_ok=True)
@@ -127,7 +128,7 @@ class HostFolder:
                     left = left[file.write(left[:WRITE_BYTES]) :]
 
     def append(self, name: str, piece: bytes) -> None:
-        """To a file that was written here."""
+        """Appends to a file that was made here."""
         with _as_ours(name), (self._path / name).open("ab", buffering=0) as file:
             left = memoryview(piece)
             while left:
@@ -172,7 +173,7 @@ class HostFolder:
         return found
 
     def size(self, name: str) -> int:
-        """RepositoryDamaged, where it is missing."""
+        """The file's size. RepositoryDamaged, where it is missing."""
         try:
             return (self._path / name).lstat().st_size
         except FileNotFoundError as error:
@@ -186,7 +187,7 @@ class HostFolder:
             for entry in listed:
                 try:
                     status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # it went meanwhile
+                except FileNotFoundError:  # it was removed meanwhile
                     continue
                 found.append(Entry(entry.name, status.st_size, status.st_mtime))
         return sorted(found, key=lambda entry: entry.name)
@@ -196,7 +197,7 @@ class HostFolder:
             (self._path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Does nothing, as nothing is open."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The footers of a repository's packs, in a SQLite file of this host, so that each is fetched once.
 
-It is a cache. A pack never changes under its name, so what was copied stays true; each copy carries its hash, so one that has
-changed is noticed. Where the file is missing, damaged or cannot be written, footers are read from the packs.
+It is a cache. A pack never changes under its name, so a copy stays right. Each copy has its hash, so a changed one is noticed.
+Where the file is missing, damaged or cannot be written, footers are read from the packs.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from synvirt.repository import packs
 from synvirt.repository.folder import Folder
 from synvirt.sizes import MIB
 
-# Footers that are held in memory: of 64 MiB packs some 10 KiB each, so that a disk's neighbours are found without a query.
+# The size of footers in memory: some 10 KiB for each pack of 64 MiB, so that a disk's next chunks are found without a query.
 HELD_BYTES = 8 * MIB
-# So many are asked for one by one; more by reading all of the file.
+# Up to so many are queried one by one; for more, the whole file is read.
 _FEW = 100
 _BUSY_S = 10.0
 
@@ -26,7 +26,8 @@ _log = logging.getLogger("synvirt.backups")  # structlog would load rich into ea
 
 
 class Footers:
-    """Not safe from several threads: the index holds its lock. `path` None: a file without a name, gone with the process."""
+    """Not safe from several threads: the index has its lock. `path` None: a file without a name, which ends with the
+    process."""
 
     def __init__(self, folder: Folder, path: Path | None = None) -> None:
         self._folder = folder
@@ -35,7 +36,7 @@ class Footers:
         self._held_bytes = 0
 
     def of(self, pack: str, size_bytes: int) -> bytes:
-        """The entries of a pack of that size, as they are stored. RepositoryDamaged."""
+        """The entries of a pack of that size, in their stored form. RepositoryDamaged."""
         held = self._held.get(pack)
         if held is not None:
             self._held.move_to_end(pack)
@@ -48,7 +49,7 @@ class Footers:
         return footer
 
     def all(self, sizes: dict[str, int], unreadable: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-        """Of each pack in `sizes`, its entries; of those that are damaged, why, in `unreadable`."""
+        """The entries of each pack in `sizes`. For damaged packs it puts the reason into `unreadable`."""
         known = set()
         for pack, size_bytes, tail in self._cached(sizes):
             if pack in sizes and (footer := _checked(pack, sizes[pack], size_bytes, tail)) is not None:
@@ -63,7 +64,7 @@ class Footers:
             yield pack, footer
 
     def _cached(self, sizes: dict[str, int]) -> Iterator[tuple]:  # type: ignore[type-arg]
-        """At least what there is of these: of many, all that there is."""
+        """At least the cached rows of these packs: if there are many, all rows."""
         if len(sizes) > _FEW:
             yield from self._rows("SELECT pack, size, tail FROM footers")
             return
@@ -96,7 +97,7 @@ class Footers:
             self._held_bytes -= len(self._held.popitem(last=False)[1])
 
     def _rows(self, text: str, *values: object) -> Iterator[tuple]:  # type: ignore[type-arg]
-        """None, where the file cannot be read: the packs have it all."""
+        """None, where the file cannot be read: the packs have the same data."""
         if self._db is not None:
             try:
                 yield from self._db.execute(text, values)
@@ -116,7 +117,7 @@ class Footers:
 
 
 def _checked(pack: str, size_bytes: int, cached_bytes: int, tail: bytes) -> bytes | None:
-    """None, where the pack has another size than it had, or the cache has changed."""
+    """None, where the pack has another size than before, or the cache has changed."""
     if cached_bytes != size_bytes:
         return None
     try:
@@ -146,7 +147,7 @@ def _connected(path: Path | None) -> sqlite3.Connection:
     try:
         if path is not None:
             db.execute("PRAGMA journal_mode = WAL")
-        # A power cut may take what was written last, or more: then it is made again.
+        # A power cut may destroy the latest writes, or more: then the file is made again.
         db.execute("PRAGMA synchronous = OFF")
         db.execute("CREATE TABLE IF NOT EXISTS footers (pack TEXT PRIMARY KEY, size INTEGER NOT NULL, tail BLOB NOT NULL)")
         db.execute("SELECT count(*) FROM footers").fetchone()

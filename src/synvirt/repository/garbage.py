@@ -1,16 +1,16 @@
-"""What nothing needs any more, removed in two steps a day apart, so that no run loses what it relies on.
+"""Removes what nothing needs any more, in two steps a day apart, so that no run loses what it relies on.
 
     collect:   every manifest, every page, every footer ─▶ what is needed
                  not needed, and old        ─▶ a list of condemned packs
                  condemned a day ago, and still not needed ─▶ deleted
-                 half of a pack not needed  ─▶ what is, into a new pack; the old one is condemned
+                 half of a pack not needed  ─▶ the needed half goes into a new pack; the old one is condemned
 
-Frames are moved as they are: collecting needs no key. If anything cannot be read, nothing is removed: what a damaged manifest
-needs is not known. Several may collect at once, and runs go on meanwhile: a run that relies on what is condemned before it has
-committed is refused, and what is condemned after that is looked at again before it is deleted.
+Frames are moved unchanged, so collecting needs no key. If anything cannot be read, nothing is removed, as it is not known what
+a damaged manifest needs. Several hosts may collect at once, while runs go on. A run is refused if something that it relies on
+is condemned before it has committed. What is condemned after that is checked again before it is deleted.
 
-A collection that a kill cut off looks at all of that again: a backup may have come to need what was about to go. What was
-moved, condemned or deleted by then is done.
+After a collection was killed, the next one decides everything again, as a backup may now need what was about to be removed.
+What was moved, condemned or deleted by then counts as done.
 """
 
 from collections import defaultdict
@@ -30,19 +30,19 @@ from synvirt.repository.repository import CONDEMNED_FOLDER, Repository, condemne
 from synvirt.sizes import counted
 
 GRACE_S = 24 * 3600
-# What a run that is under way has written is needed by nothing yet. Longer than any run takes.
+# Nothing needs yet what an unfinished run has written. This is longer than any run takes.
 YOUNG_S = 7 * 24 * 3600
-# New packs, 64 MiB each, until those that they were filled from are condemned: what a kill makes a collection move again at the
-# most. Each list of condemned packs is a file that every run reads.
+# New packs, 64 MiB each, that are filled before the old ones are condemned: after a kill, a collection moves at most so much
+# again. Each list of condemned packs is a file that every run reads.
 MOVED_AT_ONCE = 16
-# Packs that go, and packs that are condemned, in one part of a sweep: half a MiB of names, kept before the part is done.
+# Deleted and condemned packs in one part of a sweep: half a MiB of names, which is stored before the part is done.
 SWEPT_AT_ONCE = 2048
-# Packs in one list: 7 MiB, where a list of over CONDEMNED_BYTES_MAX is read by nobody.
+# Packs in one list: 7 MiB. A list of over CONDEMNED_BYTES_MAX is not read.
 CONDEMNED_AT_ONCE = 100_000
 
 
 class Collected(Model):
-    """What a collection did, or with a dry run would do."""
+    """What a collection did, or would do (dry run)."""
 
     packs_deleted: int = 0
     bytes_deleted: Bytes = 0
@@ -52,8 +52,8 @@ class Collected(Model):
 
 
 class Sweep(Model):
-    """What a collection is about to take out of use: bytes by the pack's name. `moved`: of some that are condemned, what is
-    needed. `done`: what it had done before."""
+    """What a collection will take out of use: bytes by the pack's name. `moved`: what is needed of some condemned packs.
+    `done`: what it has already done."""
 
     done: Collected = Collected()
     deleted: dict[str, Bytes]
@@ -61,7 +61,7 @@ class Sweep(Model):
     moved: dict[str, Bytes]
 
     def parts(self) -> Iterator["Sweep"]:
-        """The same in parts of SWEPT_AT_ONCE packs, one at least. Each is to be done before the next."""
+        """The sweep in parts of SWEPT_AT_ONCE packs, at least one. Each part must be done before the next."""
         done = self.done
         for at in range(0, max(len(self.deleted), len(self.condemned), 1), SWEPT_AT_ONCE):
             deleted, condemned = (
@@ -72,7 +72,7 @@ class Sweep(Model):
             done = part.collected()
 
     def cut_off(self, there: set[str], condemned: set[str]) -> Collected:
-        """What was done of it, and before it, where a kill came. `there`, `condemned`: the packs as they are now."""
+        """What was done of the sweep, and before it, when it was killed. `there`, `condemned`: the present packs."""
         return Sweep(
             done=self.done,
             deleted=_those(self.deleted, lambda name: name not in there),
@@ -81,7 +81,7 @@ class Sweep(Model):
         ).collected()
 
     def collected(self) -> Collected:
-        """What is done once it is, and what was before it."""
+        """What is done after the sweep, with what was done before it."""
         return Collected(
             packs_deleted=self.done.packs_deleted + len(self.deleted),
             bytes_deleted=self.done.bytes_deleted + sum(self.deleted.values()),
@@ -97,8 +97,8 @@ def _those(planned: dict[str, int], are: Callable[[str], bool]) -> dict[str, int
 
 @dataclass(frozen=True)
 class _Seen:
-    """One look at all of the repository. `live`: of each pack that is needed, the entries for which it is, a bit each;
-    `live_bytes`: the bytes of those. A run that ends meanwhile brings packs to these that have neither size nor age here."""
+    """One look at the whole repository. `live`: for each needed pack, the needed entries, one bit each; `live_bytes`: the bytes
+    of those. A run that ends meanwhile adds packs that have no size and no age here."""
 
     sizes: dict[str, int]
     ages: dict[str, float]
@@ -119,13 +119,13 @@ def collect(
     on_progress: Callable[[Copied], None] = lambda copied: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Collected:
-    """`now`: seconds since 1970. RepositoryDamaged, where anything cannot be read: nothing was removed then. Cancelled, once
+    """`now`: seconds since 1970. RepositoryDamaged, where anything cannot be read: then nothing was removed. Cancelled, once
     `stop()`.
 
-    `on_looked`: bytes that were read to find what is needed. `on_sweep` hears what is about to be done. `on_progress`: bytes of
+    `on_looked`: bytes that were read to find what is needed. `on_sweep` gets what is about to be done. `on_progress`: bytes of
     packs that are taken out of use, and what is moved out of them meanwhile; what is deleted or condemned is before the
-    watermark. `before`: what `on_sweep` heard last of a collection that was cut off, and that this one goes on with. What was
-    done of that is counted; what was not is decided again."""
+    watermark. `before`: the last value for `on_sweep` of an interrupted collection that this one continues. What it did is
+    counted; the rest is decided again."""
     repository.refresh()
     folder = repository.folder
     lists = condemned_lists(folder)
@@ -149,7 +149,7 @@ def collect(
             on_sweep(part)
             sweeping.do(part)
         for one in lists:
-            # A damaged pack that is still needed stays condemned: what is in it is not relied on again.
+            # A damaged pack that is still needed stays condemned, so that no run relies on it again.
             if now - one.at >= grace_s and not any(name in seen.live for name in one.packs):
                 folder.delete(one.name)
         for entry in folder.entries(UNFINISHED):
@@ -188,7 +188,7 @@ def _look(repository: Repository, now: float, on_looked: Callable[[int], None], 
 
 
 def _needed(repository: Repository, on_looked: Callable[[int], None], stop: Callable[[], bool]) -> Iterator[bytes]:
-    """Each page, and each page's chunks, of all points. A chunk of several pages comes several times."""
+    """Each page, and each page's chunks, of all points. A chunk in several pages comes several times."""
     seen: set[str] = set()
     pages = 0
     for shown in repository.shown_all(repository.point_ids()):
@@ -231,7 +231,7 @@ class _Sweeping:
     stop: Callable[[], bool]
 
     def do(self, sweep: Sweep) -> None:
-        """All of it, or Cancelled."""
+        """Does all of it, or raises Cancelled."""
         self._move(sweep)
         self._condemn(sweep, [name for name in sweep.condemned if name not in sweep.moved])
         for name, count in sweep.deleted.items():
@@ -240,7 +240,7 @@ class _Sweeping:
             self.figures.gone(count)
 
     def _move(self, sweep: Sweep) -> None:
-        """What is needed of some packs into new ones. They are condemned once it is durable there."""
+        """Moves what is needed of some packs into new ones. The old ones are condemned once it is durable in the new ones."""
         pack, emptied, stored = packs.Pack(), list[str](), 0
         for name in sweep.moved:
             for number, entry in enumerate(self.repository.index.entries(name)):
@@ -273,8 +273,9 @@ def _store(repository: Repository, pack: packs.Pack) -> None:
 
 
 def condemn(folder: Folder, names: Sequence[str]) -> None:
-    """No run relies on these packs from here on: what it finds in them it writes again. They go a day later, if nothing needs
-    them. Damaged ones too: the next backups store again what guests still have, which repairs the older points too."""
+    """From here on no run relies on these packs: it writes again what it finds in them. They are deleted a day later, if
+    nothing needs them. This is done to damaged packs too: the next backups store again what guests still have, which repairs
+    older points too."""
     for at in range(0, len(names), CONDEMNED_AT_ONCE):
         content = "".join(f"{name}\n" for name in names[at : at + CONDEMNED_AT_ONCE]).encode()
         put(folder, f"{CONDEMNED_FOLDER}/{blake3(content).hexdigest()}", [content])

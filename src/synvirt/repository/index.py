@@ -1,8 +1,8 @@
-"""Where each chunk and page of a repository lies: 16 bytes of memory for each.
+"""The place of each chunk and page of a repository, in 16 bytes of memory each.
 
     name ─▶ its first 8 bytes ─▶ sorted arrays ─▶ (pack, number) … ─▶ that pack's footer ─▶ the entry of this very name
 
-A name may be in several packs. What is added goes into a dictionary, and into the arrays when there is much of it.
+A name may be in several packs. New entries go into a dictionary, and into the arrays when there are many.
 """
 
 import threading
@@ -19,11 +19,11 @@ from synvirt.repository.folder import Folder
 from synvirt.repository.footers import Footers
 from synvirt.repository.keys import NAME_BYTES
 
-# The first 8 bytes of a name are a number as they lie in memory; the rest of an entry is not looked at here.
+# The first 8 bytes of a name are a number in memory's byte order; the rest of an entry is not read here.
 _PREFIXES = np.dtype([("prefix", "<u8"), ("rest", f"V{packs.ENTRY_BYTES - 8}")])
 _PREFIX_BYTES = 8
 _NAMES = np.dtype([("prefix", "<u8"), ("rest", f"V{NAME_BYTES - 8}")])
-# A place is the pack's number, and in the lowest bits the entry's.
+# A place is the pack's number, with the entry's number in the lowest bits.
 _NUMBER_BITS = 16
 _RECENT_MAX = 1 << 16
 
@@ -33,7 +33,7 @@ _NO_WORDS: Words = np.empty(0, np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`number`: of the entry, in its pack's footer."""
+    """`number`: the entry's, in its pack's footer."""
 
     pack: str
     number: int
@@ -41,7 +41,7 @@ class Place:
 
 
 def prefixes_of(names: bytes) -> Words:
-    """The first 8 bytes of each of these names, one after the other, as numbers."""
+    """The first 8 bytes of each of these joined names, as numbers."""
     found: Words = np.frombuffer(names, _NAMES)["prefix"]
     return found
 
@@ -59,16 +59,16 @@ class Index:
         self._sizes: dict[str, int] = {}
         self._set(_NO_WORDS, _NO_WORDS)
         self._recent: dict[int, tuple[int, ...]] = {}
-        # Whether the arrays name packs that are not there any more.
+        # Whether the arrays name packs that no longer exist.
         self._has_gone = False
 
     def sizes(self) -> dict[str, int]:
-        """Of the packs that are known."""
+        """The sizes of the known packs."""
         with self._lock:
             return dict(self._sizes)
 
     def update(self, there: dict[str, int]) -> dict[str, str]:
-        """Know these packs, and no others; which of them are damaged, and why."""
+        """Sets the known packs to exactly these. Gives the damaged ones of them, and why."""
         unreadable: dict[str, str] = {}
         with self._lock:
             for pack in [pack for pack, size_bytes in self._sizes.items() if there.get(pack) != size_bytes]:
@@ -86,7 +86,7 @@ class Index:
         return unreadable
 
     def add(self, pack: str, size_bytes: int, tail: bytes) -> None:
-        """One that was just written; `tail` as in the pack."""
+        """Adds a pack that was just written; `tail` as in the pack."""
         with self._lock:
             if pack in self._sizes:
                 return
@@ -104,8 +104,8 @@ class Index:
         return np.arange(first, first + count, dtype=np.uint64)
 
     def _merge(self, prefixes: bytearray, places: bytearray) -> None:
-        """With these, and with what is recent. Arrays are let go of as early as can be: of a large repository they are most
-        of our memory."""
+        """Merges these and the recent entries into the arrays. Arrays are freed as early as possible: for a large repository
+        they are most of our memory."""
         recent = [(prefix, place) for prefix, many in self._recent.items() for place in many]
         prefixes += self._prefixes.tobytes() + np.array([prefix for prefix, _ in recent], np.uint64).tobytes()
         places += self._places.tobytes() + np.array([place for _, place in recent], np.uint64).tobytes()
@@ -119,7 +119,7 @@ class Index:
         self._prefixes, self._places, self._sorted = prefixes, places, memoryview(prefixes.data)
 
     def places(self, name: bytes) -> Iterator[Place]:
-        """RepositoryDamaged, where a footer that was there is not any more."""
+        """RepositoryDamaged, where a footer that existed is missing."""
         prefix = int.from_bytes(name[:_PREFIX_BYTES], "little")
         with self._lock:
             found = list(self._recent.get(prefix, ()))
@@ -135,12 +135,12 @@ class Index:
         return Place(pack, number, packs.entry_of(self._footers.of(pack, self._sizes[pack]), number))
 
     def entries(self, pack: str) -> list[packs.Entry]:
-        """Of a pack that is known."""
+        """The entries of a known pack."""
         with self._lock:
             return packs.entries_of(self._footers.of(pack, self._sizes[pack]))
 
     def lacking(self, names: bytes) -> list[int]:
-        """Which of these names, one after the other, are in no pack (by their first 8 bytes); those of zeros are left out."""
+        """The numbers of those of these joined names that are in no pack (by their first 8 bytes); zeros are left out."""
         prefixes = prefixes_of(names)
         with self._lock:
             if self._has_gone:
@@ -153,13 +153,13 @@ class Index:
             known = np.zeros(len(prefixes), bool)
             inside = at < len(self._prefixes)
             known[inside] = self._prefixes[at[inside]] == prefixes[inside]
-        none = prefixes == 0  # a name that begins with 8 zero bytes and is none: one in 2^64
+        none = prefixes == 0  # a name that begins with 8 zero bytes and is not NONE: one in 2^64
         return np.flatnonzero(~known & ~none).tolist()
 
     def doubles(self) -> set[bytes]:
-        """The names that lie in several places."""
+        """The names with several places."""
         with self._lock:
-            self.lacking(b"")  # the arrays are whole after that
+            self.lacking(b"")  # the arrays are complete after that
             same = np.flatnonzero(self._prefixes[1:] == self._prefixes[:-1])
             return {self._place(int(self._places[at])).entry.name for at in (*same.tolist(), *(same + 1).tolist())}
 

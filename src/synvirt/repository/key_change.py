@@ -1,12 +1,12 @@
-"""A repository's key is changed: what is written from then on opens with the new one alone, and the new one opens all.
+"""Changes of a repository's key: what is written from then on opens only with the new key, and the new key opens all.
 
     keys/<key_check of the new key>   a line of JSON:
-      key_check   of the new key, as the file is named
+      key_check   of the new key, as in the file's name
       before      the key before it, sealed by the new one: so each key opens what was written before it
-      by          the new key's check, sealed by the key before: who has not that key announces no change of it
+      by          the new key's check, sealed by the key before: only a holder of that key can announce a change of it
 
-Nothing that is there is written again: an older point stays what it is, and who had the older key can read it as long as it
-is kept. docs/backup-format.md.
+Nothing is written again: an older point stays as it is, and the older key opens it as long as it is kept.
+docs/backup-format.md.
 """
 
 import base64
@@ -19,7 +19,7 @@ from synvirt.repository.folder import Folder, put
 from synvirt.repository.keys import KEY_BYTES, Keys
 
 FOLDER = "keys"
-# A change a month for eight years. Each is read when a repository is opened.
+# A change a month for eight years. All are read when a repository is opened.
 CHANGES_MAX = 100
 CHANGE_BYTES_MAX = 4096
 
@@ -34,7 +34,7 @@ class Change:
 
 
 def write(folder: Folder, old: bytes, new: bytes) -> None:
-    """From now on `new` is the repository's key. Once more is as good as once."""
+    """Makes `new` the repository's key from now on. Idempotent."""
     before, after = Keys(old), Keys(new)
     if any(change.check == after.check for change in changes(folder)):
         return
@@ -47,7 +47,7 @@ def write(folder: Folder, old: bytes, new: bytes) -> None:
 
 
 def parsed(name: str, content: bytes) -> Change:
-    """ValueError, where it is none."""
+    """ValueError, where it is no change."""
     found = json.loads(content)
     if not isinstance(found, dict) or found.get("key_check") != name:
         raise ValueError("it is another key's")
@@ -56,7 +56,7 @@ def parsed(name: str, content: bytes) -> Change:
 
 
 def changes(folder: Folder) -> list[Change]:
-    """Those that can be read: anybody who may write there may leave others."""
+    """The readable changes: anybody who can write to the folder may leave other files."""
     if all(entry.name != FOLDER for entry in folder.entries("")):
         return []
     return list(_changes(folder))
@@ -72,8 +72,8 @@ def _changes(folder: Folder) -> Iterator[Change]:
 
 
 def masters(folder: Folder, first_check: str, master: bytes) -> list[bytes]:
-    """All keys of a repository that `master` opens, newest first, down to the one that its header has. RepositoryKeyWrong:
-    it is none of them, or an older one."""
+    """All keys of a repository that `master` opens, newest first, down to the key of its header. RepositoryKeyWrong: it is none
+    of them, or an older one."""
     known = changes(folder)
     by_check = {change.check: change for change in known}
     found = [master]

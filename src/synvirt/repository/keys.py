@@ -1,10 +1,10 @@
-"""A repository's key, and what is made of it: names of chunks, and the frames that they are stored in (docs/backup-format.md).
+"""A repository's key, and what is derived from it: names of chunks, and the frames that store them (docs/backup-format.md).
 
     master key, 32 bytes ─ BLAKE3 derive_key ─▶ names of chunks · names of pages · AES-256-GCM
 
-A frame is nonce (12 bytes) ‖ ciphertext ‖ tag (16): AES-256-GCM (NIST SP 800-38D) of one byte that says how the rest is packed
-(0 as it is, 1 zstd) and the rest; its associated data is the chunk's name. With random nonces one key is good for 2^32 chunks,
-4 PiB (section 8.3). Calls may come from any thread.
+A frame is nonce (12 bytes) ‖ ciphertext ‖ tag (16): AES-256-GCM (NIST SP 800-38D) of one byte for the packing of the rest (0
+none, 1 zstd) and the rest; its associated data is the chunk's name. With random nonces one key is good for 2^32 chunks, 4 PiB
+(section 8.3). Calls may come from any thread.
 """
 
 import base64
@@ -30,7 +30,7 @@ NAME_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
 CHUNK_BYTES = MIB
-# A chunk, the byte before it, nonce and tag: what is larger is not ours.
+# A chunk, the byte before it, nonce and tag: a larger frame is not ours.
 FRAME_BYTES_MAX = CHUNK_BYTES + 1 + NONCE_BYTES + TAG_BYTES
 ZSTD_LEVEL = 1  # level 3 saves 6 % for twice the processor time on disks of guests
 AS_IT_IS, ZSTD = b"\0", b"\1"
@@ -45,7 +45,7 @@ class Keys:
         self._chunk_key = _derived(master, "synvirt backup 1 chunk names")
         self._page_key = _derived(master, "synvirt backup 1 page names")
         self._gcm = AESGCM(_derived(master, "synvirt backup 1 encryption"))
-        # What tells the right key from another, in the clear: it is derived, so it gives nothing away.
+        # A check of the key in the clear. It is derived, so it does not reveal the key.
         self.check = _derived(master, "synvirt backup 1 check").hex()
         self._local = threading.local()
 
@@ -56,7 +56,7 @@ class Keys:
         return blake3(content, key=self._page_key).digest()
 
     def frame(self, name: bytes, content: bytes | bytearray | memoryview) -> bytes:
-        """A chunk as it is stored: compressed where that is shorter, then sealed under its name."""
+        """A chunk in its stored form: compressed if that is shorter, then sealed under its name."""
         if not hasattr(self._local, "compressor"):
             self._local.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False)
         packed = self._local.compressor.compress(content)
@@ -64,9 +64,9 @@ class Keys:
         return self.seal(plain, belongs_to=name)
 
     def content_into(self, name: bytes, frame: bytes, into: memoryview) -> None:
-        """Fill `into`, which is as long as the chunk. RepositoryDamaged, where it is not what was stored under this name.
+        """Fills `into`, which is as long as the chunk. RepositoryDamaged, where it is not what was stored under this name.
 
-        Nothing of a chunk's size is allocated: new memory for each would cost as much as opening it.
+        Nothing of a chunk's size is allocated: new memory for each chunk would cost as much as opening it.
         """
         plain = self._opened(name, frame)
         filled = len(plain) - 1
@@ -81,7 +81,7 @@ class Keys:
             raise RepositoryDamaged(f"chunk {name.hex()[:16]} is not the one that was stored")
 
     def _opened(self, name: bytes, frame: bytes) -> memoryview:
-        """What the frame holds, in memory of the thread's own that its next call writes over. RepositoryDamaged."""
+        """The frame's content, in memory of the thread, which its next call overwrites. RepositoryDamaged."""
         length = len(frame) - NONCE_BYTES - TAG_BYTES
         held: memoryview | None = getattr(self._local, "plain", None)
         if held is None or len(held) < length:
@@ -94,13 +94,13 @@ class Keys:
         return held[:length]
 
     def seal(self, plain: bytes, *, belongs_to: bytes) -> bytes:
-        """nonce ‖ ciphertext ‖ tag of AES-256-GCM; it opens only with the same `belongs_to`."""
+        """nonce ‖ ciphertext ‖ tag of AES-256-GCM; only the same `belongs_to` opens it."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         return nonce + self._gcm.encrypt(nonce, plain, belongs_to)
 
     def unseal(self, sealed: bytes, *, belongs_to: bytes, what: str) -> bytes:
-        """The plain bytes. `what` is how the error names it. RepositoryDamaged where they were changed, or are sealed by
-        another key."""
+        """The plain bytes. `what` names it in the error. RepositoryDamaged, where they were changed, or are sealed by another
+        key."""
         try:
             return self._gcm.decrypt(sealed[:NONCE_BYTES], memoryview(sealed)[NONCE_BYTES:], belongs_to)
         except (InvalidTag, ValueError) as error:
@@ -111,12 +111,12 @@ Opened = TypeVar("Opened")
 
 
 class KeyRing:
-    """The keys of a repository, newest first. What is written is written with the newest; all of them open."""
+    """The keys of a repository, newest first. The newest one writes; all of them open."""
 
     def __init__(self, masters: Sequence[bytes]) -> None:
         self.newest, *older = (Keys(master) for master in masters)
         self._all = (self.newest, *older)
-        # What tells what one key names from what another does; "" where there is no other.
+        # Distinguishes names of one key from those of another; "" where there is only one key.
         self.epoch = self.newest.check if older else ""
 
     def chunk_name(self, content: bytes | bytearray | memoryview) -> bytes:
@@ -135,11 +135,11 @@ class KeyRing:
         return any(keys.page_name(content) == name for keys in self._all)
 
     def content_into(self, name: bytes, frame: bytes, into: memoryview) -> None:
-        """As Keys has it."""
+        """Like `Keys.content_into`."""
         self._first(lambda keys: keys.content_into(name, frame, into))
 
     def unseal(self, sealed: bytes, *, belongs_to: bytes, what: str) -> bytes:
-        """As Keys has it."""
+        """Like `Keys.unseal`."""
         return self._first(lambda keys: keys.unseal(sealed, belongs_to=belongs_to, what=what))
 
     def _first(self, ask: Callable[[Keys], Opened]) -> Opened:
@@ -161,13 +161,13 @@ def new_key() -> bytes:
 
 
 def recovery_text(master: bytes) -> str:
-    """Base32 in groups of four, with two bytes of SHA-256 behind the key, so that a slip of the pen is found."""
+    """Base32 in groups of four, with two bytes of SHA-256 behind the key, so that a copying mistake is found."""
     text = base64.b32encode(master + hashlib.sha256(_CHECK + master).digest()[:2]).decode().rstrip("=")
     return "-".join(text[at : at + 4] for at in range(0, len(text), 4))
 
 
 def from_recovery_text(text: str) -> bytes:
-    """RepositoryKeyWrong, where it is none."""
+    """RepositoryKeyWrong, where the text is no key."""
     letters = "".join(text.split()).replace("-", "").upper()
     try:
         found = base64.b32decode(letters + "=" * (-len(letters) % 8))

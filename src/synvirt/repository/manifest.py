@@ -1,13 +1,13 @@
-"""A manifest: what a restore point is. Three lines of text, under points/<id>.point (docs/backup-format.md).
+"""A manifest describes a restore point. Three lines of text, under points/<id>.point (docs/backup-format.md).
 
-    1  JSON, in the clear: the format, the id, when, and of each disk its size and the names of its pages
-    2  base64 of a sealed JSON: the guest's name, its domain's XML, its NVRAM, what the disks are called
-    3  BLAKE3 of the two lines above, in hex: anyone can tell that they are whole
+    1  JSON, in the clear: the format, the id, the time, and for each disk its size and the names of its pages
+    2  base64 of a sealed JSON: the guest's name, its domain's XML, its NVRAM, the names of the disks
+    3  BLAKE3 of the two lines above, in hex: anyone can check that they are whole
 
-Line 1 is the associated data of what line 2 seals, so who has the key knows that both are as they were written. A page is the
-names of 1,024 chunks, which are 1 GiB of a disk; the name of a chunk, or a page, that is all zeros is 32 zero bytes.
+Line 1 is the associated data of line 2's seal, so a holder of the key can check that both are as they were written. A page has
+the names of 1,024 chunks, which are 1 GiB of a disk. The name of a chunk or page that is all zeros is 32 zero bytes.
 
-The last field of what line 2 seals may be a signature, of all that stands before it and of line 1.
+The last field of line 2's sealed JSON may be a signature of all that is before it, and of line 1.
 """
 
 import base64
@@ -36,9 +36,9 @@ NONE = bytes(NAME_BYTES)
 # A disk of 64 TiB has 4 MiB of page names; a guest has few such disks.
 MANIFEST_BYTES_MAX = 64 * MIB
 _SIGNATURE = b',"signature":'
-# As `written` leaves it: found without reading the JSON that it ends.
+# In the form that `written` makes: it is found without reading the JSON that it ends.
 _SIGNED = re.compile(rb'\{"key":"([A-Za-z0-9+/=@._ -]{1,1000})","sshsig":"((?:[A-Za-z0-9+/= -]|\\n){1,4000})"\}\}')
-# Of manifests that are read at once.
+# Limits of manifests that are read at once.
 BATCH_BYTES, BATCH_MAX = 8 * MIB, 1000
 
 Read = TypeVar("Read", bound=BaseModel)
@@ -58,13 +58,13 @@ class Shown(Model):
     format: int = FORMAT
     id: UUID
     created_at: Time
-    # As many as are sealed: no guest has more, and each is an object in its reader.
+    # As many as in the sealed part: no guest has more, and each costs its reader an object.
     disks: tuple[DiskMap, ...] = Field(max_length=4096)
 
 
 class Mark(Model):
-    """What changes of a disk after the point are counted from: a checkpoint of libvirt's, by its name, or a bookmark of a zfs
-    volume, by its name and the guid of the snapshot that it is of."""
+    """The point from which later changes of a disk are counted: the name of a checkpoint of libvirt, or the name of a bookmark
+    of a zfs volume and the guid of its snapshot."""
 
     kind: Literal["checkpoint", "bookmark"]
     name: str
@@ -72,8 +72,8 @@ class Mark(Model):
 
 
 class Named(Model):
-    """A disk of the guest: where the domain has it, and the path of its volume then. `mark` is of use to the host that made the
-    point alone. `checked_to`: up to which chunk those that had not changed were looked at."""
+    """A disk of the guest: its place in the domain, and the path of its volume then. `mark` is useful only to the host that
+    made the point. `checked_to`: up to which chunk the unchanged ones were checked."""
 
     target: str
     path: str
@@ -83,19 +83,19 @@ class Named(Model):
 
 
 class Signature(Model):
-    """By whom a point was made. `key`: as OpenSSH writes a public one; `sshsig`: the key's signature of `statement`."""
+    """The maker of a point. `key`: the public key in OpenSSH's form; `sshsig`: the key's signature of `statement`."""
 
     key: str
     sshsig: str
 
 
-# Signs a statement; None: nobody does.
+# Signs a statement; None: there is no signer.
 Sign = Callable[[str], Signature | None]
 
 
 class Sealed(Model):
     """Line 2. `nvram` is base64, and so is each file of the TPM's folder in `tpm`, by its name; `disks` are those of line 1, in
-    the same order. `freeze_ms`: how long the guest's file systems stood still."""
+    the same order. `freeze_ms`: how long the guest's file systems were frozen."""
 
     vm_id: str
     vm_name: str
@@ -112,7 +112,7 @@ class Sealed(Model):
 
 
 class Manifest(Model):
-    """A restore point: what anyone can read of it, and what the key opens. `sha256`: in hex, of the bytes that were read, as in
+    """A restore point: its public part, and the part that the key opens. `sha256`: in hex, of the bytes that were read, as in
     its statement; None: it was not read."""
 
     shown: Shown
@@ -120,15 +120,15 @@ class Manifest(Model):
     sha256: str | None = None
 
     def read_from(self, one: "Unread") -> "Manifest":
-        """With what the bytes themselves show, no matter who parsed them."""
+        """The manifest, with the facts of its bytes, whatever parsed them."""
         sealed = self.sealed.model_copy(update={"signature": one.signature})
         return self.model_copy(update={"sealed": sealed, "sha256": one.sha256})
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A manifest that is whole and decrypted, but not parsed: a `Reading` does that. `inside`: what line 2 seals, as it was
-    signed; None, where nobody had the key."""
+    """A manifest that is whole and decrypted, but not parsed: a `Reading` does that. `inside`: the sealed part of line 2, as
+    signed; None, where no key was given."""
 
     point_id: str
     shown: bytes
@@ -137,12 +137,12 @@ class Unread:
 
     @property
     def sha256(self) -> str:
-        """In hex, of all that its signature is of."""
+        """In hex, of all that it signs."""
         return _digest(self.shown, self.inside or b"")
 
     @property
     def statement(self) -> bytes:
-        """What its signature must be of."""
+        """The text that its signature must be of."""
         return statement(self.point_id, self.sha256)
 
     @property
@@ -151,8 +151,8 @@ class Unread:
 
 
 class Reading(Protocol):
-    """Parses manifests: each becomes what it says, or the error that is wrong with it, in the order given. Manifests may be
-    hostile: a service has them parsed by a confined child (jobs/inspecting/points.py)."""
+    """Parses manifests: gives each one's content, or its error, in the given order. Manifests may be hostile: a service lets a
+    confined child parse them (jobs/inspecting/points.py)."""
 
     def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]: ...
     def shown(self, many: Sequence[Unread]) -> list[Shown | RepositoryDamaged]: ...
@@ -163,7 +163,7 @@ def chunks_of(size_bytes: int) -> int:
 
 
 def names_in(page: bytes) -> Iterator[bytes]:
-    """Of the chunks that are not zeros."""
+    """The names of the chunks that are not zeros."""
     for at in range(0, len(page), NAME_BYTES):
         if (name := page[at : at + NAME_BYTES]) != NONE:
             yield name
@@ -174,12 +174,13 @@ def file_name(point_id: UUID) -> str:
 
 
 def statement(point_id: UUID | str, digest: str) -> bytes:
-    """What is signed. `digest`: SHA-256, in hex, of line 1, a line end, and what line 2 seals without the signature."""
+    """The text that is signed. `digest`: SHA-256, in hex, of line 1, a line end, and the sealed part of line 2 without the
+    signature."""
     return f"synvirt restore point {FORMAT}\n{point_id}\n{digest}\n".encode()
 
 
 def written(manifest: Manifest, keys: Keys | KeyRing, sign: Sign = lambda digest: None) -> bytes:
-    """`sign` is given the statement's digest."""
+    """`sign` gets the statement's digest."""
     shown = manifest.shown.model_dump_json().encode()
     inside = manifest.sealed.model_dump_json(exclude={"signature"}).encode()
     if (signature := sign(_digest(shown, inside))) is not None:
@@ -193,7 +194,7 @@ def written(manifest: Manifest, keys: Keys | KeyRing, sign: Sign = lambda digest
 
 
 def unread(point_id: str, content: bytes, keys: Keys | KeyRing | None = None) -> Unread:
-    """With `keys` it was written by somebody who has one of them, else by anybody. RepositoryDamaged."""
+    """With `keys` it checks that a holder of one of them wrote it; else anybody may have. RepositoryDamaged."""
     lines = content.split(b"\n", 4)
     if len(lines) != 4 or lines[3] or blake3(b"\n".join(lines[:2]) + b"\n").hexdigest().encode() != lines[2]:
         raise _damaged(point_id, "its bytes are not those that were written")
@@ -207,7 +208,7 @@ def unread(point_id: str, content: bytes, keys: Keys | KeyRing | None = None) ->
     before, mark, last = plain.rpartition(_SIGNATURE)
     if not mark:
         return Unread(point_id, lines[0], plain)
-    # What is read is what is signed, and nothing else: it stands at the end, once.
+    # Only what was signed is read: the signature is at the end, once.
     found = _SIGNED.fullmatch(last)
     if found is None or _SIGNATURE in before:
         raise _damaged(point_id, "its signature is not at its end")
@@ -216,7 +217,7 @@ def unread(point_id: str, content: bytes, keys: Keys | KeyRing | None = None) ->
 
 
 def in_batches(many: Iterable[Unread]) -> Iterator[list[Unread]]:
-    """As many at once as a `Reading` is asked for."""
+    """In batches of the size for a `Reading`."""
     batch, size = list[Unread](), 0
     for one in many:
         if batch and (size + one.size_bytes > BATCH_BYTES or len(batch) >= BATCH_MAX):
@@ -236,7 +237,7 @@ def _digest(shown: bytes, inside: bytes) -> str:
 
 
 class _Here:
-    """Parses in this process: a worker, which is confined, or the command line."""
+    """Parses in this process: in a confined worker, or in the command line."""
 
     def manifests(self, many: Sequence[Unread]) -> list[Manifest | RepositoryDamaged]:
         return [_or_wrong(read, one) for one in many]
@@ -256,7 +257,7 @@ def _or_wrong(read: Callable[[Unread], Read], one: Unread) -> Read | RepositoryD
 
 
 def read_shown(one: Unread) -> Shown:
-    """What anyone can read. RepositoryDamaged."""
+    """The public part. RepositoryDamaged."""
     point_id = one.point_id
     try:
         shown = Shown.model_validate_json(one.shown)
@@ -290,7 +291,7 @@ def _damaged(point_id: str, why: str) -> RepositoryDamaged:
 
 
 def sound(found: Read | RepositoryDamaged) -> Read:
-    """What a `Reading` has read. RepositoryDamaged, where that is what it says."""
+    """The content that a `Reading` has read. Raises its RepositoryDamaged, if that is the result."""
     if isinstance(found, RepositoryDamaged):
         raise found
     return found

@@ -14,7 +14,7 @@ from synvirt.repository.specs import FolderSpec, PeerSpec, PointSpec, Repository
 
 
 class OpenRepositories:
-    """As a context: what it opened is closed at its end."""
+    """A context: at its end it closes what it opened."""
 
     def __init__(self) -> None:
         self._open: dict[RepositorySpec, Repository] = {}

@@ -1,9 +1,9 @@
-"""A pack: frames in a row, and a footer that says what they are. Its name is the BLAKE3 of all its bytes.
+"""A pack: frames in a row, and a footer that describes them. Its name is the BLAKE3 of all its bytes.
 
     "SVPACK1\\n" │ frames │ footer: an entry a frame │ footer's length (4) │ BLAKE3 of the footer (32) │ "SVPEND1\\n"
 
-So anyone can tell a pack that has changed, without a key, and which frames of it have; and a pack under another's name is
-found out. Integers are little-endian. docs/backup-format.md.
+So anyone can find a changed pack and its changed frames without a key, and also a pack under a wrong name. Integers are
+little-endian. docs/backup-format.md.
 """
 
 import struct
@@ -19,7 +19,7 @@ from synvirt.sizes import KIB, MIB
 
 FOLDER = "packs"
 SUFFIX = ".pack"
-# Large: an NFS server has 16,000 files a TiB stored. Not larger: two of them are in memory while a run goes on.
+# Large: an NFS server gets 16,000 files per TiB. Not larger: two packs are in memory during a run.
 PACK_BYTES = 64 * MIB
 MAGIC, END_MAGIC = b"SVPACK1\n", b"SVPEND1\n"
 CHUNK, PAGE = 0, 1
@@ -28,15 +28,15 @@ CHUNK, PAGE = 0, 1
 _ENTRY = struct.Struct("<32sBQII32s")
 _END = struct.Struct("<I32s8s")
 ENTRY_BYTES = _ENTRY.size
-# The footers of most packs, in one request to storage that is far away.
+# Enough for most footers, in one request to remote storage.
 _TAIL_BYTES = 64 * KIB
-# A pack full of frames of 4 KiB, which no chunk of a disk gives: what has more entries is not ours.
+# A pack full of frames of 4 KiB, smaller than those of any disk: a pack with more entries is not ours.
 ENTRIES_MAX = PACK_BYTES // 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a frame lies in its pack: offset and length in bytes; `content_length`: before it was packed and sealed."""
+    """The place of a frame in its pack: offset and length in bytes; `content_length`: before it was packed and sealed."""
 
     name: bytes
     kind: int
@@ -47,7 +47,7 @@ class Entry:
 
 
 class Pack:
-    """One being filled, in memory."""
+    """A pack that is being filled, in memory."""
 
     def __init__(self) -> None:
         self._bytes = bytearray(MAGIC)
@@ -67,15 +67,15 @@ class Pack:
         self._bytes += frame
 
     def closed(self) -> tuple[str, bytearray, bytes]:
-        """The pack's name, all its bytes, and its tail. Nothing can be added from here on."""
+        """The pack's name, all its bytes, and its tail. It takes no more frames."""
         tail = bytes(self._footer) + _END.pack(len(self._footer), blake3(self._footer).digest(), END_MAGIC)
         self._bytes += tail
         return f"{blake3(self._bytes).hexdigest()}{SUFFIX}", self._bytes, tail
 
 
 def read_tail(folder: Folder, name: str, size_bytes: int, *, file: str | None = None) -> bytes:
-    """The footer and what follows it. RepositoryDamaged, where it is not whole; the frames themselves are not looked at.
-    `file`: of a pack that has not got its name yet."""
+    """The footer and what follows it. RepositoryDamaged, where it is not whole; the frames themselves are not checked. `file`:
+    of a pack without its name yet."""
     file = file or f"{FOLDER}/{name}"
     _require(size_bytes >= len(MAGIC) + _END.size, f"pack {name} has {size_bytes} bytes: it is cut off")
     at_once = min(size_bytes, _TAIL_BYTES)
@@ -89,7 +89,7 @@ def read_tail(folder: Folder, name: str, size_bytes: int, *, file: str | None = 
 
 
 def footer_of(name: str, size_bytes: int, tail: bytes) -> bytes:
-    """The entries of a pack of that size that ends so, as they are stored. RepositoryDamaged."""
+    """The entries of a pack of that size and with that tail, in their stored form. RepositoryDamaged."""
     _require(len(tail) >= _END.size, f"pack {name} has no footer: it is cut off")
     length, digest, magic = _END.unpack(tail[-_END.size :])
     start = size_bytes - _END.size - length
@@ -117,7 +117,7 @@ def entry_of(footer: bytes, number: int) -> Entry:
 
 
 def bytes_of_frame(folder: Folder, name: str, entry: Entry) -> bytes:
-    """As they are. RepositoryDamaged, where the pack is missing or shorter."""
+    """The frame's stored bytes. RepositoryDamaged, where the pack is missing or shorter."""
     return folder.read(f"{FOLDER}/{name}", entry.offset, entry.length)
 
 
@@ -135,7 +135,7 @@ def read_frame(folder: Folder, name: str, entry: Entry) -> bytes:
 
 
 def check_whole(folder: Folder, name: str, size_bytes: int, *, on_read: Callable[[int], None] = lambda count: None) -> None:
-    """The pack's bytes are those that its name was made of. RepositoryDamaged."""
+    """Checks the pack's bytes against its name. RepositoryDamaged."""
     digest, at = blake3(), 0
     while at < size_bytes:
         piece = folder.read(f"{FOLDER}/{name}", at, min(4 * MIB, size_bytes - at))

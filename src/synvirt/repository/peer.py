@@ -1,7 +1,8 @@
 """A folder that another SynVirt offers, over HTTPS: the client of `api/routes/peer.py`.
 
-What a repository writes has no name until it is renamed: so a file is sent then, in one request, and the peer answers when it
-has checked it and made it durable. Every request can be made again. While the peer is away each is, for a while.
+A file that a repository writes has no name until it is renamed. So it is sent at that time, in one request, and the peer
+answers after it has checked the file and made it durable. Every request is idempotent, and is repeated for a while if the peer
+is away.
 """
 
 import base64
@@ -37,7 +38,7 @@ from synvirt.repository.folder import UNFINISHED, Entry
 from synvirt.sizes import KIB, MIB
 from synvirt.transport import tls
 
-# Between two pieces of an answer. A peer's disk may take its time to make 64 MiB durable.
+# The time between two pieces of an answer. A peer's disk may need long to make 64 MiB durable.
 TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 10.0
 # How long a peer may be away before a run fails: a restart, or a cable.
@@ -48,7 +49,7 @@ _SEND_BYTES = MIB
 _ANSWER_BYTES_MAX = 128 * MIB
 _PROBLEM_BYTES_MAX = 64 * KIB
 _DETAIL_CHARS = 500
-# What a peer may say of itself, and ours for it.
+# The error codes of a peer, and our errors for them.
 _ERRORS: dict[str, type[SynvirtError]] = {
     error.code: error
     for error in (BackupBadRequest, BackupConflict, BackupImmutable, RepositoryDamaged, RepositoryFull, RepositoryUnreachable)
@@ -72,7 +73,7 @@ class PeerPlace:
 
 
 class PeerRoom(Model):
-    """Of the file system of an offered folder. `keep_days`: how long restore points stay there at least."""
+    """The file system of an offered folder. `keep_days`: the shortest time that restore points stay there."""
 
     capacity_bytes: Bytes
     used_bytes: Bytes
@@ -98,11 +99,12 @@ class _Away(Exception):
 
 
 class _Stale(_Away):
-    """A connection that was used before has ended: that says nothing of the peer."""
+    """A reused connection has ended: this says nothing of the peer."""
 
 
 class PeerFolder:
-    """Safe from several threads: each has a connection of its own while it asks. `patience_s`: how long it may be away."""
+    """Safe from several threads: each has a connection of its own during a request. `patience_s`: how long the peer may be
+    away."""
 
     def __init__(self, place: PeerPlace, *, patience_s: float = PATIENCE_S) -> None:
         parts = urlsplit(place.url)
@@ -131,12 +133,12 @@ class PeerFolder:
     # ── as folders are asked ─────────────────────────────────────────────────────────────────────────────────────────
 
     def room(self) -> tuple[int, int]:
-        """Bytes of the peer's file system, and those that are used. RepositoryUnreachable."""
+        """The size of the peer's file system, and how much of it is used, in bytes. RepositoryUnreachable."""
         found = self._parsed(PeerRoom, "", "its room")
         return found.capacity_bytes, found.used_bytes
 
     def make_folders(self, names: Iterable[str]) -> None:
-        """A repository's, which the peer knows by itself."""
+        """Asks the peer to make a repository's folders, whose names it knows itself."""
         self._ask("POST", "/folders", "the repository")
 
     def write(self, name: str, pieces: Iterable[Piece]) -> None:
@@ -144,7 +146,7 @@ class PeerFolder:
             self._unfinished[name] = list(pieces)
 
     def sync(self, name: str) -> None:
-        """Durable is what has been renamed."""
+        """Renamed files are durable already."""
 
     def rename(self, old: str, new: str) -> None:
         with self._lock:
@@ -152,7 +154,7 @@ class PeerFolder:
         self._ask("PUT", f"/files/{quote(new)}", new, pieces)
 
     def sync_folder(self, folder: str) -> None:
-        """As above."""
+        """As for `sync`."""
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         query = f"?offset={offset}" + ("" if length is None else f"&length={length}")
@@ -236,12 +238,12 @@ class PeerFolder:
         raise self._refusal(answer.status, body, what)
 
     def _borrowed(self) -> tuple[http.client.HTTPConnection, type[_Away]]:
-        """A connection, and what it means when that breaks."""
+        """A connection, and the error for the case that it breaks."""
         with self._lock:
             if self._idle:
                 return self._idle.pop(), _Stale
         made = http.client.HTTPConnection(self._host, self._port)
-        made.auto_open = 0  # it would connect by itself, past the guard
+        made.auto_open = 0  # it would connect by itself, without the guard
         return made, _Away
 
     def _connected(self) -> ssl.SSLSocket:
@@ -270,7 +272,7 @@ class PeerFolder:
         if pieces is not None:
             connection.putheader("Content-Length", str(length))
         connection.endheaders()
-        # Who refuses says so at once and hangs up: that is read, rather than that the sending failed.
+        # A peer that refuses answers at once and closes: its answer is read instead of reporting a failed send.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
             for piece in pieces or []:
                 view = memoryview(piece)
@@ -298,8 +300,8 @@ class PeerFolder:
 
 
 def _body(answer: http.client.HTTPResponse, limit: int) -> bytes:
-    """All of it, or one byte more than `limit`. IncompleteRead: of a body that breaks off, http.client only says it when all is
-    asked for."""
+    """The whole body, or one byte more than `limit`. IncompleteRead: http.client reports a body that breaks off only if all of
+    it is read."""
     length = answer.headers.get("content-length", "")
     body = answer.read(limit + 1)
     if length.isdecimal() and len(body) < min(int(length), limit + 1):

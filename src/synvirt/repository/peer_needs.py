@@ -1,7 +1,7 @@
-"""Which packs the restore points of a folder need, found without the key: pages are stored in the clear.
+"""Finds the packs that the restore points of a folder need, without the key: pages are stored in the clear.
 
-A pack that holds what a point needs may go only where the very same frame, read and hashed, lies in another one. So a pack
-that only claims in its footer to have a chunk does not allow the pack that has it to be deleted.
+A pack with something that a point needs may be deleted only if another pack has the same frame, which is read and hashed. So a
+pack whose footer only claims to have a chunk does not allow to delete the pack that has it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,16 +18,16 @@ from synvirt.repository.manifest import NONE
 
 
 class Needs:
-    """Not safe from several threads. `cache`: a file for copies of footers. `reading`: who reads what manifests say."""
+    """Not safe from several threads. `cache`: a file for copies of footers. `reading`: parses manifests."""
 
     def __init__(self, folder: Folder, cache: Path | None = None, *, reading: manifests.Reading = manifests.HERE) -> None:
         self._folder, self._index, self._reading = folder, Index(folder, cache), reading
         self._points: frozenset[str] | None = None
-        # By the first 8 bytes of the names; who is taken for needed by mistake stays.
+        # By the first 8 bytes of the names; what is taken for needed by mistake stays.
         self._needed: Words = np.empty(0, np.uint64)
 
     def check_unneeded(self, pack: str) -> None:
-        """BackupImmutable: a point needs it, or that is not known."""
+        """BackupImmutable: a point needs it, or this is not known."""
         try:
             self._look()
             entries = self._index.entries(pack)
@@ -66,7 +66,7 @@ class Needs:
                     yield from map(bytes.fromhex, disk.pages)
 
     def _contents(self, page: bytes) -> Iterator[bytes]:
-        """All that goes by this name: which one is the page, only its owner can tell."""
+        """All contents with this name: only the owner can find out which one is the page."""
         places = [place for place in self._index.places(page) if place.entry.kind == packs.PAGE]
         if not places:
             raise RepositoryDamaged(f"page {page.hex()[:16]} of a restore point is in no pack")

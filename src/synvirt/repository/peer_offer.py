@@ -1,11 +1,11 @@
-"""A folder that this host keeps for another SynVirt: what that one may do with it, and what not.
+"""A folder that this host keeps for another SynVirt, and the limits on what that one may do with it.
 
     put      a file is taken once, whole and checked: its hash needs no key. Nothing is replaced.
     delete   a restore point stays for the operator's number of days, whatever its owner asks; and so does all that it needs.
-             One that is protected stays until the operator of this host releases it (`release`)
+             A protected one stays until the operator of this host releases it (`release`)
 
-The other host may be an attacker's, key and all. So nothing is believed that it says: times are of our own clock,
-and what points need is found in themselves (peer_needs.py).
+The other host may belong to an attacker, with its key. So nothing that it says is believed: times are of our own clock, and
+what points need is found in the points themselves (peer_needs.py).
 """
 
 import contextlib
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from synvirt.repository.peer_needs import Needs
 
 DAY_S = 24 * 3600.0
-# Of an answer: what a caller who does not read costs us.
+# Pieces of an answer: what a caller costs us who asks and does not read.
 PIECE_BYTES = MIB
-# What we have begun and not ended: ours alone, so that what an earlier service left is swept.
+# The prefix of our unfinished files, so that the leftovers of an earlier service are removed.
 _BEGUN = "peer-"
 _HEX64 = "[0-9a-f]{64}"
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-# Of each kind of file: its name, and how large it may be.
+# For each kind of file: its name, and its largest size.
 _KINDS: dict[str, tuple[re.Pattern[str], int]] = {
     "header": (re.compile(repository.HEADER), repository.HEADER_BYTES_MAX),
     "pack": (re.compile(rf"packs/{_HEX64}\.pack"), packs.PACK_BYTES),
@@ -54,16 +54,16 @@ _KINDS: dict[str, tuple[re.Pattern[str], int]] = {
     "key": (re.compile(rf"{key_change.FOLDER}/{_HEX64}"), key_change.CHANGE_BYTES_MAX),
     "condemned": (re.compile(rf"condemned/{_HEX64}"), repository.CONDEMNED_BYTES_MAX),
 }
-# What a file takes at least, of blocks and of names: a quota holds for a million empty ones, too.
+# The least that a file costs, in blocks and names: a quota must also limit a million empty files.
 FILE_BYTES_MIN = 4 * KIB
-# Of a quota, for lists of what is to be removed alone: what is full could never be emptied else.
+# The part of a quota for lists of condemned packs: else a full folder could never be emptied.
 CONDEMNED_BYTES = 32 * MIB
 _PACK_LINES = re.compile(rf"({_HEX64}\.pack\n)+")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What lies there, by this host's own files: point ids, as their names have them."""
+    """The content of the folder, by this host's own files: point ids from their names."""
 
     used_bytes: int
     points: tuple[str, ...]
@@ -71,8 +71,8 @@ class Held:
 
 
 class Offer:
-    """Safe from several threads; one of them for each folder. `keep_s`: how long a point stays at least. `quota_bytes`: how
-    much may lie there, what is on its way counted. `reading`: who reads what the other host's manifests say."""
+    """Safe from several threads; one for each folder. `keep_s`: the shortest time that a point stays. `quota_bytes`: the limit,
+    with files that are being received. `reading`: parses the other host's manifests."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Offer:
         self._swept = False
 
     def _folder(self) -> HostFolder:
-        """RepositoryUnreachable, where it is away."""
+        """RepositoryUnreachable, where it is missing."""
         folder = HostFolder(self._path)
         with self._lock:
             if not self._swept and (self._path / UNFINISHED).is_dir():
@@ -106,7 +106,7 @@ class Offer:
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def room(self) -> tuple[int, int]:
-        """Bytes that there may be, and those that are used: of the quota, or of the file system where that is less."""
+        """The limit in bytes, and how much is used: of the quota, or of the file system where that is less."""
         folder = self._folder()
         capacity, used = folder.room()
         if self.quota_bytes is None:
@@ -116,7 +116,7 @@ class Offer:
         return min(self.quota_bytes, ours + max(capacity - used, 0)), ours
 
     def held(self) -> Held:
-        """How many bytes the folder holds, and the ids of its points and of those that are protected."""
+        """The size of the folder, and the ids of its points and of the protected ones."""
         folder = self._folder()
         names = [entry.name for entry in folder.entries(manifests.FOLDER)] if (self._path / manifests.FOLDER).is_dir() else []
         points, kept = (
@@ -127,19 +127,20 @@ class Offer:
             return Held(self._count(folder), points, kept)
 
     def make_folders(self) -> None:
-        """Makes the folders of a repository where they are missing."""
+        """Makes missing folders of a repository."""
         with self._lock:
             self._folder().make_folders(repository.FOLDERS)
 
     def entries(self, folder: str) -> list[Entry]:
-        """Of one folder, or of all with the name «»; none of what is being written. BackupBadRequest, BackupNotFound."""
+        """The entries of one folder, or with the name «» of all; without files that are being received. BackupBadRequest,
+        BackupNotFound."""
         if folder not in ("", *repository.FOLDERS):
             raise BackupBadRequest(f"a repository has no folder {folder[:64]!r}")
         return [] if folder == UNFINISHED else self._folder().entries(folder)
 
     def read(self, name: str, offset: int, length: int | None) -> tuple[int, Iterator[bytes]]:
-        """How many bytes there will be, and these, a piece at a time: a caller who asks and does not read holds one piece of
-        our memory, and not the whole of a pack. BackupBadRequest, RepositoryDamaged."""
+        """The number of bytes, and the bytes piece by piece: a caller who asks and does not read holds one piece of our memory,
+        not a whole pack. BackupBadRequest, RepositoryDamaged."""
         _, limit = _kind(name)
         if length is not None and length > limit:
             raise BackupBadRequest(f"{length} bytes of {name} were asked for, which has {limit} at most")
@@ -147,14 +148,14 @@ class Offer:
         size = folder.size(name)
         wanted = max(size - offset, 0) if length is None else length
         if offset + wanted > max(size, offset):
-            folder.read(name, size, 1)  # says in its own words that the file ends there
+            folder.read(name, size, 1)  # raises the error of a file that ends there
         step = range(offset, offset + wanted, PIECE_BYTES)
         return wanted, (folder.read(name, at, min(PIECE_BYTES, offset + wanted - at)) for at in step)
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, name: str, length: int) -> "Receiving":
-        """BackupBadRequest, where there can be no such file. RepositoryFull, before it comes."""
+        """BackupBadRequest, where no such file is allowed. RepositoryFull, before any bytes come."""
         _, limit = _kind(name)
         if not 0 <= length <= limit:
             raise BackupBadRequest(f"{name} has {length} bytes: {limit} are the most")
@@ -167,14 +168,14 @@ class Offer:
             raise
 
     def _reserved(self, folder: HostFolder, name: str, length: int) -> int:
-        """What the file will take. RepositoryFull, where the quota has no room for it besides what is there and on its way."""
+        """The space that the file will take. RepositoryFull, where the quota has no room beside present and expected files."""
         cost = max(length, FILE_BYTES_MIN)
         with self._lock:
             quota = self.quota_bytes
             if quota is not None and _kind(name)[0] != "condemned":
                 quota -= min(quota // 16, CONDEMNED_BYTES)
             if quota is not None and self._counted(folder) + self._coming + cost > quota:
-                free = quota - self._count(folder) - self._coming  # somebody may have made room by hand
+                free = quota - self._count(folder) - self._coming  # somebody may have deleted files by hand
                 if cost > free:
                     raise RepositoryFull(
                         f"{name} has {length} bytes, and {max(free, 0)} of the quota of {self.quota_bytes} are free",
@@ -184,7 +185,7 @@ class Offer:
         return cost
 
     def let_go(self, cost: int) -> None:
-        """It came, or does not come any more."""
+        """Frees the reservation: the file has come, or will not come."""
         with self._lock:
             self._coming -= cost
 
@@ -200,7 +201,7 @@ class Offer:
         return self._used
 
     def take(self, folder: HostFolder, unfinished: str, name: str, length: int, digest: str) -> None:
-        """What was received whole and is durable gets its name. What is there already, and whole, stays."""
+        """Gives a file that was received whole and is durable its name. A whole file of that name stays."""
         _check(folder, unfinished, name, length, digest, reading=self._reading)
         with self._lock:
             there = _digest_of(folder, name, self._reading)
@@ -217,7 +218,7 @@ class Offer:
     # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def delete(self, name: str) -> None:
-        """Idempotent. BackupImmutable, while it is to be kept."""
+        """Idempotent. BackupImmutable, while it must be kept."""
         kind, _ = _kind(name)
         folder = self._folder()
         with self._lock:
@@ -250,7 +251,7 @@ class Offer:
             self._used -= max(entry.size_bytes, FILE_BYTES_MIN)
 
     def release(self, point_id: UUID) -> None:
-        """Its protection is taken off, by who runs this host. BackupNotFound."""
+        """The operator of this host ends its protection. BackupNotFound."""
         folder, name = self._folder(), f"{point_id}{repository.KEPT_SUFFIX}"
         with self._lock:
             entry = next((one for one in folder.entries(manifests.FOLDER) if one.name == name), None)
@@ -268,7 +269,7 @@ class Offer:
 
 
 class Receiving:
-    """One file on its way in: `feed` … `finish`, and `discard` whatever came of it. Its name counts from `finish` on."""
+    """One file that is being received: `feed` … `finish`, and in any case `discard`. Its name is valid from `finish` on."""
 
     def __init__(self, offer: Offer, folder: HostFolder, name: str, length: int, cost: int) -> None:
         self._offer, self._folder, self._name, self._left, self._cost = offer, folder, name, length, cost
@@ -278,7 +279,7 @@ class Receiving:
         folder.write(self._unfinished, [])
 
     def feed(self, piece: bytes) -> None:
-        """Takes the next bytes of the file. BackupBadRequest where they are more than was announced."""
+        """Takes the next bytes of the file. BackupBadRequest, where they are more than announced."""
         self._left -= len(piece)
         if self._left < 0:
             raise BackupBadRequest(f"more came of {self._name} than the {self._length} bytes that were announced")
@@ -286,7 +287,7 @@ class Receiving:
         self._folder.append(self._unfinished, piece)
 
     def finish(self) -> None:
-        """Makes the file durable under its name. BackupBadRequest where bytes are missing, or their hash is not that of the
+        """Makes the file durable under its name. BackupBadRequest, where bytes are missing, or their hash is not that of the
         name."""
         if self._left:
             raise BackupBadRequest(f"{self._left} of the {self._length} bytes of {self._name} did not come")
@@ -294,14 +295,14 @@ class Receiving:
         self._offer.take(self._folder, self._unfinished, self._name, self._length, self._digest.hexdigest())
 
     def discard(self) -> None:
-        """Once, at the end."""
+        """Call it once, at the end."""
         self._offer.let_go(self._cost)
         with contextlib.suppress(SynvirtError):
             self._folder.delete(self._unfinished)
 
 
 def _digest_of(folder: HostFolder, name: str, reading: manifests.Reading) -> str | None:
-    """None, where there is no such file, or one that is damaged: what was checked may take its place."""
+    """None, where there is no such file, or a damaged one: a checked file may replace it."""
     try:
         content = folder.read(name)
         digest = blake3(content).hexdigest()
@@ -312,7 +313,7 @@ def _digest_of(folder: HostFolder, name: str, reading: manifests.Reading) -> str
 
 
 def _check(folder: HostFolder, file: str, name: str, length: int, digest: str, *, reading: manifests.Reading) -> None:
-    """The bytes are those of a file of this name. BackupBadRequest."""
+    """Checks that the bytes are those of a file of this name. BackupBadRequest."""
     kind, _ = _kind(name)
     inside = name.rpartition("/")[2]
     try:

@@ -1,7 +1,7 @@
-"""A repository: packs and manifests in a folder, found by what is in them. docs/backup-format.md is the whole format.
+"""A repository: packs and manifests in a folder, found by their content. docs/backup-format.md is the whole format.
 
-A restore point exists from the moment its manifest has its name, and not before: its packs are durable by then. Nothing is ever
-changed in place. What is in memory is an index (index.py) of the packs' footers, of which a file of this host has copies.
+A restore point exists from the moment its manifest has its name: its packs are durable by then. Nothing is ever changed in
+place. In memory there is an index (index.py) of the packs' footers; a file of this host has copies of them.
 
     session() ─▶ add(chunk) … add_page(…) ─▶ commit(manifest)       one writer of many; no locks between hosts
     manifest(id) ─▶ chunk_names(disk) ─▶ read_chunk(name)           disk.py makes a DiskReader of it
@@ -26,14 +26,14 @@ from synvirt.repository.keys import CHUNK_BYTES, KeyRing, Keys
 from synvirt.repository.manifest import NONE, PAGE_BYTES, PAGE_CHUNKS, DiskMap, Manifest, Shown, Unread
 from synvirt.sizes import KIB, MIB
 
-if TYPE_CHECKING:  # numpy comes with it: a service without a repository does without both
+if TYPE_CHECKING:  # it loads numpy, which a service without a repository does not need
     from synvirt.repository.index import Place
 
 Read = TypeVar("Read")
 
 FORMAT = 1
 HEADER = "repository"
-# It has some 300. A list of packs that are to be removed has 70 for each of 64 MiB: those of 12 TiB.
+# A header has some 300. A list of condemned packs has 70 for each pack of 64 MiB: this is for packs of 12 TiB.
 HEADER_BYTES_MAX, CONDEMNED_BYTES_MAX = 64 * KIB, 16 * MIB
 CONDEMNED_FOLDER = "condemned"
 KEPT_SUFFIX = ".kept"
@@ -42,7 +42,7 @@ FOLDERS = (packs.FOLDER, manifests.FOLDER, CONDEMNED_FOLDER, key_change.FOLDER, 
 
 
 def create(folder: Folder, master: bytes) -> UUID:
-    """An empty repository in an empty folder; its id. BackupConflict, where something lies there already."""
+    """Makes an empty repository in an empty folder, and gives its id. BackupConflict, where the folder has something in it."""
     if folder.entries(""):
         raise BackupConflict(
             "the folder is not empty", hint="name an empty one; or, to use a repository again, give its recovery key"
@@ -65,8 +65,8 @@ def create(folder: Folder, master: bytes) -> UUID:
 
 
 def change_key(folder: Folder, old: bytes, new: bytes) -> None:
-    """From now on the repository's key is `new`; nobody writes with `old` any more. Idempotent. RepositoryKeyWrong: `old` is
-    not its newest one."""
+    """Makes `new` the repository's key from now on; nothing is written with `old` any more. Idempotent. RepositoryKeyWrong:
+    `old` is not its newest key."""
     folder.make_folders(FOLDERS)
     check = header_of(folder)["key_check"]
     try:
@@ -77,7 +77,7 @@ def change_key(folder: Folder, old: bytes, new: bytes) -> None:
 
 
 def header_of(folder: Folder) -> dict[str, Any]:
-    """RepositoryDamaged, where there is none, or none of ours."""
+    """RepositoryDamaged, where there is no header, or not one of ours."""
     size = next((entry.size_bytes for entry in folder.entries("") if entry.name == HEADER), None)
     if size is not None and size > HEADER_BYTES_MAX:
         raise RepositoryDamaged(f"the file «{HEADER}» of the repository has {size} bytes")
@@ -102,10 +102,10 @@ def header_in(content: bytes) -> dict[str, Any]:
 
 
 class Repository:
-    """Safe from several threads. `unreadable`: packs whose footers are damaged, and why.
+    """Safe from several threads. `unreadable`: packs with damaged footers, and why.
 
-    `cache`: a file of this host for copies of the packs' footers, so that opening it again fetches what is new alone.
-    `reading`: who reads what manifests say.
+    `cache`: a file of this host for copies of the packs' footers, so that the next opening fetches only new ones.
+    `reading`: parses manifests.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Repository:
         self.unreadable: dict[str, str] = {}
         self.index = Index(folder, cache)
         self._condemned: frozenset[str] = frozenset()
-        # Packs that could not be read although the index is fresh; of a footer, the words of its error.
+        # Packs that could not be read although the index is up to date; for a footer, the text of its error.
         self._unsound: set[str] = set()
         self._lock = threading.RLock()
         self.refresh()
@@ -133,31 +133,31 @@ class Repository:
     # ── the index ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def refresh(self) -> None:
-        """See what others have written, condemned or removed."""
+        """Updates the index with what others have written, condemned or removed."""
         with self._lock:
             there = {entry.name: entry.size_bytes for entry in self.folder.entries(packs.FOLDER)}
-            with contextlib.suppress(RepositoryDamaged):  # a list that cannot be read stops who writes, not who restores
+            with contextlib.suppress(RepositoryDamaged):  # an unreadable list stops writers, but not restores
                 self._condemned = condemned_packs(self.folder)
             unreadable = self.index.update(there)
-            if unreadable:  # of a pack that a collection has deleted since it was listed, there is nothing to read
+            if unreadable:  # a pack that a collection has deleted since it was listed cannot be read
                 left = {entry.name for entry in self.folder.entries(packs.FOLDER)}
                 unreadable = {name: why for name, why in unreadable.items() if name in left}
             self.unreadable = unreadable
 
     def places(self, name: bytes) -> "list[Place]":
-        """Where it lies; in packs that will not soon be removed first. Several, where two hosts wrote it at once, or where
-        somebody put another of that name there: only who opens them knows."""
+        """Its places; packs that will not soon be removed come first. There are several if two hosts wrote it at once, or if
+        somebody put another frame of that name there: only opening them shows which is right."""
         return sorted(self.index.places(name), key=lambda place: place.pack in self._condemned)
 
     def place(self, name: bytes) -> "Place | None":
-        """Where it lies: of several places the first whose frame opens."""
+        """The first of its places whose frame opens."""
         found = self.places(name)
         if len(found) < 2:
             return found[0] if found else None
         return next((place for place in found if self._opens(name, place)), found[0])
 
     def is_sound(self, name: bytes) -> bool:
-        """Its frame opens in one place at least."""
+        """Whether its frame opens in at least one place."""
         return any(self._opens(name, place) for place in self.places(name))
 
     def _opens(self, name: bytes, place: "Place") -> bool:
@@ -176,7 +176,8 @@ class Repository:
         try:
             self.keys.content_into(name, frame, into)
         except RepositoryDamaged:
-            # What opens and has its name is right. Where it does not, the frame's own hash tells a pack that has changed.
+            # A frame that opens and has its name is right. If it does not open, its own hash shows whether the pack has
+            # changed.
             packs.check_frame(place.pack, place.entry, frame)
             raise
 
@@ -188,7 +189,7 @@ class Repository:
         return frame
 
     def reusable(self, name: bytes) -> "Place | None":
-        """Where it lies, if that will not soon be removed."""
+        """Its place, if that will not soon be removed."""
         place = self.place(name)
         return None if place is None or place.pack in self._condemned else place
 
@@ -213,7 +214,7 @@ class Repository:
         return manifests.sound(self._reading.manifests([unread])[0])
 
     def unread(self, point_id: UUID, sha256: str | None = None) -> Unread:
-        """Its manifest, decrypted and not parsed. `sha256`: what it had when its author was checked; None: any is taken.
+        """Its manifest, decrypted and not parsed. `sha256`: its hash when its author was checked; None: any is accepted.
         BackupNotFound, RepositoryDamaged."""
         unread = self._opened(point_id, self._manifest_sizes(), self.keys)
         if sha256 not in (None, unread.sha256):
@@ -224,7 +225,7 @@ class Repository:
         return unread
 
     def read_all(self, point_ids: Iterable[UUID]) -> Iterator[tuple[UUID, tuple[Unread, Manifest] | SynvirtError]]:
-        """Each point's manifest, or what is wrong with it; in no order."""
+        """Each point's manifest, or its error; in no order."""
         sizes, failed = self._manifest_sizes(), list[tuple[UUID, SynvirtError]]()
 
         def unread() -> Iterator[Unread]:
@@ -240,7 +241,7 @@ class Repository:
         yield from failed
 
     def shown_all(self, point_ids: Iterable[UUID]) -> Iterator[Shown]:
-        """What anyone can read of these points, in order. BackupNotFound, RepositoryDamaged: of any of them."""
+        """The public parts of these points, in order. BackupNotFound, RepositoryDamaged: for any of them."""
         sizes = self._manifest_sizes()
         for batch in manifests.in_batches(self._opened(point_id, sizes, None) for point_id in point_ids):
             yield from map(manifests.sound, self._reading.shown(batch))
@@ -250,7 +251,7 @@ class Repository:
         return next(self.shown_all([point_id]))
 
     def is_current(self, point_id: UUID) -> bool:
-        """It was written with the key that is the newest now. BackupNotFound."""
+        """Whether it was written with the present newest key. BackupNotFound."""
         try:
             self._opened(point_id, self._manifest_sizes(), self.keys.newest)
         except RepositoryDamaged:
@@ -266,29 +267,29 @@ class Repository:
             raise BackupNotFound(f"restore point {point_id} is not in the repository")
         if sizes[name] > manifests.MANIFEST_BYTES_MAX:
             raise RepositoryDamaged(f"the manifest of restore point {point_id} has {sizes[name]} bytes")
-        # No more than was seen: the file may have grown since.
+        # Only up to the size seen: the file may have grown since.
         content = self.folder.read(manifests.file_name(point_id), 0, sizes[name])
         return manifests.unread(str(point_id), content, keys)
 
     def chunk_names(self, disk: DiskMap) -> bytes:
-        """32 bytes a chunk, in the disk's order."""
+        """32 bytes per chunk, in the disk's order."""
         pages = b"".join(self.read_page(bytes.fromhex(page)) for page in disk.pages)
         return pages[: manifests.chunks_of(disk.size_bytes) * len(NONE)]
 
     def read_page(self, name: bytes) -> bytes:
-        """A page (1,024 chunk names, 32 KiB) by its name, from any pack that holds it whole. RepositoryDamaged."""
+        """A page (1,024 chunk names, 32 KiB) by its name, from any pack with a whole copy. RepositoryDamaged."""
         if name == NONE:
             return bytes(PAGE_BYTES)
         return self._first_sound(name, packs.PAGE, lambda place: self._page(name, place))
 
     def read_chunk(self, name: bytes, into: memoryview) -> None:
-        """Fill `into`, which is as long as the chunk. RepositoryDamaged: what it holds then means nothing."""
+        """Fills `into`, which is as long as the chunk. RepositoryDamaged: then its content has no meaning."""
         self._first_sound(name, packs.CHUNK, lambda place: self._chunk(name, place, into))
 
     def _first_sound(self, name: bytes, kind: int, read: "Callable[[Place], Read]") -> Read:
-        """From the first place where it is what was stored: a writer of the repository may put decoys next to it. Where it is
-        nowhere, the index may be old: a collection moves what is needed, and deletes the pack a day later. It is refreshed
-        once for each pack that cannot be read."""
+        """From the first place where it is what was stored: a writer of the repository may add false copies. If no place has
+        it, the index may be old: a collection moves what is needed, and deletes the pack a day later. The index is refreshed
+        once for each unreadable pack."""
         for is_fresh in (False, True):
             failure = RepositoryDamaged(f"{'page' if kind else 'chunk'} {name.hex()[:16]} is in no pack of the repository")
             unsound = set[str]()
@@ -300,7 +301,7 @@ class Repository:
                         except RepositoryDamaged as error:
                             failure = failure if unsound else error
                             unsound.add(place.pack)
-            except RepositoryDamaged as error:  # the footer of a pack
+            except RepositoryDamaged as error:  # from the footer of a pack
                 failure, unsound = error, {error.detail}
             if is_fresh or (unsound and unsound <= self._unsound):
                 break
@@ -311,13 +312,13 @@ class Repository:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def session(self) -> "Session":
-        """A session that writes, with the newest index of the packs."""
+        """A writing session, with the newest index of the packs."""
         self.refresh()
         condemned_packs(self.folder)
         return Session(self)
 
     def keep(self, point_id: UUID, *, kept: bool) -> None:
-        """Whether anything may remove the point. Idempotent."""
+        """Sets whether the point is protected from removal. Idempotent."""
         name = f"{manifests.FOLDER}/{point_id}{KEPT_SUFFIX}"
         if kept:
             put(self.folder, name, [b""])
@@ -326,7 +327,7 @@ class Repository:
             self.folder.sync_folder(manifests.FOLDER)
 
     def remove(self, point_id: UUID) -> None:
-        """The point is gone; its bytes stay until they are collected. BackupConflict for one that is kept."""
+        """Removes the point; its bytes stay until they are collected. BackupConflict for a protected one."""
         if point_id in self.kept_ids():
             raise BackupConflict(f"restore point {point_id} is protected", hint="take the protection off it first")
         self.folder.delete(manifests.file_name(point_id))
@@ -341,7 +342,7 @@ def _names(folder: Folder, suffix: str) -> Iterator[str]:
 
 
 def is_id(name: str) -> bool:
-    """A restore point's: a file beside them may be called anything."""
+    """Whether it is a restore point's id: files beside them may have any name."""
     try:
         return str(UUID(name)) == name
     except ValueError:
@@ -349,7 +350,7 @@ def is_id(name: str) -> bool:
 
 
 def condemned_packs(folder: Folder) -> frozenset[str]:
-    """The packs that are to be removed (`garbage.py`), in any list of them. RepositoryDamaged."""
+    """The packs in any list of condemned ones (`garbage.py`). RepositoryDamaged."""
     return frozenset(name for listed in condemned_lists(folder) for name in listed.packs)
 
 
@@ -363,7 +364,7 @@ class Condemned:
 
 
 def condemned_lists(folder: Folder) -> list[Condemned]:
-    """Each is a file of pack names, a line each, named by the BLAKE3 of its bytes. RepositoryDamaged."""
+    """Each is a file with one pack name per line; its name is the BLAKE3 of its bytes. RepositoryDamaged."""
     found = []
     for entry in folder.entries(CONDEMNED_FOLDER):
         name = f"{CONDEMNED_FOLDER}/{entry.name}"
@@ -374,7 +375,7 @@ def condemned_lists(folder: Folder) -> list[Condemned]:
         except RepositoryDamaged:
             if entry.name in {one.name for one in folder.entries(CONDEMNED_FOLDER)}:
                 raise
-            continue  # another collection at the same time is done with this one
+            continue  # another collection has finished with this list
         if blake3(content).hexdigest() != entry.name:
             raise RepositoryDamaged(f"the list {name} has changed", hint=_LISTED_AGAIN)
         found.append(Condemned(name, entry.modified_at, tuple(content.decode("latin-1").split())))
@@ -382,10 +383,11 @@ def condemned_lists(folder: Folder) -> list[Condemned]:
 
 
 class Session:
-    """One run's way in. `add` may be called from any thread; what it was given is durable once `commit` returns.
+    """The session of one run that writes. `add` may be called from any thread; its data is durable once `commit` returns.
 
-    Chunks that the repository has are not written again. Should a pack that was relied on be condemned meanwhile, the commit
-    is refused; one that is condemned later stays until the manifest, which is there by then, was looked at (`garbage.py`).
+    Chunks that the repository has are not written again. If a pack that the session relies on is condemned meanwhile, the
+    commit is refused. A pack that is condemned later stays until a collection has read the manifest, which exists by then
+    (`garbage.py`).
     """
 
     def __init__(self, repository: Repository) -> None:
@@ -395,7 +397,7 @@ class Session:
         self._used: set[str] = set()
         self._lock, self._putting = threading.Lock(), threading.Lock()
         self._zero_names: dict[int, bytes] = {CHUNK_BYTES: self._keys.chunk_name(bytes(CHUNK_BYTES))}
-        # Bytes of disks that were new to the repository, and the bytes of the packs that they became.
+        # Bytes of disks that were new to the repository, and the bytes of their packs.
         self.new_bytes = self.stored_bytes = 0
 
     def add(self, chunk: bytes | bytearray | memoryview) -> bytes:
@@ -409,7 +411,7 @@ class Session:
         return name
 
     def add_page(self, page: bytes) -> bytes:
-        """Stores a page unless the repository has it, and answers its name (32 bytes)."""
+        """Stores a page unless the repository has it, and gives its name (32 bytes)."""
         if page == bytes(PAGE_BYTES):
             return NONE
         name = self._keys.page_name(page)
@@ -418,7 +420,7 @@ class Session:
         return name
 
     def rely_on(self, name: bytes) -> bool:
-        """Whether the repository has that chunk or page, and keeps it: the commit will look that it still does."""
+        """Whether the repository has that chunk or page, and keeps it: the commit checks that it still does."""
         if name == NONE:
             return True
         with self._lock:
@@ -433,7 +435,7 @@ class Session:
         return self._zero_names[length]
 
     def _is_new(self, name: bytes) -> bool:
-        """True once: that caller adds it."""
+        """True only for the first caller, who then adds it."""
         with self._lock:
             if name in self._mine:
                 return False
@@ -448,7 +450,7 @@ class Session:
         full = None
         with self._lock:
             if self._pack.names and not self._pack.fits(len(frame)):
-                # Before the next pack is begun the one before it must be stored: so that there are never three in memory.
+                # The last pack must be stored before the next one is begun, so that there are never three in memory.
                 self._putting.acquire()
                 full, self._pack = self._pack, packs.Pack()
             self._pack.add(name, kind, frame, length)
@@ -463,13 +465,14 @@ class Session:
         name, content, tail = full.closed()
         put(self._repository.folder, f"{packs.FOLDER}/{name}", [content])
         self._repository.index.add(name, len(content), tail)
-        # Not under _lock: who waits for _putting holds it. One thread at a time is here, and a set takes one change at once.
+        # Not under _lock: a thread that waits for _putting holds that. Only one thread at a time is here, and a set is changed
+        # atomically.
         self._used.add(name)
-        self._mine.difference_update(full.names)  # the index has them now
+        self._mine.difference_update(full.names)  # they are in the index now
         self.stored_bytes += len(content)
 
     def commit(self, manifest: Manifest, sign: manifests.Sign = lambda digest: None) -> None:
-        """The restore point exists when this returns. BackupConflict, where what it relies on is being removed."""
+        """The restore point exists when this returns. BackupConflict, where something that it relies on is being removed."""
         with self._putting:
             if self._pack.names:
                 last, self._pack = self._pack, packs.Pack()

@@ -1,9 +1,9 @@
-"""A sealed copy of a repository's key, as one line of text: somebody who only finds it cannot use it.
+"""A sealed copy of a repository's key, as one line of text: it is of no use to a finder.
 
-    synvirt-key-1:scrypt:N:r:p:SALT:SEALED      who has the passphrase opens it (RFC 7914, then AES-256-GCM)
-    synvirt-key-1:systemd:SEALED                this host alone opens it, by systemd-creds: its own key, or its TPM
+    synvirt-key-1:scrypt:N:r:p:SALT:SEALED      the passphrase opens it (RFC 7914, then AES-256-GCM)
+    synvirt-key-1:systemd:SEALED                only this host opens it, by systemd-creds: its own key, or its TPM
 
-Base64. What stands before the last colon is bound in as associated data. docs/backup-format.md.
+Base64. The part before the last colon is associated data. docs/backup-format.md.
 """
 
 import base64
@@ -23,7 +23,8 @@ from synvirt.programs import ProgramFailed
 from synvirt.repository.keys import KEY_BYTES, NONCE_BYTES
 
 PREFIX = "synvirt-key-1:"
-# 128 MiB and some half a second a guess: a file that may be copied is guessed at elsewhere (OWASP's advice for stored secrets).
+# 128 MiB and about half a second per guess, as a stolen copy can be guessed at on other computers (OWASP's advice for stored
+# secrets).
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 17, 8, 1
 SCRYPT_BYTES_MAX, SCRYPT_P_MAX = 256 << 20, 4
 PASSPHRASE_CHARS_MIN = 12
@@ -35,7 +36,7 @@ Bound = Literal["host", "tpm2"]
 
 
 def by_passphrase(master: bytes, passphrase: str) -> str:
-    """BackupBadRequest, where it could be guessed."""
+    """BackupBadRequest, where the passphrase is too easy to guess."""
     if len(passphrase) < PASSPHRASE_CHARS_MIN:
         raise BackupBadRequest(f"a passphrase has {PASSPHRASE_CHARS_MIN} characters at least: five words, for example")
     salt, nonce = secrets.token_bytes(16), secrets.token_bytes(NONCE_BYTES)
@@ -45,7 +46,7 @@ def by_passphrase(master: bytes, passphrase: str) -> str:
 
 
 def by_this_host(master: bytes, bound: Bound) -> str:
-    """BackupBadRequest, where this host has no such means."""
+    """BackupBadRequest, where this host does not have these means."""
     return f"{PREFIX}systemd:{base64.b64encode(_systemd('encrypt', master, f'--with-key={bound}')).decode()}"
 
 
@@ -77,7 +78,7 @@ def opened(text: str, passphrase: str) -> bytes:
 
 
 def _stretched(passphrase: str, salt: bytes, n: int, r: int, p: int) -> bytes:
-    """ValueError, for numbers that no copy of ours has: they cost who opens it."""
+    """ValueError, for numbers that our copies never have, as they cost the opener time and memory."""
     if n < 2 or n & (n - 1) or r < 1 or 128 * n * r > SCRYPT_BYTES_MAX or not 0 < p <= SCRYPT_P_MAX:
         raise ValueError("it asks for too much")
     return hashlib.scrypt(passphrase.encode(), salt=salt, n=n, r=r, p=p, maxmem=2 * SCRYPT_BYTES_MAX, dklen=KEY_BYTES)
@@ -99,5 +100,5 @@ def _systemd(what: str, content: bytes, *options: str) -> bytes:
 
 
 def _in_memory() -> str | None:
-    """What is written there is on no disk."""
+    """A folder in memory: nothing in it is on a disk."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a folder of ours below it, made with mode 0700

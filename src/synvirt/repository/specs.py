@@ -1,4 +1,4 @@
-"""A repository, and a disk of a restore point, as data: what a worker receives, and opens. Never stored: the key is in it."""
+"""A repository, and a disk of a restore point, as data for a worker that opens them. Never stored, as the key is in it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -36,8 +36,8 @@ class RepositorySpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointSpec(Spec):
-    """Disk `number` of a restore point, counted from 0 as its manifest has them. `sha256`: of the manifest whose author was
-    checked, which another one in its place does not have; None: any is read."""
+    """Disk `number` of a restore point, counted from 0 in its manifest's order. `sha256`: the hash of the manifest whose author
+    was checked; a replaced one has another. None: any is read."""
 
     format: Literal["point"] = "point"
     repository: RepositorySpec

@@ -1,11 +1,11 @@
-"""Whether what is in a repository is what was written. Nothing is changed; what is wrong is reported in words.
+"""Checks that a repository has what was written. Nothing is changed; damage is reported in words.
 
 look_at_packs       every pack against its name: this reads all of the repository
-judged              every manifest against its hash, and that no point lacks a chunk
+judged              every manifest against its hash, and whether a point lacks a chunk
 verify_repository   both of them; neither needs the key, but with it each manifest is opened too
-verify_point        every chunk of one restore point read, unpacked and held to its name, as a restore does
+verify_point        every chunk of one restore point, read, unpacked and compared with its name, as in a restore
 
-What reads much says as it goes how far it is, and goes on from there: what was looked at is not read again.
+Long reads report how far they are, and can go on from there: what was checked is not read again.
 """
 
 import threading
@@ -28,18 +28,18 @@ from synvirt.repository.repository import Repository, condemned_lists, header_of
 from synvirt.sizes import counted
 
 Stop = Callable[[], bool]
-# Bytes in all, and those that were read.
+# Total bytes, and bytes read.
 OnProgress = Callable[[int, int], None]
 
 
-# Of each kind of damage that a report lists, and that one message of a worker has. A name or a sentence takes 1.6 KiB at most.
+# The most items per kind of damage in a report, and in one message of a worker. A name or a sentence takes at most 1.6 KiB.
 LISTED_MAX = 200
 
 
 class Report(Model):
-    """What was looked at, and what is wrong. `wrongs`: each in a sentence, none for a repository that is whole.
-    `damaged_points`: those of which not every byte can be restored; `damaged_packs`: those that are not what was written.
-    `more_…`: how many more of each there are than a list of 200 has."""
+    """What was checked, and what is wrong. `wrongs`: one sentence each, none for a sound repository. `damaged_points`: those
+    that cannot be restored completely; `damaged_packs`: those that are not what was written. `more_…`: how many more of each
+    there are than a list of 200 has."""
 
     packs: int = 0
     points: int = 0
@@ -52,17 +52,17 @@ class Report(Model):
     more_damaged_packs: int = 0
 
     def parts(self) -> Iterator["Report"]:
-        """The same in reports whose lists have LISTED_MAX each; `after` puts them together."""
+        """The report in parts whose lists have LISTED_MAX each; `after` joins them."""
         longest = max(len(getattr(self, name)) for name in _LISTS)
         for at in range(0, max(longest, 1), LISTED_MAX):
             yield self._cut(at)
 
     def after(self, before: "Report") -> "Report":
-        """One of `parts`, with those before it."""
+        """One of `parts`, joined to those before it."""
         return self.model_copy(update={name: (*getattr(before, name), *getattr(self, name)) for name in _LISTS})
 
     def listed(self) -> "Report":
-        """As people get it, and as it is kept: the first LISTED_MAX of each list, and how many more there are."""
+        """The report for people and for storage: the first LISTED_MAX of each list, and how many more there are."""
         more = {f"more_{name}": max(len(getattr(self, name)) - LISTED_MAX, 0) for name in _LISTS}
         return self._cut(0).model_copy(update=more)
 
@@ -75,30 +75,30 @@ _LISTS = ("wrongs", "damaged_points", "damaged_packs")
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """How far a verification has come: `bytes_read`. `broken`: by the name of each pack in which anything is wrong, what that
-    is, in the order in which it was found. One verification has one such dictionary, which grows: there may be thousands."""
+    """How far a verification is: `bytes_read`. `broken`: by the name of each broken pack, what is wrong in it, in the order in
+    which it was found. One verification has one such dictionary, which grows: there may be thousands."""
 
     bytes_read: int = 0
     broken: dict[str, str] = field(default_factory=dict)
 
     def parts(self, before: Self, said: int) -> Iterator[Self]:
-        """What has come to `before`, of whose broken packs so many were `said`, with LISTED_MAX packs each. Only the last says
-        how far it is: a reader that has not all of them goes on where `before` was."""
+        """What is new since `before`, of whose broken packs `said` were sent, in parts of LISTED_MAX packs each. Only the last
+        part has the new position: a reader without all parts goes on where `before` was."""
         new = [*islice(self.broken.items(), said, None)]
         for at in range(0, max(len(new), 1), LISTED_MAX):
             is_last = at + LISTED_MAX >= len(new)
             yield replace(self if is_last else before, broken=dict(new[at : at + LISTED_MAX]))
 
     def after(self, before: Self) -> Self:
-        """One of `parts`, with what was known before it, whose dictionary grows."""
+        """One of `parts`, joined to what was known before it. The dictionary of that grows."""
         before.broken.update(self.broken)
         return replace(self, broken=before.broken)
 
 
 @dataclass(frozen=True, slots=True)
 class PacksLooked(Looked):
-    """Of a repository's packs, the oldest first: up to `pack`, written at `written_at` (seconds since 1970, by the clock of the
-    host that stores it); `packs`: how many that are."""
+    """A position in a repository's packs, the oldest first: up to `pack`, written at `written_at` (seconds since 1970, by the
+    clock of the host that stores it); `packs`: how many that are."""
 
     written_at: float = 0.0
     pack: str = ""
@@ -107,7 +107,7 @@ class PacksLooked(Looked):
 
 @dataclass(frozen=True, slots=True)
 class PointLooked(Looked):
-    """Of a restore point: its first `chunks`. `wrong`: what was found wrong first, in words, or None."""
+    """A position in a restore point: its first `chunks`. `wrong`: the first fault in words, or None."""
 
     chunks: int = 0
     wrong: str | None = None
@@ -130,16 +130,16 @@ def judged(
     stop: Stop = lambda: False,
     on_pages: Callable[[int], None] = lambda bytes_read: None,
 ) -> Report:
-    """The repository, and each of its points, once all packs were looked at. `on_pages` is called as their pages are read.
-    Cancelled, once `stop()`."""
-    # A pack that could not be read may be gone by now: a collection has deleted it. Points that need it lack its chunks.
+    """The result for the repository and each of its points, once all packs were checked. `on_pages` is called while their pages
+    are read. Cancelled, once `stop()`."""
+    # An unreadable pack may be gone by now, deleted by a collection. Points that need it then lack its chunks.
     repository.refresh()
     wrongs = [*_header_and_lists(repository), *repository.unreadable.values()]
     sizes = repository.pack_sizes()
     broken = {pack: why for pack, why in looked.broken.items() if pack in sizes}
     wrongs += broken.values()
     bad_names = {name for pack in broken for name in _changed_frames(repository, pack)}
-    # A pack is what its name says, also one of an attacker: of what lies in several, one at least must open.
+    # Even an attacker's pack matches its name. So of a frame in several packs at least one copy must open.
     bad_names |= {name for name in repository.index.doubles() if not repository.is_sound(name)}
     damaged: list[UUID] = []
     pages: dict[str, int] = {}
@@ -179,8 +179,8 @@ def look_at_packs(
     since: PacksLooked | None = None,
     on_looked: Callable[[PacksLooked], None] = lambda looked: None,
 ) -> PacksLooked:
-    """All of the packs, of which those are read that were written after `since`: who goes on finds new ones among them.
-    `on_looked` is called after each, `on_progress` from several threads. Cancelled, once `stop()`."""
+    """Checks all packs that were written after `since`, with new ones that a resumed check finds. `on_looked` is called after
+    each, `on_progress` from several threads. Cancelled, once `stop()`."""
     repository.refresh()
     sizes, looked = repository.pack_sizes(), since or PacksLooked()
     broken = looked.broken
@@ -224,7 +224,7 @@ def look_at_packs(
 
 
 def _changed_frames(repository: Repository, pack: str) -> Iterator[bytes]:
-    """The names whose frames in this pack are not what was stored, where it is there that they are read."""
+    """The names of changed frames in this pack, where reads use this copy."""
     for entry in repository.index.entries(pack):
         place = repository.place(entry.name)
         if place is None or place.pack != pack:
@@ -236,8 +236,8 @@ def _changed_frames(repository: Repository, pack: str) -> Iterator[bytes]:
 
 
 def _wrong_of_point(repository: Repository, point_id: UUID, bad_names: set[bytes], known: dict[str, int]) -> str | None:
-    """`known`: of each page that was looked at, how many of its chunks are not as they should be. None too where the point was
-    removed since it was listed."""
+    """`known`: for each checked page, the number of its faulty chunks. None too, where the point was removed since it was
+    listed."""
     try:
         pages = {page for disk in repository.manifest(point_id).shown.disks for page in disk.pages}
         for page in pages - known.keys():
@@ -257,11 +257,12 @@ def _wrongs_in_page(repository: Repository, name: bytes, bad_names: set[bytes]) 
 
 
 class _Looking:
-    """How far threads are with a point's chunks: one counts once all before it do. `say` is called by one of them at a time."""
+    """How far threads are with a point's chunks: a chunk counts once all before it are done. Only one thread at a time calls
+    `say`."""
 
     def __init__(self, since: PointLooked, say: Callable[[PointLooked], None]) -> None:
         self.now, self._say = since, say
-        # By their numbers, the lengths of chunks that were looked at before one that comes first.
+        # Lengths of chunks that were checked before an earlier one, by their numbers.
         self._ahead: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -291,9 +292,9 @@ def verify_point(
     since: PointLooked | None = None,
     on_looked: Callable[[PointLooked], None] = lambda looked: None,
 ) -> PointLooked:
-    """All of the point is read, whatever is found, but for what was looked at up to `since`. `wrong` is None where the point is
-    what was backed up. `sha256`: of its manifest, as of `Repository.unread`. `on_looked` is called as it goes, one call at a
-    time. Cancelled, once `stop()`; BackupNotFound, RepositoryDamaged, where it has no such manifest that opens."""
+    """Reads all of the point after `since`, whatever is found. `wrong` is None, where the point is what was backed up.
+    `sha256`: of its manifest, as for `Repository.unread`. `on_looked` is called during the check, one call at a time.
+    Cancelled, once `stop()`; BackupNotFound, RepositoryDamaged, where no manifest of it opens."""
     repository.refresh()
     looking = _Looking(since or PointLooked(), on_looked)
 
@@ -314,7 +315,7 @@ def verify_point(
     disks = repository.manifest(point_id, sha256).shown.disks
     pages = {bytes.fromhex(page) for disk in disks for page in disk.pages}
     whole = [read(page, partial(repository.read_page, page)) for page in pages]
-    # Where a page is not whole, nobody knows what chunks there are.
+    # If a page is not whole, its chunks are not known.
     if all(whole):
         chunks = islice(enumerate(_chunks(repository, disks)), looking.now.chunks, None)
         first_found(chunks, look, threads=default_threads(), stop=stop)
@@ -322,7 +323,7 @@ def verify_point(
 
 
 def _chunks(repository: Repository, disks: tuple[DiskMap, ...]) -> Iterator[tuple[bytes, int]]:
-    """Name and length of the disks' chunks, in order: of each disk, each that is not zeros once."""
+    """Name and length of the disks' chunks, in order: for each disk, each chunk that is not zeros once."""
     import numpy as np
 
     for disk in disks:
