@@ -1,7 +1,7 @@
-"""Disks: one file a format. `open_reader` and `open_writer` turn a spec into the thing; `detect` says what a file is.
+"""Disks, one file per format. `open_reader` and `open_writer` open what a spec describes; `detect` finds the format of a file.
 
-The tables are literal: a format is a line here and a file beside it. Its module is imported when an image of it is opened,
-so that neither listing jobs nor copying a raw disk ever waits for numpy.
+The tables are written out: a format is a line here and a file beside it. Its module is imported when an image of it is opened,
+so that listing jobs and copying raw disks never load numpy.
 """
 
 import os
@@ -41,10 +41,10 @@ from synvirt.disks.specs import (
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
-# numpy looks things up here, and multiplies no matrices: the threads that it would start for that cost more than loading it.
+# numpy looks things up here, and multiplies no matrices: starting its threads for that takes longer than loading it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Takes the bytes of the image's file, which the reader then owns and closes.
+# Takes a reader of the image's file, which the new reader then owns and closes.
 ImageOpener = Callable[[DiskReader, ImageSpec], DiskReader]
 
 
@@ -67,7 +67,7 @@ def _vdi(over: DiskReader, spec: ImageSpec) -> DiskReader:
 
 
 def _over_parent(spec: ImageSpec, opened: Callable[[DiskReader | None], DiskReader]) -> DiskReader:
-    """What differs from the spec's parent; it owns that one once it is opened."""
+    """Opens the image over the spec's parent, which it then owns."""
     parent = None if spec.parent is None else open_reader(spec.parent)
     try:
         return opened(parent)
@@ -214,13 +214,13 @@ IMAGES: dict[str, ImageOpener] = {
     "vhd": _vhd,
 }
 
-# First match wins: (format, where the magic lies, the magic). VHD's lies in its last 512 bytes (`-512`), of which dynamic ones
-# keep a copy at the front.
+# First match wins: (format, the magic's place, the magic). VHD's is in the last 512 bytes (`-512`); dynamic ones have a copy at
+# the front.
 MAGICS: tuple[tuple[ImageFormat, int, bytes], ...] = (
     ("qcow2", 0, b"QFI\xfb"),
     ("vmdk", 0, b"KDMV"),
     ("vmdk", 0, b"COWD"),
-    # seSparse: one extent, which its reader refuses by itself; the number 0xCAFEBABE in 8 bytes, little-endian.
+    # seSparse: one extent; its reader refuses it as a disk. The number 0xCAFEBABE in 8 bytes, little-endian.
     ("vmdk", 0, b"\xbe\xba\xfe\xca\0\0\0\0"),
     ("vmdk", 0, b"# Disk DescriptorFile"),
     ("vhdx", 0, b"vhdxfile"),
@@ -295,7 +295,8 @@ def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str 
 
     An image that our own readers do not read is QEMU's (see `fallback`).
 
-    For a person's own command line: a raw disk may hold any magic, so what a guest can write is never detected but named.
+    Only for a person's own command line: a guest can write any magic into its raw disk, so elsewhere the format is always
+    given.
     """
     raw = RawSpec(path=str(path), offset=offset, length=length)
     reader = RawReader(raw.path, raw.offset, raw.length)
@@ -310,7 +311,7 @@ def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str 
 
 
 def image_format(reader: DiskReader) -> ImageFormat | None:
-    """The format whose magic the bytes have; None: no known one. See `detect` for when it may be trusted."""
+    """The format by the magic of the bytes; None: no known one. See `detect` for when it can be trusted."""
     for name, at, magic in MAGICS:
         start = at if at >= 0 else reader.size + at
         found = bytearray(len(magic))

@@ -1,12 +1,12 @@
-"""Opens files that hostile input names, and only those that lie under a given folder.
+"""Opens files that hostile input names, only if they lie under a given folder.
 
 A backing file, an extent, a parent or a plan's path is resolved by the kernel (`openat2` with RESOLVE_BENEATH and
-RESOLVE_NO_MAGICLINKS, Linux 5.6), so that no rename between a check and an open can lead out of the folder. Where the kernel
-or a sandbox refuses that call, the same walk is made here, one component at a time on open folders.
+RESOLVE_NO_MAGICLINKS, Linux 5.6), so a rename between a check and an open cannot lead out of the folder. Where the kernel or a
+sandbox refuses that call, the same walk is done here, one component at a time on open folders.
 
-`..` and relative symbolic links are followed as long as they stay below; everything else that leaves is HostPathRejected.
-Only what lies below and is a plain file (or a folder, for `resolve_beneath`) is ever opened: a named pipe or a device node is
-looked at with O_PATH and refused, which has no side effect. Mounts under the folder are part of it: shares are imports too.
+`..` and relative symbolic links are followed if they stay in the folder; all else that leaves it is HostPathRejected. Only
+plain files in the folder (and folders, for `resolve_beneath`) are opened. A named pipe or a device node is opened with O_PATH,
+without side effects, and refused. Mounts in the folder are part of it, as imports may be on shares.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ _SYS_OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
 _O_PATH = os.O_PATH | os.O_CLOEXEC
 
-# PATH_MAX with its NUL: no longer name can be opened, so none is looked at.
+# PATH_MAX with its NUL: a longer name cannot be opened, so it is refused.
 _NAME_MAX_BYTES = 4095
-# What the kernel allows in one walk (MAXSYMLINKS).
+# The kernel's limit for one walk (MAXSYMLINKS).
 _LINKS_MAX = 40
-# openat2 answers EAGAIN while something in the tree is being renamed; a walk that loses this often is being played with.
+# openat2 answers EAGAIN while something in the tree is renamed; a walk that loses so often is under attack.
 _RACES_MAX = 128
-# A deeper path gets no suggestion.
+# A deeper path gets no suggestion in the hint.
 _TYPED_PARTS_MAX = 32
 
 _HINTS = {
@@ -48,13 +48,13 @@ class _OpenHow(ctypes.Structure):
 def open_beneath(root: Path | str, name: str) -> int:
     """A descriptor, for reading, of the plain file `name` under `root`; the caller closes it.
 
-    `name` is relative to `root`, or absolute and within it. HostPathRejected: it leads out, or names no plain file; NotFound:
-    there is none; DiskReadFailed: the system does not let us read it.
+    `name` is relative to `root`, or absolute and within it. HostPathRejected: it leads out, or is no plain file; NotFound: it
+    does not exist; DiskReadFailed: the system does not let us read it.
     """
     with _found(Path(root), name) as (descriptor, found):
         if not stat.S_ISREG(found.st_mode):
             raise HostPathRejected(f"{name!r} is not a plain file")
-        # The inode is pinned by the O_PATH descriptor, so this opens what was looked at, whatever its name means by now.
+        # The O_PATH descriptor pins the inode, so this opens the checked file, whatever its name means by now.
         try:
             return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as problem:
@@ -62,8 +62,8 @@ def open_beneath(root: Path | str, name: str) -> int:
 
 
 def pinned_beneath(root: Path | str, name: str) -> int | None:
-    """A descriptor (O_PATH) of the plain file `name` under `root`, to name it by: it stays that file, whatever happens to its
-    name. The caller closes it. None, where `open_beneath` would raise."""
+    """A descriptor (O_PATH) of the plain file `name` under `root`: it stays this file, whatever happens to its name. The caller
+    closes it. None, where `open_beneath` would raise."""
     try:
         with _found(Path(root), name) as (descriptor, found):
             return os.dup(descriptor) if stat.S_ISREG(found.st_mode) else None
@@ -72,9 +72,9 @@ def pinned_beneath(root: Path | str, name: str) -> int | None:
 
 
 def open_folder_beneath(root: Path | str, name: str) -> tuple[int, Path]:
-    """A descriptor, for listing, of the folder `name` under `root`, and where it really is; the caller closes it.
+    """A descriptor, for listing, of the folder `name` under `root`, and the folder's real path; the caller closes it.
 
-    Raises what `open_beneath` does, HostPathRejected for what is no folder.
+    Raises the errors of `open_beneath`; HostPathRejected, where it is no folder.
     """
     with _named(Path(root), name) as (descriptor, found):
         if not stat.S_ISDIR(found.st_mode):
@@ -87,16 +87,16 @@ def open_folder_beneath(root: Path | str, name: str) -> tuple[int, Path]:
 
 
 def stat_beneath(root: Path | str, name: str) -> os.stat_result:
-    """What `name` leads to under `root`, of whatever sort it is. Raises what `open_beneath` does."""
+    """The status of what `name` leads to under `root`, of any type. Raises the errors of `open_beneath`."""
     with _found(Path(root), name) as (_, found):
         return found
 
 
 def resolve_beneath(root: Path | str, name: str) -> Path:
-    """Where the file or folder `name` really is: an absolute path without symbolic links, under `root`.
+    """The real path of the file or folder `name`: absolute, without symbolic links, under `root`.
 
-    Takes and raises what `open_beneath` does. The answer is for showing, storing and comparing: who opens it later asks
-    `open_beneath` again, since the tree may have changed.
+    Takes the arguments and raises the errors of `open_beneath`. The path is for showing, storing and comparing. To open it
+    later, call `open_beneath` again, since the tree may have changed.
     """
     with _named(Path(root), name) as (descriptor, found):
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
@@ -108,7 +108,7 @@ def open_reference(root: Path | str | None, image: str, reference: str) -> tuple
     """The file that `image` (a path under `root`) names as `reference`: its descriptor and its own path under `root`.
 
     A relative reference is relative to the image's folder. `root` None refuses all; a missing file is MalformedArchive, since
-    the image is not whole without it.
+    the image is incomplete without it.
     """
     if root is None:
         raise HostPathRejected(
@@ -130,7 +130,7 @@ def open_reference(root: Path | str | None, image: str, reference: str) -> tuple
 
 @contextlib.contextmanager
 def _named(root: Path, name: str) -> Iterator[tuple[int, os.stat_result]]:
-    """`_found`, of a name that a person may have typed: NotFound has the nearest one in its hint."""
+    """Like `_found`, for a name that a person may have typed: the hint of NotFound has the nearest name."""
     try:
         with _found(root, name) as found:
             yield found
@@ -139,7 +139,7 @@ def _named(root: Path, name: str) -> Iterator[tuple[int, os.stat_result]]:
 
 
 def _meant(root: Path, name: str) -> str | None:
-    from synvirt.nearest import most_like  # a copy that goes well does not need it
+    from synvirt.nearest import most_like  # a copy without errors does not need it
 
     path = PurePosixPath(name)
     if path.name in ("", "..") or len(path.parts) > _TYPED_PARTS_MAX:
@@ -160,7 +160,7 @@ def _meant(root: Path, name: str) -> str | None:
 
 @contextlib.contextmanager
 def _found(root: Path, name: str) -> Iterator[tuple[int, os.stat_result]]:
-    """An O_PATH descriptor of what `name` means under `root`, and what that is."""
+    """An O_PATH descriptor for `name` under `root`, and its status."""
     _refuse_name(name)
     parts = _parts(_relative(root, name))
     try:
@@ -182,20 +182,20 @@ def _found(root: Path, name: str) -> Iterator[tuple[int, os.stat_result]]:
 
 def _real_path(descriptor: int, root: Path, name: str) -> Path:
     path = Path(f"/proc/self/fd/{descriptor}").readlink()
-    if not path.is_relative_to(root.resolve()):  # moved out, or removed, since it was found
+    if not path.is_relative_to(root.resolve()):  # it was moved out, or removed, since it was found
         raise HostPathRejected(f"{name!r} left the import root while it was looked at")
     return path
 
 
 def _refuse_name(name: str) -> None:
-    """Names that mean something other than a path to somebody: URLs, `json:` and the like, drive letters, NUL."""
+    """Refuses names that some program reads as something else than a path: URLs, `json:` and the like, drive letters, NUL."""
     try:
         fits = 0 < len(os.fsencode(name)) <= _NAME_MAX_BYTES and "\0" not in name
     except UnicodeEncodeError:  # half of a surrogate pair, from a damaged descriptor
         fits = False
     if not fits:
         raise HostPathRejected(f"{name[:80]!r} is no file name")
-    # A colon before the first slash is what qemu takes for a protocol.
+    # qemu reads a colon before the first slash as a protocol.
     head = name.split("/", 1)[0]
     if ":" in head:
         raise HostPathRejected(
@@ -220,7 +220,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _translated(problem: OSError, name: str) -> Exception:
-    """XDEV and LOOP are the kernel's words for «leads out» and «too many, or forbidden, links»."""
+    """XDEV and LOOP are the kernel's errors for «leads out» and «too many, or forbidden, links»."""
     match problem.errno:
         case errno.ENOENT | errno.ENOTDIR:
             return NotFound(f"there is no file {name!r}")
@@ -235,7 +235,7 @@ def _walk(folder: int, parts: list[str]) -> int:
         try:
             return _openat2(folder, "/".join(parts) or ".")
         except OSError as problem:
-            if problem.errno in (errno.ENOSYS, errno.EPERM, errno.E2BIG):  # an old kernel, or a sandbox that knows no openat2
+            if problem.errno in (errno.ENOSYS, errno.EPERM, errno.E2BIG):  # an old kernel, or a sandbox without openat2
                 return _walk_by_steps(folder, parts)
             if problem.errno != errno.EAGAIN:
                 raise
@@ -252,7 +252,8 @@ def _openat2(folder: int, name: str) -> int:
 
 
 def _walk_by_steps(folder: int, parts: list[str]) -> int:
-    """The same by hand: every component opened without following, links expanded in place, `..` answered from the stack."""
+    """The same walk by hand: each component is opened without following links, links are expanded, `..` is answered from the
+    stack."""
     stack = [os.dup(folder)]
     todo, links = list(reversed(parts)), 0
     try:

@@ -1,10 +1,10 @@
-"""Disks that a file keeps in blocks of one size, found through one table: what VHDX, VHD and VDI have in common.
+"""Disks that a file stores in blocks of one size with one table: the common part of VHDX, VHD and VDI.
 
     block number ─▶ place ─▶ BlockMap: runs, neighbours joined ─▶ MappedDisk: extents and reads
 
-A place is one number: where in the file a block lies, or ZERO, or PARENT, or `partly(offset)` for a block at `offset` of which
-a bitmap says, sector by sector, what is here and what is the parent's. The table is read as arrays, a window at a time, and
-kept as runs: 1 TiB that is nearly empty is a handful of them, and Python runs once a run and never once a block.
+A place is one number: a block's offset in the file, or ZERO, or PARENT, or `partly(offset)` for a block at `offset` with a
+bitmap that says for each sector whether it is here or the parent's. The table is read as arrays, a window at a time, and kept
+as runs. A nearly empty TiB is a few runs, and Python works once per run, not once per block.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,27 +23,26 @@ from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 Places = NDArray[np.int64]
 
 ZERO: Final = -1
-PARENT: Final = -2  # what lies below is asked; zeros where nothing does
+PARENT: Final = -2  # read from the parent; zeros without one
 
-# Entries of a table that are decoded at once: 1 MiB of 64-bit ones.
+# Table entries decoded at once: 1 MiB of 64-bit ones.
 WINDOW_ENTRIES: Final = 128 << 10
-# Runs are kept at 12 bytes each, and take six times that while they are checked: 288 MiB for 4 TiB in blocks of 1 MiB of which
-# no two are neighbours.
+# A run takes 12 bytes, and six times that while runs are checked: 288 MiB for 4 TiB in blocks of 1 MiB without neighbours.
 RUNS_MAX: Final = 4 << 20
-# Runs that are looked up among the file's holes at once: numpy is slow to begin, and quick to go on.
+# Runs that are compared with the file's holes at once: a call of numpy is slow to start, and then fast.
 _RUNS_AT_ONCE: Final = 4096
 _ZEROS: Final = bytes(1 << 20)
 
 
 class Run(NamedTuple):
-    """Bytes `start` to `end` of the disk lie at `place` and on."""
+    """Bytes `start` to `end` of the disk, which lie from `place` on."""
 
     start: int
     end: int
     place: int
 
 
-# The runs that the bitmap of a partly present block makes of it: absent sectors are the parent's, or zeros.
+# Splits a partly present block into runs by its bitmap: absent sectors are the parent's, or zeros.
 Partial = Callable[[Run], Iterator[Run]]
 
 
@@ -53,8 +52,8 @@ def partly(offset: int) -> int:
 
 
 class BlockMap:
-    """Which runs the blocks of a disk of `size` bytes make. `windows` yields the places of all blocks, in order; `runs_before`
-    is how many the images above this one in its chain have, which share the limit.
+    """The runs of the blocks of a disk of `size` bytes. `windows` yields the places of all blocks, in order; `runs_before` is
+    the number of runs of the images above this one in its chain, which share the limit.
     """
 
     def __init__(self, size: int, block_bytes: int, windows: Iterable[Places], name: str, *, runs_before: int = 0) -> None:
@@ -80,7 +79,7 @@ class BlockMap:
         self._places: Places = np.concatenate(places) if places else np.empty(0, np.int64)
 
     def _begins(self, window: Places, previous: int | None) -> Places:
-        """Where in the window a run begins: every place that does not go on from the one before it."""
+        """Where runs begin in the window: every place that does not continue the one before it."""
         before = np.empty_like(window)
         if len(window):
             before[0] = window[0] if previous is None else previous
@@ -91,13 +90,13 @@ class BlockMap:
         return np.flatnonzero(~goes_on)
 
     def runs(self, start: int, end: int) -> Iterator[Run]:
-        """The runs from `start` to `end`, cut to it, partly present blocks as they are."""
+        """The runs from `start` to `end`, cut to that range, partly present blocks unchanged."""
         if start >= end:
             return
         first_block = start // self.block_bytes
-        # Of the array's own type: given a number of Python's, numpy makes an array of another type to look it up in.
+        # With the array's own type: for a Python number numpy would convert the whole array first.
         at = int(np.searchsorted(self._firsts, np.uint32(first_block), "right")) - 1
-        # Slices, so that a scan of the whole disk holds only a little of it as Python's numbers, and a small read less.
+        # In slices, so that a scan of the whole disk holds only a few as Python numbers, and a small read even less.
         count = min(1024, -(-end // self.block_bytes) - first_block)
         while start < end:
             firsts = self._firsts[at : at + count + 1].tolist()
@@ -114,15 +113,16 @@ class BlockMap:
             at += len(places)
 
     def check_places(self, file_bytes: int, taken: Iterable[tuple[int, int, str]], *, ahead: int = 0) -> None:
-        """MalformedArchive unless every block lies within the file and none over another, nor over what `taken` (start, end,
-        what it is) says. `ahead`: bytes before each block that belong to it, its bitmap.
+        """MalformedArchive, unless every block lies in the file and none overlaps another, or a range in `taken` (start, end,
+        name). `ahead`: bytes before each block that belong to it (its bitmap).
 
-        Nothing that writes these formats shares blocks; allowed, they would let a small file stand for any amount of data.
+        No program that writes these formats shares blocks. If they were allowed, a small file could stand for any amount of
+        data.
         """
         held = (self._places >= 0) | (self._places < PARENT)
         starts = self._places[held]
         np.invert(starts, out=starts, where=starts < PARENT)
-        # In place where it can be: 32 MiB an array, at the limit of runs.
+        # In place where possible: 32 MiB per array, at the limit of runs.
         ends = np.diff(self._firsts, append=np.uint32(self._blocks)).astype(np.int64)
         ends *= self.block_bytes
         if len(ends):
@@ -145,7 +145,7 @@ class BlockMap:
     def _check_overlaps(
         self, starts: Places, ends: Places, called: Callable[[int], str], taken: Iterable[tuple[int, int, str]]
     ) -> None:
-        """Of ascending ranges of the file among themselves, and with what is taken."""
+        """Checks ascending ranges of the file for overlaps among themselves, and with `taken`."""
         clash = np.flatnonzero(starts[1:] < ends[:-1])
         if len(clash):
             at = int(clash[0])
@@ -164,7 +164,7 @@ class BlockMap:
 
 
 def _forward(place: int, count: int) -> int:
-    """The place `count` bytes on."""
+    """The place `count` bytes further."""
     if place >= 0:
         return place + count
     return place - count if place < PARENT else place
@@ -172,7 +172,7 @@ def _forward(place: int, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bitmap:
-    """Bits at `start` of the file that say of each sector whether it is here; where not, it lies at `absent`.
+    """Bits at `start` of the file, one per sector: whether it is here; absent sectors lie at `absent`.
 
     `order`: whether a byte's first sector is its highest bit ("big") or its lowest.
     """
@@ -184,7 +184,7 @@ class Bitmap:
     absent: int
 
     def runs(self, run: Run, skipped: int) -> Iterator[Run]:
-        """The runs of a partly present one that begins `skipped` bytes into what the bitmap is about."""
+        """The runs of a partly present run that begins `skipped` bytes into the bitmap's range."""
         first, last = skipped // self.sector_bytes, -(-(skipped + run.end - run.start) // self.sector_bytes)
         content = bytearray(-(-last // 8) - first // 8)
         self.over.read_into(self.start + first // 8, memoryview(content))
@@ -202,7 +202,7 @@ class Bitmap:
 
 
 class Mapping(Protocol):
-    """What MappedDisk asks of a map: the runs that fill start to end, in order and without a gap. Thread-safe."""
+    """The interface of a map for MappedDisk: the runs that fill start to end, in order and without a gap. Thread-safe."""
 
     size: int
 
@@ -210,10 +210,10 @@ class Mapping(Protocol):
 
 
 class MappedDisk:
-    """Extents and reads of a disk of which a map (a BlockMap, say) says where its bytes lie in `over`.
+    """Extents and reads of a disk whose map (a BlockMap, for example) gives the place of its bytes in `over`.
 
-    `parent` is what lies below: it may be smaller than the disk, which then goes on with zeros. Without one, what is the
-    parent's is zeros; `alone`: in no extent. `partial` makes runs of a partly present block.
+    `parent` is the disk under it. It may be smaller than this disk, which is then zeros behind its end. Without a parent, its
+    parts are zeros; with `alone` they are in no extent. `partial` makes runs of a partly present block.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class MappedDisk:
                         yield Extent(at, end - at, zero=True)
 
     def places(self) -> Iterator[Place]:
-        """Where in files the disk's bytes lie as they are (see `disks.cloning`); nothing, where the image's own is no file."""
+        """Where the disk's bytes lie unchanged in files (see `disks.cloning`); nothing, where the image itself is no file."""
         file = FilePlaces(self._over)
         parent = FilePlaces(self.parent) if self.parent else None
         for start, end, place in self._runs(0, self.size):
@@ -303,7 +303,7 @@ class MappedDisk:
 
 
 class MappedImage:
-    """What the reader of a block format hands to its `MappedDisk`: everything but `layer()`, which each format has of its own.
+    """Passes all calls of a block format's reader to its `MappedDisk`, except `layer()`, which each format has itself.
 
     A subclass sets `_disk` at the end of its `__init__`.
     """
@@ -332,8 +332,8 @@ class MappedImage:
 
 
 def _in_holes(holes: Holes, runs: list[Run]) -> tuple[list[bool], list[bool]]:
-    """Of each run: lies it in a hole of the file; lies only a part of it in holes. A block that was never written, as most of a
-    fixed image may be, is a hole, and zeros."""
+    """For each run: whether it lies in a hole of the file; whether only a part of it lies in holes. A block that was never
+    written, like most of a fixed image, may be a hole, and is zeros."""
     if not holes:
         return [False] * len(runs), [False] * len(runs)
     starts, ends, places = np.array(runs, np.int64).T

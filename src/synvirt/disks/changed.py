@@ -1,6 +1,6 @@
-"""A delta as a reader: some areas of another disk, as a platform that tracks changes lists them.
+"""A delta as a reader: the areas of another disk that a platform's change tracking lists.
 
-vSphere's QueryChangedDiskAreas, Nutanix's changed regions and XenServer's changed blocks all answer such a list.
+vSphere's QueryChangedDiskAreas, Nutanix's changed regions and XenServer's changed blocks all give such a list.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,12 +9,12 @@ from typing import Final
 from synvirt.blocks import DiskReader, Extent
 from synvirt.errors import MalformedArchive
 
-# A pass's order names each area, some 20 bytes: a disk whose every other block changed is described more coarsely.
+# A pass's order contains each area, in some 20 bytes. If every second block of a disk changed, neighbouring areas are joined.
 AREAS_MAX: Final = 1 << 17
 
 
 class Over:
-    """What readers have in common that give other extents than the disk below them, and read its bytes."""
+    """The common part of readers that have other extents than the disk under them, and read its bytes."""
 
     def __init__(self, over: DiskReader) -> None:
         self._over = over
@@ -35,7 +35,7 @@ class Over:
 
 
 class ChangedReader(Over):
-    """`over`, with the extents of `areas` (start, length) only. Areas may touch, overlap and come in any order, as platforms
+    """`over`, with only the extents of `areas` (start, length). Areas may touch, overlap and come in any order, as platforms
     list them; beyond the disk's end is an error. `read_into` reads anywhere."""
 
     def __init__(self, over: DiskReader, areas: Iterable[tuple[int, int]]) -> None:
@@ -43,7 +43,7 @@ class ChangedReader(Over):
         self._areas = tuple(_joined(areas, over.size))
 
     def extents(self) -> Iterator[Extent]:
-        """Where the disk below knows zeros within an area, they stay zeros: both lists ascend, so one walk merges them."""
+        """Known zeros of the disk in an area stay zeros. Both lists ascend, so one walk merges them."""
         beneath = self._over.extents()
         extent = next(beneath, None)
         for start, end in self._areas:
@@ -57,8 +57,8 @@ class ChangedReader(Over):
 
 
 class AllocatedReader(Over):
-    """`over`, with zeros wherever `areas` (start, length) do not reach. `read_into` reads what is really there, so that who
-    doubts the platform's word can look."""
+    """`over`, with zeros outside of `areas` (start, length). `read_into` reads what is really there, to check the platform's
+    answer."""
 
     def __init__(self, over: DiskReader, areas: Iterable[tuple[int, int]]) -> None:
         super().__init__(over)
@@ -76,7 +76,7 @@ class AllocatedReader(Over):
 
 
 class UnchangedReader(Over):
-    """`over`, with the extents that it leaves out. Nothing is known of zeros there."""
+    """The parts that the extents of `over` leave out. Zeros there are not known."""
 
     def extents(self) -> Iterator[Extent]:
         at = 0
@@ -89,7 +89,8 @@ class UnchangedReader(Over):
 
 
 def coarser(areas: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
-    """The same bytes and, where there are more areas than `most`, those between near ones: reading too much harms nothing."""
+    """The same bytes; where there are more areas than `most`, also the gaps between near ones: reading too much does no
+    harm."""
     gap = 0
     joined = sorted(areas)
     while len(joined) > most:

@@ -1,9 +1,9 @@
-"""CRC-32C (Castagnoli; RFC 3720, section 12.1): VHDX puts it on its headers, tables and log, Btrfs on its tree blocks.
+"""CRC-32C (Castagnoli; RFC 3720, section 12.1): VHDX uses it for its headers, tables and log, Btrfs for its tree blocks.
 
-zlib has the other CRC-32. Structures of 4 KiB to some MiB are checked once an image, so array arithmetic is quick enough (a
-millisecond for 64 KiB) and saves a dependency: the data is cut into lanes that are taken together, byte by byte, and the lanes'
-remainders are then joined in pairs. That works because a CRC is linear: the remainder of A followed by B is A's, moved on by
-B's length, xor B's.
+zlib has the other CRC-32. Structures of 4 KiB to some MiB are checked once per image, so array arithmetic is fast enough (a
+millisecond for 64 KiB) and saves a dependency: the data is cut into lanes that are processed together, byte by byte, and the
+lanes' remainders are then joined in pairs. That works because a CRC is linear: the remainder of A followed by B is A's, moved
+on by B's length, xor B's.
 """
 
 from functools import cache
@@ -18,12 +18,12 @@ _LANE_BYTES = 64
 
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:
-    """The CRC-32C of `data`, as RFC 3720 has it (inverted at both ends)."""
+    """The CRC-32C of `data`, in RFC 3720's form (inverted at both ends)."""
     if len(data) < 4:
         return _bytewise(bytes(data))
     lanes = -(-len(data) // _LANE_BYTES)
     lanes = 1 << (lanes - 1).bit_length()
-    # Leading zeros leave a remainder of 0 as it is, so they may fill up the first lanes.
+    # Leading zeros do not change a remainder of 0, so they may fill up the first lanes.
     padded = np.zeros(lanes * _LANE_BYTES, np.uint8)
     message = padded[len(padded) - len(data) :]
     message[:] = np.frombuffer(data, np.uint8)
@@ -46,7 +46,7 @@ def _bytewise(data: bytes) -> int:
 
 @cache
 def _table() -> Words:
-    """The remainder of each single byte."""
+    """The remainder of each byte value."""
     words = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         words = np.where(words & 1, (words >> 1) ^ np.uint32(_POLYNOMIAL), words >> 1).astype(np.uint32)

@@ -1,7 +1,7 @@
-"""A raw disk by one GET: a server that sends it from its start to its end and knows no ranges (Prism's image files).
+"""A raw disk by one GET, from a server that sends it from start to end without ranges (Prism's image files).
 
-A download that breaks off ends this reader. The pass goes on from its watermark with a new one, which sends what lies before it
-once more: that is passed over, not written.
+A download that breaks off ends this reader. The pass goes on from its watermark with a new one. The server then sends what lies
+before the watermark again; it is skipped, not written.
 """
 
 import base64
@@ -20,8 +20,8 @@ _REFUSED: Final = frozenset({401, 403})
 
 
 class DownloadReader:
-    """In ascending order, each byte once. SourceUnreachable: the server went; DiskReadFailed: it has no such file, or another
-    length; AuthFailed: it does not let us in."""
+    """In ascending order, each byte once. SourceUnreachable: the connection was lost; DiskReadFailed: the server has no such
+    file, or one of another length; AuthFailed: it refuses our login."""
 
     max_readers = 1
 

@@ -1,4 +1,4 @@
-"""Ranges of files, one after the other, as one file: what an exporter cut into chunks (`ovf:chunkSize`)."""
+"""Ranges of files, joined to one file that an exporter cut into chunks (`ovf:chunkSize`)."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ class JoinedReader:
             raise DiskReadFailed(f"{len(buffer)} bytes at offset {offset} are outside the {self.size} of the file's chunks")
         at = 0
         while at < len(buffer):
-            # The last part that begins here or before; an empty one begins where the next does, and is passed over.
+            # The last part that begins at or before the offset; an empty one begins where the next does, and is skipped.
             number = bisect_right(self._starts, offset + at) - 1
             file, place = self._ranges[number]
             inner = offset + at - self._starts[number]

@@ -1,4 +1,4 @@
-"""What an image says of itself, for people: each reader of a format knows its own facts, `disk info` shows them.
+"""Facts of an image, for people: each reader of a format has its own, and `disk info` shows them.
 
 layer_of(reader) ─▶ Layer(qcow2, {cluster_bytes: 65536, …}) ─▶ beneath: Layer(…) ─▶ … ─▶ None
 """
@@ -11,8 +11,8 @@ from synvirt.blocks import DiskReader
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One image of a chain. `facts` are values that JSON has, by names that say the unit; `beneath` is the image that this one
-    lies over, its parent or backing file."""
+    """One image of a chain. `facts` are JSON values, with the unit in their names; `beneath` is the image under this one, its
+    parent or backing file."""
 
     name: str
     format: str
@@ -21,19 +21,19 @@ class Layer:
     beneath: "Layer | None" = None
 
     def chain(self) -> list["Layer"]:
-        """This image, and all below it."""
+        """This image, and all under it."""
         return [self, *(self.beneath.chain() if self.beneath else [])]
 
 
 @runtime_checkable
 class Layered(Protocol):
-    """A DiskReader that knows what it reads."""
+    """A DiskReader with facts of its image."""
 
     def layer(self) -> Layer: ...
 
 
 def layer_of(reader: DiskReader | None, name: str = "") -> Layer | None:
-    """None for None. What does not know itself is bytes as they are."""
+    """None for None. A reader without facts is a raw disk."""
     if reader is None:
         return None
     return reader.layer() if isinstance(reader, Layered) else Layer(name, "raw", reader.size)

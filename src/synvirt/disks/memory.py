@@ -1,4 +1,4 @@
-"""Looking at memory as a whole, by one memcmp, without the interpreter's lock. Views are of writable, contiguous memory."""
+"""Compares memory by one memcmp, without the interpreter's lock. Views are of writable, contiguous memory."""
 
 import ctypes
 
@@ -7,7 +7,7 @@ _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def is_zero(view: memoryview) -> bool:
-    """Its first byte is zero, and each other is like the one before it."""
+    """Whether the first byte is zero, and each other is like the one before it."""
     if not view.nbytes:
         return True
     at = _address(view)
@@ -15,7 +15,7 @@ def is_zero(view: memoryview) -> bool:
 
 
 def equal(one: memoryview, other: memoryview) -> bool:
-    """Views of the same length. (Python's own == goes item by item, a hundred times slower.)"""
+    """Views of the same length. (Python's own == compares item by item, a hundred times slower.)"""
     return not one.nbytes or _libc.memcmp(_address(one), _address(other), one.nbytes) == 0
 
 

@@ -1,10 +1,10 @@
-"""A file of an NFSv3 export as a disk, by libnfs (Debian's libnfs13): no mount, no root, and an end to every wait.
+"""A file of an NFSv3 export as a disk, by libnfs (Debian's libnfs13): no mount, no root, and a limit to every wait.
 
     mount (RFC 1813, appendix I) ─▶ open ─▶ read_into: a connection of the pool, READ by READ into the caller's buffer
 
-The kernel's client would wait for ever for a server that says nothing, which is what a container's allow-list does to a
-stranger. Chosen over QEMU's nfs driver behind qemu-nbd for its several connections, no copy through NBD, and the server's own
-error numbers; bench/nutanix.py measures it. Each connection is a context of its own: libnfs 4 shares none between threads.
+The kernel's client waits for ever for a silent server, and a container with an allow-list is silent for a stranger. Compared
+with QEMU's nfs driver behind qemu-nbd, libnfs has several connections, no copy through NBD, and the server's own error numbers;
+bench/nutanix.py measures it. Each connection has a context of its own, as libnfs 4 cannot share one between threads.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ from synvirt.disks.vsphere.datastore import FileGone
 from synvirt.errors import AuthFailed, DiskReadFailed, Internal, SourceUnreachable
 from synvirt.sizes import MIB
 
-# A stranger is refused within 10 s: this for the connection, and that for the server's first words.
+# A refusal is found within 10 s: this is for the connection, and the next for the server's first answer.
 CONNECT_TIMEOUT_S: Final = 3.0
 MOUNT_TIMEOUT_S: Final = 5.0
 # A controller that fails over is silent for some 20 s, and then answers.
 READ_TIMEOUT_S: Final = 30.0
-# Before each new attempt after a failed one.
+# Pauses before each new attempt after a failed one.
 RETRY_DELAYS_S: Final = (0.1, 1.0)
 CONNECTIONS: Final = 4
-# libnfs 4 and 5, by their sonames; 6 takes nfs_pread's arguments in another order. Not asked of ctypes.util, which starts
+# libnfs 4 and 5, by their sonames; 6 has another order of nfs_pread's arguments. Not found by ctypes.util, as that starts
 # programs.
 LIBRARIES: Final = ("libnfs.so.13", "libnfs.so.14")
 NFS_PORT: Final = 2049
 PORTMAPPER_PORT: Final = 111
-# As much as a server takes in one READ, mostly.
+# Mostly the largest READ of a server.
 _STEP_BYTES: Final = MIB
 _GONE: Final = frozenset({errno.ESTALE, errno.ENOENT, errno.ENOTDIR})
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
@@ -55,11 +55,11 @@ T = TypeVar("T")
 
 
 class _Lost(Exception):
-    """This attempt failed in a way that another may not."""
+    """This attempt failed, and another may not."""
 
 
 class _Silent(AuthFailed):
-    """No answer to a mount: an allow-list that this host is not on, or a server that is away for a moment."""
+    """No answer to a mount: this host is not on the allow-list, or the server is away for a moment."""
 
 
 class _Stat(ctypes.Structure):
@@ -67,7 +67,7 @@ class _Stat(ctypes.Structure):
 
 
 def found() -> str:
-    """Which libnfs this host has. Internal: none."""
+    """The soname of this host's libnfs. Internal: none."""
     for name in LIBRARIES:
         with contextlib.suppress(OSError):
             ctypes.CDLL(name)
@@ -77,7 +77,7 @@ def found() -> str:
 
 @cache
 def library() -> Any:
-    """libnfs. Internal where it is not installed."""
+    """libnfs. Internal, where it is not installed."""
     loaded = ctypes.CDLL(found())
     context, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
     shapes: dict[str, tuple[Any, list[Any]]] = {
@@ -101,7 +101,7 @@ def library() -> Any:
 
 
 class _Connection:
-    """A mount of the export, and the file open on it. Used by one thread at a time."""
+    """A mount of the export, with the file open. Used by one thread at a time."""
 
     def __init__(self, spec: NfsSpec) -> None:
         self._spec, self._nfs = spec, library()
@@ -125,8 +125,8 @@ class _Connection:
         return self
 
     def _knock(self) -> str:
-        """The address that answers, which libnfs is given: it would ask a name server again. And it waits for a connection as
-        long as the kernel does: two minutes."""
+        """The address that answers, for libnfs, as it would ask a name server again. And it waits for a connection as long as
+        the kernel does: two minutes."""
         port = self._spec.mount_port or PORTMAPPER_PORT
         try:
             with outgoing.sources().dial(self._spec.host, port, timeout_s=CONNECT_TIMEOUT_S) as reached:
@@ -141,7 +141,7 @@ class _Connection:
         nfs, spec = self._nfs, self._spec
         ports = f"&nfsport={spec.nfs_port}" if spec.nfs_port else ""
         ports += f"&mountport={spec.mount_port}" if spec.mount_port else ""
-        # Where its options are said; what is mounted is said below. AUTH_SYS as root: the files are root's.
+        # Only for the options; the mount is below. AUTH_SYS as root, as the files are root's.
         host = f"[{self._address}]" if ":" in self._address else self._address
         url = nfs.nfs_parse_url_full(
             self._context, f"nfs://{host}/x/y?version=3&uid=0&gid=0&auto-traverse-mounts=0{ports}".encode()
@@ -196,16 +196,16 @@ class _Connection:
         return str(text.decode("utf-8", "replace")).strip()[:300] or "it does not say why"
 
     def close(self) -> None:
-        """Drops the connection; a READ needs no CLOSE in NFSv3."""
+        """Closes the connection; a READ needs no CLOSE in NFSv3."""
         if self._context:
             self._nfs.nfs_destroy_context(self._context)
             self._context = ctypes.c_void_p()
 
 
 class NfsReader:
-    """`spec.path` under `spec.export`. AuthFailed: this host is not let in, known within 10 s; FileGone: the file is no more;
-    SourceUnreachable: the server is, or says nothing while it is read. That is known within READ_TIMEOUT_S and two mounts, and
-    the next read may find it back."""
+    """`spec.path` under `spec.export`. AuthFailed: this host is refused, known within 10 s; FileGone: the file no longer
+    exists; SourceUnreachable: the server is away, or silent during a read. That is known within READ_TIMEOUT_S and two mounts,
+    and the next read may succeed again."""
 
     max_readers = CONNECTIONS
 
@@ -246,7 +246,7 @@ class NfsReader:
                 if connection is not None:
                     connection.close()
                 if isinstance(error, _Silent) and not self._was_let_in:
-                    raise  # waiting lets nobody in
+                    raise  # waiting does not help
                 if delay_s is None:
                     raise SourceUnreachable(
                         f"{self._spec.host} was lost while {self._spec.name} was read by NFS at {where}: {error}",
@@ -271,7 +271,7 @@ class NfsReader:
 
 
 def knock(spec: NfsSpec) -> None:
-    """Can this host read the file, or mount its export where no path is given? The reader's errors where it cannot."""
+    """Checks that this host can read the file, or mount its export where no path is given. Raises the reader's errors."""
     if spec.path:
         with contextlib.closing(NfsReader(spec)):
             return

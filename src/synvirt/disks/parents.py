@@ -1,10 +1,9 @@
-"""The parents of differencing VHDX and VHD images: files that Windows named, found under the import root.
+"""The parents of differencing VHDX and VHD images: files with Windows names, found under the import root.
 
-Such an image names its parent several times over: relative to itself, by a drive's letter, by a volume's GUID. Only what lies
-under the import root is opened, so an absolute name of another machine says no more than how the file and its folder are
-called: it is looked for beside the image, and in such a folder beside the image's own (an export of Hyper-V may have its
-checkpoints' disks in one folder and the disks that they differ from in another). Whether what is found is the parent that is
-meant, the reader finds out by its identity.
+Such an image names its parent several times over: relative to itself, by a drive's letter, by a volume's GUID. Only files under
+the import root are opened, so of another machine's absolute name only the names of the file and its folder count: the file is
+looked for beside the image, and in a folder of that name beside the image's own (an export of Hyper-V may have its checkpoints'
+disks in one folder and their parents in another). The reader checks by its identity that the found file is the right parent.
 """
 
 import contextlib
@@ -18,13 +17,13 @@ from synvirt.disks.roots import open_reference
 from synvirt.disks.specs import ImageRoot
 from synvirt.errors import HostPathRejected, MalformedArchive
 
-# Hyper-V keeps up to 50 checkpoints of a virtual machine, XenServer up to 30 in a chain; deeper chains would be slow anyway.
+# Hyper-V keeps up to 50 checkpoints of a virtual machine, XenServer up to 30 in a chain; longer chains would be slow anyway.
 CHAIN_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A parent's path as its child has it. `absolute`: it begins at a drive, a volume or a share of its maker's machine."""
+    """A parent's path in its child. `absolute`: it begins at a drive, a volume or a share of its own machine."""
 
     path: str
     absolute: bool = False
@@ -32,7 +31,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What lies above an image in its chain: the files, and how many runs they have together."""
+    """The images above an image in its chain: the files, and their total number of runs."""
 
     files: frozenset[Hashable] = frozenset()
     depth: int = 0
@@ -44,8 +43,8 @@ def open_parent(
 ) -> tuple[DiskReader, str, Chain]:
     """The file of an image's parent, its path under `root`, and the chain with it.
 
-    The references are tried in turn. HostPathRejected: one leads out of the root, or all are absolute and nothing of that name
-    lies beside the image. MalformedArchive: there is no such file, or the chain is a loop or too long.
+    The references are tried in turn. HostPathRejected: one leads out of the root, or all are absolute and there is no file of
+    that name beside the image. MalformedArchive: there is no such file, or the chain is a loop or too long.
     """
     if chain.depth >= CHAIN_MAX:
         raise MalformedArchive(f"{image} has more than {CHAIN_MAX} parents, one over the other")
@@ -64,7 +63,7 @@ def _open_first(root: ImageRoot | None, image: str, references: list[Reference])
             return open_reference(root, image, _beneath(reference))
         except MalformedArchive as problem:
             missing = missing or problem
-        # Beside the image's folder there is nothing to look for where that is the import root itself.
+        # If the image's folder is the import root itself, there is no folder beside it.
         if reference.absolute and root is not None and "/" in image:
             with contextlib.suppress(MalformedArchive):
                 return open_reference(root, image, _beside_the_folder(reference))
@@ -79,11 +78,11 @@ def _open_first(root: ImageRoot | None, image: str, references: list[Reference])
 
 
 def _beneath(reference: Reference) -> str:
-    """The path as Linux writes it; of an absolute one the file name. PureWindowsPath takes both sorts of slash."""
+    """The path in Linux' form; for an absolute one the file name. PureWindowsPath takes both kinds of slash."""
     return PureWindowsPath(reference.path).name if reference.absolute else reference.path.replace("\\", "/")
 
 
 def _beside_the_folder(reference: Reference) -> str:
     path = PureWindowsPath(reference.path)
-    # A drive's own folder has no name, and `..` would lead further up.
+    # A drive's top folder has no name, and `..` would lead further up.
     return f"../{path.parent.name}/{path.name}" if path.parent.name not in ("", "..") else path.name

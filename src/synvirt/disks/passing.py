@@ -1,6 +1,6 @@
-"""A writer whose bytes pass through memory and are not kept there: a disk that comes over a network is larger than memory.
+"""A writer whose bytes are not kept in the page cache: a disk that comes over a network is larger than memory.
 
-Kept, they would push out what guests and the host itself use; and on a virtual machine memory that was never touched costs more
+Kept, they would displace the data of guests and of the host. And on a virtual machine, memory that was never touched costs more
 than the copy (a whole disk by NBD takes half as long without it).
 """
 
@@ -13,9 +13,9 @@ from collections import deque
 from synvirt.blocks import DiskWriter
 from synvirt.sizes import MIB
 
-# So much is on its way to the disk while the copy goes on; what lies before it has arrived, and is let go of.
+# So much is being written to the disk while the copy goes on; what lies before it is on the disk, and is dropped.
 WINDOW_BYTES = 32 * MIB
-# The disk begins to work after so much; it waits a quarter of the time for pieces of 4 MiB.
+# The disk begins to write after so much; with pieces of 4 MiB it is idle a quarter of the time.
 PIECE_BYTES = MIB
 
 # sync_file_range(2), linux/fs.h: Python has no names for them.
@@ -52,7 +52,7 @@ class PassingWriter:
     def _pass(self, offset: int, piece: memoryview) -> None:
         with self._writing:
             self._inner.write(offset, piece)
-        _libc.sync_file_range(self._descriptor, offset, len(piece), WRITE)  # begins, and waits for nothing
+        _libc.sync_file_range(self._descriptor, offset, len(piece), WRITE)  # starts writing, without waiting
         arrived: list[tuple[int, int]] = []
         with self._lock:
             self._on_their_way.append((offset, len(piece)))
@@ -76,7 +76,7 @@ class PassingWriter:
             os.close(self._descriptor)
 
     def _let_go(self, offset: int, length: int) -> None:
-        """Advice, not an order. It is waited for, as pages on their way to the disk stay; what failed there a flush() tells."""
+        """Advice, not an order. It waits first, as pages that are being written stay; a flush() reports their errors."""
         _libc.sync_file_range(self._descriptor, offset, length, WAIT_BEFORE | WRITE | WAIT_AFTER)
         with contextlib.suppress(OSError):
             os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Where a reader's bytes lie in files, asked in any order: what an image's mapping is turned into places of the disk by."""
+"""Where a reader's bytes lie in files, for ranges in any order: it turns an image's mapping into places of the disk."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from itertools import islice
 
 from synvirt.blocks import DiskReader, Place, Placed
 
-# Some 100 bytes each. A file in more pieces than this is copied from there on, instead of shared.
+# Some 100 bytes each. A file in more pieces is copied from there on, instead of shared.
 _PLACES_MAX = 65536
 
 
 class FilePlaces:
-    """The places of one reader; none, where its bytes do not lie in a file as they are."""
+    """The places of one reader; none, where its bytes do not lie unchanged in a file."""
 
     def __init__(self, reader: DiskReader | None) -> None:
         placed: Iterator[Place] = reader.places() if isinstance(reader, Placed) else iter(())
@@ -19,7 +19,7 @@ class FilePlaces:
         self._starts = [place.start for place in self._places]
 
     def between(self, start: int, end: int, at: int) -> Iterator[Place]:
-        """What of the reader's bytes from start to end lies in a file, as the disk's bytes from `at` on."""
+        """Where the reader's bytes from start to end lie in a file, for the disk's bytes from `at` on."""
         for number in range(max(0, bisect_right(self._starts, start) - 1), bisect_left(self._starts, end)):
             place = self._places[number]
             first, last = max(start, place.start), min(end, place.start + place.length)

@@ -2,8 +2,8 @@
 
     conf, client ─▶ cluster ─▶ pool ─▶ image, in objects of 4 MiB
 
-https://docs.ceph.com/en/pacific/rbd/api/librbdpy/ has the calls. A cluster that is away or full does not fail a request: it
-lets it wait. So requests have a time limit, and its end is reported as what it may mean.
+https://docs.ceph.com/en/pacific/rbd/api/librbdpy/ has the calls. If a cluster is away or full, a request does not fail but
+waits. So requests have a time limit, and the error lists the possible causes.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from synvirt.disks.specs import RbdPlace, RbdSpec, RbdWriterSpec
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
 
 CONNECT_TIMEOUT_S = 30
-# A disk of the cluster that fails is missed for 20 s until its peers say so, and then the others answer.
+# After a disk of the cluster fails, requests wait 20 s until its peers report it; then others answer.
 REQUEST_TIMEOUT_S = 90
-# A client that was killed is held for alive for 30 s.
+# A killed client counts as alive for 30 s.
 LOCK_TIMEOUT_S = 60
 # Requests of several threads go to several disks of the cluster.
 THREADS = 4
-# What is asked at once about which objects there are: 256 of them, so that a large image costs no memory.
+# How much one query about existing objects covers: 256 objects, so that a large image needs no memory.
 WINDOW_BYTES = 1 << 30
 
 HINTS = {
@@ -60,7 +60,7 @@ class RbdPool:
             return str(self._cluster.get_fsid())
 
     def free_bytes(self) -> int:
-        """What the pool may still take, its copies and its fullest disk counted."""
+        """How much the pool can still take, with its copies and by its fullest disk."""
         with failing(f"the Ceph pool {self.place.pool} cannot be looked at"):
             code, answer, words = self._cluster.mon_command(json.dumps({"prefix": "df", "format": "json"}), b"")
         pools = json.loads(answer)["pools"] if code == 0 else []
@@ -82,7 +82,7 @@ class RbdPool:
 
 
 class RbdWriter:
-    """Writes one image, alone: it holds the image's lock, and a worker that was killed is waited for."""
+    """Writes one image as its only writer: it holds the image's lock, and waits for the lock of a killed worker."""
 
     max_writers = THREADS
 
@@ -108,7 +108,7 @@ class RbdWriter:
             return
         self._within(offset, len(buffer))
         with failing(f"{self._name}: {len(buffer)} bytes at offset {offset} cannot be written"):
-            # The binding takes `bytes` alone; the copy costs a tenth of what the network does.
+            # The binding takes only `bytes`; the copy costs a tenth of the network's time.
             self._image.write(bytes(buffer), offset)
 
     def zero(self, offset: int, length: int) -> None:
@@ -116,7 +116,7 @@ class RbdWriter:
             return
         self._within(offset, length)
         with failing(f"{self._name}: {length} bytes at offset {offset} cannot be made zero"):
-            # Frees whole objects, and writes zeros into parts of them, which `discard` would leave as they are.
+            # Frees whole objects, and writes zeros into parts of them; `discard` would leave those parts unchanged.
             self._image.write_zeroes(offset, length)
 
     def flush(self) -> None:
@@ -138,7 +138,7 @@ class RbdWriter:
 
 
 class RbdReader:
-    """Reads one image, as it is; what no object was ever made for is zeros."""
+    """Reads one image; parts without an object are zeros."""
 
     max_readers = THREADS
 
@@ -193,7 +193,7 @@ class RbdReader:
 
 @contextlib.contextmanager
 def failing(what: str, kind: type[SynvirtError] = DiskWriteFailed) -> Iterator[None]:
-    """What librados and librbd raise, as the error it is."""
+    """Translates errors of librados and librbd."""
     import rados
     import rbd
 
@@ -213,9 +213,9 @@ def _cluster(place: RbdPlace) -> Any:
         for option in ("rados_osd_op_timeout", "rados_mon_op_timeout"):
             cluster.conf_set(option, str(REQUEST_TIMEOUT_S))
         cluster.conf_set("client_mount_timeout", str(CONNECT_TIMEOUT_S))
-        # A copy writes each byte once, in large pieces: a cache of the client's gains nothing, and hides errors until a flush.
+        # A copy writes each byte once, in large pieces: a client cache gains nothing, and hides errors until a flush.
         cluster.conf_set("rbd_cache", "false")
-        # A snapshot of the second format needs no protection while it has clones, and goes with the last of them.
+        # A snapshot of the second format needs no protection while it has clones, and is removed with the last of them.
         cluster.conf_set("rbd_default_clone_format", "2")
         cluster.connect()
     except BaseException:

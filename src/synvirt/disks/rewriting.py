@@ -1,6 +1,6 @@
-"""A writer that leaves alone what is right already: a comparison of whole disks writes only what differs.
+"""A writer that skips what is right already: a comparison of whole disks writes only the differences.
 
-Volumes may have snapshots and copies, which rewritten blocks would cost room; and an SSD lives longer.
+Volumes may have snapshots and copies, for which rewritten blocks would cost space; and an SSD lives longer.
 """
 
 import threading
@@ -9,7 +9,7 @@ from synvirt.blocks import DiskReader, DiskWriter
 
 
 class ComparingWriter:
-    """`inner`, through which `written`, a reader of the same volume, sees what is there. Both are closed with it."""
+    """`inner`, with `written`, a reader of the same volume, for the present bytes. Closes both."""
 
     def __init__(self, inner: DiskWriter, written: DiskReader) -> None:
         self._inner, self._written = inner, written
@@ -42,7 +42,7 @@ class ComparingWriter:
         self._inner.close()
 
     def _buffer(self, length: int) -> bytearray:
-        """This thread's own, as large as its largest request so far."""
+        """This thread's buffer, as large as its largest request so far."""
         held: bytearray | None = getattr(self._buffers, "held", None)
         if held is None or len(held) < length:
             held = self._buffers.held = bytearray(length)

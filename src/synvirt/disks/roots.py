@@ -1,7 +1,7 @@
-"""The one place that opens a VM's files: in a folder of this host (`beneath`), or in a remote one (`synvirt.remote`).
+"""The only module that opens a VM's files: in a folder of this host (`beneath`), or in a remote one (`synvirt.remote`).
 
-A description, an image and a plan are hostile input. Each file that they name is looked for under a root, and only by this
-module. In a folder of this host names are paths under it, relative or absolute; in a Remote they are relative to its URL.
+A description, an image and a plan are hostile input. Each file that they name is looked for under a root, only by this module.
+In a folder of this host names are paths under it, relative or absolute; in a Remote they are relative to its URL.
 """
 
 import os
@@ -18,16 +18,16 @@ from synvirt.disks.specs import RawSpec
 from synvirt.errors import AuthFailed, DiskReadFailed, HostPathRejected, MalformedArchive, NotFound
 from synvirt.remote import Remote
 
-# What reads elsewhere (`synvirt.remote.reading`) is imported when something elsewhere is read: a copy of a local disk starts
+# Remote readers (`synvirt.remote.reading`) are imported only when they are needed, so that a copy of a local disk starts
 # sooner.
 Root = Path | Remote
 
-# All that a root of this host may hold: for paths that were resolved under another one already.
+# The root for paths on this host that were already resolved under another one.
 HOST = Path("/")
 
 
 def resolve(root: Root, name: str) -> Path:
-    """Where the file or folder really is (see `resolve_beneath`). Of a Remote only the name is looked at: NotFound, where it
+    """The real place of the file or folder (see `resolve_beneath`). In a Remote only the name is checked: NotFound, where it
     leads out."""
     if not isinstance(root, Remote):
         return resolve_beneath(root, name)
@@ -38,8 +38,8 @@ def resolve(root: Root, name: str) -> Path:
 
 
 def open_file(root: Root, name: str, offset: int = 0, length: int | None = None, *, shown: str = "") -> DiskReader:
-    """The bytes of a plain file, or a range of them. HostPathRejected, NotFound, DiskReadFailed; of a Remote what
-    `RemoteReader` raises."""
+    """The bytes of a plain file, or a range of them. HostPathRejected, NotFound, DiskReadFailed; for a Remote the errors of
+    `RemoteReader`."""
     if isinstance(root, Remote):
         from synvirt.remote.reading import RemoteReader
 
@@ -54,7 +54,7 @@ def size_of(root: Root, name: str) -> int | None:
     except NotFound:
         return None
     except AuthFailed:
-        # S3 says «forbidden» for what is not there to those who may not list the bucket; a signed URL is for one file alone.
+        # Without the right to list a bucket, S3 says «forbidden» for missing files; and a signed URL is for one file only.
         if not isinstance(root, Remote):
             raise
         return None
@@ -65,7 +65,7 @@ def size_of(root: Root, name: str) -> int | None:
 
 
 def connected(root: Root, *, within_s: float | None = None) -> AbstractContextManager[None]:
-    """Within it, a Remote is logged in to once, however many files are opened; SourceUnreachable after `within_s`."""
+    """In the block, a Remote is logged in to once, however many files are opened; SourceUnreachable after `within_s`."""
     if not isinstance(root, Remote):
         return nullcontext()
     from synvirt.remote.places import connected as connected_remote
@@ -74,12 +74,12 @@ def connected(root: Root, *, within_s: float | None = None) -> AbstractContextMa
 
 
 def is_folder(root: Root, path: Path) -> bool:
-    """Of a Remote, the folder is what its URL names, and all below it are files."""
+    """In a Remote, only the URL itself is a folder, and all in it are files."""
     return path == Path() if isinstance(root, Remote) else path.is_dir()
 
 
 def listed(root: Root, path: Path) -> list[str] | None:
-    """The names in a folder, in no order; None where its place cannot tell (HTTP). OSError."""
+    """The names in a folder, in no order; None, where its place cannot list (HTTP). OSError."""
     if isinstance(root, Remote):
         from synvirt.remote.reading import names
 
@@ -90,7 +90,7 @@ def listed(root: Root, path: Path) -> list[str] | None:
 
 
 def raw_spec(root: Root, path: Path, offset: int = 0, length: int | None = None) -> RawSpec:
-    """How to read a file's range later, in another process: of a Remote at the version that it has now."""
+    """How another process reads the file's range later; for a Remote, in its present version."""
     if isinstance(root, Remote):
         from synvirt.remote.reading import version_of
 
@@ -99,7 +99,7 @@ def raw_spec(root: Root, path: Path, offset: int = 0, length: int | None = None)
 
 
 def open_spec(spec: RawSpec) -> DiskReader:
-    """The file of a raw spec: of this host, or of a place elsewhere. HostPathRejected, FileGone."""
+    """The file of a raw spec: on this host, or remote. HostPathRejected, FileGone."""
     if spec.remote is not None:
         from synvirt.remote.reading import RemoteReader
 
@@ -108,12 +108,12 @@ def open_spec(spec: RawSpec) -> DiskReader:
 
 
 def open_here(path: str, offset: int, length: int | None, beneath: str | None) -> RawReader:
-    """A file of this host by the path that a spec has. HostPathRejected, where it has come to lead out of `beneath`."""
+    """A file of this host by a spec's path. HostPathRejected, where it now leads out of `beneath`."""
     return RawReader(path, offset, length, descriptor=None if beneath is None else opened_beneath(beneath, path))
 
 
 def opened_beneath(root: str, path: str) -> int:
-    """`open_beneath`, of a file that was there when somebody looked."""
+    """Like `open_beneath`, for a file that existed before."""
     name = Path(path).name
     try:
         return open_beneath(root, path)
@@ -131,8 +131,8 @@ def opened_beneath(root: str, path: str) -> int:
 def open_reference(
     root: Root | str | None, image: str, reference: str, offset: int = 0, length: int | None = None
 ) -> tuple[DiskReader, str, Hashable]:
-    """The file that `image` (a path under `root`) names as `reference`: its bytes, its own path under `root`, and what
-    tells it from every other file. `root` None refuses all; a missing file is MalformedArchive: the image is not whole."""
+    """The file that `image` (a path under `root`) names as `reference`: its bytes, its own path under `root`, and its identity.
+    `root` None refuses all; a missing file is MalformedArchive: the image is incomplete."""
     if not isinstance(root, Remote):
         descriptor, name = open_reference_beneath(root, image, reference)
         status = os.fstat(descriptor)

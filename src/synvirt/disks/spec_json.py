@@ -1,4 +1,4 @@
-"""Specs as JSON, read and written: `READER_SPEC.dump_json(spec)`, `READER_SPEC.validate_json(content)`."""
+"""Reads and writes specs as JSON: `READER_SPEC.dump_json(spec)`, `READER_SPEC.validate_json(content)`."""
 
 from pydantic import TypeAdapter
 

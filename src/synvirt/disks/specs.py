@@ -1,12 +1,12 @@
-"""Readers and writers as data: what the engine stores, hands to a worker process, and opens again after a crash.
+"""Readers and writers as data: the engine stores them, gives them to a worker process, and opens them again after a crash.
 
     {"format": "vmdk", "over": {"format": "raw", "path": "…/a.ova", "offset": 1536, "length": 73400320}}
 
-An image lies over another reader, the bytes of its file, so any format may lie in any other: a VMDK in a tar member is a
-VMDK over a range of a raw file. `open_reader` and `open_writer` in this package turn a spec into the thing.
+An image is read over another reader, the bytes of its file, so any format may be in any other: a VMDK in a tar member is a VMDK
+over a range of a raw file. `open_reader` and `open_writer` in this package open a spec.
 
-Plain data classes: a model of pydantic's may have one as a field, and `spec_json` reads and writes one by itself, yet a copy
-on the command line need not wait for pydantic. Offsets and lengths are bytes.
+Plain data classes: a model of pydantic may have one as a field, and `spec_json` reads and writes one by itself. So a copy on
+the command line need not load pydantic. Offsets and lengths are bytes.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ QemuDriver = Literal["qcow2", "luks", "qcow", "qed", "bochs", "cloop", "dmg", "p
 ChecksumAlgorithm = Literal["sha1", "sha256", "sha512"]
 Packing = Literal["gzip", "zstd"]
 
-# Where files named inside an image are looked for: under a folder of this host, or one elsewhere.
+# The root for files named inside an image: a folder of this host, or a remote one.
 ImageRoot = str | Remote
 
 
 class Spec:
-    """What all specs share: a field that is not known is an error, not silence."""
+    """The base of all specs: an unknown field is an error."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -36,10 +36,10 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawSpec(Spec):
-    """A range of a file or block device, as it is. A tar member is one; `length` None means up to its end.
+    """A range of a file or block device, unchanged, for example a tar member; `length` None means up to its end.
 
-    With `remote`, `path` is the file's name below it, and `version` what it must still be. `beneath`: the folder that the
-    file must lie in when it is opened, whatever links have become of its name since it was looked at.
+    With `remote`, `path` is the file's name in it, and `version` the version that it must still have. `beneath`: the folder
+    that the file must be in when it is opened, even if links in its path have changed since.
     """
 
     format: Literal["raw"] = "raw"
@@ -55,11 +55,11 @@ class RawSpec(Spec):
 class ImageSpec(Spec):
     """A disk image over the bytes of its file.
 
-    `root` is the folder that files named inside the image (backing files, extents, parents) must lie in; None refuses any.
-    `name` is how errors call the image: a file or member name, never a host path. Where `root` is set it is the image's path
-    under `root`, so that what the image names is looked for in the image's own folder.
-    `parent` is what a differencing image lies over, where the image itself cannot say: VirtualBox' VDI and VMDK.
-    `alone`: of a differencing VHDX what it holds itself, as extents; its parent is not looked for, and the rest is left out.
+    `root` is the folder for files named inside the image (backing files, extents, parents); None refuses any.
+    `name` is the image's name in errors: a file or member name, never a host path. With a `root` it is the image's path under
+    `root`, so that the image's names are looked for in its own folder.
+    `parent` is the parent of a differencing image that does not name one itself: VirtualBox' VDI and VMDK.
+    `alone`: only what a differencing VHDX has itself, as extents; its parent is not looked for, and the rest is left out.
     """
 
     format: ImageFormat
@@ -72,7 +72,8 @@ class ImageSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NbdSpec(Spec):
-    """An NBD export. `bitmap` names a dirty-bitmap context (`qemu:dirty-bitmap:…`): extents are then the dirty ones only."""
+    """An NBD export. `bitmap` names a dirty-bitmap context (`qemu:dirty-bitmap:…`): then the extents are only the dirty
+    ones."""
 
     format: Literal["nbd"] = "nbd"
     uri: str
@@ -82,13 +83,13 @@ class NbdSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatastoreSpec(Spec):
-    """A file of a vSphere datastore, by HTTPS from /folder; `size_bytes` None: as large as its server says. With `areas`,
+    """A file of a vSphere datastore, by HTTPS from /folder; `size_bytes` None: the size that its server reports. With `areas`,
     (start, length) each, the rest reads as zeros.
 
-    `session_manager` is the platform's id of the one that logs us in. `hosts`: by name the ESXi hosts that a vCenter may send
-    the reader on to, each with its certificate's thumbprint in hex, which may be empty. `direct`: the name and the port of the
-    one among them that is asked before vCenter, by tickets of vCenter's; with `direct_only` vCenter is not asked for bytes. A
-    spec with a password in it goes to the worker alone and is never stored.
+    `session_manager` is the platform's id of the one that logs us in. `hosts`: the ESXi hosts, by name, to which a vCenter may
+    redirect the reader, each with its certificate's thumbprint in hex, which may be empty. `direct`: name and port of the host
+    that is asked before vCenter, with tickets from vCenter; with `direct_only` vCenter is not asked for bytes. A spec with a
+    password goes only to the worker and is never stored.
     """
 
     format: Literal["datastore"] = "datastore"
@@ -116,7 +117,7 @@ def leaves_unwritten_out(spec: "ReaderSpec") -> bool:
 
 
 def read_whole(spec: "ReaderSpec") -> "ReaderSpec":
-    """The same disk, and nothing of it left out because a platform says that it was never written."""
+    """The same disk, without leaving out what a platform reports as never written."""
     if isinstance(spec, AllocatedSpec):
         return spec.over
     return replace(spec, areas=None) if isinstance(spec, DatastoreSpec) else spec
@@ -124,7 +125,7 @@ def read_whole(spec: "ReaderSpec") -> "ReaderSpec":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec(Spec):
-    """A snapshot's sparse extent as a vSphere datastore keeps it, over the disk below it."""
+    """A snapshot's sparse extent from a vSphere datastore, over the disk under it."""
 
     format: Literal["vmdk_delta"] = "vmdk_delta"
     over: "ReaderSpec"
@@ -135,7 +136,7 @@ class DeltaSpec(Spec):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VddkSpec(Spec):
     """A disk in a snapshot of a vSphere VM, by VMware's VDDK: ids are vSphere's, `file` is the disk's `[datastore] path`,
-    `libdir` where the operator has put VDDK. Its password is given to the worker and to nobody else."""
+    `libdir` the operator's folder with VDDK. Its password goes only to the worker."""
 
     format: Literal["vddk"] = "vddk"
     host: str
@@ -153,11 +154,11 @@ class VddkSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSpec(Spec):
-    """A disk in a snapshot of a vSphere VM, as a host sends it under an export lease, which its maker keeps alive.
+    """A disk in a snapshot of a vSphere VM that a host sends under an export lease, which its maker keeps alive.
 
-    `target`: of the URL its path, which opens the disk to anyone who knows it. `thumbprint`: of the host's certificate, in hex;
-    a pin goes before it. `cookie` is empty where the host is not the platform itself. `instead`: the same disk by another way,
-    which is read from where the lease fails on."""
+    `target`: the URL's path, which opens the disk to anyone who knows it. `thumbprint`: of the host's certificate, in hex; a
+    pin has priority. `cookie` is empty where the host is not the platform itself. `instead`: the same disk in another way,
+    which is read from the point where the lease fails."""
 
     format: Literal["lease"] = "lease"
     host: str
@@ -174,8 +175,8 @@ class LeaseSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NbdTlsSpec(Spec):
-    """An NBD export whose server shows the certificate that `trusted`, a folder, holds as ca-cert.pem, made out to `host`.
-    `export` may open the disk to anyone who knows it: it is in no error. `name` is how errors call the export."""
+    """An NBD export. Its server shows the certificate in `trusted`, a folder with ca-cert.pem, issued for `host`. `export` may
+    open the disk to anyone who knows it: it is in no error. `name` is the export's name in errors."""
 
     format: Literal["nbd_tls"] = "nbd_tls"
     host: str
@@ -188,8 +189,8 @@ class NbdTlsSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XapiExportSpec(Spec):
-    """A VDI as a XenServer host sends it from /export_raw_vdi: once, from front to back. `vdi` and `base` are references; with
-    `base`, what differs from that one alone. `session_id` is given to the worker and to nobody else: it is never stored."""
+    """A VDI that a XenServer host sends from /export_raw_vdi: once, from front to back. `vdi` and `base` are references; with
+    `base`, only the difference from that one. `session_id` goes only to the worker: it is never stored."""
 
     format: Literal["xapi_export"] = "xapi_export"
     host: str
@@ -205,7 +206,7 @@ class XapiExportSpec(Spec):
 
 
 def comes_once(spec: "ReaderSpec") -> bool:
-    """Has the reader nothing to show of what its extents leave out: a stream, a difference without what it lies over?"""
+    """Whether what its extents leave out cannot be read: a stream, or a difference without its base."""
     return isinstance(spec, XapiExportSpec | LeaseSpec) or (isinstance(spec, ImageSpec) and spec.alone)
 
 
@@ -213,7 +214,7 @@ def comes_once(spec: "ReaderSpec") -> bool:
 class QemuSpec(Spec):
     """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed.
 
-    `key_file` holds the passphrase of an encrypted one: the spec is stored and shown, the passphrase never is. `beneath`: as in
+    `key_file` has the passphrase of an encrypted one: the spec is stored and shown, the passphrase never is. `beneath`: as in
     RawSpec, for both files.
     """
 
@@ -229,8 +230,8 @@ class QemuSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NfsSpec(Spec):
-    """A file of an NFSv3 export: `path`, from its root, under `export`. `name` is how errors call it. A port that is None: as
-    the server's portmapper says."""
+    """A file of an NFSv3 export: `path`, from its root, under `export`. `name` is its name in errors. A port of None comes from
+    the server's portmapper."""
 
     format: Literal["nfs"] = "nfs"
     host: str
@@ -244,7 +245,7 @@ class NfsSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IscsiSpec(Spec):
-    """A LUN of an iSCSI target, read-only. `portal` is host:port; `initiator` the name that the target lets in."""
+    """A LUN of an iSCSI target, read-only. `portal` is host:port; `initiator` the name that the target accepts."""
 
     format: Literal["iscsi"] = "iscsi"
     portal: str
@@ -257,8 +258,7 @@ class IscsiSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSpec(Spec):
-    """A raw disk that an HTTPS server sends from its start to its end, and knows no ranges. Its password is given to the worker
-    and to nobody else."""
+    """A raw disk that an HTTPS server sends from start to end, without ranges. Its password goes only to the worker."""
 
     format: Literal["download"] = "download"
     origin: str
@@ -273,7 +273,7 @@ class DownloadSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatedSpec(Spec):
-    """A disk of which a platform says that only these areas, (start, length) each, hold data: the rest reads as zeros."""
+    """A disk for which a platform reports that only these areas, (start, length) each, have data: the rest reads as zeros."""
 
     format: Literal["allocated"] = "allocated"
     over: "ReaderSpec"
@@ -282,7 +282,7 @@ class AllocatedSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedSpec(Spec):
-    """Some areas, (start, length) each, of another disk: a delta as a platform that tracks changes lists it."""
+    """Some areas, (start, length) each, of another disk: a delta from a platform that tracks changes."""
 
     format: Literal["changed"] = "changed"
     over: "ReaderSpec"
@@ -291,8 +291,8 @@ class ChangedSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XvaSpec(Spec):
-    """A disk in an XVA archive: the folder of its pieces, and the size that the archive's ova.xml gives. `packing`: the file
-    is the archive compressed as a whole."""
+    """A disk in an XVA archive: the folder of its pieces, and the size in the archive's ova.xml. `packing`: the whole archive
+    is compressed."""
 
     format: Literal["xva"] = "xva"
     over: "ReaderSpec"
@@ -304,7 +304,7 @@ class XvaSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedSpec(Spec):
-    """Ranges of files, one after the other: a file that was cut into chunks."""
+    """Ranges of files, joined: a file that was cut into chunks."""
 
     format: Literal["joined"] = "joined"
     parts: tuple[RawSpec, ...]
@@ -312,7 +312,7 @@ class JoinedSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GzipSpec(Spec):
-    """What a gzip file holds; more than `size_max_bytes` of it are refused."""
+    """The content of a gzip file; more than `size_max_bytes` is refused."""
 
     format: Literal["gzip"] = "gzip"
     over: "ReaderSpec"
@@ -322,7 +322,7 @@ class GzipSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlankSpec(Spec):
-    """A disk of zeros, which lies in no file."""
+    """A disk of zeros without a file."""
 
     format: Literal["blank"] = "blank"
     size_bytes: int
@@ -330,7 +330,7 @@ class BlankSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RbdPlace(Spec):
-    """A Ceph pool, and the client that uses it: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
+    """A Ceph pool, and its client: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
 
     conf: str
     client: str
@@ -347,7 +347,7 @@ class RbdSpec(Spec):
     size_bytes: int | None = None
 
 
-# Another machine or process serves these disks when it is asked.
+# Another machine or process serves these disks on request.
 ServedSpec = (
     NbdSpec | NbdTlsSpec | DatastoreSpec | VddkSpec | LeaseSpec | XapiExportSpec | RbdSpec | NfsSpec | IscsiSpec | DownloadSpec
 )
@@ -368,7 +368,7 @@ ReaderSpec = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileWriterSpec(Spec):
-    """A sparse file of exactly `size_bytes`, already made by its destination."""
+    """A sparse file of exactly `size_bytes`, made by its destination."""
 
     kind: Literal["file"] = "file"
     path: str
@@ -396,8 +396,8 @@ class RbdWriterSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qcow2WriterSpec(Spec):
-    """A new qcow2 file, which `qemu-img` writes from its first byte to its last: a copy into one that was cut off starts over.
-    No DiskWriter: `disks.qcow2.writer` makes one of a whole disk."""
+    """A new qcow2 file, which `qemu-img` writes from its first byte to its last: an interrupted copy starts over. Not a
+    DiskWriter: `disks.qcow2.writer` makes the file from a whole disk."""
 
     kind: Literal["qcow2"] = "qcow2"
     path: str
@@ -407,7 +407,7 @@ WriterSpec = FileWriterSpec | BlockWriterSpec | RbdWriterSpec
 
 
 def written(writer: WriterSpec) -> ReaderSpec:
-    """How a volume is read back."""
+    """How to read a volume back."""
     if isinstance(writer, RbdWriterSpec):
         return RbdSpec(place=writer.place, image=writer.image, size_bytes=writer.size_bytes)
     return RawSpec(path=writer.path, length=writer.size_bytes)
@@ -415,7 +415,7 @@ def written(writer: WriterSpec) -> ReaderSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksumSpec(Spec):
-    """A file range whose digest is checked in the same pass as the copy (an OVA's manifest line)."""
+    """A file range whose digest is checked in the same pass as the copy (a line of an OVA's manifest)."""
 
     path: str
     offset: int = 0
@@ -429,12 +429,12 @@ class ChecksumSpec(Spec):
 
 
 def format_name(spec: ReaderSpec) -> str:
-    """What people call the format."""
+    """The format's name for people."""
     return spec.driver if isinstance(spec, QemuSpec) else spec.format
 
 
 def paths(spec: ReaderSpec) -> list[str]:
-    """The files of this host that the spec itself names; what an image names inside is not among them."""
+    """The files of this host that the spec itself names, without files named inside an image."""
     return [
         path
         for leaf in _leaves(spec)
@@ -445,7 +445,7 @@ def paths(spec: ReaderSpec) -> list[str]:
 
 
 def versions(spec: ReaderSpec) -> list[str]:
-    """The files elsewhere that the spec names, each with the version that it is of."""
+    """The remote files that the spec names, each with its version."""
     return [
         f"{leaf.remote.url}{leaf.path} {leaf.version}"
         for leaf in _leaves(spec)
@@ -454,8 +454,8 @@ def versions(spec: ReaderSpec) -> list[str]:
 
 
 def elsewhere(spec: ReaderSpec) -> bool:
-    """Whether another machine or process serves the disk when it is asked. Then reading it is mostly waiting. A file by URL
-    does not count, as its reader fetches ahead."""
+    """Whether another machine or process serves the disk on request. Then reading it is mostly waiting. A file by URL does not
+    count, as its reader fetches ahead."""
     if isinstance(spec, ServedSpec):
         return True
     match spec:

@@ -4,9 +4,9 @@
     │ header   │ data          │ header   │ data          │ zero │ zero │      all in blocks of 512 bytes
     └──────────┴───────────────┴──────────┴──────────── … ┴──────┴──────┘
 
-Read are v7, ustar (POSIX.1-1988), pax (POSIX.1-2001, `pax` section «pax Interchange Format») and GNU tar's long names and
-base-256 sizes (GNU tar manual, «Basic Tar Format»). Sparse members are refused: their bytes are not a range of the archive.
-An archive is hostile until it is walked: every failure is MalformedArchive with the member and the offset of its header.
+It reads v7, ustar (POSIX.1-1988), pax (POSIX.1-2001, `pax` section «pax Interchange Format») and GNU tar's long names and
+base-256 sizes (GNU tar manual, «Basic Tar Format»). Sparse members are refused: their bytes are not a range of the archive. An
+archive may be hostile: every failure is MalformedArchive with the member and the offset of its header.
 """
 
 import struct
@@ -23,22 +23,22 @@ _HEADER = struct.Struct("100s 8s 8s 8s 12s 12s 8s c 100s 8s 80s 155s 12x")
 _CHECKSUM_FIELD = slice(148, 156)
 _USTAR = b"ustar\x0000"
 
-# A pax header holds names and a few numbers. A longer one is made to fill memory.
+# A pax header has names and a few numbers. A longer one was made to fill memory.
 _EXTENSION_MAX_BYTES = 1 << 20
-# Each extension describes the member after it; real archives put a long name, a long link and a pax header before one.
+# Each extension describes the member after it. Real archives have at most a long name, a long link and a pax header before one.
 _EXTENSIONS_IN_A_ROW_MAX = 8
-# A pax header has about ten records, an archive one global header (`git archive`). Many small ones are made to cost time.
+# A pax header has about ten records, an archive one global header (`git archive`). Many small ones were made to cost time.
 _RECORDS_MAX, _GLOBAL_HEADERS_MAX = 200, 100
-# Of all that pax can say, what is asked for here: nothing else is kept, however much there is.
+# The pax keys that are needed: all others are dropped, however many there are.
 _ASKED_FOR, _SPARSE_KEYS = frozenset({"path", "size"}), "GNU.sparse."
-# PATH_MAX: no longer name can be a file anywhere.
+# PATH_MAX: no file can have a longer name.
 _NAME_MAX_BYTES = 4096
-# An appliance has a descriptor, a manifest and some disks or chunks of them; two of 2 TiB in 100 MiB chunks are 42,000.
+# An appliance has a descriptor, a manifest and some disks or chunks; two disks of 2 TiB in 100 MiB chunks are 42,000.
 INDEX_MEMBERS_MAX = 100_000
 
 
 class Sort(Enum):
-    """What a member of a tar archive is."""
+    """The type of a tar archive's member."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -48,7 +48,7 @@ class Sort(Enum):
 _SORTS = {
     b"0": Sort.FILE,
     b"\0": Sort.FILE,  # v7
-    b"7": Sort.FILE,  # contiguous: read as a plain file, as POSIX asks
+    b"7": Sort.FILE,  # contiguous: read as a plain file, as POSIX demands
     b"5": Sort.FOLDER,
     b"1": Sort.OTHER,
     b"2": Sort.OTHER,
@@ -72,13 +72,13 @@ class Member:
 
 
 def is_tar(head: bytes) -> bool:
-    """Does a file that begins with `head` begin with a tar header? An empty archive (zeros only) is not one."""
+    """Whether a file that begins with `head` begins with a tar header. An empty archive (only zeros) does not count."""
     block = head[:BLOCK_BYTES]
     return len(block) == BLOCK_BYTES and any(block) and _checksum_holds(block)
 
 
 def index(archive: DiskReader, *, members_max: int = INDEX_MEMBERS_MAX) -> dict[str, Member]:
-    """All members by name. Two members of one name are refused: which of them is meant differs between readers."""
+    """All members by name. Two members of one name are refused, as readers differ in which one they use."""
     members: dict[str, Member] = {}
     for count, member in enumerate(walk(archive)):
         if count >= members_max:
@@ -91,12 +91,12 @@ def index(archive: DiskReader, *, members_max: int = INDEX_MEMBERS_MAX) -> dict[
 
 
 def walk(archive: DiskReader) -> Iterator[Member]:
-    """The members in the order of the archive, lazily: nothing behind the last one asked for is read."""
+    """The members in the archive's order, lazily: nothing behind the last wanted one is read."""
     at, extensions = 0, _Extensions()
     while at < archive.size:
         block = _read(archive, at, min(BLOCK_BYTES, archive.size - at))
         if not any(block):
-            break  # one zero block ends the archive; some writers leave the second out
+            break  # one zero block ends the archive; some writers omit the second
         if len(block) < BLOCK_BYTES:
             raise MalformedArchive(f"the archive is cut short: {len(block)} bytes of a member's header at offset {at}")
         header = _Header.parse(block, at)
@@ -130,13 +130,13 @@ class _Header:
             )
         name, _, _, _, size, _, _, typeflag, _, magic, _, prefix = _HEADER.unpack(block)
         full = _until_nul(name)
-        if magic == _USTAR and _until_nul(prefix):  # GNU's own magic has times in the place of the prefix
+        if magic == _USTAR and _until_nul(prefix):  # GNU's own magic has times in place of the prefix
             full = _until_nul(prefix) + b"/" + full
         return cls(at, full, _number(size, at), typeflag)
 
 
 class _Extensions:
-    """What pax and GNU headers said about the next member (`_next`) or all that follow (`_all`)."""
+    """The contents of pax and GNU headers for the next member (`_next`) or for all that follow (`_all`)."""
 
     def __init__(self, kept: dict[str, str] | None = None, global_headers: int = 0) -> None:
         self._all = kept or {}
@@ -152,7 +152,7 @@ class _Extensions:
         return _Extensions(self._all, self._global_headers)
 
     def take(self, archive: DiskReader, header: _Header, data: int) -> bool:
-        """Was this header an extension? Then remember what it says."""
+        """Whether this header is an extension; then its content is remembered."""
         if header.typeflag not in (
             _GNU_LONG_NAME,
             _GNU_LONG_LINK,
@@ -167,7 +167,7 @@ class _Extensions:
             raise MalformedArchive(f"an extended header of {header.size} bytes at offset {header.at} is no real one")
         _require_inside("an extended header", data, header.size, archive.size)
         if header.typeflag in (_GNU_LONG_LINK, _GNU_VOLUME_LABEL):
-            return True  # says nothing about where data lies
+            return True  # does not affect where data lies
         content = _read(archive, data, header.size)
         if header.typeflag == _GNU_LONG_NAME:
             self._next["path"] = _text(_until_nul(content))
@@ -187,11 +187,11 @@ class _Extensions:
             raise MalformedArchive(f"member {name!r} at offset {header.at} is sparse", hint=_SPARSE_HINT)
         if header.typeflag == b"M":
             raise MalformedArchive(f"member {name!r} at offset {header.at} is continued from another volume of the archive")
-        # POSIX: a type that is not known is read as a plain file, so that its data is skipped.
+        # POSIX: an unknown type is read as a plain file, so that its data is skipped.
         sort = _SORTS.get(header.typeflag, Sort.FILE)
         if header.typeflag == b"\0" and header.name.endswith(b"/"):
             sort = Sort.FOLDER  # v7 had no type for folders
-        # Links and folders carry a size now and then, never data: GNU tar and Python's tarfile skip none either.
+        # Links and folders sometimes have a size, but never data: GNU tar and Python's tarfile do not skip any, either.
         size = _pax_size(said, name, header) if sort is Sort.FILE else 0
         return Member(name, data, size, sort)
 
@@ -206,7 +206,7 @@ def _pax_size(said: dict[str, str], name: str, header: _Header) -> int:
 
 
 def _pax_records(content: bytes, at: int) -> dict[str, str]:
-    """Records of the form «30 path=folder/disk.vmdk\\n», the number being the record's whole length; those that matter here."""
+    """Records of the form «30 path=folder/disk.vmdk\\n», the number is the record's whole length; only the needed ones."""
     records: dict[str, str] = {}
     start = count = 0
     while start < len(content) and content[start]:
@@ -234,7 +234,7 @@ def _checksum_holds(block: bytes) -> bool:
         return False
     field = block[_CHECKSUM_FIELD]
     unsigned = sum(block) - sum(field) + 8 * ord(" ")
-    # Early Suns and some writers after them summed signed characters.
+    # Early Suns, and some later writers, summed signed characters.
     return stored == unsigned or stored == unsigned - 256 * sum(
         byte >= 0x80 for byte in block[: _CHECKSUM_FIELD.start] + block[_CHECKSUM_FIELD.stop :]
     )
@@ -262,7 +262,7 @@ def _require_inside(name: str, data: int, size: int, archive_bytes: int) -> None
 
 
 def _safe_name(name: str, at: int) -> str:
-    """`./a//b/` becomes `a/b`; what would lie outside the archive is refused."""
+    """`./a//b/` becomes `a/b`; a name outside the archive is refused."""
     if len(name.encode("utf-8", "replace")) > _NAME_MAX_BYTES:
         raise MalformedArchive(f"the member at offset {at} has a name of over {_NAME_MAX_BYTES} bytes")
     if any(character < " " or character == "\x7f" for character in name):
@@ -276,7 +276,7 @@ def _safe_name(name: str, at: int) -> str:
 
 
 def _text(raw: bytes) -> str:
-    """UTF-8 as POSIX has it; else Latin-1, which never fails and keeps different names different."""
+    """UTF-8, by POSIX; else Latin-1, which never fails and keeps different names different."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:

@@ -4,11 +4,11 @@
     │ preheader │ header …  │ block map: 32 bits    │ blocks, each after `extra` bytes of its own
                                a block
 
-A block's entry is its number within the data, or one of two marks: never written (then the parent's, or zeros), or discarded
-(then zeros). Static images have the same map with every block in it. Everything is little-endian. Never written or repaired.
+A block's entry is its number in the data, or one of two marks: never written (then the parent's, or zeros), or discarded (then
+zeros). Static images have the same map with every block in it. Everything is little-endian. The reader never writes or repairs.
 
-A differencing image names its parent by UUID alone, and only VirtualBox' media registry knows which file that is: who
-knows it hands the opened parent in.
+A differencing image names its parent only by UUID, and only VirtualBox' media registry has its file: the caller passes in the
+opened parent.
 """
 
 import struct
@@ -31,14 +31,14 @@ SIGNATURE: Final = 0xBEDA107F
 # Preheader (64 bytes of text, signature, version) and header up to the parent's UUID; version 1.1 may add a geometry after it.
 _HEADER = struct.Struct("<64sIIIII256sIIIIIIIQIIII16s16s16s16s")
 _VERSION: Final = 0x0001_0001
-# VirtualBox makes blocks of 1 MiB. Powers of two from 64 KiB on keep a hostile map of a small disk as small as it is honest.
+# VirtualBox makes blocks of 1 MiB. Powers of two from 64 KiB on limit the map of a hostile small disk.
 _BLOCK_BYTES_MIN, _BLOCK_BYTES_MAX = 64 * KIB, 256 * MIB
 _SECTOR_BYTES: Final = 512
 _FREE, _DISCARDED = 0xFFFF_FFFF, 0xFFFF_FFFE
 
 
 class Kind(IntEnum):
-    """The image types of VDICore.h; undo images were never made by a released VirtualBox."""
+    """The image types of VDICore.h; no released VirtualBox ever made undo images."""
 
     DYNAMIC = 1
     STATIC = 2
@@ -48,7 +48,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header says; checked, so that each field can be relied on. Offsets and sizes in bytes; `blocks` those needed."""
+    """The header's fields, checked, so that each can be relied on. Offsets and sizes in bytes; `blocks`: those needed."""
 
     kind: Kind
     size: int
@@ -63,9 +63,9 @@ class Header:
 
 
 class VdiReader(MappedImage):
-    """The guest's disk in the VDI image whose bytes are `over`, which it owns, as it does `parent`: close() closes both.
+    """The guest's disk in the VDI image whose bytes are `over`. It owns `over` and `parent`: close() closes both.
 
-    `parent` is the disk that a differencing image lies over. `root` is taken as by every image reader; a VDI names no files.
+    `parent` is the disk under a differencing image. `root` is there for the common interface; a VDI names no files.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class VdiReader(MappedImage):
 
 
 def read_header(over: DiskReader, name: str) -> Header:
-    """The header of the image in `over`. MalformedArchive or UnsupportedFormat says what is wrong with which field."""
+    """The header of the image in `over`. MalformedArchive or UnsupportedFormat names the field and the error."""
     if over.size < _HEADER.size:
         raise MalformedArchive(f"{name} is no VDI image: it has only {over.size} bytes")
     content = bytearray(_HEADER.size)
@@ -124,10 +124,10 @@ def read_header(over: DiskReader, name: str) -> Header:
         raise UnsupportedFormat(f"{name} is a VDI image of type {kind}; dynamic, static and differencing ones are read")
     if not _BLOCK_BYTES_MIN <= block_bytes <= _BLOCK_BYTES_MAX or block_bytes & (block_bytes - 1):
         raise MalformedArchive(f"{name}: blocks of {block_bytes} bytes; powers of two from 64 KiB to 256 MiB are read")
-    # Old VirtualBox left 0 for «the usual».
+    # Old VirtualBox wrote 0 for «the usual».
     if sector_bytes not in (0, _SECTOR_BYTES):
         raise UnsupportedFormat(f"{name}: sectors of {sector_bytes} bytes; 512 are read")
-    # VBoxManage makes disks of any size; a disk has whole sectors, so QEMU rounds up too, and the last block has the room.
+    # VBoxManage makes disks of any size. A disk has whole sectors, so QEMU rounds up too, and the last block has the space.
     size = -(-size // _SECTOR_BYTES) * _SECTOR_BYTES
     needed = -(-size // block_bytes)
     if needed > blocks:

@@ -3,15 +3,15 @@
     dynamic, differencing   │ footer's copy │ header │ BAT │ blocks: a bitmap and the data, in any order │ footer │
     fixed                   │ the disk, as it is                                                         │ footer │
 
-Everything is big-endian, sectors have 512 bytes. Never written, never repaired.
+Everything is big-endian, sectors have 512 bytes. The reader never writes or repairs.
 
-The disk's size is the footer's Current Size, as Hyper-V, Azure and VirtualBox have it. Virtual PC uses the footer's geometry
-instead, and so does QEMU unless it knows the creator to do otherwise. A geometry is made from the size by rounding down, so
-what they do not show is at most the last cylinder. Taking it too loses nothing; leaving it out could.
+The disk's size is the footer's Current Size, as for Hyper-V, Azure and VirtualBox. Virtual PC uses the footer's geometry
+instead, and so does QEMU unless it knows that the creator does not. A geometry is made from the size by rounding down, so at
+most the last cylinder is missing in it. To include it loses nothing; to leave it out could.
 
-A block's bitmap says which sectors were ever written. Those that were not are the parent's, or zeros in a dynamic image: the
-specification, VirtualBox and Xen have it so, and Xen leaves whatever was in the storage before in them. QEMU does not look at
-the bitmaps of dynamic images; what it and Hyper-V write has every bit set.
+A block's bitmap says which sectors were ever written. The others are the parent's, or zeros in a dynamic image: so say the
+specification, VirtualBox and Xen, and Xen leaves old contents of the storage in them. QEMU ignores the bitmaps of dynamic
+images; QEMU and Hyper-V write every bit set.
 """
 
 import struct
@@ -33,7 +33,7 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat
 
 COOKIE: Final = b"conectix"
 FOOTER_BYTES: Final = 512
-# Virtual PC before 2004 left the last byte, which is reserved, out.
+# Virtual PC before 2004 omitted the last byte, which is reserved.
 _OLD_FOOTER_BYTES: Final = 511
 _SECTOR: Final = 512
 _FOOTER = struct.Struct(">8sIIQI4sI4sQQIII16sB")
@@ -44,7 +44,7 @@ _LOCATORS, _LOCATORS_AT = 8, _HEADER.size
 FOOTER_CHECKSUM_AT, _HEADER_CHECKSUM_AT = 64, 36
 _VERSION_MAJOR: Final = 1
 _UNUSED: Final = 0xFFFF_FFFF
-# Any power of two of sectors, says the specification; 2 MiB is what is made. More than this would not fit its 32-bit numbers.
+# The specification allows any power of two of sectors; real images have 2 MiB. More than this would not fit its 32-bit numbers.
 _BLOCK_BYTES_MAX: Final = 1 << 31
 # A path of Windows has at most 32767 characters.
 _LOCATOR_BYTES_MAX: Final = 64 << 10
@@ -52,7 +52,7 @@ _CUT_OFF = "The file is damaged or cut off: compare its size with the original's
 
 
 class Kind(IntEnum):
-    """Disk types of the footer; 0 is none, 1, 5 and 6 were never used."""
+    """Disk types of the footer; 0 means none; 1, 5 and 6 were never used."""
 
     FIXED = 2
     DYNAMIC = 3
@@ -61,7 +61,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What the footer says; checked. `header_at` is where a dynamic or differencing image's header lies."""
+    """The footer's fields, checked. `header_at` is the offset of a dynamic or differencing image's header."""
 
     kind: Kind
     size: int
@@ -72,7 +72,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header of a dynamic or differencing image says; checked. `parents`: where the parent may be, best first."""
+    """The fields of a dynamic or differencing image's header, checked. `parents`: where the parent may be, best first."""
 
     table_at: int
     blocks: int
@@ -82,14 +82,14 @@ class Header:
 
     @property
     def bitmap_bytes(self) -> int:
-        """A bit a sector, in whole sectors."""
+        """One bit per sector, in whole sectors."""
         return -(-self.block_bytes // _SECTOR // 8 // _SECTOR) * _SECTOR
 
 
 class VhdReader(MappedImage):
     """The guest's disk in the VHD image whose bytes are `over`, which it owns: close() closes it, and its parent.
 
-    `root` and `name` are ImageSpec's: the image's path under the import root. `chain` is for images that are parents.
+    `root` and `name` are ImageSpec's: the image's path under the import root. `chain` is given for images that are parents.
     """
 
     def __init__(self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", chain: Chain | None = None) -> None:
@@ -133,7 +133,7 @@ class VhdReader(MappedImage):
 
 
 def _windows(over: DiskReader, header: Header) -> Iterator[Places]:
-    """The places of all blocks: every block has a bitmap, so all that are here are partly present."""
+    """The places of all blocks: every block has a bitmap, so all present ones are partly present."""
     for first in range(0, header.blocks, WINDOW_ENTRIES):
         content = bytearray(min(WINDOW_ENTRIES, header.blocks - first) * 4)
         over.read_into(header.table_at + first * 4, memoryview(content))
@@ -158,9 +158,9 @@ def _open_parent(root: ImageRoot | None, name: str, header: Header, chain: Chain
 
 
 def read_footer(over: DiskReader, name: str) -> Footer:
-    """The footer: at the file's end, or if that one is damaged, its copy at the beginning, which fixed images lack.
+    """The footer at the file's end; or, if that one is damaged, its copy at the beginning, which fixed images lack.
 
-    The end comes first: the beginning of a fixed image is the guest's, who may write there what looks like a footer.
+    The end comes first: in a fixed image the guest controls the beginning, and may write something like a footer there.
     """
     found = []
     for at, length in ((over.size - FOOTER_BYTES, FOOTER_BYTES), (over.size - _OLD_FOOTER_BYTES, _OLD_FOOTER_BYTES), (0, 512)):
@@ -180,7 +180,7 @@ def read_footer(over: DiskReader, name: str) -> Footer:
 
 
 def parse_footer(content: bytes, name: str) -> Footer:
-    """Of its 512 bytes, whose checksum was compared."""
+    """From its 512 bytes, whose checksum was compared."""
     _, _, version, header_at, _, creator, _, _, _, size, _, kind, _, identity, _ = _FOOTER.unpack_from(content)
     if version >> 16 != _VERSION_MAJOR:
         raise UnsupportedFormat(f"{name} is a VHD image of version {version >> 16}.{version & 0xFFFF}; version 1 is read")
@@ -207,7 +207,7 @@ def read_header(over: DiskReader, footer: Footer, name: str) -> Header:
 
 
 def parse_header(content: bytes, footer: Footer, name: str) -> tuple[Header, bytes]:
-    """Of its 1024 bytes; without where a parent may be, and the parent's name in UTF-16."""
+    """From its 1024 bytes; without the places of a parent, and the parent's name in UTF-16."""
     cookie, _, table_at, version, entries, block_bytes, _, parent, _, _, parent_name = _HEADER.unpack_from(content)
     if cookie != b"cxsparse" or not checksum_is_right(content, _HEADER_CHECKSUM_AT):
         raise MalformedArchive(f"{name}: its header at {footer.header_at} is damaged", hint=_CUT_OFF)
@@ -228,13 +228,13 @@ def parse_header(content: bytes, footer: Footer, name: str) -> tuple[Header, byt
     return header, parent_name
 
 
-# Platform codes of parent locators: how they are written, and whether they are absolute. The specification's W2ru is what
-# Windows keeps right when files are moved; MacX is a URL, which Xen uses for relative names too.
+# Platform codes of parent locators: their encoding, and whether they are absolute. Windows keeps the specification's W2ru
+# correct when files are moved; MacX is a URL, which Xen uses for relative names too.
 _PLATFORMS: Final = ((b"W2ru", "utf-16-le", False), (b"MacX", "utf-8", False), (b"W2ku", "utf-16-le", True))
 
 
 def _parents(over: DiskReader, header: bytes, unicode_name: bytes, name: str) -> tuple[Reference, ...]:
-    """Where the parent may be: its locators, those that most likely hold first, and its bare name."""
+    """Where the parent may be: its locators, the most likely first, and its bare name."""
     found: dict[bytes, bytes] = {}
     for number in range(_LOCATORS):
         code, _, length, _, at = _LOCATOR.unpack_from(header, _LOCATORS_AT + number * _LOCATOR.size)

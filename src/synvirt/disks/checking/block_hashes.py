@@ -1,20 +1,19 @@
-"""What a volume holds, block by block of 4 MiB, while passes write it: a file of SHA-256, kept next to the watermarks.
+"""The SHA-256 of each 4 MiB block of a volume while passes write it: a file next to the watermarks.
 
     hashes = BlockHashes(path, size, token)
     copy(hashes.reading(reader, ...), hashes.writing(writer), on_watermark=… hashes.settle(…) …)
-    hashes.fill(volume)            # what no request covered whole is read back from the volume
+    hashes.fill(volume)            # blocks that no single request covered are read back
     hashes.close()
 
-A block that is about to be written is struck out first, and its hash is put in once the volume was flushed; so a hash in the
-file is never of older bytes than the volume's. A worker that is killed leaves blocks without a hash, which are copied again or
-read back: the file is the same in the end. A power cut may have kept what was written to the volume and lost what was struck
-out: a file that was open when its host went down is started over. So is one of another `token`: another host has written the
-volume meanwhile.
+Before a block is written, its hash is removed; the new hash is stored once the volume was flushed. So a hash in the file is
+never older than the volume's bytes. A killed worker leaves blocks without a hash, which are copied again or read back: the file
+is the same in the end. A power cut may keep writes to the volume and lose the removal of a hash: so a file that was open when
+its host went down is started over. So is one with another `token`: then another host has written the volume meanwhile.
 
     128 bytes   magic, token (16 bytes), boot id of the host (36), size of the disk, open or closed
-    32 bytes a block of 4 MiB; zeros: not known
+    32 bytes per block of 4 MiB; zeros: not known
 
-A disk of 1 TiB has 8 MiB of hashes. Trouble with the file costs the file, and never the copy.
+A disk of 1 TiB has 8 MiB of hashes. An error of the file loses the file, but never the copy.
 """
 
 import contextlib
@@ -45,13 +44,13 @@ MAGIC: Final = b"SVHASH\x00\x01"
 _HEADER: Final = struct.Struct("<8s16s36sQB")
 _OPEN, _CLOSED = 1, 2
 _UNKNOWN: Final = bytes(DIGEST_BYTES)
-# Of the file, while it is looked through: 1 MiB, 128 GiB of the disk.
+# The part of the file that is searched at once: 1 MiB, for 128 GiB of the disk.
 _BLOCKS_AT_ONCE: Final = 1 << 15
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def digest_of(view: memoryview) -> bytes:
-    """Of a block's bytes. Those of zeros, which are most of many disks, are known."""
+    """The digest of a block's bytes. That of zeros, which are most of many disks, is stored in advance."""
     if is_zero(view):
         return zero_digest(len(view))
     return hashlib.sha256(view, usedforsecurity=False).digest()
@@ -69,7 +68,7 @@ def blocks_of(size: int) -> int:
 
 
 class BlockHashes:
-    """One disk's file, open for one pass. `token`: of the one who has written the volume so far, see above."""
+    """One disk's file, open for one pass. `token`: identifies the writer of the volume so far, see above."""
 
     def __init__(self, path: Path, size: int, token: UUID) -> None:
         self._path, self._size, self._token = path, size, token
@@ -84,11 +83,11 @@ class BlockHashes:
     # ── while the copy goes ──
 
     def reading(self, reader: DiskReader, *, fresh: bool, since: int) -> DiskReader:
-        """For the copy to read instead of `reader`, which it does not own. `fresh`, `since`: the copy's."""
+        """A reader for the copy instead of `reader`, which it does not own. `fresh`, `since`: the copy's."""
         return _Reading(self, reader, fresh=fresh, since=since)
 
     def writing(self, writer: DiskWriter) -> DiskWriter:
-        """For the copy to write instead of `writer`, which it does not own."""
+        """A writer for the copy instead of `writer`, which it does not own."""
         return _Writing(self, writer)
 
     def about_to_write(self, offset: int, length: int) -> None:
@@ -103,7 +102,7 @@ class BlockHashes:
                     _write(file, bytes((end - first) * DIGEST_BYTES), _place(first))
 
     def about_to_zero(self, offset: int, length: int) -> None:
-        """What was read whole, and waits, has these zeros in its hash."""
+        """Blocks that were read whole and wait already have these zeros in their hash."""
         for block in range(offset // BLOCK_BYTES, blocks_of(offset + length)):
             if block in self._pending:
                 continue
@@ -113,7 +112,7 @@ class BlockHashes:
                 self._pending[block] = zero_digest(end - start)
 
     def has_read(self, offset: int, view: memoryview) -> None:
-        """What is about to be written there."""
+        """Takes bytes that are about to be written there."""
         self.about_to_write(offset, len(view))
         if self._file is None:
             return
@@ -127,14 +126,14 @@ class BlockHashes:
             at += length
 
     def is_zero_from(self, start: int, end: int) -> None:
-        """Whole blocks of it are noted; `end` may lie at the disk's end."""
+        """Notes the whole blocks of the range; `end` may be the disk's end."""
         first = blocks_of(start)
         last = blocks_of(end) if end == self._size else end // BLOCK_BYTES
         if first < last:
             self._zeros.append((first, last))
 
     def settle(self, watermark: int) -> None:
-        """All before `watermark` is durable on the volume. From one thread."""
+        """All before `watermark` is durable on the volume. Only from one thread."""
         with self._trying() as file:
             if file is None:
                 return
@@ -152,7 +151,7 @@ class BlockHashes:
     # ── at its end ──
 
     def known(self, block: int) -> bytes | None:
-        """Its hash, as the volume has it by now; None, where it would be read back. For any thread, after the copy."""
+        """A block's hash, as of the volume now; None, where it must be read back. For any thread, after the copy."""
         digest = _UNKNOWN
         with self._trying() as file:
             if file is not None:
@@ -167,7 +166,7 @@ class BlockHashes:
         threads: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Read back what is not known, as much as there is time for. DiskReadFailed; stops early where `stop()` is true."""
+        """Reads back the unknown blocks. DiskReadFailed; stops early where `stop()` is true."""
         until = None if within_s is None else time.monotonic() + within_s
         buffers = threading.local()
 
@@ -188,7 +187,7 @@ class BlockHashes:
                             _write(file, found[1], _place(found[0]))
 
     def close(self) -> None:
-        """What is in the file is so after a power cut, too."""
+        """Makes the file's content durable."""
         with self._trying() as file:
             if file is not None:
                 os.fsync(file)
@@ -238,7 +237,7 @@ class BlockHashes:
 
     @contextlib.contextmanager
     def _trying(self) -> Iterator[int | None]:
-        """The file, while there is one: a full disk, or a bad one, costs it. One that may be wrong must not stay."""
+        """The file, if there is one. A full or bad disk loses it, as a file that may be wrong must not stay."""
         try:
             with self._lock:
                 file = self._file
@@ -251,7 +250,7 @@ class BlockHashes:
                 self._path.unlink()
             if file is not None:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(file, 0)  # where it could not be removed
+                    os.ftruncate(file, 0)  # if it could not be removed
 
 
 class _Reading(Over):
@@ -262,7 +261,7 @@ class _Reading(Over):
 
     def extents(self) -> Iterator[Extent]:
         self._extents_asked += 1
-        # The first to ask is who copies; the others count, and may run ahead of it.
+        # The first caller is the copy; others count, and may be ahead of it.
         if not self._fresh or self._extents_asked > 1:
             return self._over.extents()
         return self._noting_zeros()
@@ -287,11 +286,11 @@ class _Reading(Over):
         self._hashes.has_read(offset, buffer)
 
     def close(self) -> None:
-        """It is its owner's."""
+        """Does nothing: the owner closes it."""
 
 
 class _Writing:
-    """Where zeros are made without a read."""
+    """For zeros that are made without a read."""
 
     def __init__(self, hashes: BlockHashes, inner: DiskWriter) -> None:
         self._hashes, self._inner = hashes, inner
@@ -315,11 +314,11 @@ class _Writing:
         self._inner.flush()
 
     def close(self) -> None:
-        """It is its owner's."""
+        """Does nothing: the owner closes it."""
 
 
 def known_digests(path: Path, size: int, token: UUID) -> Iterator[bytes] | None:
-    """Of each block, in order, where all of them are known; None, where they are not."""
+    """The digest of each block, in order, if all are known; else None."""
     try:
         with path.open("rb") as file:
             found = _header(file.fileno(), size, token)
@@ -343,7 +342,7 @@ def _parts(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _header(file: int, size: int, token: UUID) -> tuple[bytes, int] | None:
-    """The boot id that it was written in, and its state; None where it is of something else."""
+    """The boot id of its writing, and its state; None, where the file belongs to something else."""
     header = os.pread(file, HEADER_BYTES, 0)
     whole = os.fstat(file).st_size == HEADER_BYTES + blocks_of(size) * DIGEST_BYTES
     if len(header) != HEADER_BYTES or not whole:

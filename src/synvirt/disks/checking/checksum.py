@@ -1,11 +1,11 @@
-"""What an archive says its parts' digests are, checked while the same bytes are being copied.
+"""Checks an archive's digests of its parts while the same bytes are copied.
 
     with Checksums(opened.checksums, stop=stop) as checksums:
         copy(reader, writer, stop=checksums.stop)     # a mismatch found early ends the copy early
         checksums.verify()
 
-The file is read a second time, in a thread of its own: hashing must go in order, copying need not, and the second reading
-comes from memory. hashlib releases the interpreter's lock while it works, so the threads of the copy are not held up.
+A separate thread reads the file a second time: hashing must go in order, copying need not, and the second read comes from
+memory. hashlib releases the interpreter's lock, so it does not delay the copy's threads.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from synvirt.disks.specs import ChecksumSpec, RawSpec
 from synvirt.errors import Cancelled, Internal, MalformedArchive, SynvirtError
 from synvirt.sizes import MIB
 
-# Fits the processor's second-level cache, and asks `stop` a few hundred times a second.
+# Fits the processor's second-level cache, and calls `stop` a few hundred times per second.
 STEP_BYTES = MIB
 
 
 def check(checksum: ChecksumSpec, stop: Callable[[], bool] = lambda: False) -> None:
-    """Hash the range and compare: MalformedArchive if it differs, DiskReadFailed, or Cancelled."""
+    """Hashes the range and compares: MalformedArchive if it differs, DiskReadFailed, or Cancelled."""
     reader = open_spec(
         RawSpec(
             path=checksum.path,
@@ -56,7 +56,7 @@ def check(checksum: ChecksumSpec, stop: Callable[[], bool] = lambda: False) -> N
 
 
 class Checksums:
-    """Checks them one after another, in one thread, from `__enter__` on; that thread is gone after `__exit__`."""
+    """Checks them one by one, in one thread, from `__enter__` on; that thread has ended after `__exit__`."""
 
     def __init__(self, checksums: tuple[ChecksumSpec, ...], *, stop: Callable[[], bool] = lambda: False) -> None:
         self._checksums, self._stop = checksums, stop
@@ -69,7 +69,7 @@ class Checksums:
         return self._error is not None or self._stop()
 
     def verify(self) -> None:
-        """Wait for the end; raise what was found. All checksums are right, if this returns."""
+        """Waits for the end and raises the error, if any. All checksums are right, if this returns."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -92,5 +92,5 @@ class Checksums:
         self._left.set()
         self._thread.join()
         if isinstance(error, Cancelled) and self._error is not None and not isinstance(self._error, Cancelled):
-            # The copy was ended because of it: report that, and not a cancel.
+            # The copy ended because of this error: report it, and not a cancel.
             raise self._error from None

@@ -1,9 +1,8 @@
-"""Two disks compared: where they first differ, as `qemu-img compare` answers it, in any two formats.
+"""Compares two disks: where they first differ, like `qemu-img compare`, in any two formats.
 
     extents of both ─▶ pieces that are data in one of them ─▶ threads: read, memcmp ─▶ the first sector that differs
 
-Where both know zeros, nothing is read. A disk that ends earlier goes on with zeros: that is how QEMU compares, and how a guest
-would see it.
+Where both disks report zeros, nothing is read. The shorter disk counts as zeros behind its end, as in QEMU and for a guest.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +13,14 @@ from synvirt.copying import default_threads
 from synvirt.disks.checking.looking import PIECE_BYTES, Tally, first_found
 from synvirt.disks.memory import equal, is_zero
 
-# qemu-img names the first sector that differs, not the byte.
+# qemu-img gives the first sector that differs, not the byte.
 SECTOR_BYTES: Final = 512
-# Behind any disk's end.
+# An offset behind any disk's end.
 _NEVER: Final = 1 << 64
 
 
 class Piece(NamedTuple):
-    """`length` bytes from `start`; which of the two disks must be read: the other has zeros there, or ends before."""
+    """`length` bytes from `start`, and which of the two disks must be read: the other has zeros there, or has ended."""
 
     start: int
     length: int
@@ -65,7 +64,7 @@ def first_difference(
 
 
 def _pieces(first: DiskReader, second: DiskReader) -> Iterator[Piece]:
-    """All that at least one of them does not know to be zeros, ascending, cut at multiples of PIECE_BYTES."""
+    """All ranges that at least one of them does not report as zeros, ascending, cut at multiples of PIECE_BYTES."""
     for start, end, in_first, in_second in _merged(first, second):
         at = start
         while at < end:
@@ -88,7 +87,7 @@ def _merged(first: DiskReader, second: DiskReader) -> Iterator[tuple[int, int, b
 
 
 class _Data:
-    """A walk over a disk's data extents, asked about ascending offsets. After the last there is nothing more."""
+    """A walk over a disk's data extents, for ascending offsets. After the last one there is no data."""
 
     def __init__(self, reader: DiskReader) -> None:
         self._extents = (extent for extent in coalesced(reader.extents()) if not extent.zero)
@@ -121,7 +120,7 @@ def _first_non_zero(view: memoryview) -> int | None:
 
 
 def _first_sector(length: int, as_it_should_be: Callable[[int, int], bool]) -> int | None:
-    """The first sector of a piece that is not as it should be: looked at as a whole, and halved where it is not."""
+    """The first wrong sector of a piece: the whole piece is compared, and halved where it is wrong."""
     if as_it_should_be(0, length):
         return None
     start, end = 0, length

@@ -1,28 +1,28 @@
-"""The ledger of hashes: what a pass read, extent by extent, so that anybody can prove later that a disk still holds it.
+"""The ledger of hashes: what a pass read, extent by extent. With it anybody can prove later that a disk still has it.
 
-    hashing = Hashing(reader)                   # a wrapper: copy() knows nothing of it
+    hashing = Hashing(reader)                   # a wrapper, transparent for copy()
     copy(hashing, writer)
     ledger = hashing.ledger("disk0")            # made in the same pass, of what was read
     verify(ledger, open_reader(target_spec))    # reads the target again: DiskWriteFailed names the first difference
 
-A row is an extent: its start, its length, and its SHA-256, or that it is zeros. Rows ascend, never overlap, and a byte that the
-pass had nothing to say about (a delta) is in none. They are cut at multiples of 4 MiB (BLOCK_BYTES), and zeros are found by
-content, so the ledger of a disk is the same whatever format it was read from, and whichever threads read it. (A pass at a
-limited rate below 16 MiB/s reads less at a time, and its rows are shorter. That is as good to verify by, and another ledger.)
+A row is an extent: its start, its length, and its SHA-256, or that it is zeros. Rows ascend and never overlap. A byte that is
+not part of the pass (of a delta) is in none. They are cut at multiples of 4 MiB (BLOCK_BYTES), and zeros are found by content,
+so the ledger of a disk is the same whatever format it was read from, and whichever threads read it. (A pass with a rate limit
+below 16 MiB/s reads less at a time, and its rows are shorter. It verifies as well, but is another ledger.)
 
-Why SHA-256: it is to be signed, so it must be a hash that cannot be forged, and of those it is the fastest here: 1460 MiB/s a
-thread on a processor with SHA instructions, where BLAKE2b does 670, SHA-512 690 and SHA3-256 450; it goes on with the threads,
+Why SHA-256: the ledger is signed, so the hash must be unforgeable, and of such hashes it is the fastest here: 1460 MiB/s per
+thread on a processor with SHA instructions, where BLAKE2b does 670, SHA-512 690 and SHA3-256 450. It scales with the threads,
 since hashlib releases the interpreter's lock. XXH3-128 does 24000 and would prove nothing to others.
 
-As a file it is JSON lines (version 1), one way to write a given ledger, so that its bytes can be signed:
+As a file it is JSON lines (version 1). A ledger has exactly one written form, so that its bytes can be signed:
 
     {"ledger":"synvirt","version":1,"disk":"disk0","pass":1,"size_bytes":8388609,"block_bytes":4194304}
     {"start":0,"length":4194304,"algorithm":"sha256","digest":"9f86d0…"}
     {"start":4194304,"length":4194305,"algorithm":"zero","digest":""}
     {"rows":2}
 
-Neighbouring zeros are one row. The last line tells a whole ledger from one that was cut off. In memory a row takes about 200
-bytes: 50 MiB for 1 TiB of data, nothing for zeros.
+Neighbouring zeros are one row. The last line shows that a ledger is complete. In memory a row takes about 200 bytes: 50 MiB for
+1 TiB of data, nothing for zeros.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ ALGORITHM: Final = "sha256"
 VERSION: Final = 1
 _ZERO: Final = "zero"
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
-# A line of an honest ledger has some 120 bytes; its first one a disk's name as well.
+# A line of an honest ledger has some 120 bytes; the first one also a disk's name.
 LINE_BYTES_MAX: Final = 64 << 10
 
 
@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first row in which two ledgers differ: what the one says of these bytes, and what the other does."""
+    """The first row in which two ledgers differ: the same bytes in the one and in the other."""
 
     start: int
     length: int
@@ -73,7 +73,7 @@ class Difference(NamedTuple):
 
 
 class Ledger:
-    """The rows of one pass over one disk. `disk` names it to people; `number` is the pass's."""
+    """The rows of one pass over one disk. `disk` is its name for people; `number` is the pass's."""
 
     def __init__(self, disk: str, size: int, rows: Iterable[Row], *, number: int = 1) -> None:
         """`rows` ascend and do not overlap."""
@@ -90,7 +90,7 @@ class Ledger:
         return self.disk, self.number, self.size, self.rows
 
     def difference(self, other: "Ledger") -> Difference | None:
-        """The first thing that the two say otherwise of the disk's content, whatever the disks are called; None: nothing."""
+        """The first difference in the disk's content, whatever the names of the disks; None: there is none."""
         if self.size != other.size:
             end = min(self.size, other.size)
             return Difference(end, abs(self.size - other.size), f"{self.size} bytes", f"{other.size} bytes")
@@ -111,7 +111,7 @@ class Ledger:
         return Difference(left.start, left.length, *(("nothing", left.said) if mine.now is None else (left.said, "nothing")))
 
     def lines(self) -> Iterator[str]:
-        """As a file's lines, without their ends."""
+        """The lines of the file, without line ends."""
         head = {"ledger": "synvirt", "version": VERSION, "disk": self.disk, "pass": self.number}
         yield _compact({**head, "size_bytes": self.size, "block_bytes": BLOCK_BYTES})
         for start, length, digest in self.rows:
@@ -121,7 +121,7 @@ class Ledger:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], name: str = "the ledger") -> "Ledger":
-        """MalformedArchive names the line that is not a ledger's."""
+        """MalformedArchive says which line is wrong."""
         head: dict[str, Any] = {}
         rows: list[Row] = []
         for number, line in enumerate(lines, 1):
@@ -200,7 +200,7 @@ def _differing(one: Row, two: Row) -> Difference:
 
 
 class _Rows:
-    """A walk of rows, of which zeros may be gone by in parts."""
+    """A walk over rows, which may pass zeros in parts."""
 
     def __init__(self, rows: tuple[Row, ...]) -> None:
         self._rows = iter(rows)
@@ -213,15 +213,15 @@ class _Rows:
 
 
 class Hashing(Over):
-    """A reader that keeps the hash of all that is read through it, for a copy to read instead of `over`, which it owns.
+    """A reader that keeps the hash of all that is read through it. A copy reads it instead of `over`, which it owns.
 
-    Its extents are those of `over`, but where data and zeros share a block of 4 MiB, the zeros are read and hashed with it: so
-    a request of the copy's is a row, hashed by the thread that read it, while the bytes are still in its cache.
+    Its extents are those of `over`. But where data and zeros share a block of 4 MiB, the zeros are read and hashed with it: so
+    each request of the copy is a row. The thread that read it hashes it while the bytes are still in its cache.
     """
 
     def __init__(self, over: DiskReader) -> None:
         super().__init__(over)
-        # By start. Threads only ever add to it, each its own.
+        # By start. Each thread only adds rows of its own.
         self._read: dict[int, Row] = {}
 
     def extents(self) -> Iterator[Extent]:
@@ -238,15 +238,15 @@ class Hashing(Over):
             start = stop
 
     def ledger(self, disk: str, *, number: int = 1) -> Ledger:
-        """Of what was read, and of the zeros that needed no reading."""
-        # A copy may read short zeros along with their neighbours, and then all of them.
+        """The ledger of what was read, and of the zeros that needed no reading."""
+        # A copy may read short zeros with their neighbours, and then all of them.
         zeros = (extent for extent in self.extents() if extent.zero and extent.start not in self._read)
         rows = [*self._read.values(), *(Row(extent.start, extent.length, None) for extent in zeros)]
         return Ledger(disk, self.size, sorted(rows, key=lambda row: row.start), number=number)
 
 
 def _by_blocks(extents: Iterator[Extent]) -> Iterator[Extent]:
-    """Zeros give the part of a block that they share with data to the data. `extents` are coalesced, so sorts alternate."""
+    """Gives the data in a block also the zeros of that block. `extents` are coalesced, so data and zeros alternate."""
     before: Extent | None = None
     extent = next(extents, None)
     while extent is not None:
@@ -273,7 +273,8 @@ def verify(
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int], None] = lambda bytes_read: None,
 ) -> int:
-    """Read the target again, and compare it with the ledger; how many bytes were read (zeros that are holes need no reading).
+    """Reads the target again, and compares it with the ledger; gives how many bytes were read (zeros that are holes need no
+    reading).
 
     DiskWriteFailed names the first bytes that are not what was written; DiskReadFailed, Cancelled.
     """
@@ -307,7 +308,7 @@ def verify(
 
 
 def to_look_at(ledger: Ledger, target: DiskReader) -> Iterator[Row]:
-    """The rows, and of those of zeros what the target does not know to be zeros, in pieces."""
+    """The rows, in pieces; of zero rows only what the target does not report as zeros."""
     extents = ExtentCursor(target.extents())
     for row in ledger.rows:
         if row.digest is not None:

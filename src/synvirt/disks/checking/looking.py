@@ -1,9 +1,9 @@
-"""Looking at many pieces of a disk with several threads, until the first of them is not as it should be.
+"""Checks many pieces of a disk with several threads, up to the first wrong one.
 
-    pieces, ascending ─▶ threads ─▶ look(piece, buffer) ─▶ None, or what was found
+    pieces, ascending ─▶ threads ─▶ look(piece, buffer) ─▶ None, or a finding
 
-Pieces are handed out in order, and one that was handed out is looked at to its end. So when something is found, everything
-before it has been looked at: the answer is the same however many threads there are.
+Pieces are handed out in order, and each is checked to its end. So when something is found, everything before it has been
+checked, and the answer is the same for any number of threads.
 """
 
 import sys
@@ -19,12 +19,12 @@ from synvirt.errors import Cancelled
 Piece = TypeVar("Piece")
 Found = TypeVar("Found")
 
-# No piece is larger: `look` may read one into a buffer of this size, of which each thread has two.
+# The largest piece: `look` may read one into a buffer of this size, of which each thread has two.
 PIECE_BYTES = REQUEST_BYTES
 
 
 class Tally:
-    """How many bytes were looked at, for threads to add to."""
+    """A count of bytes for several threads."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -36,7 +36,7 @@ class Tally:
             self.total += amount
 
 
-# Of a failure to say which piece is next: what was found in those before it counts more.
+# For an error while finding the next piece: what was found before it has priority.
 _LAST = sys.maxsize
 
 
@@ -51,7 +51,7 @@ class _Round(Generic[Piece, Found]):
         self._look, self._stop = look, stop
         self._lock = threading.Lock()
         self._ended = False
-        # Of what was found, and of what went wrong, only the first in the disk's order counts.
+        # Only the first finding or error in the disk's order counts.
         self.first: tuple[int, Found | BaseException] | None = None
 
     def work(self) -> None:
@@ -95,10 +95,10 @@ def first_found(
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[], None] = lambda: None,
 ) -> Found | None:
-    """What `look` says of the first piece of which it says anything; None when it says nothing of any.
+    """The finding of `look` for the first piece that has one; None, where no piece has one.
 
-    `look` is called from `threads` threads at once, with two buffers of PIECE_BYTES that are that thread's own; what it raises
-    is raised, unless something was found before it. `on_progress` is called from the caller's thread. Cancelled, once `stop()`.
+    `threads` threads call `look` at once, each with two buffers of PIECE_BYTES of its own. Its errors are raised, unless
+    something was found before them. `on_progress` is called in the caller's thread. Cancelled, once `stop()`.
     """
     one_round = _Round(pieces, look, stop)
     with ThreadPoolExecutor(threads, thread_name_prefix="look") as pool:

@@ -1,6 +1,6 @@
-"""The ledger of a receipt, `HEX  NUMBER` a block of 4 MiB (see proof/bag.py): its rows, wherever they lie.
+"""The ledger of a receipt, `HEX  NUMBER` for each block of 4 MiB (see proof/bag.py): its rows, in any file.
 
-Imports little: a worker reads an order that names one.
+It imports little, as a worker reads an order that names a ledger.
 """
 
 import hashlib
@@ -14,14 +14,14 @@ from synvirt.disks.checking.block_hashes import blocks_of, zero_digest
 from synvirt.disks.checking.ledger import BLOCK_BYTES, Ledger, Row
 from synvirt.errors import MalformedArchive
 
-# An honest line has less than 90.
+# An honest line has fewer than 90.
 LINE_BYTES: Final = 256
 _ROW = re.compile(rb"([0-9a-f]{64})  (0|[1-9][0-9]{0,17})\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSpec:
-    """The ledger of one disk: `length` bytes from `offset` of the file at `path`. `sha256`: of these, as it was signed."""
+    """The ledger of one disk: `length` bytes from `offset` of the file at `path`. `sha256`: of these bytes, as signed."""
 
     path: str
     offset: int
@@ -55,7 +55,7 @@ def read_ledger(spec: LedgerSpec) -> Ledger:
 
 
 def rows_of(lines: Iterable[bytes], name: str, size: int) -> Iterator[Row]:
-    """What it says of a disk of `size` bytes, block by block. MalformedArchive names the line that is wrong."""
+    """Its rows for a disk of `size` bytes, block by block. MalformedArchive says which line is wrong."""
     number, count = 0, blocks_of(size)
     for line in lines:
         row = _ROW.fullmatch(line)

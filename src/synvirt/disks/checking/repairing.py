@@ -1,11 +1,11 @@
-"""A volume compared with its ledger: every row that differs, and its repair from the source.
+"""Compares a volume with its ledger, and repairs every row that differs from the source.
 
     ledger ─▶ threads read the volume ─▶ rows that differ ─▶ the source, if its hash is the ledger's ─▶ what differs is written
                                                                      flush ─▶ read again
 
-The source is read only where the volume differs, and written is only what differs, in units of 4 KiB. A source that has changed
-since repairs nothing: the ledger says what the volume held. Run again after a crash it finds what is left. A long run goes by
-batches of rows, and may begin again behind the last one that is durable.
+The source is read only where the volume differs, and only the differing units of 4 KiB are written. A source that has changed
+since repairs nothing, as the ledger says what the volume had. After a crash the next run finds what is left. A long run works
+in batches of rows, and may go on behind the last durable one.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ from synvirt.errors import Cancelled, Conflict, DiskReadFailed, DiskWriteFailed
 from synvirt.sizes import KIB
 
 UNIT_BYTES: Final = 4 * KIB
-# 256 MiB at the most: a second of reading, or less.
+# At most 256 MiB: a second of reading, or less.
 ROWS_A_BATCH: Final = 64
 # struct flock of 64-bit Linux (fcntl(2)): type, whence, start, length, pid.
 _FLOCK: Final = struct.Struct("hhqqi4x")
-# The bytes by which QEMU says who uses an image (block/file-posix.c: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
+# The bytes that QEMU locks to show who uses an image (block/file-posix.c: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
 _QEMU_FIRST, _QEMU_BYTES = 100, 200
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """`written`: what was written to the volume. `left`: rows that the source does not hold as the ledger says."""
+    """`written`: bytes written to the volume. `left`: rows for which the source does not match the ledger."""
 
     written: tuple[Extent, ...]
     left: tuple[Row, ...]
@@ -53,13 +53,13 @@ def differing_rows(
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int], None] = lambda bytes_read: None,
 ) -> list[Row]:
-    """All rows that the volume does not hold, ascending; what cannot be read is one of them. DiskWriteFailed: the volume is
-    smaller than the disk. Cancelled."""
+    """All rows that the volume does not match, ascending, with unreadable ones. DiskWriteFailed: the volume is smaller than the
+    disk. Cancelled."""
     return differing(rows_to_read(ledger, volume), volume, threads=threads, stop=stop, on_progress=on_progress)
 
 
 def rows_to_read(ledger: Ledger, volume: DiskReader, *, since: int = 0) -> Iterator[Row]:
-    """Of the ledger from `since` on, which is where a row begins or zeros are: not those that the volume knows to be zeros.
+    """The rows of the ledger from `since` on (the start of a row, or in zeros), without those that the volume reports as zeros.
     DiskWriteFailed: the volume is smaller than the disk."""
     if volume.size < ledger.size:
         raise DiskWriteFailed(f"{ledger.disk}: the volume has {volume.size} bytes, the disk {ledger.size}")
@@ -68,7 +68,7 @@ def rows_to_read(ledger: Ledger, volume: DiskReader, *, since: int = 0) -> Itera
 
 
 def batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """ROWS_A_BATCH at a time."""
+    """Batches of ROWS_A_BATCH."""
     while batch := list(islice(rows, ROWS_A_BATCH)):
         yield batch
 
@@ -81,7 +81,7 @@ def differing(
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int], None] = lambda bytes_read: None,
 ) -> list[Row]:
-    """Those of the rows that the volume does not hold, ascending. Cancelled."""
+    """Those of the rows that the volume does not match, ascending. Cancelled."""
     read, found = Tally(), list[Row]()
 
     def look(row: Row, buffer: memoryview, _: memoryview) -> None:
@@ -108,8 +108,8 @@ def repair(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Repaired:
-    """Write what differs in these rows, each from the source. DiskReadFailed: the source cannot be read; DiskWriteFailed: the
-    volume does not keep what is written; Cancelled: each row is as it was, or as it should be."""
+    """Writes what differs in these rows, each from the source. DiskReadFailed: the source cannot be read; DiskWriteFailed: the
+    volume does not keep what is written; Cancelled: each row is as it was, or repaired."""
     wanted, present = new_buffer(PIECE_BYTES), new_buffer(PIECE_BYTES)
     written: list[Extent] = []
     done: list[Row] = []
@@ -147,8 +147,8 @@ def repair(
 
 
 def refuse_in_use(descriptor: int, name: str) -> None:
-    """Conflict, where QEMU has the volume open. It cannot open it until the descriptor, which may write, is closed: a guest
-    must not find its disk change under it."""
+    """Conflict, where QEMU has the volume open. QEMU cannot open it until this writable descriptor is closed: a guest's disk
+    must not change while the guest uses it."""
     lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _QEMU_FIRST, _QEMU_BYTES, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)

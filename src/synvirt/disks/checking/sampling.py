@@ -1,8 +1,8 @@
-"""A sample against wrong change tracking: some blocks that the source calls unchanged are read there and here, and compared;
-in a first pass some of those that it calls never written.
+"""A sample against wrong change tracking: some blocks that the source reports as unchanged are read on both sides and compared;
+in a first pass some that it reports as never written.
 
-Change tracking has been wrong on every platform at some time (vSphere's after a disk was extended, others' after a crash). A
-block that it left out would go unnoticed until the guest reads it. A sample in each pass finds a source that is often wrong.
+Change tracking has been wrong on every platform at some time (vSphere's after a disk was extended, others' after a crash).
+Nothing would show a block that it left out until the guest reads it. A sample in each pass finds a source that is often wrong.
 """
 
 import random
@@ -12,26 +12,26 @@ from synvirt.blocks import DiskReader, Extent
 from synvirt.errors import CbtReset
 from synvirt.sizes import KIB
 
-# One page: an untruth about any of its bytes shows in it. More of them see more places than larger ones would.
+# One page: an error in any of its bytes shows. Many small blocks sample more places than few large ones.
 BLOCK_BYTES = 4 * KIB
-# The least that is looked at, and the share of a large delta: a pass reads no more than 2 % beyond what changed.
+# The smallest sample, and its share of a large delta: a pass reads at most 2 % more than what changed.
 LEAST_BLOCKS = 64
 SHARE = 0.01
-# The most: each is a request of its own, one after the other, and at the end the guest is off meanwhile. Of a source that
-# lies about one block in a thousand so many find one, all but always.
+# The largest sample: each block is a request of its own, one after the other, and in the last pass the guest is off meanwhile.
+# If a source is wrong about one block in a thousand, so many almost always find one.
 MOST_BLOCKS = 4096
-# What a report says of a sample is right so often.
+# How often a report about a sample is right.
 CONFIDENCE = 0.95
-# Of what was never written: each is a question of its own over a network.
+# For parts that were never written: each block is a request of its own over a network.
 UNWRITTEN_BLOCKS = 64
-# So many places are tried for each block that is wanted: where nearly all has changed, few are left.
+# So many places are tried per wanted block: where nearly all has changed, few are left.
 TRIES_A_BLOCK = 4
-# Of what was lost around a block that was found: each 4 KiB is a question over a network.
+# The search around a block that was found: each 4 KiB is a request over a network.
 LOST_BYTES_MAX = 1024 * KIB
 
 
 class ChangesMissed(CbtReset):
-    """The source called a block unchanged that has changed."""
+    """The source reported a block as unchanged that has changed."""
 
 
 def blocks_to_check(delta_bytes: int) -> int:
@@ -39,17 +39,17 @@ def blocks_to_check(delta_bytes: int) -> int:
 
 
 def would_see(checked_bytes: int, confidence: float = CONFIDENCE) -> float:
-    """The least share of wrong blocks, of those called unchanged, of which a sample of so many bytes finds at least one, with
-    this confidence: n blocks drawn miss all of a share s with a chance of (1 - s)^n. Only those that are drawn evenly count,
-    half of them at least: wrong blocks may lie anywhere. 0 to 1."""
+    """The smallest share of wrong blocks, of those reported as unchanged, of which a sample of so many bytes finds at least one
+    with this confidence: n blocks miss a share s with a chance of (1 - s)^n. Only evenly drawn blocks count, at least half of
+    them, as wrong blocks may be anywhere. 0 to 1."""
     blocks = checked_bytes // BLOCK_BYTES // 2
     return float(1 - (1 - confidence) ** (1 / blocks)) if blocks else 1.0
 
 
 def differing(source: DiskReader, copy: DiskReader, seed: str, blocks: int, *, zeros: bool = False) -> tuple[int | None, int]:
-    """The offset of a block outside the source's extents that is not the same in the copy, or None; and how many bytes of such
-    blocks were read. With `zeros`, those that the source says are zeros are doubted too, though the copy has no others. The
-    same seed looks at the same places. Half of them, and never more, are where the copy has data."""
+    """The offset of a block outside the source's extents that differs in the copy, or None; and how many bytes of such blocks
+    were read. With `zeros`, reported zeros are checked too, though the copy has no others. The same seed reads the same places.
+    At most half of them are where the copy has data."""
     draw = random.Random(seed)  # noqa: S311 - an attacker gains nothing by knowing it
     mine, theirs = bytearray(BLOCK_BYTES), bytearray(BLOCK_BYTES)
     done = 0
@@ -64,8 +64,8 @@ def differing(source: DiskReader, copy: DiskReader, seed: str, blocks: int, *, z
 
 
 def lost_around(source: DiskReader, copy: DiskReader, at: int) -> Extent:
-    """How far it goes on before and behind a block that differs; within LOST_BYTES_MAX to either side. What the source did tell
-    of is the same on both by now, and ends it."""
+    """How far the difference extends before and behind the block, at most LOST_BYTES_MAX to each side. Ranges that the source
+    reported are equal on both sides by now, and end it."""
 
     def differs(start: int) -> bool:
         length = min(BLOCK_BYTES, source.size - start)
@@ -83,7 +83,8 @@ def lost_around(source: DiskReader, copy: DiskReader, at: int) -> Extent:
 
 
 def _chosen(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: int, *, zeros: bool) -> list[int]:
-    """Offsets of so many blocks that the source calls unchanged, in no order: all parts of the disk are seen early."""
+    """Offsets of so many blocks that the source reports as unchanged, in random order, so that all parts of the disk are read
+    early."""
     evenly = dict.fromkeys(_evenly(source, draw, blocks))
     data = dict.fromkeys(at for at in _where_data_is(source, copy, draw, blocks) if at not in evenly)
     unchanged = set(_unchanged(source, sorted([*evenly, *data]), zeros=zeros))
@@ -95,7 +96,7 @@ def _chosen(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: i
 
 
 def _evenly(source: DiskReader, draw: random.Random, blocks: int) -> list[int]:
-    """More than are wanted, since some lie in what changed. Of a small disk all."""
+    """More than are wanted, since some are in changed parts. For a small disk all."""
     count = -(-source.size // BLOCK_BYTES)
     if count <= blocks * TRIES_A_BLOCK:
         return draw.sample(range(0, source.size, BLOCK_BYTES), count)
@@ -111,7 +112,7 @@ def _where_data_is(source: DiskReader, copy: DiskReader, draw: random.Random, bl
 
 
 def _unchanged(source: DiskReader, places: Sequence[int], *, zeros: bool) -> Iterator[int]:
-    """Those that touch none of the source's extents (if `zeros`, of those with data). `places` ascend."""
+    """Those places that touch none of the source's extents (with `zeros`, none with data). `places` ascend."""
     changed = (extent for extent in source.extents() if not (zeros and extent.zero))
     extent = next(changed, None)
     for start in places:

@@ -1,10 +1,10 @@
-"""A full check of change tracking: everything that the source calls unchanged is read there and here, and compared.
+"""A full check of change tracking: all that the source reports as unchanged is read on both sides and compared.
 
     reader ─▶ what its extents leave out ─▶ copy() ─▶ a writer that compares and writes nothing
                                               │ a block whose hash is the ledger's is the same: the copy is not read
 
-`sampling` looks at some of it in each pass. This looks at all of it, once, while the guest still runs, and says what that
-sample would have missed. It compares with what was copied: that the volume still holds it is for who verifies the volume.
+`sampling` reads some of it in each pass. This reads all of it once, while the guest still runs, and says what the sample would
+have missed. It compares with what was copied. Whether the volume still has that is for the volume's verification.
 """
 
 import threading
@@ -20,22 +20,22 @@ from synvirt.disks.checking.sampling import BLOCK_BYTES, blocks_to_check
 from synvirt.disks.memory import is_zero
 from synvirt.errors import DiskWriteFailed
 
-# Of the extents that differ so many are named: enough to look for a pattern, few enough for a message.
+# The most extents in the result: enough to see a pattern, few enough for a message.
 EXTENTS_NAMED = 8
-# And so many are kept while it is compared: threads find them in no order, and neighbours become one.
+# The most kept while comparing: threads find them in no order, and neighbours are joined.
 EXTENTS_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """`checked_bytes` were compared. `blocks` of BLOCK_BYTES differ; `extents`: the first of where, of whole blocks."""
+    """`checked_bytes` were compared. `blocks` of BLOCK_BYTES differ; `extents`: the first of them, in whole blocks."""
 
     checked_bytes: int
     blocks: int
     extents: tuple[Extent, ...]
 
     def missed_by_sample(self, delta_bytes: int) -> float:
-        """How likely it was that the sample of a pass which copied `delta_bytes` sees none of them: 0 to 1."""
+        """The chance that the sample of a pass which copied `delta_bytes` finds none of them: 0 to 1."""
         share = self.blocks / max(1, -(-self.checked_bytes // BLOCK_BYTES))
         return float(max(0.0, 1 - share) ** blocks_to_check(delta_bytes))
 
@@ -51,8 +51,8 @@ def all_unchanged(
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[Copied], None] = lambda copied: None,
 ) -> Differing:
-    """`volume` compared with all that the extents of `source` leave out. `known`: the hash of a block of the ledger's size, as
-    the volume has it by now. DiskReadFailed; Cancelled, once `stop()` is true."""
+    """Compares `volume` with all that the extents of `source` leave out. `known`: the present hash of a block of the volume, of
+    the ledger's size. DiskReadFailed; Cancelled, once `stop()` is true."""
     reader = _Hashing(UnchangedReader(source), known)
     compared = _Comparison(volume, reader.same)
     done = copy(
@@ -69,14 +69,14 @@ def all_unchanged(
 
 
 class _Hashing(Over):
-    """`over`, with whole blocks of the ledger where their hashes are known; `same` are those that have theirs. What changed in
-    such a block was copied of this very moment: it is the same on both sides, too."""
+    """`over`, with whole blocks of the ledger where their hashes are known; `same` are the blocks with the known hash. What
+    changed in such a block was copied from this very moment, so it is equal on both sides, too."""
 
     def __init__(self, over: UnchangedReader, known: Callable[[int], bytes | None]) -> None:
         super().__init__(over)
         self._known = known
         self.same: set[int] = set()
-        # Beyond what the source calls unchanged, once the extents were gone through.
+        # Bytes beyond those that the source reports as unchanged, after all extents were read.
         self.added_bytes = 0
 
     def extents(self) -> Iterator[Extent]:
@@ -101,11 +101,11 @@ class _Hashing(Over):
                 self.same.add(block)
 
     def close(self) -> None:
-        """It is its owner's."""
+        """Does nothing: the owner closes it."""
 
 
 class _Comparison:
-    """A writer that only looks: what is written must be there already. `same`: blocks of the ledger that are."""
+    """A writer that only compares: the bytes must be there already. `same`: equal blocks of the ledger."""
 
     def __init__(self, volume: DiskReader, same: set[int]) -> None:
         self._volume, self._same = volume, same
@@ -139,7 +139,7 @@ class _Comparison:
         """Nothing is written."""
 
     def close(self) -> None:
-        """The volume belongs to who opened it."""
+        """The volume belongs to its opener."""
 
     def _is_same(self, offset: int, length: int) -> bool:
         return all(
@@ -161,7 +161,7 @@ class _Comparison:
 
 
 def _joined(extents: Iterable[Extent]) -> Iterator[Extent]:
-    """Neighbours, and those that overlap, as one."""
+    """Joins neighbouring and overlapping extents."""
     last: Extent | None = None
     for one in extents:
         if last is not None and one.start <= last.end:
@@ -175,7 +175,7 @@ def _joined(extents: Iterable[Extent]) -> Iterator[Extent]:
 
 
 def _blocks(offset: int, length: int) -> range:
-    """Where the blocks begin that these bytes touch."""
+    """The starts of the blocks that these bytes touch."""
     return range(offset - offset % BLOCK_BYTES, offset + length, BLOCK_BYTES)
 
 

@@ -1,7 +1,7 @@
-"""Images that QEMU reads for us and that end before their own tables do.
+"""Finds images for QEMU's readers that end before their own tables say.
 
-QEMU reads what lies behind the end of a file as zeros, so a copy that broke off would become a disk with holes, and nothing
-would show it. The layouts are those of QEMU's block/parallels.c, block/qcow.c and docs/interop/qed_spec.txt.
+QEMU reads data behind the end of a file as zeros, so an incomplete copy would become a disk with holes, and nothing would show
+it. The layouts are those of QEMU's block/parallels.c, block/qcow.c and docs/interop/qed_spec.txt.
 """
 
 import struct
@@ -26,7 +26,7 @@ _QCOW_TABLE_BITS: Final = range(6, 14)
 # magic cluster_bytes table_clusters header_clusters features compatible_features autoclear_features directory_at size.
 _QED: Final = struct.Struct("<4sIIIQQQQQ")
 _QED_CLUSTER_MOST, _QED_TABLE_MOST = 64 << 20, 16
-# So much of a table is in memory at one time.
+# The most of a table in memory at once.
 _READ_BYTES: Final = 1 << 20
 
 
@@ -42,7 +42,7 @@ class _File:
         return content
 
     def numbers(self, at: int, count: int, code: Literal["I", "Q"], order: Literal["little", "big"]) -> Iterator["array[int]"]:
-        """`count` of a table at `at`, in parts of 1 MiB."""
+        """`count` numbers of a table at `at`, in parts of 1 MiB."""
         length = count * array(code).itemsize
         self.require(0, at, length)
         for start in range(0, length, _READ_BYTES):
@@ -64,7 +64,7 @@ def require_whole_parallels(image: DiskReader, name: str) -> None:
     file = _File(image, name)
     magic, _, _, _, tracks, entries, sectors, *_ = _PARALLELS.unpack(file.read(0, _PARALLELS.size))
     if magic not in (b"WithoutFreeSpace", _PARALLELS_EXTENDED):
-        return  # QEMU says what is wrong with it
+        return  # QEMU reports what is wrong
     extended = magic == _PARALLELS_EXTENDED
     disk_bytes = (sectors if extended else sectors & 0xFFFF_FFFF) * _SECTOR
     unit, cluster_bytes = (tracks if extended else 1) * _SECTOR, tracks * _SECTOR
@@ -77,7 +77,7 @@ def require_whole_parallels(image: DiskReader, name: str) -> None:
 
 
 def require_whole_qcow(image: DiskReader, name: str) -> None:
-    """The same of version 1 of qcow."""
+    """The same for version 1 of qcow."""
     file = _File(image, name)
     *_, size, cluster_bits, table_bits, _, _, directory_at = _QCOW.unpack(file.read(0, _QCOW.size))
     if cluster_bits not in _QCOW_CLUSTER_BITS or table_bits not in _QCOW_TABLE_BITS:
@@ -95,7 +95,7 @@ def require_whole_qcow(image: DiskReader, name: str) -> None:
 
 
 def require_whole_qed(image: DiskReader, name: str) -> None:
-    """The same of QED."""
+    """The same for QED."""
     file = _File(image, name)
     _, cluster_bytes, table_clusters, _, _, _, _, directory_at, size = _QED.unpack(file.read(0, _QED.size))
     if not (_QED_CLUSTER_MOST >= cluster_bytes > 0 and 0 < table_clusters <= _QED_TABLE_MOST):
@@ -106,7 +106,7 @@ def require_whole_qed(image: DiskReader, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """A directory of tables of `entries` clusters each, 8 bytes an entry."""
+    """A directory of tables of `entries` clusters each, with 8 bytes per entry."""
 
     at: int
     entries: int
@@ -116,8 +116,8 @@ class _Tables:
 
 
 def _walk(file: _File, tables: _Tables, place: Callable[[int], tuple[int, int]]) -> None:
-    """`place`: where an entry's cluster lies, and how much of it. No cluster lies in the first 16 bytes, a header's: 0 and 1
-    stand for zeros."""
+    """`place`: the offset of an entry's cluster, and how much of it is used. No cluster is in the first 16 bytes, a header's: 0
+    and 1 mean zeros."""
     guest = 0
     covered = tables.entries * tables.cluster_bytes
     for directory in file.numbers(tables.at, -(-tables.disk_bytes // covered), "Q", tables.order):
@@ -134,7 +134,7 @@ def _walk(file: _File, tables: _Tables, place: Callable[[int], tuple[int, int]])
 
 
 def require_whole_qcow2(image: DiskReader, name: str) -> None:
-    """The same of an encrypted qcow2 image; those in the clear are read by `Qcow2Reader`, which looks for itself."""
+    """The same for an encrypted qcow2 image. `Qcow2Reader` reads the others, and checks them itself."""
     from synvirt.disks.qcow2.header import read_header
     from synvirt.disks.qcow2.mapping import Kind, Mapping, WindowCache
 

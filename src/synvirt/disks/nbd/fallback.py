@@ -1,8 +1,8 @@
-"""Which images are QEMU's to read: encrypted ones, and formats that are not made any more (see `qemu`).
+"""The images that QEMU reads: encrypted ones, and obsolete formats (see `qemu`).
 
-Our own readers refuse them. The first bytes alone decide here, so that the answer is the same in the plan, in
-the job, and after a crash; an image that is damaged, or names files it may not have, is refused as always, and never tried with
-QEMU. Only a file of this host, or a range of one, can be given to QEMU: an image packed in something else stays refused.
+Our own readers refuse them. The first bytes alone decide here, so that the answer is the same in the plan, in the job, and
+after a crash; a damaged image, or one that names files it may not have, is refused as always, and never given to QEMU. Only a
+file of this host, or a range of one, can be given to QEMU: an image packed in something else stays refused.
 """
 
 import os
@@ -17,7 +17,7 @@ from synvirt.disks.roots import open_here, opened_beneath
 from synvirt.disks.specs import ImageSpec, QemuDriver, QemuSpec, RawSpec, ReaderSpec
 from synvirt.errors import BadRequest, UnsupportedFormat
 
-# (QEMU's driver, where its magic lies, the magic). A place below zero counts from the end, as dmg's trailer does.
+# (QEMU's driver, the magic's place, the magic). A place below zero counts from the end, for dmg's trailer.
 MAGICS: Final[tuple[tuple[QemuDriver, int, bytes], ...]] = (
     ("qcow", 0, b"QFI\xfb\0\0\0\1"),
     ("qed", 0, b"QED\0"),
@@ -28,16 +28,16 @@ MAGICS: Final[tuple[tuple[QemuDriver, int, bytes], ...]] = (
     ("dmg", -512, b"koly"),
 )
 _LUKS: Final = b"LUKS\xba\xbe"
-# Of a qcow2 header, big-endian: magic, version; at 32 the method of encryption, 0 for none.
+# In a qcow2 header, big-endian: magic, version; at 32 the encryption method, 0 for none.
 _QCOW2: Final = struct.Struct(">4sI24xI")
 _QCOW2_VERSIONS: Final = (2, 3)
-# A passphrase is typed by people; LUKS itself takes 512 bytes of one.
+# People type a passphrase; LUKS itself reads 512 bytes of one.
 _KEY_BYTES_MAX: Final = 4096
 
 
 def driver_of(reader: DiskReader) -> QemuDriver | None:
-    """QEMU's name of the format of an image that only QEMU reads; None for all others. For files that may be trusted with their
-    own format (see `detect`)."""
+    """QEMU's name of the format of an image that only QEMU reads; None for all others. Only for files whose format may be
+    detected (see `detect`)."""
     for driver, at, magic in MAGICS:
         start = at if at >= 0 else reader.size + at
         if _bytes_at(reader, start, len(magic)) == magic:
@@ -55,8 +55,8 @@ def is_encrypted_qcow2(reader: DiskReader) -> bool:
 
 
 def is_luks(reader: DiskReader) -> bool:
-    """A disk that is one LUKS volume. It may be an image of a disk, or a guest's own encryption on a raw disk, and its bytes do
-    not show which: so it is decrypted only where a key is given."""
+    """A disk that is one LUKS volume. Its bytes do not show whether it is an image of a disk or a guest's own encryption of a
+    raw disk, so it is decrypted only where a key is given."""
     return _bytes_at(reader, 0, len(_LUKS)) == _LUKS
 
 
@@ -81,7 +81,7 @@ def readable(spec: ReaderSpec, *, key_file: str | None = None) -> ReaderSpec:
 
 
 def qemu_spec(raw: RawSpec, driver: QemuDriver, name: str, *, key_file: str | None = None) -> QemuSpec:
-    """The spec of a disk that qemu-nbd reads as `driver`. `key_file`: the path of a file with the passphrase."""
+    """The spec of a disk that qemu-nbd reads as `driver`. `key_file`: the path of the passphrase's file."""
     return QemuSpec(
         driver=driver,
         path=raw.path,
@@ -94,9 +94,9 @@ def qemu_spec(raw: RawSpec, driver: QemuDriver, name: str, *, key_file: str | No
 
 
 def with_key(spec: ReaderSpec, key_file: str | None, *, needed: bool = True) -> ReaderSpec:
-    """The spec where a key is given: an encrypted image with it; a raw disk that is a LUKS volume as the disk inside.
+    """The spec for a given key: an encrypted image with it; a raw disk that is a LUKS volume as the disk inside.
 
-    `needed`: BadRequest, where there is nothing that the key could open.
+    `needed`: BadRequest, where the key can open nothing.
     """
     if key_file is None:
         return spec
@@ -116,7 +116,7 @@ def with_key(spec: ReaderSpec, key_file: str | None, *, needed: bool = True) -> 
 
 
 def passphrase(spec: QemuSpec) -> str | None:
-    """What the key file holds, without the end of its line. UnsupportedFormat: it cannot be read."""
+    """The content of the key file, without its line end. UnsupportedFormat: it cannot be read."""
     if spec.key_file is None:
         return None
     name = Path(spec.key_file).name
@@ -137,7 +137,7 @@ def _key_file(path: str, beneath: str | None) -> IO[bytes]:
 
 
 def _bytes_at(reader: DiskReader, at: int, length: int) -> bytes:
-    """Fewer, or none, where the disk ends before."""
+    """Fewer bytes, or none, where the disk ends before."""
     if at < 0 or at >= reader.size:
         return b""
     found = bytearray(min(length, reader.size - at))

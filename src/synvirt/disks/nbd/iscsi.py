@@ -1,7 +1,7 @@
 """A LUN of an iSCSI target (RFC 7143) as a disk: QEMU's iscsi driver reads it, qemu-nbd serves that, NbdReader reads.
 
-QEMU's driver is libiscsi in a process of its own (Debian's qemu-block-extra): a target that sends nonsense ends that process
-and no worker. It is opened for reading only.
+QEMU's driver is libiscsi in a process of its own (Debian's qemu-block-extra): a target that sends nonsense crashes only that
+process, and no worker. The LUN is opened read-only.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from synvirt.programs import start
 
 CONNECT_TIMEOUT_S: Final = 3.0
 START_TIMEOUT_S: Final = 10.0
-# QEMU asks a LUN that says nothing for so long again.
+# After so long without an answer, QEMU repeats a request.
 _SILENCE_TIMEOUT_S: Final = 30
 _CONNECTIONS: Final = 4
 
 
 class IscsiReader:
-    """SourceUnreachable: the target is away; DiskReadFailed: it does not let us in, or has no such LUN. Known within 10 s."""
+    """SourceUnreachable: the target is away; DiskReadFailed: it refuses our login, or has no such LUN. Known within 10 s."""
 
     def __init__(self, spec: IscsiSpec) -> None:
         self._spec = spec
@@ -44,7 +44,7 @@ class IscsiReader:
         return has if wanted is None else wanted
 
     def _knock(self) -> str:
-        """The portal at the address that answers: libiscsi would ask a name server again."""
+        """The portal at the address that answers, as libiscsi would ask a name server again."""
         host, _, port = self._spec.portal.rpartition(":")
         try:
             with outgoing.sources().dial(host.strip("[]"), int(port), timeout_s=CONNECT_TIMEOUT_S) as reached:
@@ -93,7 +93,7 @@ class IscsiReader:
         return self._nbd.max_readers
 
     def extents(self) -> Iterator[Extent]:
-        """As the LUN's provisioning says; a LUN that is longer than the disk is cut."""
+        """By the LUN's provisioning; a LUN that is longer than the disk is cut."""
         for extent in self._nbd.extents():
             if extent.start < self.size:
                 yield Extent(extent.start, min(extent.end, self.size) - extent.start, extent.zero)
@@ -108,5 +108,5 @@ class IscsiReader:
 
 
 def _hint(said: str) -> str | None:
-    """QEMU says so where its module is not there."""
+    """A hint, where QEMU says that its module is missing."""
     return "apt-get install qemu-block-extra" if "nknown driver" in said or "nknown protocol" in said else None

@@ -1,9 +1,8 @@
-"""Images that only QEMU reads: encrypted qcow2, and formats that are not made any more. qemu-nbd serves them, NbdReader reads.
+"""Images that only QEMU reads: encrypted qcow2, and obsolete formats. qemu-nbd serves them, NbdReader reads.
 
-qemu-nbd trusts images more than we do, so it gets little: the format is named and never probed; it gets an open
-descriptor of the one file, and no name of it; formats that can lead to further files are refused here when an image does; it
-writes nothing; its socket and a secret lie in a folder that no other user may enter. It ends with its last connection, so that
-a worker which is killed leaves no server behind.
+qemu-nbd trusts images more than we do, so it gets little. The format is named and never probed. It gets an open descriptor of
+the one file, without its name. An image that leads to further files is refused here. It writes nothing. Its socket and a secret
+are in a folder that no other user may enter. It ends with its last connection, so a killed worker leaves no server behind.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ _SAID_CHARS = 400
 
 
 class QemuNbdReader:
-    """The disk in an image file, or in a part of a file, as qemu-nbd serves it. `driver` is QEMU's name of the format.
+    """The disk in an image file, or in a part of a file, served by qemu-nbd. `driver` is QEMU's name of the format.
 
     UnsupportedFormat: a format not in DRIVERS; HostPathRejected: the image needs another file; MalformedArchive: QEMU cannot
     open it, with its reason. `passphrase` opens an encrypted image.
@@ -66,12 +65,12 @@ class QemuNbdReader:
             secret.touch(mode=0o600)
             secret.write_text(passphrase)
             argv += ["--object", f"secret,id=secret,file={secret}"]
-        # The very file that was looked at; and open again, since a descriptor's place is shared with its copies.
+        # The very file that was checked; opened again, since copies of a descriptor share its position.
         descriptor = os.open(f"/proc/self/fd/{opened}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             offset, length = part
             file = {"driver": "file", "filename": f"/proc/self/fd/{descriptor}"}
-            # QEMU takes parts of files in whole sectors only, and whole files as they are.
+            # QEMU takes parts of files only in whole sectors, and whole files of any length.
             whole = offset == 0 and length == os.fstat(descriptor).st_size
             options["file"] = file if whole else {"driver": "raw", "offset": offset, "size": length, "file": file}
             argv.append("json:" + json.dumps(options))
@@ -109,7 +108,7 @@ class QemuNbdReader:
 
 def _options(image: DiskReader, driver: str, name: str, *, locked: bool) -> dict[str, Any]:
     """The image's node in QEMU's words, without its file. Refuses an image that needs another file, or a passphrase (`locked`:
-    none is given)."""
+    none was given)."""
     options = DRIVERS.get(driver)
     if options is None:
         raise UnsupportedFormat(f"{name}: images of format {driver!r} are not given to QEMU; {', '.join(sorted(DRIVERS))} are")
@@ -123,14 +122,14 @@ def _options(image: DiskReader, driver: str, name: str, *, locked: bool) -> dict
 
 
 def _alone(image: DiskReader, name: str) -> dict[str, Any]:
-    """Formats that cannot name another file, at least not to QEMU."""
+    """For formats that cannot name another file, at least not to QEMU."""
     return {}
 
 
 def _qcow2(image: DiskReader, name: str) -> dict[str, Any]:
     header = read_header(image, name, encrypted_too=True)
     _refuse_further_files(header.backing_file is not None or header.external_data, name)
-    # The cause to give a qcow2 image to QEMU.
+    # Only an encrypted qcow2 image is given to QEMU.
     ways = {1: "aes", 2: "luks"}
     if not header.encryption:
         return {"backing": None}
@@ -150,8 +149,8 @@ def _luks(image: DiskReader, name: str) -> dict[str, Any]:
 
 
 def _qcow(image: DiskReader, name: str) -> dict[str, Any]:
-    """Version 1: QEMU's block/qcow.c, struct QCowHeader; big-endian, the backing file's offset at byte 8, the method of
-    encryption at 36."""
+    """Version 1: QEMU's block/qcow.c, struct QCowHeader; big-endian, the backing file's offset at byte 8, the encryption method
+    at 36."""
     _refuse_further_files(_field(image, 8, ">Q", name) != 0, name)
     require_whole_qcow(image, name)
     encryption = {"encrypt": {"format": "aes", "key-secret": "secret"}} if _field(image, 36, ">I", name) else {}
@@ -159,7 +158,7 @@ def _qcow(image: DiskReader, name: str) -> dict[str, Any]:
 
 
 def _qed(image: DiskReader, name: str) -> dict[str, Any]:
-    """QEMU's docs/interop/qed_spec.txt: little-endian; bit 0 of the features, at byte 16, is a backing file."""
+    """QEMU's docs/interop/qed_spec.txt: little-endian; bit 0 of the features, at byte 16, means a backing file."""
     _refuse_further_files(bool(_field(image, 16, "<Q", name) & 1), name)
     require_whole_qed(image, name)
     return {"backing": None}
@@ -182,7 +181,7 @@ def _refuse_further_files(needed: bool, name: str) -> None:
         )
 
 
-# What QEMU is trusted with. Not vmdk: its descriptor may name any file as an extent.
+# The formats that QEMU may read. Not vmdk: its descriptor may name any file as an extent.
 DRIVERS: dict[str, Callable[[DiskReader, str], dict[str, Any]]] = {
     "qcow2": _qcow2,
     "luks": _luks,

@@ -1,13 +1,13 @@
 """NBD exports, through libnbd: the protocol is NetworkBlockDevice/nbd's doc/proto.md, URIs are its doc/uri.md.
 
     read_into ─▶ a connection of the pool ─▶ requests in flight together ─▶ straight into the caller's buffer
-    extents   ─▶ base:allocation, or a dirty-bitmap context and base:allocation within what is dirty
+    extents   ─▶ base:allocation, or a dirty-bitmap context, and base:allocation in the dirty parts
 
-A connection that is lost is made again, a few times, so that a moment's trouble on the way costs no terabyte. Every wait has an
-end: a server that says nothing counts as gone.
+A lost connection is made again, a few times, so that a short fault of the network does not lose a terabyte. Every wait has a
+limit: a silent server counts as gone.
 
-With TLS libnbd comes back from each poll with one record of 16 KiB. Polls from here would each take the interpreter's lock, and
-threads that contend for it cost a third of what a copy may: so a read is waited for within libnbd, and `silence.py` ends it.
+With TLS libnbd returns from each poll with one record of 16 KiB. Polls from Python would each take the interpreter's lock, and
+threads that contend for it cost a third of a copy's speed. So libnbd itself waits for a read, and `silence.py` ends the wait.
 """
 
 import contextlib
@@ -31,35 +31,35 @@ from synvirt.sizes import GIB, KIB
 
 ALLOCATION = nbd.CONTEXT_BASE_ALLOCATION
 _DIRTY = 1
-# A read of the copy loop is many requests of this size on the way together, which hides a network's delay. QEMU has memory at
-# hand for such a one; for 1 MiB it asks the kernel for new memory each time, and takes a quarter longer.
+# A read of the copy loop is many requests of this size at once, which hides a network's delay. QEMU has memory ready for this
+# size; for 1 MiB it asks the kernel for new memory each time, and takes a quarter longer.
 _REQUEST_BYTES = 256 * KIB
-# The hint for how much one question about extents may cover; some servers cannot answer for 4 GiB.
+# A hint for how much one request about extents may cover; some servers cannot answer for 4 GiB.
 _STATUS_BYTES = GIB
 
 CONNECT_TIMEOUT_S = 20.0
 _NBD_PORT = 10809
 MORE_CONNECTIONS_TIMEOUT_S = 5.0
-# Before another one is tried, once one was refused: some servers never allow more, others were busy for a moment. Then twice as
-# long each time.
+# The pause before another connection is tried after one was refused: some servers never allow more, others were busy for a
+# moment. Then twice as long each time.
 MORE_AGAIN_S = 10.0
 MORE_AGAIN_MOST_S = 300.0
-# With no byte for so long a server is taken as gone.
+# With no byte for so long, a server counts as gone.
 SILENCE_TIMEOUT_S = 60.0
-# Before each new connection after a lost one.
+# Pauses before each new connection after a lost one.
 RECONNECT_DELAYS_S = (0.1, 1.0, 5.0)
 _POLL_MS = 500
 
-# More of them than cores only wait for each other: to decipher is the most of the work, on both sides.
+# More connections than cores only wait for each other: deciphering is most of the work, on both sides.
 TLS_CONNECTIONS = max(2, len(os.sched_getaffinity(0)))
 
 Answer = TypeVar("Answer")
-# Begins a connection of the handle's; the rest of it is waited for.
+# Begins a connection of the handle; libnbd waits for the rest.
 Dial = Callable[[nbd.NBD], None]
 
 
 def by_uri(uri: str) -> Dial:
-    """How to connect to an NBD URI: by the outgoing guard where it names a host."""
+    """How to connect to an NBD URI: through the outgoing guard where it names a host."""
     parts = urlsplit(uri)
     host, port = parts.hostname, parts.port or _NBD_PORT
 
@@ -70,14 +70,14 @@ def by_uri(uri: str) -> Dial:
             return
         if parts.scheme == "nbds" and host:
             outgoing.sources().check(host, port)  # by name, as below
-        handle.set_uri_allow_local_file(True)  # tls-psk-file in the URI: the caller's own, not foreign text
+        handle.set_uri_allow_local_file(True)  # for tls-psk-file in the URI, which is the caller's own text
         handle.aio_connect_uri(uri)
 
     return dial
 
 
 def by_tls(spec: NbdTlsSpec) -> Dial:
-    """By name: of a connection that libnbd is handed as a socket it checks no certificate at all."""
+    """By name: if libnbd gets a connected socket, it checks no certificate."""
 
     def dial(handle: nbd.NBD) -> None:
         handle.set_tls(nbd.TLS_REQUIRE)
@@ -91,11 +91,11 @@ def by_tls(spec: NbdTlsSpec) -> Dial:
 
 
 class _Lost(Exception):
-    """The connection is gone, or its server says nothing any more."""
+    """The connection is gone, or its server is silent."""
 
 
 class NbdReader:
-    """An export. With `bitmap` (`qemu:dirty-bitmap:…`), its extents are what that bitmap calls dirty and nothing else."""
+    """An export. With `bitmap` (`qemu:dirty-bitmap:…`), its extents are only the bitmap's dirty ranges."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class NbdReader:
         name: str = "",
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """`server`: a URI, or how to connect, and how long that may take. `name` is how errors call the export; by default the
+        """`server`: a URI, or how to connect and the time limit for it. `name` is the export's name in errors; by default the
         URI's address and name."""
         self._bitmap = bitmap
         contexts = [ALLOCATION] if bitmap is None else [ALLOCATION, bitmap]
@@ -125,7 +125,7 @@ class NbdReader:
 
     @property
     def max_readers(self) -> int:
-        # Two for each connection, which they take by turns: it is in use while one of them writes what it read.
+        # Two threads per connection, in turns: one uses it while the other writes what it read.
         return 2 * self._pool.most
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -144,7 +144,7 @@ class NbdReader:
         asked = [context for context, has in ((ALLOCATION, self._has_allocation), (self._bitmap, True)) if has and context]
         at = 0
         while at < self.size:
-            # Both in one question: over a network a question for each dirty range would take longer than to read them all.
+            # Both in one request: over a network a request for each dirty range would take longer than to read them all.
             found = self._pool.ask(partial(_status, contexts=asked, start=at, end=self.size), f"offset {at}")
             known = min(statuses[-1][1] if statuses else at for statuses in found)
             if known <= at:
@@ -172,7 +172,7 @@ def _read(handle: nbd.NBD, offset: int, buffer: memoryview, size: int, pool: "_P
     if aligned and held.lasts(buffer):
         _read_at_once(handle, offset, buffer, step, pool)
         return
-    # Some servers take whole blocks only; the copy loop asks for such anyway.
+    # Some servers accept only whole blocks; the copy loop asks for such anyway.
     whole = buffer if aligned else memoryview(bytearray(last - first))
     for at in range(0, len(whole), step):
         _read_last(handle, first + at, whole[at : at + step], pool.watch)
@@ -196,7 +196,7 @@ def _read_at_once(handle: nbd.NBD, offset: int, buffer: memoryview, step: int, p
 
 
 def _read_last(handle: nbd.NBD, offset: int, buffer: memoryview, watch: Watch) -> None:
-    """The last request of a read: while it is waited for, libnbd takes the answers to those before it, too."""
+    """The last request of a read: while libnbd waits for it, it also takes the answers to those before it."""
     with watch.over(handle.aio_get_fd()) as silent:
         try:
             buffer[:] = handle.pread(len(buffer), offset)
@@ -211,7 +211,7 @@ _Status = tuple[int, int, int]
 
 
 def _status(handle: nbd.NBD, contexts: list[str], start: int, end: int) -> list[list[_Status]]:
-    """What each context says from `start` on; one may know about less than another."""
+    """The status by each context from `start` on; one may cover less than another."""
     unit = max(1, handle.get_block_size(nbd.SIZE_MINIMUM))
     first = start // unit * unit
     found: dict[str, list[_Status]] = {}
@@ -227,7 +227,7 @@ def _status(handle: nbd.NBD, contexts: list[str], start: int, end: int) -> list[
 
 
 def _ranges(entries: list[int], offset: int, start: int, end: int) -> Iterator[_Status]:
-    """A server's answer, (length, flags) one after the other from `offset` on, cut to start and end."""
+    """A server's answer, (length, flags) in sequence from `offset` on, cut to start and end."""
     at = offset
     for length, flags in zip(entries[0::2], entries[1::2], strict=False):
         first, last = max(at, start), min(at + length, end)
@@ -237,9 +237,9 @@ def _ranges(entries: list[int], offset: int, start: int, end: int) -> Iterator[_
 
 
 def _await(handle: nbd.NBD, cookies: list[int]) -> None:
-    """Until all are done. The first that failed is raised after that, so that no answer is still to come for the buffer.
+    """Waits until all are done, and then raises the first error, so that no answer can still come for the buffer.
 
-    One question a turn, however many are on the way: each takes the interpreter's lock, which the other threads want too.
+    One call per turn, however many requests are open: each takes the interpreter's lock, which the other threads need too.
     """
     deadline = time.monotonic() + SILENCE_TIMEOUT_S
     while handle.aio_in_flight():
@@ -262,7 +262,7 @@ def _connected(dial: Dial, contexts: list[str], timeout_s: float) -> nbd.NBD:
     try:
         for context in contexts:
             handle.add_meta_context(context)
-        handle.set_pread_initialize(False)  # what could not be read is never looked at
+        handle.set_pread_initialize(False)  # what could not be read is never used
         dial(handle)
         deadline = time.monotonic() + timeout_s
         while handle.aio_is_connecting() or handle.aio_is_negotiating():
@@ -283,7 +283,7 @@ def _is_lost(handle: nbd.NBD) -> bool:
 
 
 def _named(uri: str) -> str:
-    """How errors call the server: neither user, nor socket, nor files with keys."""
+    """The server's name in errors: without user, socket and files with keys."""
     parts = urlsplit(uri)
     export = parts.path.strip("/")
     where = f" at {parts.hostname}:{parts.port or _NBD_PORT}" if parts.hostname else ""
@@ -307,11 +307,12 @@ class _Pool:
         except (_Lost, nbd.Error) as lost:
             raise self._unreachable("", lost) from lost
         self._free = [first]
-        # Until `_more_at` at most `_limit` are open.
+        # Until `_more_at`, at most `_limit` are open.
         self._limit, self._more_at, self._pause_s = self.most, 0.0, MORE_AGAIN_S
 
     def ask(self, question: Callable[[nbd.NBD], Answer], where: str) -> Answer:
-        """Put a question, twice if need be, to any connection; a lost one is made again. DiskReadFailed, SourceUnreachable."""
+        """Sends a request on any connection, twice if necessary; a lost connection is made again. DiskReadFailed,
+        SourceUnreachable."""
         delays = iter(RECONNECT_DELAYS_S)
         while True:
             handle: nbd.NBD | None = None
@@ -330,7 +331,7 @@ class _Pool:
                 time.sleep(delay)
             except BaseException:
                 if handle is not None:
-                    self._drop()  # it may still have an answer on the way
+                    self._drop()  # it may still expect an answer
                 raise
             else:
                 self._give_back(handle)
@@ -353,7 +354,7 @@ class _Pool:
                     self._open -= 1
                     self._changed.notify_all()
                     if isinstance(error, _Lost) and self._open > 0:
-                        # Some servers allow fewer connections than they say: go on with those that are, for now.
+                        # Some servers allow fewer connections than they announce: use the open ones for now.
                         self._limit, self._more_at = self._open, time.monotonic() + self._pause_s
                         self._pause_s = min(2 * self._pause_s, MORE_AGAIN_MOST_S)
                         continue
@@ -382,7 +383,7 @@ class _Pool:
             self._changed.notify_all()
 
     def _drop(self) -> None:
-        """One is lost; those that wait have most likely gone with it."""
+        """One is lost; the idle ones are most likely lost, too."""
         with self._changed:
             self._open -= 1 + len(self._free)
             self._free.clear()
@@ -405,6 +406,6 @@ class _Pool:
 
 
 def _disconnect(handle: nbd.NBD) -> None:
-    """Say good-bye, without waiting for an answer."""
+    """Says good-bye, without waiting for an answer."""
     with contextlib.suppress(nbd.Error):
         handle.aio_disconnect()

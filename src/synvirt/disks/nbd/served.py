@@ -1,4 +1,4 @@
-"""A disk that a program of this host serves by NBD while it is read: qemu-nbd, nbdkit.
+"""A disk that a program of this host (qemu-nbd, nbdkit) serves by NBD while it is read.
 
 start(argv) ─▶ its pid file is there: it serves ─▶ NbdReader on its socket ─▶ all ended in the reverse order
 """
@@ -16,13 +16,13 @@ from synvirt.disks.nbd.reader import CONNECT_TIMEOUT_S, NbdReader
 from synvirt.errors import SynvirtError
 from synvirt.programs import end_group, refuse_forbidden
 
-# Enough to say what went wrong.
+# Enough of the output to show what went wrong.
 SAID_CHARS = 500
 _LOOK_EVERY_S = 0.01
 
 
 class Place(NamedTuple):
-    """A folder that no other user may enter. The socket may be there before the disk is open, the pid file is there after."""
+    """A folder that no other user may enter. The socket may exist before the disk is open, the pid file exists only after."""
 
     folder: Path
 
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def place_for(program: str, closing: contextlib.ExitStack) -> Place:
-    """A new one, which goes when `closing` is closed."""
+    """A new one, which is removed when `closing` is closed."""
     refuse_forbidden(program)
     folder = Path(tempfile.mkdtemp(prefix=f"synvirt-{program}-"))
     closing.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -60,9 +60,9 @@ def reader_of(
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     leave_s: float = 0.0,
 ) -> NbdReader:
-    """Waits until the program serves. `ended(said)` is raised where it ends instead, with the last it said; `late` after
-    `timeout_s`. The reader is closed, and the program ended, when `closing` is closed: one that ends with its last
-    reader, and has something to tidy up, is given `leave_s` for it."""
+    """Waits until the program serves. Raises `ended(said)` where it ends instead, with its last output; `late` after
+    `timeout_s`. When `closing` is closed, the reader is closed and the program ended. A program that ends with its last reader,
+    and must clean up, gets `leave_s` for it."""
     closing.callback(child.wait)
     closing.callback(end_group, child)
     deadline = time.monotonic() + timeout_s

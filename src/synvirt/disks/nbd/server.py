@@ -2,8 +2,8 @@
 
     listen (Unix socket, loopback port) ─▶ a thread a connection: handshake, then requests ─▶ threads that read and answer
 
-The fixed newstyle handshake, structured replies, and base:allocation for what is zeros; what writes is refused. The client may
-be anybody who can open the socket: each length it sends is bounded before anything is allocated.
+The fixed newstyle handshake, structured replies, and base:allocation for zeros; writes are refused. The client may be anybody
+who can open the socket: each length from it is limited before anything is allocated.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from synvirt.blocks import DiskReader, Extent, ExtentCursor
 from synvirt.errors import DiskReadFailed, SynvirtError
 from synvirt.sizes import MIB
 
-# What a server takes where it has not said else («Block size constraints»).
+# The default limit of a request («Block size constraints»).
 REQUEST_BYTES_MAX = 32 * MIB
-# So many requests are read in parallel, over all connections: each has a buffer of its own.
+# So many requests are read in parallel, over all connections, each with its own buffer.
 THREADS = 4
 CONNECTIONS_MAX = 64
-# Of an option: an export's name has 4096 bytes at most, and a client asks for a handful of contexts.
+# The largest option: an export's name has at most 4096 bytes, and a client asks for a few contexts.
 OPTION_BYTES_MAX = 64 << 10
 HANDSHAKE_TIMEOUT_S = 20.0
-# A client that takes no byte of an answer for so long is hung up on: it holds a thread that others wait for.
+# A client that takes no byte of an answer for so long is disconnected: it holds a thread that others need.
 SEND_TIMEOUT_S = 60
-# Of extents in one answer; the client asks on from where it ends.
+# Extents in one answer; the client asks again from its end.
 EXTENTS_MAX = 8192
 ALLOCATION = b"base:allocation"
 ALLOCATION_ID = 1
@@ -43,7 +43,7 @@ _HAS_FLAGS, _READ_ONLY, _SEND_DF, _MULTI_CONN = 1, 2, 1 << 7, 1 << 8
 _ACK, _SERVER, _INFO_REPLY, _CONTEXT = 1, 2, 3, 4
 _UNSUPPORTED, _INVALID, _UNKNOWN = (1 << 31) + 1, (1 << 31) + 3, (1 << 31) + 6
 _INFO_EXPORT, _INFO_BLOCK_SIZE = 0, 3
-# A command's flag, and the chunks of answers.
+# A command's flag, and the types of answers' chunks.
 _ONE_EXTENT = 1 << 3
 _DONE = 1
 _CHUNK_NONE, _CHUNK_DATA, _CHUNK_STATUS, _CHUNK_ERROR = 0, 1, 5, (1 << 15) + 1
@@ -74,12 +74,12 @@ class _Command(IntEnum):
 
 
 class _Gone(Exception):
-    """The client has closed the connection, or does not keep to the protocol."""
+    """The client has closed the connection, or breaks the protocol."""
 
 
 class NbdServer:
-    """Serves from `listen` on until `close`. The reader stays the caller's. `failure`: the first error a read ended with;
-    `on_read` is called for each that did not, in any thread."""
+    """Serves from `listen` on until `close`. The reader stays the caller's. `failure`: the first error of a read; `on_read` is
+    called after each successful read, in any thread."""
 
     def __init__(self, reader: DiskReader, *, on_read: Callable[[int], None] = lambda length: None) -> None:
         if reader.max_readers <= 1:
@@ -92,17 +92,17 @@ class NbdServer:
         self._lock = threading.Lock()
         self._closed = False
         self.pool = ThreadPoolExecutor(min(THREADS, reader.max_readers), thread_name_prefix="nbd-read")
-        # Of requests that were received and are not answered: a client that asks for more has to wait.
+        # For requests without an answer yet: a client that asks for more has to wait.
         self.room = threading.Semaphore(2 * THREADS)
 
     def listen(self, path: Path) -> str:
-        """On a new Unix socket, which only its folder's owner should reach; its URI."""
+        """Listens on a new Unix socket, which only its folder's owner should reach; its URI."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._begin(listening, str(path))
         return f"nbd+unix:///?socket={path}"
 
     def listen_loopback(self, port: int) -> str:
-        """On 127.0.0.1, where each user of this host can read it; port 0 is one that is free. Its URI."""
+        """Listens on 127.0.0.1, where each user of this host can read the disk; port 0 means any free one. Its URI."""
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._begin(listening, ("127.0.0.1", port))
@@ -152,7 +152,7 @@ class NbdServer:
             self.failure = self.failure or error
 
     def close(self) -> None:
-        """No thread of it is left when this returns. May be called twice."""
+        """No thread is left when this returns. May be called twice."""
         with self._lock:
             self._closed = True
             open_ = [*self._listening, *self._connections]
@@ -168,7 +168,7 @@ class NbdServer:
 
 
 class _Connection:
-    """One client. Answers are written one at a time, in any order: each carries the cookie of its request."""
+    """One client. Answers are written one at a time, in any order: each has the cookie of its request."""
 
     def __init__(self, server: NbdServer, connected: socket.socket) -> None:
         self._server, self._socket = server, connected
@@ -182,7 +182,7 @@ class _Connection:
         (flags,) = struct.unpack(">I", self._received(4))
         while not self._agreed(pad=not flags & _NO_ZEROES):
             pass
-        self._socket.settimeout(None)  # who asks nothing may stay
+        self._socket.settimeout(None)  # an idle client may stay
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         while self._next_request():
             pass
@@ -190,13 +190,13 @@ class _Connection:
     # ── the handshake ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _agreed(self, *, pad: bool) -> bool:
-        """One option. True: the client goes on to its requests."""
+        """Handles one option. True: the client goes on to its requests."""
         magic, option, length = struct.unpack(">8sII", self._received(16))
         if magic != _OPTION_MAGIC or length > OPTION_BYTES_MAX:
             raise _Gone
         content = self._received(length)
         match option:
-            case _Option.EXPORT_NAME:  # whatever name is asked for, there is one export
+            case _Option.EXPORT_NAME:  # there is only one export, whatever the name
                 self._socket.sendall(struct.pack(">QH", self._size, self._flags()) + (bytes(124) if pad else b""))
                 return True
             case _Option.ABORT:
@@ -244,7 +244,7 @@ class _Connection:
         magic, flags, command, cookie, offset, length = struct.unpack(">IHHQQI", self._received(28))
         if magic != _REQUEST_MAGIC or command == _Command.DISCONNECT:
             return False
-        if command == _Command.WRITE:  # its bytes follow, and what comes after cannot be found
+        if command == _Command.WRITE:  # its data follows, and the next request cannot be found
             if length > REQUEST_BYTES_MAX:
                 return False
             self._received(length)
@@ -263,7 +263,7 @@ class _Connection:
         return True
 
     def _refused(self, command: int, offset: int, length: int) -> tuple[int, str] | None:
-        """The error that the request is answered with at once."""
+        """The error for a request that is refused at once."""
         if command in (_Command.WRITE, _Command.TRIM, _Command.WRITE_ZEROES):
             return _EPERM, "the export is read-only"
         if command not in (_Command.READ, _Command.FLUSH, _Command.CACHE, _Command.BLOCK_STATUS):
@@ -285,7 +285,7 @@ class _Connection:
             self._server.failed(error)
             with contextlib.suppress(OSError):
                 self._refuse(cookie, _EIO, error.detail)
-        except OSError:  # the client is gone, or takes nothing: of an answer that was begun the rest cannot follow
+        except OSError:  # the client is gone, or takes nothing: the rest of a started answer cannot follow
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         finally:
@@ -335,7 +335,7 @@ class _Connection:
 
 
 def _queries(content: bytes) -> list[bytes] | None:
-    """Of an option about contexts: u32 length, the export's name, u32 how many, and each as u32 length, text."""
+    """From an option about contexts: u32 length, the export's name, u32 count, and each as u32 length, text."""
     try:
         (length,) = struct.unpack_from(">I", content)
         at = 4 + length
@@ -355,13 +355,13 @@ def _queries(content: bytes) -> list[bytes] | None:
 
 @runtime_checkable
 class ListsRanges(Protocol):
-    """A reader that need not go through a disk's extents from its start to tell those of a range."""
+    """A reader that can give the extents of a range without walking the disk's from the start."""
 
     def extents_between(self, start: int, end: int) -> Iterator[Extent]: ...
 
 
 def _between(reader: DiskReader, start: int, end: int) -> Iterator[Extent]:
-    """What the reader says of that range, without a gap: what it has nothing to say of is read."""
+    """The reader's extents of that range, without a gap: where it has none, the bytes are read."""
     at = start
     for extent in (
         reader.extents_between(start, end)

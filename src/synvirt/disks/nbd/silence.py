@@ -1,7 +1,7 @@
-"""Ends a wait that only the other side's bytes would end: libnbd's calls that wait take no time limit.
+"""Ends a wait that only bytes from the other side would end: libnbd's waiting calls have no time limit.
 
-The kernel knows when a connection's last byte came (tcp(7), TCP_INFO; the structure is in linux/tcp.h). A connection that has
-been silent for too long is shut down, and the call that waits for it fails.
+The kernel knows when a connection's last byte came (tcp(7), TCP_INFO; the structure is in linux/tcp.h). A connection that is
+silent for too long is shut down, and the waiting call fails.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-# Looks within one limit: so much of it, at most, a silence lasts longer.
+# Looks per limit: a silence may last this fraction longer.
 _LOOKS: Final = 10
 # struct tcp_info: eight bytes, eleven numbers of 32 bits, then tcpi_last_data_recv in milliseconds.
 _LAST_DATA: Final = struct.Struct("=52xI")
@@ -33,12 +33,12 @@ class _Wait:
             silent_s = min(silent_s, _LAST_DATA.unpack(info)[0] / 1000)
         if silent_s > limit_s:
             self.ended = True
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # it has already ended
                 self.connection.shutdown(socket.SHUT_RDWR)
 
 
 class Watch:
-    """Over the waits of one reader. Its thread is there from the first wait to close()."""
+    """Watches the waits of one reader. Its thread runs from the first wait to close()."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -49,7 +49,7 @@ class Watch:
 
     @contextlib.contextmanager
     def over(self, descriptor: int) -> Iterator[Callable[[], bool]]:
-        """While the block waits for this connection. Gives a question: was it ended from here?"""
+        """While the block waits for this connection. Gives a function: whether the watch has ended the wait."""
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             wait = _Wait(connection, time.monotonic())
             with self._changed:
@@ -64,7 +64,7 @@ class Watch:
                     self._waits.discard(wait)
 
     def close(self) -> None:
-        """Ends the watching, and its thread."""
+        """Ends the watch and its thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -3,4 +3,4 @@ unpacking.py and zstd_stream.py read a packed file from front to back."""
 
 
 class Damaged(Exception):
-    """What is packed is not what it says, or ends before its time. For the reader to translate: it knows where this was."""
+    """The packed data is wrong or ends too early. The reader translates this, as it knows the place."""

@@ -1,8 +1,8 @@
 """A gzip file (RFC 1952) as the bytes that were compressed, at any offset: `ovf:compression="gzip"`.
 
-How long they are is written nowhere (the trailer has the size modulo 4 GiB, and several files may follow one another), and an
-image has its tables anywhere. So opening it inflates it once, to the end, and keeps the inflater's state now and then; a read
-goes on from the nearest state before it. What was inflated lately is kept, since the threads of a copy read nearly in order.
+Their length is stored nowhere (the trailer has the size modulo 4 GiB, and several files may follow one another), and an image
+has its tables anywhere. So opening it inflates it once to the end, and keeps the inflater's state at intervals. A read goes on
+from the nearest state before it. The latest blocks are kept, since the threads of a copy read nearly in order.
 """
 
 import threading
@@ -19,23 +19,23 @@ from synvirt.errors import DiskReadFailed, MalformedArchive
 if TYPE_CHECKING:
     from zlib import _Decompress
 
-# Inflated at once, and the unit that is kept: 48 MiB of them.
+# The unit that is inflated and kept: at most 48 MiB in all.
 BLOCK_BYTES: Final = 1 << 20
 _BLOCKS_KEPT: Final = 48
-# A state takes about 44 KiB: 22 MiB of them. Twice as far apart whenever they become too many.
+# A state takes about 44 KiB: 22 MiB in all. When there are too many, every second one is dropped.
 _STATES_MAX: Final = 512
 _STATES_APART_MIN: Final = 16 * BLOCK_BYTES
-# Read at once. Each state holds on to the last such piece.
+# The size of a read. Each state keeps the last such piece.
 _COMPRESSED_BYTES: Final = 32 << 10
 _GZIP_ONLY: Final = 16 + zlib.MAX_WBITS
-# zlib inflates under a lock of its own here; more threads wait, but a copy with several works.
+# zlib inflates under a lock of its own here. More threads have to wait, but a copy with several works.
 _READERS: Final = 4
 
 
 @dataclass(slots=True)
 class _State:
-    """The inflater after `at` bytes of the content (whole blocks, but for the end); `taken` compressed bytes are read, of which
-    `left` are still to be used."""
+    """The inflater after `at` bytes of the content (whole blocks, except at the end); `taken` compressed bytes are read, and
+    `left` of them not yet used."""
 
     at: int
     taken: int
@@ -47,7 +47,7 @@ class _State:
 
 
 class GzippedReader:
-    """The content of the gzip file `over`, which it owns. More than `size_max_bytes` of content are refused: a bomb."""
+    """The content of the gzip file `over`, which it owns. Content of more than `size_max_bytes` is refused as a bomb."""
 
     max_readers = _READERS
 
@@ -60,7 +60,7 @@ class GzippedReader:
         self._current = self._states[0].copy()
 
     def _measured(self, size_max_bytes: int) -> int:
-        """Inflates all, leaving a state every so often."""
+        """Inflates all, and keeps a state at intervals."""
         state = _State(0, 0, b"", zlib.decompressobj(_GZIP_ONLY))
         apart = _STATES_APART_MIN
         while True:
@@ -116,11 +116,11 @@ class GzippedReader:
             self._blocks.popitem(last=False)
 
     def _inflate(self, state: _State, length: int) -> bytes:
-        """Up to `length` bytes more, fewer at the end only."""
+        """Up to `length` bytes more; fewer only at the end."""
         pieces: list[bytes] = []
         wanted = length
         while wanted:
-            if state.inflater.eof:  # several in a row are one, as gunzip has it; zeros behind the last are padding
+            if state.inflater.eof:  # gunzip joins several files in a row; zeros behind the last are padding
                 rest = state.inflater.unused_data.lstrip(b"\0") or self._compressed(state).lstrip(b"\0")
                 if not rest:
                     break

@@ -1,8 +1,8 @@
 """Inflating, straight into the caller's buffer and without holding the interpreter's lock.
 
-libdeflate is the fastest inflater there is for pieces whose size is known, and Python's `deflate` package brings it along; but
-that package holds the lock while it works and answers with new memory, so its library is called directly (ctypes releases
-the lock). Where a build of the package hides the library's names, isal does the same, a quarter slower.
+libdeflate is the fastest inflater for pieces of known size, and Python's `deflate` package contains it. But that package holds
+the lock and returns new memory, so its library is called directly (ctypes releases the lock). Where a build of the package
+hides the library's names, isal is used, which is a quarter slower.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from synvirt.disks.packed import Damaged
 
 # libdeflate.h, enum libdeflate_result.
 _SUCCESS = 0
-# zlib's name for a stream without a header: the window's bits, negative.
+# zlib's value for a stream without a header: the window's bits, negative.
 _RAW, _ZLIB = -zlib.MAX_WBITS, zlib.MAX_WBITS
 
 # isal's type stubs call its exception class an exception.
@@ -25,10 +25,10 @@ _ISAL_ERROR = cast(type[Exception], isal_zlib.error)
 
 
 def inflate_raw(stream: memoryview, into: memoryview) -> int:
-    """Inflate a raw deflate stream (RFC 1951); how many bytes of `into` it filled.
+    """Inflates a raw deflate stream (RFC 1951), and gives how many bytes of `into` it filled.
 
-    What follows the stream in `stream` is ignored, and nothing is written past `into`: a stream that holds more is cut there.
-    Both buffers are writable and contiguous (views of a bytearray). Damaged.
+    What follows the stream in `stream` is ignored, and nothing is written past `into`: a longer content is cut there. Both
+    buffers are writable and contiguous (views of a bytearray). Damaged.
     """
     return _inflate(_RAW, stream, into)
 
@@ -57,7 +57,7 @@ class _Library:
 
 
 class _Decompressor:
-    """A thread's own: libdeflate keeps its tables in it."""
+    """One per thread: libdeflate keeps its tables in it."""
 
     def __init__(self, library: _Library) -> None:
         self._library = library
@@ -67,7 +67,7 @@ class _Decompressor:
         self._filled = ctypes.c_size_t()
 
     def __call__(self, kind: int, stream: memoryview, into: memoryview) -> int:
-        """How many bytes were filled; -1 when libdeflate refuses, for whatever reason."""
+        """How many bytes were filled; -1, when libdeflate refuses for any reason."""
         result = self._library.decompress[kind](
             self._state,
             ctypes.addressof(ctypes.c_char.from_buffer(stream)),
@@ -104,7 +104,7 @@ def _inflate(kind: int, stream: memoryview, into: memoryview) -> int:
         filled = decompressor(kind, stream, into)
         if filled >= 0:
             return filled
-    # libdeflate refuses a stream that goes on past `into`, and does not say what is wrong with one that is damaged.
+    # libdeflate refuses a stream that goes on past `into`, and gives no reason for a damaged one.
     return _inflate_patiently(kind, stream, into)
 
 

@@ -1,19 +1,19 @@
-"""LZO1X blocks (Linux, Documentation/staging/lzo.rst), as Btrfs keeps them: short ones, so plain Python is quick enough."""
+"""LZO1X blocks (Linux, Documentation/staging/lzo.rst), as in Btrfs: short ones, so plain Python is fast enough."""
 
 from synvirt.disks.packed import Damaged
 
-# A first byte above this begins with a run of literals, as long as it is above.
+# A larger first byte begins with a run of literals; its length is the difference.
 _FIRST_LITERALS = 17
-# How far back the three longer kinds of matches begin to count.
+# Base distances of the three longer kinds of matches.
 _FAR, _NEAR_AFTER_LITERALS = 0x4000, 0x800
-# What the last instruction was followed by: a run of literals, whose length it does not say itself.
+# The state after an instruction that was followed by a run of literals, whose length it does not contain.
 _AFTER_RUN = 4
 
 
 def decompress(stream: memoryview, into: memoryview) -> int:
-    """Decompress one block; how many bytes of `into` it filled. What follows its end marker is ignored.
+    """Decompresses one block, and gives how many bytes of `into` it filled. What follows its end marker is ignored.
 
-    A block that holds more than `into` is Damaged, as one is that ends without its marker.
+    A block with more content than `into`, or without its marker, is Damaged.
     """
     block = _Block(bytes(stream), into.nbytes)
     try:
@@ -44,7 +44,7 @@ class _Block:
             self._literals(state)
 
     def _beginning(self) -> int:
-        """The state after it: how many literals the last instruction brought with it, or _AFTER_RUN."""
+        """The state after the first byte: how many literals the last instruction had, or _AFTER_RUN."""
         if self._stream[0] <= _FIRST_LITERALS:
             return 0
         count = self._byte() - _FIRST_LITERALS
@@ -52,7 +52,7 @@ class _Block:
         return min(count, _AFTER_RUN)
 
     def _match(self, word: int, state: int) -> tuple[int, int, int] | None:
-        """Its distance, its length, and how many literals follow it; None: the end marker."""
+        """The match's distance, its length, and how many literals follow it; None: the end marker."""
         if word >= 64:
             return 1 + (word >> 2 & 7) + (self._byte() << 3), (word >> 5) + 1, word & 3
         if word < 16:
@@ -67,7 +67,7 @@ class _Block:
         return (distance + _FAR, length, last & 3) if distance else None
 
     def _length(self, short: int, mask: int) -> int:
-        """0: it is in the bytes that follow, 255 for each that is zero."""
+        """0 means that the length is in the bytes that follow, 255 for each zero byte."""
         if short:
             return short
         length = mask
@@ -88,7 +88,7 @@ class _Block:
         self._put(piece)
 
     def _repeat(self, distance: int, length: int) -> None:
-        """A match may overlap what it makes."""
+        """A match may overlap its own output."""
         if distance > len(self._out):
             raise Damaged("it refers to bytes before its beginning")
         self._room(length)

@@ -1,9 +1,9 @@
-"""gzip (RFC 1952) and zstd (RFC 8878) files as what they hold, from the beginning on, in bounded memory.
+"""The content of gzip (RFC 1952) and zstd (RFC 8878) files, from front to back, in bounded memory.
 
-    file ─▶ Unpacked.read ─▶ Passing.read_into ─▶ who walks an archive and never goes back far
+    file ─▶ Unpacked.read ─▶ Passing.read_into ─▶ a walk over an archive that never goes back far
 
-For random access to a gzip file see `gzipped`, which inflates it once before the first byte: here nothing waits, since nothing
-needs to know how long the content is.
+For random access to a gzip file see `gzipped`, which inflates it once before the first byte. Here reading begins at once, since
+the content's length is not needed.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 
 CHUNK_BYTES: Final = 256 << 10
 _SOURCE_BYTES: Final = 128 << 10
-# Longer than any content is; what really is there shows when it is read.
+# Longer than any content; its real end shows when it is read.
 _SIZE_BYTES: Final = 1 << 62
 # isal's type stubs call its exception class an exception.
 _ISAL_ERROR = cast(type[Exception], igzip_lib.error)
@@ -30,7 +30,7 @@ _GZIP_MAGIC, _ZSTD_MAGIC, _SKIPPABLE_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b
 
 
 def packing_of(head: bytes) -> Packing | None:
-    """By the magic that a file begins with. pzstd puts a skippable frame before the first one."""
+    """By the file's magic. pzstd puts a skippable frame before the first one."""
     if head.startswith(_GZIP_MAGIC):
         return "gzip"
     skippable = head[1:4] == _SKIPPABLE_MAGIC and head[0] & 0xF0 == 0x50
@@ -38,7 +38,7 @@ def packing_of(head: bytes) -> Packing | None:
 
 
 class _Decoder(Protocol):
-    """`hungry`: it has handed all out that it has, and needs source; `between`: all that was begun has ended."""
+    """`hungry`: it has given all its output, and needs source; `between`: it is between frames or files."""
 
     @property
     def hungry(self) -> bool: ...
@@ -50,7 +50,7 @@ class _Decoder(Protocol):
 
 
 class _GzipDecoder:
-    """Members one after the other are one content, as gunzip has it; zeros behind one are padding."""
+    """gunzip joins several files to one content; zeros behind one are padding."""
 
     def __init__(self) -> None:
         self._inflater: igzip_lib.IgzipDecompressor | None = None
@@ -89,7 +89,7 @@ class Unpacked:
         self._taken = 0
 
     def read(self, length: int) -> bytes:
-        """The next `length` bytes, fewer at the end only. MalformedArchive, with the offset in the file."""
+        """The next `length` bytes; fewer only at the end. MalformedArchive, with the offset in the file."""
         pieces: list[bytes] = []
         wanted = length
         while wanted:
@@ -121,11 +121,11 @@ class Unpacked:
 
 
 class Passing:
-    """The content as a disk that is read forwards: the last `kept_bytes` of it can be read again, and no more than `most_bytes`
-    are looked at. It owns `over`.
+    """The content as a disk that is read forwards: the last `kept_bytes` of it can be read again, and at most `most_bytes` are
+    read. It owns `over`.
 
-    How long it is shows at its end only: `size` is more than that. What begins right at the end reads as zeros, since there an
-    archive asks whether another member follows; what lies behind it is missing.
+    Its length shows only at its end: `size` is more than that. A read that begins exactly at the end gives zeros, since there
+    an archive looks for another member; a read behind it fails.
     """
 
     max_readers = 1
@@ -165,7 +165,7 @@ class Passing:
                 break
 
     def finish(self, most: int) -> None:
-        """Read on to the end, which is where the file's own checksums are. MalformedArchive: over `most` bytes follow."""
+        """Reads on to the end, where the file's own checksums are. MalformedArchive: over `most` bytes follow."""
         self._advance(until := self._end + most + 1)
         if self._end >= until:
             raise MalformedArchive(f"{self._name}: over {most} bytes follow the end of the archive in it, at byte {self._end}")
@@ -174,7 +174,7 @@ class Passing:
         self._over.close()
 
     def _advance(self, end: int) -> None:
-        """So that what lies before `end` has come by, if there is as much."""
+        """Unpacks up to `end`, if there is as much."""
         while self._end < end and not self._ended:
             if self._end >= self._most_bytes:
                 raise UnsupportedFormat(f"{self._name}: only the first {self._most_bytes} bytes that it holds are looked at")

@@ -1,7 +1,7 @@
 """Zstandard frames (RFC 8878) of known size, decompressed straight into the caller's buffer, without the interpreter's lock.
 
-The `zstandard` package answers with new memory, which must then be copied; the system's libzstd, which every Debian has (dpkg
-needs it), writes to the place that it is given. Where it is missing, the package does it.
+The `zstandard` package returns new memory, which must then be copied. The system's libzstd, which every Debian has (dpkg needs
+it), writes into given memory. Where it is missing, the package is used.
 """
 
 import ctypes
@@ -10,16 +10,17 @@ from typing import Any
 
 from synvirt.disks.packed import Damaged
 
-# A window larger than any cluster is of no use to an honest writer, and memory to a hostile one.
+# A window larger than any cluster is useless to an honest writer, and costs memory for a hostile one.
 _WINDOW_BYTES_MAX = 8 << 20
 
 _threads = threading.local()
 
 
 def decompress(stream: memoryview, into: memoryview) -> int:
-    """Decompress the first frame of `stream`; how many bytes of `into` it filled. What follows the frame is ignored.
+    """Decompresses the first frame of `stream`, and gives how many bytes of `into` it filled. What follows the frame is
+    ignored.
 
-    A frame that holds more than `into` is Damaged, as one is that is no frame. Both buffers are writable and contiguous.
+    A frame with more content than `into`, or bytes that are no frame, are Damaged. Both buffers are writable and contiguous.
     """
     if not stream.nbytes or not into.nbytes:
         raise Damaged("it is empty")
@@ -31,7 +32,7 @@ class _Library:
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libzstd.so.1")
-        # What takes a microsecond holds the interpreter's lock: to let go of it is to wait for it.
+        # These calls take a microsecond and keep the interpreter's lock: to release it could mean waiting for it.
         quick = ctypes.PyDLL("libzstd.so.1")
         self._is_error = _typed(quick.ZSTD_isError, ctypes.c_uint, ctypes.c_size_t)
         self._error_name = _typed(quick.ZSTD_getErrorName, ctypes.c_char_p, ctypes.c_size_t)
@@ -60,7 +61,7 @@ class _Library:
 
 
 class _Context:
-    """A thread's own: libzstd keeps its tables in it."""
+    """One per thread: libzstd keeps its tables in it."""
 
     def __init__(self, library: _Library) -> None:
         self._library = library
@@ -95,12 +96,12 @@ LIBZSTD = _library()
 def _by_package(stream: memoryview, into: memoryview) -> int:
     import zstandard
 
-    # A decompressor may not be used by two threads at once; making one costs more than a small cluster.
+    # Two threads may not use one decompressor at once; making one costs more than a small cluster.
     decompressor: zstandard.ZstdDecompressor | None = getattr(_threads, "decompressor", None)
     if decompressor is None:
         decompressor = _threads.decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
     try:
-        # What a frame says of its size is believed, and that much memory taken, unless it is looked at before.
+        # The package trusts the size in a frame and allocates that much, so it is checked first.
         if zstandard.frame_content_size(stream) > len(into):
             raise Damaged(f"it holds over {len(into)} bytes")
         data = decompressor.decompress(stream, max_output_size=len(into), allow_extra_data=True)

@@ -1,7 +1,7 @@
 """Zstandard (RFC 8878) as a stream, by the system's libzstd (zstd.h, «Streaming decompression»).
 
-The `zstandard` package does not say whether a stream ended within a frame, and a cut file would pass for a whole one; libzstd
-says so, and fills the caller's buffer without the interpreter's lock.
+The `zstandard` package does not report that a stream ended within a frame, so a cut file would look complete. libzstd reports
+it, and fills the caller's buffer without the interpreter's lock.
 """
 
 import ctypes
@@ -10,10 +10,10 @@ from typing import Any, Final
 from synvirt.disks.packed import Damaged
 from synvirt.errors import UnsupportedFormat
 
-# What the zstd program takes by itself: windows of 128 MiB. Larger ones (--long=28 and up) are memory for a hostile file.
+# The zstd program's own limit: windows of 128 MiB. Larger ones (--long=28 and up) let a hostile file take memory.
 _WINDOW_LOG_MAX: Final = 27
 _ZSTD_D_WINDOW_LOG_MAX: Final = 100  # zstd.h, enum ZSTD_dParameter
-# Handed out at once, at most.
+# The most that one call returns.
 _CONTENT_BYTES: Final = 1 << 20
 
 
@@ -24,7 +24,7 @@ class _Buffer(ctypes.Structure):
 
 
 class ZstdDecoder:
-    """Frames one after the other are one content, as the zstd program has it; skippable frames are skipped."""
+    """The zstd program joins several frames to one content; skippable frames are skipped."""
 
     def __init__(self) -> None:
         self._context: int | None = None
@@ -58,14 +58,14 @@ class ZstdDecoder:
         return self._flushed and self._from.position == len(self._source)
 
     def decode(self, source: bytes, length: int) -> bytes:
-        """At most `length` bytes of what `source` holds, or, where it is empty, of what was handed in before."""
+        """At most `length` bytes of the content of `source`, or, where it is empty, of earlier source."""
         if source:
             self._source = source
             self._from = _Buffer(ctypes.cast(ctypes.c_char_p(source), ctypes.c_void_p), len(source), 0)
         length = min(length, _CONTENT_BYTES)
         into = _Buffer(ctypes.addressof(ctypes.c_char.from_buffer(self._content)), length, 0)
         left = self._library.ZSTD_decompressStream(self._context, ctypes.byref(into), ctypes.byref(self._from))
-        # 0: a frame has ended, and all of it is handed out. A full buffer may leave more behind in libzstd.
+        # 0: a frame has ended, and all of it was returned. If the buffer is full, libzstd may have more.
         self.between = self._checked(left) == 0
         self._flushed = self.between or into.position < length
         return bytes(memoryview(self._content)[: into.position])

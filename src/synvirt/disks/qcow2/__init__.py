@@ -6,6 +6,6 @@ reader.py       the DiskReader, over its backing files
 compressed.py   compressed clusters, zlib and zstd
 bitmaps.py      persistent dirty bitmaps
 named_files.py  the backing file and the external data file
-errors.py       how a part that cannot be read is named
+errors.py       errors of parts that cannot be read
 writer.py       a new qcow2 file, written by qemu-img from our NBD server
 """

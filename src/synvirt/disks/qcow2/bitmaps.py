@@ -1,9 +1,9 @@
 """Persistent dirty bitmaps of a qcow2 image: QEMU's docs/interop/qcow2.txt, section «Bitmaps».
 
-    bitmaps extension ─▶ directory ─▶ a bitmap's table ─▶ clusters of bits, one a granule of the guest's disk
+    bitmaps extension ─▶ directory ─▶ a bitmap's table ─▶ clusters of bits, one per granule of the guest's disk
 
-They say what a guest wrote since each was made: the extents of an incremental backup. A bitmap that was in use when its
-writer died says nothing that can be relied on.
+Each records what a guest wrote since it was made: the extents of an incremental backup. A bitmap that was in use when its
+writer died cannot be relied on.
 """
 
 import struct
@@ -21,7 +21,7 @@ _BITMAPS_MAX = 65535
 _NAME_MAX = 1023
 _GRANULARITY_BITS_MIN, _GRANULARITY_BITS_MAX = 9, 31
 _BITS_BYTES_MAX = 512 << 20
-# QEMU allows 64 MiB; a thousand bitmaps with the longest names take 1 MiB, and the directory is read in one piece.
+# QEMU allows 64 MiB. A thousand bitmaps with the longest names take 1 MiB, and the directory is read in one piece.
 _DIRECTORY_BYTES_MAX = 4 << 20
 
 _BITS_BYTES = 8 << 10
@@ -30,14 +30,14 @@ _ENTRY = struct.Struct(">QIIBBHI")
 _ENTRY_ALIGNMENT = 8
 _DIRTY_TRACKING = 1
 _IN_USE, _AUTO, _EXTRA_DATA_COMPATIBLE = 1, 2, 4
-# A table's entry: where a cluster of bits lies; 0: all of them clear, 1: all set.
+# A table's entry: the offset of a cluster of bits; 0: all of them clear, 1: all set.
 _TABLE_OFFSET = 0x00FF_FFFF_FFFF_FE00
 _ALL_SET = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Bitmap:
-    """A dirty bitmap as the image's directory lists it. `in_use`: it was not stored properly and cannot be relied on."""
+    """A dirty bitmap in the image's directory. `in_use`: it was not stored properly and cannot be relied on."""
 
     name: str
     granularity_bytes: int
@@ -48,7 +48,7 @@ class Bitmap:
 
 
 def bitmaps(over: DiskReader, header: Header, name: str) -> tuple[Bitmap, ...]:
-    """The image's dirty bitmaps. None, where a writer that does not know bitmaps has written the image since."""
+    """The image's dirty bitmaps. None, where a writer without support for bitmaps has written the image since."""
     place = header.bitmaps
     if place is None or not header.autoclear & Autoclear.BITMAPS:
         return ()
@@ -68,7 +68,7 @@ def bitmaps(over: DiskReader, header: Header, name: str) -> tuple[Bitmap, ...]:
 
 
 def _entry(directory: bytes, at: int, header: Header, name: str) -> tuple[Bitmap | None, int]:
-    """An entry of the directory and its length; None for one that says nothing to us."""
+    """An entry of the directory and its length; None for one of another type."""
     table_offset, table_entries, flags, kind, granularity_bits, name_length, extra_length = _ENTRY.unpack_from(directory, at)
     name_at = at + _ENTRY.size + extra_length
     label = directory[name_at : name_at + name_length].decode("utf-8", "replace")
@@ -81,7 +81,7 @@ def _entry(directory: bytes, at: int, header: Header, name: str) -> tuple[Bitmap
         raise MalformedArchive(f"{name}: the bitmap {label!r} has granules of 2^{granularity_bits} bytes")
     if table_offset % header.cluster_size:
         raise MalformedArchive(f"{name}: the table of the bitmap {label!r} lies on no cluster's boundary")
-    # QEMU's table is exactly as long as the bits need; a longer one would only be more to read.
+    # QEMU's table is exactly as long as the bits need; the rest of a longer one is not needed.
     bits = -(-header.size // (1 << granularity_bits))
     needed = -(-bits // (8 * header.cluster_size))
     if table_entries < needed or needed * header.cluster_size > _BITS_BYTES_MAX + header.cluster_size:
@@ -91,7 +91,7 @@ def _entry(directory: bytes, at: int, header: Header, name: str) -> tuple[Bitmap
 
 
 def dirty_extents(over: DiskReader, header: Header, bitmap: Bitmap, name: str) -> Iterator[Extent]:
-    """What the bitmap calls dirty, ascending, lazily. CbtReset, when it cannot be relied on."""
+    """The bitmap's dirty ranges, ascending, lazily. CbtReset, when it cannot be relied on."""
     if bitmap.in_use:
         raise CbtReset(
             f"{name}: the dirty bitmap {bitmap.name!r} was in use when its writer ended, and is not to be relied on",
@@ -112,7 +112,7 @@ def _dirty(over: DiskReader, header: Header, bitmap: Bitmap, name: str) -> Itera
             if offset % header.cluster_size:
                 raise MalformedArchive(f"{what} has bits at {offset}, which is no cluster's boundary")
             bits = _read(over, offset, header.cluster_size, what)
-            # In pieces: every other bit set, a cluster of 2 MiB would be 8 million extents at once.
+            # In pieces: with every second bit set, a cluster of 2 MiB would be 8 million extents at once.
             for at in range(0, len(bits), _BITS_BYTES):
                 begin = start + at * 8 * bitmap.granularity_bytes
                 if begin < end:
@@ -122,7 +122,7 @@ def _dirty(over: DiskReader, header: Header, bitmap: Bitmap, name: str) -> Itera
 
 
 def _set_bits(bits: bytes, start: int, end: int, granularity: int) -> Iterator[Extent]:
-    """Bits are little-endian in a byte; those past the disk's end mean nothing."""
+    """Bits are little-endian in a byte; those past the disk's end have no meaning."""
     count = min(len(bits) * 8, -(-(end - start) // granularity))
     flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
     edges = np.flatnonzero(np.diff(flags, prepend=np.uint8(0), append=np.uint8(0)))

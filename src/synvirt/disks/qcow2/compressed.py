@@ -1,7 +1,7 @@
 """Compressed clusters of a qcow2 image: QEMU's docs/interop/qcow2.txt, section «Compressed Clusters Descriptor».
 
-A descriptor says where the compressed bytes begin (any byte) and how many sectors they touch; what follows the stream in the
-last sector belongs to the next cluster. So a stream's end is known only to the inflater, which must stop by itself.
+A descriptor has the first compressed byte (at any offset) and the number of sectors that they touch; what follows the stream in
+the last sector belongs to the next cluster. So only the inflater finds a stream's end, and must stop by itself.
 """
 
 import threading
@@ -17,19 +17,19 @@ from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest, unreada
 from synvirt.disks.qcow2.header import Header
 
 _SECTOR = 512
-# Compressed clusters are read in batches: those of one request lie side by side unless the image was rewritten. More in a
-# batch would save no time, and each thread keeps the memory of one.
+# Compressed clusters are read in batches: those of one request are neighbours unless the image was rewritten. Larger batches
+# would save no time, and each thread keeps the memory of one.
 _BATCH_BYTES = 1 << 20
 # Reading over a gap costs less than another call.
 _GAP_BYTES = 64 << 10
 
 # (compressed bytes and what follows them, a cluster to fill) → how many bytes were filled; Damaged. Nothing is written past the
-# cluster, so no stream, however hostile, costs more than that.
+# cluster, so this limits the cost of any hostile stream.
 Inflate = Callable[[memoryview, memoryview], int]
 
 
 class Wanted(NamedTuple):
-    """A compressed cluster and where its bytes go: from `skip` on, as many as fit `into`."""
+    """A compressed cluster and the target of its bytes: from `skip` on, as many as fit `into`."""
 
     host: int
     length: int
@@ -40,19 +40,19 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Descriptor:
-    """How the 62 bits of a descriptor are split; it depends on the cluster size alone."""
+    """How a descriptor's 62 bits are split; it depends only on the cluster size."""
 
     offset_bits: int
 
     def split(self, entry: int) -> tuple[int, int]:
-        """(offset, length): length is to the end of the last sector that the stream touches."""
+        """(offset, length): up to the end of the last sector that the stream touches."""
         offset = entry & ((1 << self.offset_bits) - 1)
         sectors = (entry >> self.offset_bits) + 1
         return offset, sectors * _SECTOR - offset % _SECTOR
 
 
 class CompressedClusters:
-    """Reads and inflates; any number of threads at once, each with its own buffer, none holding the interpreter's lock."""
+    """Reads and inflates, in any number of threads at once, each with its own buffer and without the interpreter's lock."""
 
     def __init__(self, over: DiskReader, header: Header, name: str) -> None:
         self._over, self._name = over, name
@@ -62,7 +62,7 @@ class CompressedClusters:
         self._own = threading.local()
 
     def wanted(self, entry: int, guest: int, skip: int, into: memoryview) -> Wanted:
-        """`entry`: the L2 entry without its flags; `guest`: of the first byte that is wanted, for errors."""
+        """`entry`: the L2 entry without its flags; `guest`: the guest offset of the first wanted byte, for errors."""
         offset, length = self._descriptor.split(entry)
         if offset >= self._over.size:
             raise outside_the_file(self._name, guest, offset, self._over.size)
@@ -79,7 +79,7 @@ class CompressedClusters:
                 self._inflate(view[host - first : host - first + length], guest, skip, into)
 
     def _inflate(self, stream: memoryview, guest: int, skip: int, into: memoryview) -> None:
-        # Of a cluster at the edge of what is asked for, only a part is wanted.
+        # For a cluster at the edge of the range, only a part is wanted.
         whole = into if len(into) == self._cluster_size else self._buffer("cluster", self._cluster_size)
         try:
             filled = _INFLATE[self._compression](stream, whole)
@@ -92,7 +92,7 @@ class CompressedClusters:
             into[:] = whole[skip : skip + len(into)]
 
     def _buffer(self, use: str, length: int) -> memoryview:
-        """A thread's own, kept: new memory for each batch would cost as much as reading it."""
+        """A buffer of this thread, which is kept: new memory for each batch would cost as much as reading it."""
         held: memoryview | None = getattr(self._own, use, None)
         if held is None or len(held) < length:
             held = new_buffer(length)

@@ -1,4 +1,4 @@
-"""How a qcow2 image says that a part of its disk cannot be read: always by the guest's offset."""
+"""Errors of a qcow2 image for parts of its disk that cannot be read: always with the guest's offset."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ def unreadable(name: str, guest: int, cause: str, hint: str | None = None) -> Di
 
 
 def outside_the_file(name: str, guest: int, host: int, file_size: int) -> DiskReadFailed:
-    """The error of a cluster that lies behind the end of the file. Offsets in bytes."""
+    """The error for a cluster behind the end of the file. Offsets in bytes."""
     return unreadable(
         name,
         guest,
@@ -20,7 +20,7 @@ def outside_the_file(name: str, guest: int, host: int, file_size: int) -> DiskRe
 
 
 def read_for_guest(read_into: Callable[[int, memoryview], None], host: int, into: memoryview, *, name: str, guest: int) -> None:
-    """A read of the image's file on behalf of a guest offset, which a failure then names."""
+    """Reads the image's file for a guest offset, which is named if it fails."""
     try:
         read_into(host, into)
     except DiskReadFailed as error:

@@ -23,12 +23,11 @@ _COMPRESSION_TYPE_AT = V3_HEADER_BYTES
 CLUSTER_BITS_MIN, CLUSTER_BITS_MAX = 9, 21
 # With extended L2 entries a cluster has 32 subclusters of at least one sector.
 _EXTENDED_CLUSTER_BITS_MIN = 14
-# The limits that QEMU sets itself (block/qcow2.h), so that whatever it opens, we open: 32 MiB of L1 table, 65536 snapshots,
-# 1023 bytes of name.
+# QEMU's own limits (block/qcow2.h), so that we open all that it opens: 32 MiB of L1 table, 65536 snapshots, 1023 bytes of name.
 L1_BYTES_MAX = 32 << 20
 _SNAPSHOTS_MAX = 65536
 _BACKING_NAME_MAX = 1023
-# Sizes are signed 64-bit in every tool that will see the disk later.
+# Sizes are signed 64-bit in every tool that will use the disk later.
 _SIZE_MAX = (1 << 63) - 1
 # A first cluster has room for more; known writers make a few.
 _EXTENSIONS_MAX = 1024
@@ -46,7 +45,7 @@ class _Extension(IntEnum):
 
 
 class Incompatible(IntFlag):
-    """Incompatible features: a reader that does not know one cannot read the image."""
+    """Incompatible features: a reader that does not know one of them cannot read the image."""
 
     DIRTY = 1 << 0
     CORRUPT = 1 << 1
@@ -56,7 +55,7 @@ class Incompatible(IntFlag):
 
 
 class Autoclear(IntFlag):
-    """Autoclear features: cleared by a writer that does not know them, so set means still true."""
+    """Autoclear features: a writer that does not know them clears them, so a set one is still true."""
 
     BITMAPS = 1 << 0
     DATA_FILE_RAW = 1 << 1
@@ -77,7 +76,7 @@ class BitmapsExtension:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first cluster says; checked, so that each field can be relied on. Offsets and sizes in bytes."""
+    """The first cluster's fields, checked, so that each can be relied on. Offsets and sizes in bytes."""
 
     version: int
     size: int
@@ -119,14 +118,13 @@ class Header:
 
     @property
     def l1_entries_needed(self) -> int:
-        """Entries of the L1 table that map `size` bytes; the table may have more, which mean nothing."""
+        """Entries of the L1 table that map `size` bytes; further entries have no meaning."""
         return -(-self.size // (self.cluster_size * self.l2_entries))
 
 
 def read_header(over: DiskReader, name: str, *, encrypted_too: bool = False) -> Header:
-    """The header of the image in `over`. MalformedArchive or UnsupportedFormat says what is wrong with which field.
-
-    `encrypted_too`: for a caller that can decrypt the image, or wants to know which files it names.
+    """The header of the image in `over`. MalformedArchive or UnsupportedFormat names the field and the error.  `encrypted_too`:
+    for a caller that can decrypt the image, or wants to know which files it names.
     """
     if over.size < V2_HEADER_BYTES:
         raise MalformedArchive(f"{name} is no qcow2 image: it has only {over.size} bytes")
@@ -191,7 +189,7 @@ def _version_3_fields(first: bytes, version: int, name: str) -> tuple[int, int, 
 
 
 class _Extensions:
-    """The header extensions that change what is read; unknown ones are skipped, as the format asks."""
+    """The header extensions that change how the image is read; unknown ones are skipped, as the format demands."""
 
     def __init__(self, area: bytes, name: str) -> None:
         self.backing_format: str | None = None
@@ -219,7 +217,7 @@ class _Extensions:
             case _Extension.DATA_FILE:
                 self.data_file = _text(data, f"{name}: data file")
             case _Extension.FEATURE_NAMES:
-                # A table that is cut off only loses names.
+                # If this table is cut off, only names are lost.
                 for feature, bit, label in _FEATURE_NAME.iter_unpack(data[: len(data) // 48 * 48]):
                     self.feature_names[feature, bit] = label.rstrip(b"\0").decode("ascii", "replace")
             case _Extension.BITMAPS:
@@ -252,7 +250,7 @@ def _refuse_what_cannot_be_read(incompatible: int, crypt: int, names: dict[tuple
 
 
 def _backing_name(first: bytes, offset: int, length: int, name: str) -> str | None:
-    # A name of no bytes is no backing file: the format allows the offset to stay.
+    # An empty name is no backing file: the format allows the offset to stay.
     if not offset or not length:
         return None
     if length > _BACKING_NAME_MAX or offset + length > len(first):
@@ -288,7 +286,7 @@ def _check_sizes(header: Header, file_size: int, name: str) -> None:
 
 
 def _text(data: bytes, what: str) -> str:
-    """A name as the file system means it; bytes that are no UTF-8 survive as surrogates."""
+    """A name in the file system's form; bytes that are no UTF-8 become surrogates."""
     if b"\0" in data:
         raise MalformedArchive(f"{what}: {data[:80]!r} is no name")
     return data.decode("utf-8", "surrogateescape")

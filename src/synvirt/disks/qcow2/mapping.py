@@ -2,9 +2,9 @@
 
     guest offset ─▶ L1 table ─▶ L2 table ─▶ cluster (or subcluster) of the file
 
-The tables are read as arrays and turned into runs, so that Python runs once a run and not once a cluster. The piece of
-mapping that is read, decoded and kept at a time is a window: 64 KiB of L2 entries, which is one part of a large L2 table,
-or several small L2 tables together.
+The tables are read as arrays and turned into runs, so that Python works once per run and not once per cluster. A window is the
+part of the mapping that is read, decoded and kept at a time: 64 KiB of L2 entries, which is a part of a large L2 table, or
+several small L2 tables together.
 """
 
 import threading
@@ -23,7 +23,7 @@ from synvirt.disks.qcow2.header import Header
 from synvirt.disks.raw.holes import Holes, Integers
 from synvirt.errors import MalformedArchive
 
-# L1 and L2 entries, bits 9 to 55; the rest is reserved or a flag, and ignored as QEMU does.
+# L1 and L2 entries, bits 9 to 55; the rest is reserved or a flag, and is ignored as in QEMU.
 _OFFSET_MASK = 0x00FF_FFFF_FFFF_FE00
 _COPIED, _COMPRESSED = 1 << 63, 1 << 62
 _READS_AS_ZERO = 1
@@ -41,8 +41,8 @@ class Kind(IntEnum):
 
 
 class Run(NamedTuple):
-    """Guest bytes `start` to `end`. `host`: where they lie in the data file (DATA); the L2 entry (COMPRESSED), of whose
-    cluster the first `skip` bytes are not asked for."""
+    """Guest bytes `start` to `end`. `host`: their offset in the data file (DATA); the L2 entry (COMPRESSED), of whose cluster
+    the first `skip` bytes are not wanted."""
 
     start: int
     end: int
@@ -64,7 +64,8 @@ class Window(NamedTuple):
 
 
 class WindowCache:
-    """Decoded windows, the longest unused leave first. One for a whole backing chain, so that its depth costs no memory."""
+    """Decoded windows; the least recently used are dropped first. One for a whole backing chain, so that a long chain needs no
+    more memory."""
 
     def __init__(self, bytes_max: int = 32 << 20) -> None:
         self._bytes_max = bytes_max
@@ -73,7 +74,7 @@ class WindowCache:
         self._lock = threading.Lock()
 
     def get(self, key: tuple[int, int]) -> Window | None:
-        """The window of that key, which counts as used now; None: it is not kept."""
+        """The window of that key, now marked as used; None: it is not kept."""
         with self._lock:
             window = self._windows.get(key)
             if window is not None:
@@ -81,7 +82,7 @@ class WindowCache:
             return window
 
     def put(self, key: tuple[int, int], window: Window) -> None:
-        """Keeps a window, and lets go of those that were not used for longest."""
+        """Keeps a window, and drops the least recently used ones."""
         with self._lock:
             if key in self._windows:
                 return
@@ -93,7 +94,7 @@ class WindowCache:
 
 @dataclass(frozen=True, slots=True)
 class _Geometry:
-    """Windows against tables: either a table has several windows, or a window several tables; the other is 1."""
+    """Windows and tables: a table has several windows, or a window several tables; the other number is 1."""
 
     cluster_size: int
     entry_bytes: int
@@ -108,7 +109,7 @@ class _Geometry:
 
     @property
     def part_bytes(self) -> int:
-        """How much of one table a window holds."""
+        """How much of one table is in a window."""
         return min(self.cluster_size, _WINDOW_BYTES)
 
     @property
@@ -142,10 +143,10 @@ class Mapping:
             at = window_end
 
     def spans(self, holes: Holes) -> Iterator[tuple[int, int, Kind]]:
-        """The whole disk as (start, end, kind): like runs, but compressed clusters are DATA, what lies in `holes` of the data
-        file is ZERO, and neighbours are joined.
+        """The whole disk as (start, end, kind): like runs, but compressed clusters are DATA, ranges in `holes` of the data file
+        are ZERO, and neighbours are joined.
 
-        Lazy, window by window; parts that no L2 table maps are passed over at once.
+        Lazy, window by window; parts without an L2 table are skipped at once.
         """
         for start, end, window in self._windows():
             if window is None:
@@ -159,7 +160,7 @@ class Mapping:
                     yield first, min(last, end), Kind(kind)
 
     def all_runs(self) -> Iterator[Run]:
-        """The runs of the whole disk; as lazy and as quick over what is not mapped as `spans`."""
+        """The runs of the whole disk; lazy, and as fast over unmapped parts as `spans`."""
         for start, end, window in self._windows():
             if window is None:
                 yield Run(start, end, Kind.BACKING, 0, 0)
@@ -167,7 +168,7 @@ class Mapping:
                 yield from _cut(window, start, end)
 
     def _windows(self) -> Iterator[tuple[int, int, Window | None]]:
-        """The whole disk in windows, (start, end, window), and in gaps as long as may be, where the window is None."""
+        """The whole disk as windows, (start, end, window), and as gaps of the greatest length, where the window is None."""
         at = 0
         for index in self._mapped_windows():
             start = index * self._geometry.guest_bytes
@@ -191,7 +192,7 @@ class Mapping:
             yield from range(first, min(first + geometry.windows_a_table, count))
 
     def _window(self, index: int) -> Window | None:
-        """None where no L2 table is."""
+        """None, where there is no L2 table."""
         geometry = self._geometry
         first = index // geometry.windows_a_table * geometry.tables_a_window
         tables = self._l1[first : first + geometry.tables_a_window]
@@ -199,7 +200,7 @@ class Mapping:
             return None
         window = self._cache.get((id(self), index))
         if window is None:
-            # Two threads may decode the same window at once: harmless, and rarer than waiting for a lock would be.
+            # Two threads may decode the same window at once: this is harmless, and costs less than a lock.
             window = self._decoded(index, tables.tolist())
             self._cache.put((id(self), index), window)
         return window
@@ -236,7 +237,7 @@ class Mapping:
     def _extended(self, entries: NDArray[np.uint64], bitmaps: NDArray[np.uint64], start: int) -> Window:
         compressed = (entries & np.uint64(_COMPRESSED)) != 0
         bits = np.unpackbits(bitmaps.astype("<u8").view(np.uint8), bitorder="little").reshape(-1, 2, _SUBCLUSTERS)
-        # A compressed cluster's bitmap means nothing.
+        # A compressed cluster's bitmap has no meaning.
         bits[compressed] = 0
         data, zero = bits[:, 0], bits[:, 1]
         allocated = data.max(axis=1) != 0
@@ -252,7 +253,8 @@ class Mapping:
         return _window(kinds.reshape(-1), hosts.reshape(-1), start, subcluster_size, firsts)
 
     def _allocated(self, entries: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """A cluster has a place in the file. In an external data file that may be offset 0; there the copied flag decides."""
+        """Whether a cluster has a place in the file. In an external data file that may be offset 0; there the copied flag
+        decides."""
         allocated: NDArray[np.bool_] = (entries & np.uint64(_OFFSET_MASK)) != 0
         if self._header.external_data:
             allocated |= (entries & np.uint64(_COPIED)) != 0
@@ -275,7 +277,7 @@ class Mapping:
 
 
 def _l1_table(over: DiskReader, header: Header, name: str) -> Integers:
-    """The L2 tables' places, 0 for none; aligned, within the file, each once, over neither header nor L1 table."""
+    """The L2 tables' offsets, 0 for none; aligned, in the file, each only once, and not over header or L1 table."""
     raw = bytearray(header.l1_entries_needed * 8)
     over.read_into(header.l1_offset, memoryview(raw))
     tables = (np.frombuffer(raw, ">u8").astype(np.uint64) & np.uint64(_OFFSET_MASK)).astype(np.int64)
@@ -293,15 +295,15 @@ def _l1_table(over: DiskReader, header: Header, name: str) -> Integers:
                 hint="If the file was copied or uploaded, it may have been cut off: compare its size with the original's.",
             )
     present = np.sort(tables[tables != 0])
-    # Nothing writes shared tables; allowed, they would let a small file become any amount of data. (Sorted and compared: the
-    # first call of np.unique loads a tenth of numpy, which a conversion of an empty disk would notice.)
+    # No program writes shared tables. If they were allowed, a small file could become any amount of data. (Sorted and compared:
+    # the first call of np.unique loads a tenth of numpy, which shows in a conversion of an empty disk.)
     if (present[1:] == present[:-1]).any():
         raise MalformedArchive(f"{name}: two entries of the L1 table point to one L2 table")
     return tables
 
 
 def _hosts(entries: NDArray[np.uint64], compressed: NDArray[np.bool_]) -> Integers:
-    """Places in the file; for compressed clusters the entry without its flags, which says place and length."""
+    """Offsets in the file; for compressed clusters the entry without its flags, with offset and length."""
     mask = np.where(compressed, np.uint64(_COMPRESSED - 1), np.uint64(_OFFSET_MASK))
     return (entries & mask).astype(np.int64)
 
@@ -314,7 +316,7 @@ def _changes(kinds: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _window(kinds: NDArray[np.uint8], hosts: Integers, start: int, unit: int, compressed: Integers) -> Window:
-    """Units of one size joined to runs. `compressed`: the first unit of each compressed cluster, always a run of its own."""
+    """Joins units of one size to runs. `compressed`: the first unit of each compressed cluster, always a run of its own."""
     begins = _changes(kinds)
     begins[1:] |= (kinds[1:] == Kind.DATA) & (hosts[1:] != hosts[:-1] + unit)
     begins[compressed] = True
@@ -324,7 +326,7 @@ def _window(kinds: NDArray[np.uint8], hosts: Integers, start: int, unit: int, co
 
 
 def _sorts(window: Window, holes: Holes) -> tuple[Integers, NDArray[np.uint8]]:
-    """Where each run begins and whether it is BACKING, ZERO or DATA; runs that lie partly in holes are cut there."""
+    """The start of each run, and whether it is BACKING, ZERO or DATA; runs that are partly in holes are cut there."""
     starts, kinds = window.starts[:-1], np.minimum(window.kinds, np.uint8(Kind.DATA))
     if not holes:
         return starts, kinds
@@ -349,7 +351,7 @@ def _sorts(window: Window, holes: Holes) -> tuple[Integers, NDArray[np.uint8]]:
 
 
 def _cut(window: Window, start: int, end: int) -> Iterator[Run]:
-    """The runs of a window that touch start to end, cut to it."""
+    """The runs of a window that touch start to end, cut to that range."""
     first = int(np.searchsorted(window.starts, start, "right")) - 1
     last = int(np.searchsorted(window.starts, end, "left"))
     starts = window.starts[first : last + 1].tolist()

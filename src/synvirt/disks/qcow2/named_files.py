@@ -1,9 +1,9 @@
 """The other files a qcow2 image names: its backing file and its external data file.
 
-Both names come from the image, so from the one who made it: they are opened by `roots` alone, within the import root. The
-backing file's format is what the image says. Where it says none, its first bytes may be a guest's own writing: a guest that
-writes a qcow2 header into its raw disk must not choose what is read next. So what looks like a raw disk is one, a qcow2
-image is accepted when it names no further file, and anything else is refused (libvirt draws the same line).
+The image's maker chose both names, so only `roots` opens them, in the import root. The backing file has the format that the
+image names. If it names none, a guest may have written the file's first bytes: a guest that writes a qcow2 header into its raw
+disk must not choose the next file. So a file without a known magic is a raw disk, a qcow2 image is accepted if it names no
+further file, and anything else is refused (as in libvirt).
 """
 
 from collections.abc import Callable, Hashable
@@ -18,19 +18,19 @@ from synvirt.disks.roots import Root, open_reference
 from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
-# ESXi stops at 32. Each file is an open descriptor, and some calls of the 1000 that Python lets nest.
+# ESXi stops at 32. Each file needs an open descriptor, and some of the 1000 nested calls that Python allows.
 CHAIN_MAX = 64
 # The L1 tables of a whole chain are kept in memory: an honest 1 TiB layer has 16 KiB of them.
 _CHAIN_L1_BYTES_MAX = 2 * L1_BYTES_MAX
 
-# QEMU's names of formats, to ours. `file` is what old versions wrote for raw.
+# QEMU's names of formats, and ours. Old versions wrote `file` for raw.
 _RAW_FORMATS = frozenset({"raw", "file"})
 _IMAGE_FORMATS: dict[str, ImageFormat] = {"qcow2": "qcow2", "vmdk": "vmdk", "vhdx": "vhdx", "vpc": "vhd", "vdi": "vdi"}
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An image's place in a backing chain: its path under `root` (no root: it may name no file), and what lies above it."""
+    """An image's place in a backing chain: its path under `root` (no root: it may name no file), and the images above it."""
 
     root: Root | str | None = None
     name: str = ""
@@ -40,14 +40,14 @@ class Chain:
     l1_bytes: int = 0
 
     def within(self, header: Header) -> "Chain":
-        """This chain with the image's own tables counted. MalformedArchive, when the chain's are too many."""
+        """This chain, with the image's own tables counted. MalformedArchive, when the chain's are too many."""
         l1_bytes = self.l1_bytes + header.l1_entries_needed * 8
         if l1_bytes > _CHAIN_L1_BYTES_MAX:
             raise MalformedArchive(f"{self.name!r}: the L1 tables of its backing chain take over {_CHAIN_L1_BYTES_MAX} bytes")
         return replace(self, l1_bytes=l1_bytes)
 
     def open(self, reference: str) -> tuple[DiskReader, "Chain"]:
-        """The bytes of the file that the image calls `reference`, and its chain. HostPathRejected, MalformedArchive."""
+        """The bytes of the file that the image names as `reference`, and its chain. HostPathRejected, MalformedArchive."""
         if self.depth >= CHAIN_MAX:
             raise MalformedArchive(f"{self.name!r}: its backing chain is more than {CHAIN_MAX} files long")
         reader, name, identity = open_reference(self.root, self.name, reference)
@@ -59,14 +59,14 @@ class Chain:
 
 
 def open_data_file(chain: Chain, header: Header) -> DiskReader | None:
-    """The external data file, None where the data lies in the image's own file."""
+    """The external data file; None, where the data is in the image's own file."""
     if header.data_file is None or not header.external_data:
         return None
     return chain.open(header.data_file)[0]
 
 
 def open_backing_file(chain: Chain, header: Header, open_qcow2: Callable[[DiskReader, Chain], DiskReader]) -> DiskReader | None:
-    """The disk below this one, None where there is none: bytes that are not here are zeros."""
+    """The disk under this one; None, where there is none: then missing bytes are zeros."""
     if header.backing_file is None:
         return None
     file, below = chain.open(header.backing_file)

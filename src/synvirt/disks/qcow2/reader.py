@@ -6,8 +6,8 @@
                 ── Bitmap        bitmaps           persistent dirty bitmaps
                 ── Chain         named_files       the backing file (any reader) and the external data file
 
-Read are all cluster sizes, zlib and zstd compressed clusters, zero clusters, extended L2 entries, and the active layer of an
-image with internal snapshots. Never written, never repaired. Refcounts are not looked at: they say what may be overwritten.
+It reads all cluster sizes, zlib and zstd compressed clusters, zero clusters, extended L2 entries, and the active layer of an
+image with internal snapshots. It never writes or repairs. It ignores refcounts, as they only say what may be overwritten.
 """
 
 import contextlib
@@ -73,14 +73,14 @@ class Qcow2Reader:
         for start, end, kind in self._mapping.spans(Holes(self._data)):
             at = start
             if kind == Kind.BACKING and backing is not None and cursor is not None:
-                # A backing file may be shorter than the disk: past its end the disk is zeros.
+                # A backing file may be shorter than the disk: behind its end the disk is zeros.
                 at = max(start, min(end, backing.size))
                 yield from cursor.between(start, at)
             if at < end:
                 yield Extent(at, end - at, zero=kind != Kind.DATA)
 
     def places(self) -> Iterator[Place]:
-        """Plain clusters lie in the file as they are, and so may what the backing file has (see `disks.cloning`)."""
+        """Plain clusters lie unchanged in the file, and so may parts of the backing file (see `disks.cloning`)."""
         data, backing = FilePlaces(self._data), FilePlaces(self._backing)
         for start, end, kind, host, _ in self._mapping.all_runs():
             if kind == Kind.DATA:
@@ -89,11 +89,11 @@ class Qcow2Reader:
                 yield from backing.between(start, end, start)
 
     def bitmaps(self) -> tuple[Bitmap, ...]:
-        """The dirty bitmaps that the image keeps."""
+        """The image's dirty bitmaps."""
         return bitmaps(self._over, self.header, self._name)
 
     def dirty_extents(self, bitmap: str) -> Iterator[Extent]:
-        """What was written since the bitmap of that name was made; zeros where `extents()` says so. NotFound, CbtReset."""
+        """What was written since the bitmap of that name was made; zeros where `extents()` has them. NotFound, CbtReset."""
         found = named(self.bitmaps(), bitmap, self._name)
         dirty = dirty_extents(self._over, self.header, found, self._name)
         cursor = ExtentCursor(self.extents())
@@ -119,13 +119,14 @@ class Qcow2Reader:
 
     @cached_property
     def _compressed(self) -> "CompressedClusters":
-        """Made when the first compressed cluster is met: most images have none, and inflaters take a while to load."""
+        """Made for the first compressed cluster: most images have none, and inflaters take a while to load."""
         from synvirt.disks.qcow2.compressed import CompressedClusters
 
         return CompressedClusters(self._over, self.header, self._name)
 
     def _read_data(self, host: int, into: memoryview, guest: int) -> None:
-        """Plain clusters. The file's last one may be shorter than a cluster: what it lacks reads as zeros, as QEMU has it."""
+        """Reads plain clusters. The file's last one may be shorter than a cluster: the missing part reads as zeros, as in
+        QEMU."""
         held = max(0, min(len(into), self._data.size - host))
         if held < len(into):
             end = -(-self._data.size // self.header.cluster_size) * self.header.cluster_size
@@ -153,7 +154,7 @@ class Qcow2Reader:
 
 
 def facts_of(header: Header) -> dict[str, Any]:
-    """What the header says, of an encrypted image too."""
+    """The header's facts, for an encrypted image too."""
     facts: dict[str, Any] = {
         "version": header.version,
         "cluster_bytes": header.cluster_size,

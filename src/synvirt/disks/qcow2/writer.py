@@ -1,7 +1,7 @@
 """A disk as a new qcow2 file, written by qemu-img: reader ─▶ NbdServer ─▶ qemu-img convert ─▶ file.
 
-Version 3, clusters of 64 KiB, none for what is zeros. The program sees no file but the one that it writes, is given both
-formats, and ends with this process.
+Version 3, clusters of 64 KiB, none for zeros. The program gets only the file that it writes and both formats, and ends with
+this process.
 """
 
 import contextlib
@@ -30,17 +30,18 @@ def write_qcow2(
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[Copied], None] = lambda copied: None,
 ) -> None:
-    """All of the disk, durable when this returns; of a file that failed what was written stays, for its maker to remove.
+    """Writes all of the disk, durable when this returns. After an error the file stays with what was written; its maker removes
+    it.
 
-    `stop` is asked often; Cancelled, once it says True. `on_progress` is called from several threads, one at a time. What the
-    reader raises is raised; else DiskWriteFailed.
+    `stop` is called often; Cancelled, once it is true. `on_progress` is called from several threads, one at a time. Errors of
+    the reader are raised; else DiskWriteFailed.
     """
     folder = Path(tempfile.mkdtemp(prefix="synvirt-qcow2-"))
     server = NbdServer(reader, on_read=_Count(reader, on_progress).add)
     try:
         source = server.listen(folder / "socket")
         argv = ["qemu-img", "convert", "-q", "-W", "-f", "raw", "-O", "qcow2", source, str(path)]
-        # Made here, so that it is ours: in a worker's cage qemu-img may be another user (`files_as_service`).
+        # Made here, so that it is ours: in a worker's cage qemu-img may run as another user (`files_as_service`).
         path.touch(mode=0o644)
         run(argv, timeout_s=TIMEOUT_S, stop=stop, guarded=True, missing=DiskWriteFailed)
         with path.open("rb") as file:
@@ -60,7 +61,7 @@ def write_qcow2(
 
 
 class _Count:
-    """How far the disk was read."""
+    """How much of the disk was read."""
 
     def __init__(self, reader: DiskReader, on_progress: Callable[[Copied], None]) -> None:
         self._on_progress = on_progress

@@ -1,9 +1,9 @@
-"""Raw disks: bytes as they are, in files and on block devices. Read in this order:
+"""Raw disks, in files and on block devices. Read in this order:
 
 files.py     a range of a file or block device read; a sparse file or a block device written
 holes.py     holes of an image's own file: never written, so zeros
 direct.py    a block device written past the page cache
 cloning.py   bytes shared by reflink instead of copied
 new_file.py  a raw file that gets its name only when it is complete
-blank.py     a disk of zeros that lies in no file
+blank.py     a disk of zeros without a file
 """

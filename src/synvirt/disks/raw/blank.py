@@ -1,4 +1,4 @@
-"""A disk of zeros: what a description calls for without a file."""
+"""A disk of zeros, which a description wants without a file."""
 
 from collections.abc import Iterator
 from typing import Final

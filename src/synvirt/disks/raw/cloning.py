@@ -1,10 +1,10 @@
-"""What need not be copied at all: bytes that lie in a file of the volume's own file system, shared by reflink.
+"""Avoids the copy of bytes that lie in a file of the volume's own file system: they are shared by reflink.
 
     rest = clone(reader, writer)      # milliseconds, whatever the size
-    copy(rest, writer)                # what no clone could be made of
+    copy(rest, writer)                # what could not be cloned
 
 `ioctl_ficlonerange(2)`: XFS (reflink=1), Btrfs, bcachefs, overlays of them, and servers of NFS 4.2 or SMB 3 that offer it. The
-volume owns what it shares: it stays when the source goes. Elsewhere nothing is cloned, and the rest is everything.
+volume keeps its shared bytes when the source is removed. Elsewhere nothing is cloned, and the rest is everything.
 """
 
 import fcntl
@@ -22,14 +22,14 @@ from synvirt.sizes import GIB
 FICLONERANGE = 0x4020940D
 # linux/fs.h: _IOW(0x94, 9, int).
 FICLONE = 0x40049409
-# The kernel holds both files' locks for as long as one call takes: a bound on what a cancel waits for.
+# The kernel holds both files' locks during a call: this limits how long a cancel waits.
 STEP_BYTES = 4 * GIB
 # A range behind any disk's end.
 _NOTHING = (1 << 64, 1 << 64)
 
 
 def clone(reader: DiskReader, writer: DiskWriter, stop: Callable[[], bool] = lambda: False) -> "Rest":
-    """Make the writer share what it can with the files that the reader reads from; a reader of what is left to copy.
+    """Lets the writer share what it can with the files that the reader reads from; gives a reader of what is left to copy.
 
     May be called again after a crash: the same is cloned again. Cancelled, once `stop()` is True.
     """
@@ -41,7 +41,7 @@ def clone(reader: DiskReader, writer: DiskWriter, stop: Callable[[], bool] = lam
             try:
                 _clone(writer.descriptor, piece)
             except OSError:
-                break  # no reflinks here, or no room for them: copying does it, or says better what is wrong
+                break  # no reflinks here, or no room for them: the copy works, or gives a better error
             if cloned and cloned[-1][1] == piece.start:
                 cloned[-1] = (cloned[-1][0], piece.start + piece.length)
             else:
@@ -50,13 +50,13 @@ def clone(reader: DiskReader, writer: DiskWriter, stop: Callable[[], bool] = lam
 
 
 def clone_file(source: int, target: int) -> None:
-    """Make the file behind `target` share all bytes of that behind `source`: both read the same. OSError, where their file
-    system cannot do that, or they are of two."""
+    """The file behind `target` shares all bytes of that behind `source` from then on. OSError, where their file system cannot
+    do that, or they are in two."""
     fcntl.ioctl(target, FICLONE, source)
 
 
 def _pieces(places: Iterator[Place], block_bytes: int) -> Iterator[Place]:
-    """The whole blocks of places: both offsets must be multiples of the file system's block."""
+    """The whole blocks of places: both offsets must be multiples of the file system's block size."""
     for place in places:
         if (place.start - place.at) % block_bytes:
             continue
@@ -71,7 +71,7 @@ def _clone(descriptor: int, piece: Place) -> None:
 
 
 class Rest(Over):
-    """A reader without the extents that were cloned, ascending ranges (start, end)."""
+    """A reader without the cloned extents, which are ascending ranges (start, end)."""
 
     def __init__(self, over: DiskReader, cloned: list[tuple[int, int]]) -> None:
         super().__init__(over)

@@ -1,7 +1,7 @@
 """A block device written past the page cache (O_DIRECT, open(2)): docs/decisions/0004 has the figures.
 
-It takes half the time on a zfs volume, whose bytes zfs keeps in a cache of its own; and an error comes with the write that it
-is of, as what it is: through the page cache a full pool is «Input/output error» at some later flush.
+It takes half the time on a zfs volume, as zfs has a cache of its own. And an error is reported by its own write, with its own
+number: through the page cache a full pool is «Input/output error» at a later flush.
 """
 
 import errno
@@ -13,15 +13,15 @@ from pathlib import Path
 from synvirt.disks.raw.files import HINTS, RawWriter, open_block_writer
 from synvirt.errors import DiskWriteFailed
 
-# O_DIRECT takes whole blocks of the device, from memory aligned likewise. A page is a multiple of every block size in use, and
-# what the page cache holds is then never half of what is written past it.
+# O_DIRECT takes whole blocks of the device, from aligned memory. A page is a multiple of every block size in use, so no page in
+# the page cache is ever half written past it.
 PAGE_BYTES = 4096
-# Memory that is aligned, one piece a thread: what is to be written is copied there first, at a tenth of the cost of the write.
+# Aligned memory, one piece per thread: data is copied there before it is written, at a tenth of the cost of the write.
 ALIGNED_BYTES = 1 << 20
 
 
 def open_direct_writer(path: str, size: int) -> "DirectWriter | RawWriter":
-    """As `open_block_writer`; by way of the page cache where the device does not take direct writes."""
+    """Like `open_block_writer`; through the page cache where the device does not take direct writes."""
     over = open_block_writer(path, size)
     try:
         return DirectWriter(over, os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC), Path(path).name)
@@ -30,7 +30,7 @@ def open_direct_writer(path: str, size: int) -> "DirectWriter | RawWriter":
 
 
 class DirectWriter:
-    """Whole pages go directly; the edges, zeros and flushes are `over`'s."""
+    """Writes whole pages directly; edges, zeros and flushes go through `over`."""
 
     def __init__(self, over: RawWriter, fd: int, name: str) -> None:
         self._over, self._fd, self._name = over, fd, name
@@ -56,7 +56,7 @@ class DirectWriter:
             try:
                 at += os.pwrite(self._fd, aligned[at:], offset + at)
             except OSError as error:
-                if error.errno == errno.EINVAL:  # blocks larger than a page: no matter, the other way takes them
+                if error.errno == errno.EINVAL:  # blocks larger than a page: `over` can write them
                     self._over.write(offset + at, pages[at:])
                     return
                 number = error.errno or 0

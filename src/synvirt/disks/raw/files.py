@@ -1,9 +1,9 @@
-"""Bytes as they are: a range of a file or block device, read; a sparse file or a block device, written.
+"""Raw bytes: reads a range of a file or block device; writes a sparse file or a block device.
 
 A tar member is a range of the archive, so it needs no reader of its own. Holes are found by SEEK_DATA and SEEK_HOLE
 (lseek(2)) and made by FALLOC_FL_PUNCH_HOLE (fallocate(2)), which both work on block devices too.
 
-Errors name the file, never its path: they are shown to all who watch the job.
+Errors name the file, never its path: all users of the job can see them.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from synvirt.disks.layers import Layer
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
 from synvirt.sizes import MIB, WRITE_BYTES
 
-# preadv and pwritev need no lock, so as many as there may be copy threads.
+# preadv and pwritev need no lock, so this is the most copy threads that there may be.
 CALLS_AT_ONCE = 64
 ZEROS: Final = bytes(MIB)
 PAGE_BYTES = 4096
@@ -30,7 +30,7 @@ PAGE_BYTES = 4096
 # linux/falloc.h, linux/fs.h: Python has no names for them.
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 0x01, 0x02
 BLKDISCARD, BLKZEROOUT = 0x1277, 0x127F
-# What a file system or device says to something it does not offer.
+# The errors of a file system or device for a call that it does not offer.
 NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL})
 
 HINTS = {
@@ -50,7 +50,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 class RawReader:
     """The bytes `offset … offset + length` of a file or block device; `length` None means up to its end.
 
-    `descriptor`: the file is open already (by `open_beneath`) and the reader's from now on; `path` then only names it.
+    `descriptor`: of a file that is already open (by `open_beneath`), which the reader then owns; `path` is only its name.
     """
 
     max_readers = CALLS_AT_ONCE
@@ -70,7 +70,7 @@ class RawReader:
 
     @property
     def descriptor(self) -> int:
-        """Of the file, which stays the reader's."""
+        """The file's descriptor, which the reader still owns."""
         return self._fd
 
     def extents(self) -> Iterator[Extent]:
@@ -86,7 +86,8 @@ class RawReader:
             at = data
 
     def _seek(self, at: int, whence: int, end: int) -> int:
-        """The next data or hole at or after `at`; `end` if there is no more. Moves a position that is not used otherwise."""
+        """The next data or hole at or after `at`; `end`, if there is none. It moves the file position, which nothing else
+        uses."""
         try:
             return os.lseek(self._fd, at, whence)
         except OSError as error:
@@ -94,11 +95,11 @@ class RawReader:
                 return at if whence == os.SEEK_DATA else end
             if error.errno == errno.ENXIO and os.lseek(self._fd, 0, os.SEEK_END) >= end:
                 return end
-            # ENXIO in a file that has shrunk meanwhile is no hole: what is missing must not become zeros.
+            # ENXIO in a file that has shrunk meanwhile is no hole: missing data must not become zeros.
             self._failed(at, error)
 
     def places(self) -> Iterator[Place]:
-        """All data lies as it is in the file (see `disks.cloning`)."""
+        """All data lies unchanged in the file (see `disks.cloning`)."""
         for extent in self.extents():
             if not extent.zero:
                 yield Place(extent.start, extent.length, self._fd, self._offset + extent.start)
@@ -135,15 +136,15 @@ class RawReader:
             self._fd = -1
 
 
-# A way to make `length` bytes at `offset` of an open file read as zeros; OSError of NOT_OFFERED where it is not to be had.
+# A way to make `length` bytes at `offset` of an open file read as zeros; OSError of NOT_OFFERED, where it is not available.
 Zeroing = Callable[[int, int, int], None]
 
 
 class RawWriter:
-    """A file or block device of which the first `size` bytes are the disk.
+    """A file or block device; its first `size` bytes are the disk.
 
-    `zeroings` are tried in turn, on ranges aligned to `alignment`; one that is not offered is not tried again. What is left,
-    the unaligned edges and everything when no way is offered, is written as zeros.
+    `zeroings` are tried in turn, on ranges aligned to `alignment`; one that is not offered is not tried again. The unaligned
+    edges, and everything when no way is offered, are written as zeros.
     """
 
     max_writers = CALLS_AT_ONCE
@@ -203,7 +204,7 @@ class RawWriter:
         try:
             os.fdatasync(self._fd)
         except OSError as error:
-            # The kernel reports a failed write-back once, and not where it was.
+            # The kernel reports a failed write-back once, without its place.
             self._failed("something written earlier, from the last watermark on or", 0, error)
 
     def close(self) -> None:
@@ -213,7 +214,7 @@ class RawWriter:
 
 
 def open_file_writer(path: str, size: int) -> RawWriter:
-    """A sparse file that its destination has made, of exactly `size` bytes."""
+    """A sparse file of exactly `size` bytes, made by its destination."""
     name, fd = Path(path).name, _open(path, os.O_RDWR, DiskWriteFailed)
     _check_size(fd, name, size, exactly=True)
     return RawWriter(fd, name, size, zeroings=(punch_hole,))
@@ -236,31 +237,31 @@ def _check_size(fd: int, name: str, size: int, *, exactly: bool) -> None:
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """fallocate(2): the kernel promises zeros, on files by a hole, on devices by write-zeroes that may unmap."""
+    """fallocate(2): the kernel promises zeros, in files by a hole, on devices by write-zeroes that may unmap."""
     while _libc.fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length) != 0:
         number = ctypes.get_errno()
-        if number != errno.EINTR:  # ctypes, unlike os, does not call again after a signal
+        if number != errno.EINTR:  # ctypes, unlike os, does not repeat a call after a signal
             raise OSError(number, os.strerror(number))
 
 
 def discard(fd: int, offset: int, length: int) -> None:
-    """BLKDISCARD. Only zfs promises that what was discarded reads as zeros, and only for whole blocks of the volume."""
+    """BLKDISCARD. Only zfs promises that discarded ranges read as zeros, and only for whole blocks of the volume."""
     fcntl.ioctl(fd, BLKDISCARD, struct.pack("=QQ", offset, length))
 
 
 def zero_out(fd: int, offset: int, length: int) -> None:
-    """BLKZEROOUT: zeros, written by the device itself if it can, else by the kernel."""
+    """BLKZEROOUT: the device itself writes zeros if it can, else the kernel."""
     fcntl.ioctl(fd, BLKZEROOUT, struct.pack("=QQ", offset, length))
 
 
 def _driver(major: int) -> str:
-    """The name /proc/devices has for a block device's major number."""
+    """The name of a block device's major number in /proc/devices."""
     _, _, blocks = Path("/proc/devices").read_text().partition("Block devices:")
     return dict(line.split(maxsplit=1) for line in blocks.splitlines() if line.strip()).get(str(major), "")
 
 
 def _discard_granularity(device: int) -> int:
-    """A zvol's block size: an edge of a discarded range that is no whole block keeps its bytes."""
+    """A zvol's block size: if an edge of a discarded range is not a whole block, its bytes stay."""
     queue = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/queue/discard_granularity")
     with contextlib.suppress(OSError, ValueError):
         return max(int(queue.read_text()), PAGE_BYTES)
@@ -268,7 +269,7 @@ def _discard_granularity(device: int) -> int:
 
 
 def _open(path: str, flags: int, failure: type[SynvirtError]) -> int:
-    """A descriptor of a regular file or block device. Others are not opened at all: a FIFO would wait, a tape rewind."""
+    """A descriptor of a regular file or block device. Others are never opened: a FIFO would wait, a tape rewind."""
     try:
         mode = Path(path).stat().st_mode
         fd = os.open(path, flags | os.O_CLOEXEC) if stat.S_ISREG(mode) or stat.S_ISBLK(mode) else -1

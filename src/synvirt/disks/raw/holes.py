@@ -1,7 +1,7 @@
-"""Holes of an image's own file, as arrays: what is allocated in the image and was never written in the file is zeros.
+"""Holes of an image's own file, as arrays: ranges that are allocated in the image and never written in the file are zeros.
 
-Images are made that way on purpose (qcow2 with preallocation, Proxmox' default; fixed VHDX), and their guests' disks would
-otherwise be read, in full, as zeros.
+Images are made so on purpose (qcow2 with preallocation, Proxmox' default; fixed VHDX). Without this all those zeros would be
+read.
 """
 
 from itertools import islice
@@ -13,12 +13,12 @@ from synvirt.blocks import DiskReader
 
 Integers = NDArray[np.int64]
 
-# 16 bytes each: 1 MiB of memory. In a file with more holes than this, the later ones are read as the zeros they are.
+# 16 bytes each: 1 MiB of memory. In a file with more holes, the later ones are read as zeros.
 _HOLES_MAX = 65536
 
 
 class Holes:
-    """The holes of one file: ascending and apart."""
+    """The holes of one file, ascending and separate."""
 
     def __init__(self, file: DiskReader) -> None:
         holes = list(islice((extent for extent in file.extents() if extent.zero), _HOLES_MAX))
@@ -29,7 +29,7 @@ class Holes:
         return len(self._starts) > 0
 
     def cover(self, starts: Integers, ends: Integers) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Of each range of the file: lies it within a hole; lies only part of it in holes."""
+        """For each range of the file: whether it lies in a hole; whether only a part of it lies in holes."""
         first = np.searchsorted(self._ends, starts, "right")
         known = first < len(self._starts)
         at = np.minimum(first, len(self._starts) - 1)
@@ -38,7 +38,7 @@ class Holes:
         return within, touched & ~within
 
     def split(self, start: int, end: int) -> list[tuple[int, bool]]:
-        """A range of the file cut at the edges of holes: (where a piece begins, is it a hole)."""
+        """A range of the file, cut at the edges of holes: (start of a piece, whether it is a hole)."""
         first = int(np.searchsorted(self._ends, start, "right"))
         last = int(np.searchsorted(self._starts, end, "left"))
         pieces: list[tuple[int, bool]] = []

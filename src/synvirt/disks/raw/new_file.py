@@ -1,4 +1,4 @@
-"""A raw file that has its name only when it is complete: of one that failed, nothing is left, not even after kill -9."""
+"""A raw file that gets its name only when it is complete: after an error nothing is left of it, not even after kill -9."""
 
 import errno
 import os
@@ -9,15 +9,15 @@ from pathlib import Path
 from synvirt.disks.raw.files import HINTS, RawWriter, punch_hole
 from synvirt.errors import Conflict, DiskWriteFailed
 
-# How a file system says that it has no files without a name: it takes O_TMPFILE for the O_DIRECTORY that is part of it.
+# The errors of a file system without nameless files: it reads O_TMPFILE as the O_DIRECTORY that it contains.
 NAMELESS_NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
 
 
 @contextmanager
 def new_file(path: Path, size: int, *, replace: bool = False) -> Iterator[RawWriter]:
-    """A writer of a sparse file of `size` bytes, which is `path` once the block ends without an error.
+    """A writer of a sparse file of `size` bytes, which is named `path` once the block ends without an error.
 
-    Conflict: there is a file of that name, and `replace` is False. DiskWriteFailed: the folder takes no file.
+    Conflict: a file of that name exists, and `replace` is False. DiskWriteFailed: the folder takes no file.
     """
     if not replace and os.path.lexists(path):
         raise _exists(path)
@@ -45,7 +45,7 @@ def new_file(path: Path, size: int, *, replace: bool = False) -> Iterator[RawWri
 
 def _unnamed(folder: Path) -> tuple[int, Path | None]:
     """A file without a name; where the file system has none, one with a hidden name."""
-    flags, mode = os.O_RDWR | os.O_CLOEXEC, 0o666  # the umask decides, as for any file a person makes
+    flags, mode = os.O_RDWR | os.O_CLOEXEC, 0o666  # the umask decides, as for any file of a person
     try:
         return os.open(folder, flags | os.O_TMPFILE, mode), None
     except OSError as error:
@@ -56,7 +56,7 @@ def _unnamed(folder: Path) -> tuple[int, Path | None]:
 
 
 def _give_name(fd: int, hidden: Path | None, path: Path, *, replace: bool) -> None:
-    """As one step: who opens `path` sees what was there before, or all of the new file."""
+    """In one step: `path` always opens either the earlier file or the complete new one."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if hidden is None and replace:
@@ -79,7 +79,7 @@ def _give_name(fd: int, hidden: Path | None, path: Path, *, replace: bool) -> No
 
 
 def _link(fd: int, path: Path, folder: int) -> None:
-    # open(2): the way to name an O_TMPFILE. Only with a folder's descriptor does Python call linkat(2) with AT_SYMLINK_FOLLOW.
+    # open(2): the way to name an O_TMPFILE. Only with a folder's descriptor Python calls linkat(2) with AT_SYMLINK_FOLLOW.
     os.link(f"/proc/self/fd/{fd}", path.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
 
 

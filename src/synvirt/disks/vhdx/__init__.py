@@ -1,1 +1,1 @@
-"""VHDX ([MS-VHDX]): header.py and log.py bring the file to one state, reader.py reads it."""
+"""VHDX ([MS-VHDX]): header.py and log.py give the file a consistent state, reader.py reads it."""

@@ -1,11 +1,11 @@
 """The head of a VHDX file: [MS-VHDX] sections 2.2 (header section) and 2.6 (metadata region).
 
-    header 1, header 2 ─▶ Header        which log, and the identity of the data
+    header 1, header 2 ─▶ Header        the log, and the identity of the data
     region table       ─▶ Regions       where the BAT and the metadata lie
     metadata table     ─▶ Metadata      sizes, and how the parent is found
 
-Whatever is returned has been checked, so that each field can be relied on. What is wrong is MalformedArchive, what is right
-but unknown here UnsupportedFormat.
+All results have been checked, so that each field can be relied on. Errors are MalformedArchive; valid but unknown parts are
+UnsupportedFormat.
 """
 
 import struct
@@ -62,7 +62,7 @@ DAMAGED: Final = "The file is damaged or cut off: copy it again from where it ca
 
 
 class Region(NamedTuple):
-    """Bytes `start` to `end` of the file, and what they are."""
+    """Bytes `start` to `end` of the file, and their purpose."""
 
     start: int
     end: int
@@ -81,7 +81,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Where the two regions lie that every image has; `others` are optional ones that are unknown here."""
+    """The places of the two regions that every image has; `others` are unknown optional ones."""
 
     bat: Region
     metadata: Region
@@ -118,7 +118,7 @@ class Metadata:
 
 
 def read_bytes(over: DiskReader, start: int, length: int, what: str, name: str) -> bytes:
-    """Bytes of the file; MalformedArchive says what they were to be, if it is too short to have them."""
+    """Bytes of the file. MalformedArchive names them, if the file is too short."""
     if start + length > over.size:
         raise MalformedArchive(
             f"{name}: {what} lies at {start} to {start + length}, the file ends at {over.size}", hint=DAMAGED
@@ -167,12 +167,12 @@ def _sequence(header: bytes) -> int:
 
 
 def checksum_is_right(content: bytes) -> bool:
-    """Of a header, a region table or a log entry: a signature, the checksum, and it counts as zero itself."""
+    """For a header, a region table or a log entry: a signature, then the checksum, which counts as zero itself."""
     return crc32c(content[:4] + bytes(4) + content[8:]) == int.from_bytes(content[4:8], "little")
 
 
 def read_regions(over: DiskReader, header: Header, name: str) -> Regions:
-    """The regions of the first valid region table (section 2.2.3); none over another, all within the file."""
+    """The regions of the first valid region table (section 2.2.3), without overlaps, all in the file."""
     for at in _REGION_TABLES_AT:
         content = read_bytes(over, at, _TABLE_BYTES, "a region table", name)
         if content.startswith(b"regi") and checksum_is_right(content):
@@ -212,7 +212,7 @@ def _check_regions(regions: list[Region], file_bytes: int, name: str) -> None:
 
 
 def read_metadata(over: DiskReader, region: Region, name: str) -> Metadata:
-    """The system items of the metadata region (section 2.6.2); user items are not looked at."""
+    """The system items of the metadata region (section 2.6.2); user items are ignored."""
     items = _Items(over, region, name)
     values = {
         item: int.from_bytes(items.content(item, length), "little")
@@ -240,7 +240,7 @@ def read_metadata(over: DiskReader, region: Region, name: str) -> Metadata:
 
 
 class _Items:
-    """The metadata table (section 2.6.1): which items there are, and their contents."""
+    """The metadata table (section 2.6.1): the present items, and their contents."""
 
     def __init__(self, over: DiskReader, region: Region, name: str) -> None:
         self._over, self._region, self._name = over, region, name

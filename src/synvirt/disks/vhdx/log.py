@@ -3,8 +3,8 @@
     ring of 4 KiB sectors:  … │ header, descriptors │ data │ data │ header, descriptors │ data │ …
                                 └────── an entry, sequence n ──────┘└─────── n + 1 ──────┘
 
-A host that lost power has changes of the metadata in the log that may be missing, or half written, in their places. They are
-never ignored: what the log says lies over the file like a foil, and everything is read through it. The file is not touched.
+If a host lost power, the log has changes of the metadata that may be missing, or half written, in their places. They are never
+ignored: the log's content covers the file's, and everything is read so. The file is not changed.
 """
 
 import struct
@@ -23,13 +23,13 @@ from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from synvirt.sizes import KIB, MIB
 
 SECTOR: Final = 4 * KIB
-# Hyper-V makes logs of 1 MiB. The whole ring is held while it is replayed, three times while it is checked.
+# Hyper-V makes logs of 1 MiB. The whole ring is in memory while it is replayed, three times while it is checked.
 _LOG_BYTES_MAX: Final = 32 * MIB
-# Honest entries do not overlap, so that all checksums take one pass over the ring; hostile ones could take one each.
+# Honest entries do not overlap, so all their checksums need one pass over the ring; hostile entries could need one pass each.
 _CHECKED_PASSES_MAX: Final = 4
-# One for each sector of the largest log is 8192; zero descriptors could be millions.
+# The largest log needs 8192, one per sector; zero descriptors could be millions.
 _DESCRIPTORS_MAX: Final = 64 << 10
-# Sizes are signed 64-bit in whatever reads the file.
+# Sizes are signed 64-bit in every program that reads the file.
 _OFFSET_MAX: Final = (1 << 63) - 1
 
 _ENTRY = struct.Struct("<4sIIIQII16sQQ")
@@ -53,7 +53,7 @@ class Entry:
 
 
 def replay(over: DiskReader, header: Header, name: str) -> "ReplayedFile":
-    """The file with its active log sequence applied. MalformedArchive: there is none, or the file was cut off since."""
+    """The file with its active log sequence applied. MalformedArchive: there is none, or the file was cut off later."""
     length = header.log.end - header.log.start
     if length > _LOG_BYTES_MAX:
         raise UnsupportedFormat(
@@ -78,8 +78,8 @@ def replay(over: DiskReader, header: Header, name: str) -> "ReplayedFile":
 
 
 def _active_sequence(entries: dict[int, Entry]) -> list[Entry]:
-    """The newest sequence that is whole (sections 2.3.2 and 2.3.3): from the tail that its head names to the head."""
-    heads: dict[int, Entry] = {}  # of each entry by where it begins, the last one that goes on from it
+    """The newest complete sequence (sections 2.3.2 and 2.3.3): from the tail that its head names to the head."""
+    heads: dict[int, Entry] = {}  # by an entry's start: the last entry of the sequence that begins there
     for entry in sorted(entries.values(), key=lambda entry: entry.sequence, reverse=True):
         following = _next(entries, entry)
         heads[entry.at] = heads[following.at] if following else entry
@@ -93,7 +93,7 @@ def _active_sequence(entries: dict[int, Entry]) -> list[Entry]:
 
 
 def _next(entries: dict[int, Entry], entry: Entry) -> Entry | None:
-    """The entry that was written after this one, if it is still there. `entries` has them by where they begin."""
+    """The entry written after this one, if it still exists. `entries` has them by their starts."""
     following = entries.get(entry.at + entry.length)
     return following if following is not None and following.sequence == entry.sequence + 1 else None
 
@@ -105,7 +105,7 @@ class _Ring:
         self._ring, self._guid, self._name = ring, guid.bytes_le, name
 
     def entries(self) -> dict[int, Entry]:
-        """All valid entries by where they begin; one that ends at the ring's end is followed by the one at its beginning."""
+        """All valid entries by their starts; an entry at the ring's end is followed by the one at its beginning."""
         found: dict[int, Entry] = {}
         checked = descriptors = 0
         signatures = np.frombuffer(self._ring, "S4")[:: SECTOR // 4]
@@ -120,14 +120,14 @@ class _Ring:
             entry = self._entry(at, length) if length else None
             if entry is not None:
                 found[at] = entry
-        # The ring goes round: an offset past its end means the one as far from its beginning.
+        # The ring wraps: an offset behind its end means the same distance from its beginning.
         return found | {at + len(self._ring): entry for at, entry in found.items()}
 
     def _slice(self, at: int, length: int) -> bytes:
         return self._ring[at : at + length] + self._ring[: max(0, at + length - len(self._ring))]
 
     def _plausible(self, at: int) -> tuple[int, int]:
-        """The length of the entry at `at`, and how many descriptors it has; zeros if its header alone says that it is none."""
+        """The length of the entry at `at`, and its number of descriptors; zeros, if its header alone shows that it is none."""
         _, _, length, tail, sequence, count, _, guid, flushed, last = _ENTRY.unpack_from(self._ring, at)
         fits = 0 < length <= len(self._ring) and length % SECTOR == 0 and _descriptor_bytes(count) <= length
         sane = tail % SECTOR == 0 and tail < len(self._ring) and sequence > 0 and max(flushed, last) <= _OFFSET_MAX
@@ -143,12 +143,12 @@ class _Ring:
 
 
 def _descriptor_bytes(count: int) -> int:
-    """The sectors that the header and the descriptors take."""
+    """The size of the sectors with the header and the descriptors."""
     return -(-(_ENTRY.size + count * _DESCRIPTOR.size) // SECTOR) * SECTOR
 
 
 def _changes(content: bytes, count: int, sequence: int) -> tuple[tuple[int, int, bytes | None], ...] | None:
-    """What an entry changes, None if a descriptor or a data sector is not of this entry (section 2.3.1)."""
+    """The changes of an entry; None, if a descriptor or a data sector is not of this entry (section 2.3.1)."""
     found: list[tuple[int, int, bytes | None]] = []
     data_at = _descriptor_bytes(count)
     for number in range(count):
@@ -170,19 +170,19 @@ def _changes(content: bytes, count: int, sequence: int) -> tuple[tuple[int, int,
 
 
 def _halves(sequence: int) -> bytes:
-    """The high half of a sequence number and then the low one, as a data sector has them at its ends."""
+    """The high half of a sequence number and then the low one, in the form of a data sector's ends."""
     return struct.pack("<II", sequence >> 32, sequence & 0xFFFF_FFFF)
 
 
 class ReplayedFile:
-    """A file and what lies over it: a DiskReader that owns `over`. `entries`: how many log entries were replayed.
+    """A file with changes over it: a DiskReader that owns `over`. `entries`: how many log entries were replayed.
 
-    Beyond the file's end, up to `size`, there are zeros: the log says how long the file was to become.
+    Behind the file's end, up to `size`, are zeros: the log has the length that the file was to get.
     """
 
     def __init__(self, over: DiskReader, *, entries: int, size: int) -> None:
         self._over, self.entries, self.size = over, entries, size
-        # Ranges that do not overlap, ascending: beginnings, ends, and content (None: zeros).
+        # Ranges without overlaps, ascending: starts, ends, and content (None: zeros).
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._contents: list[bytes | None] = []
@@ -192,7 +192,7 @@ class ReplayedFile:
         return self._over.max_readers
 
     def put(self, start: int, length: int, content: bytes | None) -> None:
-        """Lay a range over what is there, earlier ranges included. Only while the log is replayed."""
+        """Puts a range over what is there, over earlier ranges too. Only while the log is replayed."""
         if not length:
             return
         end = start + length

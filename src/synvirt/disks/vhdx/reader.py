@@ -5,15 +5,15 @@
     │ type   │           │           │              │ again        │ each on a boundary of 1 MiB, in any order
 
     VhdxReader ── header        headers, region table, metadata
-               ── log           a log that is not empty, replayed in memory: all but the headers is read through it
+               ── log           a non-empty log, replayed in memory: all but the headers is read through it
                ── _Table        the BAT, as places for a BlockMap
-               ── parents       the file that a differencing image lies over
+               ── parents       the parent's file of a differencing image
 
-Everything is little-endian. Never written, never repaired.
+Everything is little-endian. The reader never writes or repairs.
 
-Where the specification leaves a choice: blocks that are undefined or unmapped read as zeros, as do the blocks that a fixed or
-dynamic image does not have. Bitmap entries of the BAT are looked at in differencing images only: elsewhere they mean nothing,
-and QEMU before 8.1 left wrong ones there.
+Where the specification leaves a choice: undefined or unmapped blocks read as zeros, like the missing blocks of a fixed or
+dynamic image. Bitmap entries of the BAT are used only in differencing images: elsewhere they have no meaning, and QEMU before
+8.1 left wrong ones there.
 """
 
 from collections.abc import Iterator
@@ -67,9 +67,9 @@ _BITMAP_BYTES: Final = MIB
 class VhdxReader(MappedImage):
     """The guest's disk in the VHDX image whose bytes are `over`, which it owns: close() closes it, and its parent.
 
-    `root` and `name` are ImageSpec's: the image's path under the import root. `chain` is for images that are parents.
-    `replayed` is how many log entries had to be replayed: 0 for an image that was closed. `alone`: a differencing image
-    without its parent, whose extents are what it holds itself.
+    `root` and `name` are ImageSpec's: the image's path under the import root. `chain` is given for images that are parents.
+    `replayed`: the number of replayed log entries, 0 for an image that was closed. `alone`: a differencing image without its
+    parent; its extents are only its own data.
     """
 
     def __init__(
@@ -121,15 +121,15 @@ class VhdxReader(MappedImage):
 
 
 def _taken(header: Header, regions: Regions) -> list[Region]:
-    """What blocks may not lie over (section 2.5.1)."""
+    """The ranges that blocks may not overlap (section 2.5.1)."""
     headers = Region(0, HEADER_SECTION_BYTES, "the headers")
     return [headers, header.log, regions.bat, regions.metadata, *regions.others]
 
 
 class _Table:
-    """The BAT (section 2.5), decoded a window at a time: payload entries, and after those of each chunk one for its bitmap.
+    """The BAT (section 2.5), decoded a window at a time: the payload entries of each chunk, then one for its bitmap.
 
-    `bitmaps`: where in the file each chunk's bitmap lies, 0 where there is none; filled while the windows are walked.
+    `bitmaps`: the offset of each chunk's bitmap in the file, 0 where there is none; filled while the windows are walked.
     """
 
     def __init__(self, over: DiskReader, region: Region, metadata: Metadata, name: str) -> None:
@@ -174,7 +174,7 @@ class _Table:
         return np.where(states == State.FULLY_PRESENT, offsets, np.where(partial, ~offsets, places))
 
     def _checked(self, payload: Entries, first: int) -> tuple[Entries, Places]:
-        """States and offsets, of which those of present blocks lie in the file."""
+        """States and offsets; those of present blocks lie in the file."""
         states, offsets = payload & _STATE, payload & _OFFSET
         self._refuse((states == 4) | (states == 5), payload, first, "which is reserved")
         self._refuse(
@@ -205,7 +205,7 @@ class _Table:
 
 
 def _open_parent(root: ImageRoot | None, name: str, metadata: Metadata, locator: dict[str, str], chain: Chain) -> VhdxReader:
-    """The image that a differencing one lies over (section 2.6.2.6.3). MalformedArchive, if what is found is another one."""
+    """The parent of a differencing image (section 2.6.2.6.3). MalformedArchive, if the found file is another one."""
     keys = (("relative_path", False), ("volume_path", True), ("absolute_win32_path", True))
     references = [Reference(locator[key], absolute) for key, absolute in keys if key in locator]
     over, parent_name, chain = open_parent(root, name, references, chain)

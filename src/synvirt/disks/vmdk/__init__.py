@@ -1,4 +1,4 @@
-"""VMDK (VMware «Virtual Disk Format 1.1» and what later products add). Read in this order:
+"""VMDK (VMware «Virtual Disk Format 1.1», and additions of later products). Read in this order:
 
 descriptor.py  the text that names the extents
 reader.py      the DiskReader over all extents

@@ -3,12 +3,12 @@
     # Disk DescriptorFile
     version=1
     CID=fffffffe                 changes when the disk is written
-    parentCID=ffffffff           what the parent's CID was when this snapshot was made; ffffffff: no parent
+    parentCID=ffffffff           the parent's CID when this snapshot was made; ffffffff: no parent
     createType="twoGbMaxExtentSparse"
     RW 4192256 SPARSE "disk-s001.vmdk"
     RW 2048 FLAT "disk-flat.vmdk" 0
 
-A file of its own, or a few sectors within a sparse extent. It is foreign text: only what fits is accepted.
+A file of its own, or a few sectors in a sparse extent. It is foreign text: only valid lines are accepted.
 """
 
 import re
@@ -22,7 +22,7 @@ from synvirt.errors import MalformedArchive, UnsupportedFormat
 NO_PARENT: Final = 0xFFFF_FFFF
 # 2 TiB in pieces of 2 GiB are 1024. Each is an open file.
 EXTENTS_MAX: Final = 4096
-# VMware has a file an extent; each is opened for itself.
+# VMware has one file per extent; each is opened separately.
 SAME_FILE_MAX: Final = 64
 
 # The kind of an extent that is in no file.
@@ -30,7 +30,7 @@ ZERO: Final = "ZERO"
 
 Access = Literal["RW", "RDONLY", "NOACCESS"]
 
-# Possessive (`*+`): a line of a MiB is looked at once, whatever it is made of.
+# Possessive (`*+`): a line of a MiB is scanned once, whatever is in it.
 _EXTENT = re.compile(
     r"(?P<access>RW|RDONLY|NOACCESS)[ \t]++(?P<sectors>[0-9]{1,20})[ \t]++(?P<kind>[A-Z0-9]{1,20})"
     r'(?:[ \t]++"(?P<file>[^"]*+)"(?:[ \t]++(?P<offset>[0-9]{1,20}))?)?(?:[ \t]|$)'
@@ -38,9 +38,9 @@ _EXTENT = re.compile(
 _SETTING = re.compile(r'(?P<key>[A-Za-z][\w.]{0,79})[ \t]*+=[ \t]*+(?:"(?P<quoted>[^"]*+)"[ \t]*+|(?P<plain>[^"]*+))$')
 _ENCODING = re.compile(rb'^[ \t]*+encoding[ \t]*+=[ \t]*+"?([\w-]{1,40})', re.MULTILINE | re.IGNORECASE)
 _CID = re.compile(r"[0-9A-Fa-f]{1,8}")
-# Settings of disks that Workstation encrypted; vSphere names its filter instead. Read as they are they would be noise.
+# Settings of disks that Workstation encrypted; vSphere names its filter instead. Read directly they would be noise.
 _ENCRYPTED_BY: Final = frozenset({"keysafe", "encryption.keysafe", "encryptionkeys"})
-# What VMware's hosts call their encodings, and Python calls otherwise or not at all. Any other is read as UTF-8.
+# VMware's names of encodings that Python names differently or does not know. Any other is read as UTF-8.
 _ENCODINGS: Final = {
     "windows-1252": "cp1252",
     "iso-8859-1": "latin-1",
@@ -55,7 +55,7 @@ _ENCODINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ExtentLine:
-    """`size` bytes of the disk in the file `file`, from `offset` on where the file is flat."""
+    """`size` bytes of the disk in the file `file`; in a flat file from `offset` on."""
 
     access: Access
     size: int
@@ -66,8 +66,8 @@ class ExtentLine:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """`cid` and `parent_cid` None: the text does not have them. `parent_uuid`: VirtualBox' own way to name a parent, which its
-    media registry alone can find; empty where there is none."""
+    """`cid` and `parent_cid` None: the text does not have them. `parent_uuid`: VirtualBox' own name for a parent, which only
+    its media registry can find; empty, where there is none."""
 
     create_type: str
     cid: int | None
@@ -82,7 +82,7 @@ class Descriptor:
 
 
 def parse_descriptor(content: bytes | bytearray, name: str) -> Descriptor:
-    """The descriptor that the bytes are, up to their first NUL. MalformedArchive."""
+    """The descriptor in the bytes, up to their first NUL. MalformedArchive."""
     text = _decoded(bytes(content).split(b"\0", 1)[0])
     settings: dict[str, str] = {}
     extents: list[ExtentLine] = []
@@ -119,13 +119,13 @@ def parse_descriptor(content: bytes | bytearray, name: str) -> Descriptor:
 
 
 def _parent_uuid(written: str) -> str:
-    """`ddb.uuid.parent`; all zeros, as in most images, stand for none."""
+    """`ddb.uuid.parent`; all zeros, as in most images, mean none."""
     found = written.strip("{} ").lower()
     return found if found.strip("0-") else ""
 
 
 def _decoded(content: bytes) -> str:
-    """File names in the encoding that the descriptor says; bytes that make no sense in it reach the file system as they are."""
+    """File names in the descriptor's encoding; bytes that are invalid in it reach the file system unchanged."""
     named = _ENCODING.search(content)
     encoding = _ENCODINGS.get(named[1].decode("latin-1").lower(), "utf-8") if named else "utf-8"
     try:

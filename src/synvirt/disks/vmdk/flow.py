@@ -3,9 +3,8 @@ Extents».
 
     header, descriptor │ marker, grain │ marker, grain │ … │ marker, table │ … │ footer │ end-of-stream marker
 
-Grains ascend, as hosts export them. Its directory comes last, so what lies between two grains is known to be zeros only when
-the later one is there, and what lies behind the last one when the end-of-stream marker is: a flow that was cut never reads as
-zeros.
+Hosts export grains in ascending order. The directory comes last. So a gap between two grains is known to be zeros only when the
+later one has come, and the rest behind the last grain only at the end-of-stream marker: a cut stream never reads as zeros.
 """
 
 from collections.abc import Callable
@@ -18,17 +17,17 @@ from synvirt.disks.vmdk.sparse import SECTOR, Marker, stream_header
 from synvirt.errors import DiskReadFailed, MalformedArchive
 from synvirt.sizes import MIB
 
-# Fills the whole buffer with what comes next, or raises.
+# Fills the whole buffer with the next bytes, or raises.
 Fill = Callable[[memoryview], None]
 
-# What precedes the grains: 64 KiB as a rule, with an empty directory of a large disk a few MiB.
+# The part before the grains: mostly 64 KiB, with the empty directory of a large disk a few MiB.
 _OVERHEAD_BYTES_MAX: Final = 64 * MIB
-# Of one marker: the directory of 62 TiB takes 8 MiB.
+# The most behind one marker: the directory of 62 TiB takes 8 MiB.
 _SKIPPED_BYTES_MAX: Final = 64 * MIB
 
 
 class _Grain(NamedTuple):
-    """It begins at `start` of the disk, `length` bytes of it; the record has `packed` bytes of deflate."""
+    """It begins at `start` of the disk and covers `length` bytes of it; its record has `packed` bytes of deflate."""
 
     start: int
     length: int
@@ -40,7 +39,7 @@ class _Grain(NamedTuple):
 
 
 class VmdkFlow:
-    """Reads ascend, and each byte is read at most once; what is passed over is not inflated."""
+    """Reads ascend, and each byte is read at most once; skipped grains are not inflated."""
 
     def __init__(self, fill: Fill, name: str) -> None:
         """MalformedArchive, UnsupportedFormat; what `fill` raises."""
@@ -54,14 +53,14 @@ class VmdkFlow:
         self.size, self._grain_bytes = sparse.size, sparse.grain_bytes
         self._record = memoryview(bytearray(-(-record_bytes_max(self._grain_bytes) // SECTOR) * SECTOR))
         self._whole = memoryview(bytearray(self._grain_bytes))
-        # The grain whose record is held, and whether `_whole` holds it inflated; all before `_at` was read.
+        # The grain whose record is in memory, and whether `_whole` has it inflated; all before `_at` was read.
         self._held: _Grain | None = None
         self._inflated = self._ended = False
         self._at = 0
         self._skip(overhead - SECTOR)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """DiskReadFailed, MalformedArchive; what `fill` raises."""
+        """DiskReadFailed, MalformedArchive; errors of `fill`."""
         if offset < self._at:
             raise DiskReadFailed(f"{self._name}: offset {offset} was passed already, at {self._at} of a stream")
         at, end = offset, offset + len(buffer)
@@ -98,7 +97,7 @@ class VmdkFlow:
     # ── markers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _grain_behind(self, at: int) -> _Grain | None:
-        """The first one that ends behind `at`; None at the stream's end."""
+        """The first grain that ends behind `at`; None at the stream's end."""
         while not self._ended and (self._held is None or self._held.end <= at):
             self._next()
         return None if self._ended else self._held

@@ -4,8 +4,8 @@
             ├─▶ GrainMap: places of any grains, runs for MappedDisk
     Walked ─┘
 
-A place is a byte of the file, or ZERO, or PARENT (nothing here: the parent's, or zeros). Nothing but the directory is held for
-the whole disk: a window is 32 Ki grains, 2 GiB of disk in grains of 64 KiB, and the last few are kept.
+A place is an offset in the file, or ZERO, or PARENT (nothing here: the parent's, or zeros). For the whole disk only the
+directory is in memory. A window is 32 Ki grains, 2 GiB of disk in grains of 64 KiB, and the last few are kept.
 """
 
 import struct
@@ -24,40 +24,40 @@ from synvirt.disks.vmdk.sparse import SECTOR, Kind, Marker, Sparse, cut_off, rea
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import MIB
 
-# As many entries as 64 hosted tables or 8 of the others have.
+# The number of entries in 64 hosted tables, or in 8 of the others.
 WINDOW_GRAINS: Final = 32 << 10
 # 256 KiB each: 16 MiB, whatever the length of the chain.
 _WINDOWS_KEPT: Final = 64
 # A compressed grain's record: (first sector of the grain: u64, length of the data: u32), the data.
 RECORD = struct.Struct("<QI")
-# A marker that is no grain's: (sectors that follow: u64, 0: u32, type: u32).
+# A marker that is not a grain's: (sectors that follow: u64, 0: u32, type: u32).
 MARKER = struct.Struct("<QII")
-# Walking a stream keeps 8 bytes a grain: 1 TiB of disk in 128 MiB.
+# The walk over a stream keeps 8 bytes per grain: 1 TiB of disk in 128 MiB.
 _WALKED_GRAINS_MAX: Final = 16 << 20
 _WALK_READ_BYTES: Final = 4 * MIB
 
 
 def record_bytes_max(grain_bytes: int) -> int:
-    """The most that a compressed grain takes: deflate's worst coding of a byte has 9 bits (RFC 1951, 3.2.6)."""
+    """The largest size of a compressed grain: deflate's worst coding of a byte has 9 bits (RFC 1951, 3.2.6)."""
     return RECORD.size + grain_bytes + grain_bytes // 8 + SECTOR
 
 
 class GrainSource(Protocol):
-    """Says where grains lie, reading what it needs; `empty`: surely nothing there, known without reading."""
+    """Gives the places of grains, and reads what it needs; `empty`: surely nothing there, known without reading."""
 
     def empty(self, first: int, count: int) -> bool: ...
     def places(self, first: int, count: int) -> Places: ...
 
 
 class WindowCache:
-    """The windows used last, of all extents of a chain."""
+    """The most recently used windows of all extents of a chain."""
 
     def __init__(self) -> None:
         self._windows: OrderedDict[tuple[object, int], Places] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, owner: object, index: int, load: Callable[[int], Places]) -> Places:
-        """The window of an extent, loaded by `load` where it is not kept."""
+        """The window of an extent; `load` loads it, where it is not kept."""
         key = (owner, index)
         with self._lock:
             held = self._windows.get(key)
@@ -73,7 +73,7 @@ class WindowCache:
 
 
 class GrainMap:
-    """A Mapping of an extent's grains. MalformedArchive where a table or grain lies outside the file or over another.
+    """A Mapping of an extent's grains. MalformedArchive, where a table or grain lies outside the file or overlaps another.
 
     The runs of a compressed extent have places in the disk, not in the file: `Inflated` reads by them.
     """
@@ -86,7 +86,7 @@ class GrainMap:
         self._lock = threading.Lock()
 
     def places(self, first: int, last: int) -> Places:
-        """Of the grains `first` up to `last`."""
+        """The places of the grains from `first` up to `last`."""
         parts = []
         while first < last:
             index, skipped = divmod(first, WINDOW_GRAINS)
@@ -109,7 +109,7 @@ class GrainMap:
             start = stop
 
     def _joined(self, first: int, places: Places, start: int, end: int) -> Iterator[Run]:
-        """Neighbours that lie side by side, or are both not there, as one run; cut to start and end."""
+        """Joins neighbours that are contiguous, or both missing, to one run; cut to start and end."""
         grain = self.grain_bytes
         if self._sparse.compressed:
             places = np.where(places >= 0, np.arange(first, first + len(places)) * grain, places)
@@ -140,7 +140,7 @@ class GrainMap:
         return places
 
     def _check(self, first: int, places: Places) -> None:
-        """Within the file, none over another: shared grains would let a small file become any amount of data."""
+        """Checks that they lie in the file without overlaps: shared grains would let a small file become any amount of data."""
         here = np.flatnonzero(places >= 0)
         if not len(here):
             return
@@ -148,7 +148,7 @@ class GrainMap:
         least = RECORD.size + 1 if self._sparse.compressed else self.grain_bytes
         beyond = here[starts + least > self._file_bytes]
         for at in beyond[:2].tolist():
-            # The last grain of a disk need not be whole.
+            # The last grain of a disk may be incomplete.
             needed = least if self._sparse.compressed else min(least, self.size - (first + at) * self.grain_bytes)
             if places[at] + needed > self._file_bytes:
                 raise cut_off(self._name, f"grain {first + at}", int(places[at]), int(places[at]) + needed, self._file_bytes)
@@ -168,7 +168,7 @@ class GrainMap:
 
 
 class Tables:
-    """The directory, held; tables, read."""
+    """The directory, in memory; tables are read."""
 
     def __init__(self, over: DiskReader, sparse: Sparse, name: str) -> None:
         assert sparse.directory_at is not None
@@ -195,7 +195,7 @@ class Tables:
         return _PLACES[self._sparse.kind](entries[first - table * each :][:count], self._sparse, self._name)
 
     def _stretches(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """(number of the first table, where it lies, bytes): tables that lie side by side, as one."""
+        """(number of the first table, its offset, bytes): contiguous tables as one."""
         length = self._sparse.table_bytes
         held: tuple[int, int, int] | None = None
         for number, at in enumerate(self._tables_at(first, count), first // self._sparse.table_entries):
@@ -213,7 +213,7 @@ class Tables:
             yield held
 
     def _tables_at(self, first: int, count: int) -> list[int]:
-        """Where the tables lie; 0: there is none."""
+        """The tables' offsets; 0: there is none."""
         entries: list[int] = self._entries(first, count).tolist()
         if self._sparse.kind != "sesparse":
             return [entry * SECTOR for entry in entries]
@@ -223,7 +223,7 @@ class Tables:
         return [self._sparse.tables_at + (entry & 0xFFFF_FFFF) * self._sparse.table_bytes if entry else 0 for entry in entries]
 
 
-# Of a seSparse directory's entry the top half; of a table's entry the top 4 bits.
+# The top half of a seSparse directory's entry; the top 4 bits of a table's entry.
 _SE_TABLE: Final = 0x1000_0000
 _SE_ABSENT, _SE_UNMAPPED, _SE_ZEROS, _SE_GRAIN = range(4)
 
@@ -238,7 +238,7 @@ def _hosted_places(entries: NDArray[Any], sparse: Sparse, name: str) -> Places:
 
 def _se_places(entries: NDArray[Any], sparse: Sparse, name: str) -> Places:
     state = entries >> np.uint64(60)
-    # 60 bits, the low 12 of which are above the others.
+    # 60 bits; the low 12 are stored above the others.
     grain = ((entries >> np.uint64(48)) & np.uint64(0xFFF)) | ((entries & np.uint64(0xFFFF_FFFF_FFFF)) << np.uint64(12))
     wrong = (state > _SE_GRAIN) | ((state == _SE_ABSENT) & (entries != 0)) | ((state == _SE_GRAIN) & (grain >= 1 << 40))
     if wrong.any():
@@ -259,9 +259,10 @@ _PLACES: dict[Kind, Callable[[NDArray[Any], Sparse, str], Places]] = {
 
 
 class Walked:
-    """What a stream's markers say, read once from its first grain to its end: for streams whose directory is gone.
+    """The places by a stream's markers, which are read once from its first grain to its end: for streams without their
+    directory.
 
-    A stream that lacks its end-of-stream marker was cut off, which is refused: what is missing must not become zeros.
+    A stream without its end-of-stream marker was cut off, which is refused: missing data must not become zeros.
     """
 
     def __init__(self, over: DiskReader, sparse: Sparse, name: str) -> None:
@@ -291,7 +292,7 @@ class Walked:
 
 
 def _walk(over: DiskReader, sparse: Sparse, name: str) -> Iterator[tuple[int, int]]:
-    """(grain, the sector of the file where its record begins), in the order of the file."""
+    """(grain, the file's sector where its record begins), in the order of the file."""
     text_at, text_length = sparse.descriptor
     at = max(sparse.overhead, text_at + text_length, SECTOR)
     buffer, start, held = bytearray(_WALK_READ_BYTES), 0, 0

@@ -1,13 +1,13 @@
-"""VMDK disks: VMware «Virtual Disk Format 1.1», and what later products add to it.
+"""VMDK disks: VMware «Virtual Disk Format 1.1», and additions of later products.
 
     VmdkReader ── Descriptor   descriptor        the text: extents, parent
                ── Sparse       sparse            headers of the three sparse extents
                ── GrainMap     grains            their directories and tables, as runs
                ── Inflated     stream            compressed grains
 
-Read are streamOptimized (with its tables, or by its markers), monolithicSparse, monolithicFlat, twoGbMaxExtentSparse and Flat,
+It reads streamOptimized (with its tables, or by its markers), monolithicSparse, monolithicFlat, twoGbMaxExtentSparse and Flat,
 vmfs, vmfsSparse, seSparse, and snapshots over any of them. Every part of a disk is a DiskReader: an extent is a MappedDisk or a
-range of a raw file, a disk the extents one after the other, a snapshot's parent a disk under the extents.
+range of a raw file, a disk is its extents in sequence, and a snapshot's parent is a disk under the extents.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _CHAIN_TABLES_MAX: Final = 2 * TABLES_MAX
 
 @dataclass(slots=True)
 class _Opened:
-    """What the files of one disk share while it is opened: where they lie, what is kept of their tables, how many those are."""
+    """Shared by the files of one disk while it is opened: their root, the cache of their tables, and the number of tables."""
 
     root: ImageRoot | None
     chain: Chain = field(default_factory=Chain)
@@ -54,8 +54,8 @@ class VmdkReader:
     def __init__(
         self, over: DiskReader, *, root: ImageRoot | None = None, name: str = "", parent: DiskReader | None = None
     ) -> None:
-        """`root` and `name` are ImageSpec's: the image's path under the import root. `parent` is what a differencing image
-        of VirtualBox lies over, which then is closed with it."""
+        """`root` and `name` are ImageSpec's: the image's path under the import root. `parent` is the parent of a differencing
+        image of VirtualBox, and is closed with it."""
         name = name or "the VMDK"
         if over.max_readers == 1:
             raise UnsupportedFormat(
@@ -88,7 +88,7 @@ def _places(reader: DiskReader) -> Iterator[Place]:
 
 @dataclass(frozen=True, slots=True)
 class _Disk:
-    """A disk, what describes it, and the one that it is a snapshot of."""
+    """A disk, its descriptor, and its parent if it is a snapshot."""
 
     name: str
     disk: DiskReader
@@ -110,14 +110,14 @@ class _Disk:
 
 
 def described(over: DiskReader, name: str) -> Descriptor | None:
-    """What a VMDK says of itself; None for a stream that says nothing."""
+    """The VMDK's descriptor; None, for a stream without one."""
     head = read_at(over, 0, min(over.size, 4), name, "header")
     return _descriptor(over, name, read_sparse(over, name) if bytes(head) in MAGICS else None)
 
 
 def _open_disk(over: DiskReader, name: str, opened: _Opened, given: DiskReader | None = None) -> _Disk:
-    """The disk that a descriptor, or a sparse extent with one in it, stands for. `over`, and the parent that was `given`, are
-    closed with it, or by the caller if this raises.
+    """The disk of a descriptor, or of a sparse extent with one in it. `over`, and the `given` parent, are closed with it, or by
+    the caller if this raises.
     """
     head = read_at(over, 0, min(over.size, 4), name, "header")
     sparse = read_sparse(over, name) if bytes(head) in MAGICS else None
@@ -139,8 +139,8 @@ def _open_disk(over: DiskReader, name: str, opened: _Opened, given: DiskReader |
 
 
 def open_delta(over: DiskReader, parent: DiskReader, name: str) -> DiskReader:
-    """A snapshot's sparse extent by itself, as a datastore keeps it, over the disk below. Both are closed with it, or by the
-    caller if this raises."""
+    """A snapshot's single sparse extent from a datastore, over the disk under it. Both are closed with it, or by the caller if
+    this raises."""
     head = read_at(over, 0, min(over.size, 4), name, "header")
     sparse = read_sparse(over, name) if bytes(head) in MAGICS else None
     if sparse is None or sparse.kind == "hosted" or sparse.size != parent.size:
@@ -159,7 +159,7 @@ def _descriptor(over: DiskReader, name: str, sparse: Sparse | None) -> Descripto
     content = read_at(over, at, length, name, "descriptor") if at else b""
     if content.strip(b"\0"):
         return parse_descriptor(content, name)
-    if sparse.compressed:  # a stream is a whole disk, whether it describes itself or not
+    if sparse.compressed:  # a stream is a whole disk, even without a descriptor
         return None
     raise UnsupportedFormat(
         f"{name} is one extent of a disk, and does not say which part of it", hint="Choose the file that describes the disk."
@@ -174,7 +174,7 @@ def _sparse_disk(over: DiskReader, sparse: Sparse, name: str, opened: _Opened, p
 
 
 def _require_parent(descriptor: Descriptor | None, name: str, given: DiskReader | None) -> None:
-    """VirtualBox names a parent by its UUID alone, and writes nothing into the field that VMware looks at."""
+    """VirtualBox names a parent only by its UUID, and writes nothing into VMware's field."""
     wanted = "" if descriptor is None or descriptor.has_parent else descriptor.parent_uuid
     if wanted and given is None:
         raise UnsupportedFormat(
@@ -189,7 +189,7 @@ def _require_parent(descriptor: Descriptor | None, name: str, given: DiskReader 
 
 
 def _open_parent(descriptor: Descriptor, name: str, opened: _Opened) -> _Disk:
-    """The disk under a snapshot. MalformedArchive where it is not as it was when the snapshot was made."""
+    """The disk under a snapshot. MalformedArchive, where it has changed since the snapshot was made."""
     if not descriptor.parent_hint:
         raise MalformedArchive(f"{name} is a snapshot, and does not say what its parent is called")
     file, parent_name, opened.chain = open_parent(
@@ -212,7 +212,7 @@ def _open_parent(descriptor: Descriptor, name: str, opened: _Opened) -> _Disk:
 
 
 def _reference(hint: str, root: ImageRoot | None) -> Reference:
-    """A hint that is absolute is of the machine that wrote it, unless it lies under our root."""
+    """An absolute hint is of the machine that wrote it, unless it lies under our root."""
     windows = hint.startswith("\\") or hint[1:3] in (":\\", ":/")
     ours = isinstance(root, str) and hint.startswith(root.rstrip("/") + "/")
     return Reference(hint, absolute=windows or (hint.startswith("/") and not ours))
@@ -260,7 +260,7 @@ def _open_extent(line: ExtentLine, name: str, opened: _Opened, parent: DiskReade
 
 
 def _read_extent(file: DiskReader, file_name: str, line: ExtentLine, name: str) -> Sparse:
-    """The descriptor says how much of the disk the extent is; its file may have room for more."""
+    """The descriptor gives the extent's part of the disk; its file may have space for more."""
     sparse = read_sparse(file, file_name)
     if sparse.size < line.size:
         raise MalformedArchive(f"{file_name} holds {sparse.size} bytes of {name}, which says {line.size}")
@@ -268,7 +268,7 @@ def _read_extent(file: DiskReader, file_name: str, line: ExtentLine, name: str) 
 
 
 class _Joined:
-    """Disks one after the other as one; it owns them, and `others`, which only close with it."""
+    """Disks in sequence as one. It owns them, and `others`, which are only closed with it."""
 
     def __init__(self, parts: Sequence[DiskReader], others: Sequence[DiskReader], name: str) -> None:
         self._parts, self._others, self._name = parts, others, name
@@ -287,7 +287,7 @@ class _Joined:
                 yield replace(place, start=shift + place.start)
 
     def parts(self, start: int, end: int) -> Iterator[tuple[int, DiskReader]]:
-        """Those that reach into start to end, and where each begins."""
+        """The disks that overlap start to end, and where each begins."""
         for number in range(bisect_right(self._ends, start), len(self._parts)):
             part = self._parts[number]
             shift = self._ends[number] - part.size
@@ -309,7 +309,7 @@ class _Joined:
 
 
 class _Section:
-    """The part of a parent that lies under one extent of its child. It ends with the parent, and does not own it."""
+    """The part of a parent under one extent of its child. The parent ends it and owns it."""
 
     def __init__(self, parent: DiskReader, start: int, length: int) -> None:
         self._parent, self._start = parent, start
@@ -332,12 +332,12 @@ class _Section:
                     yield Place(start, end - start, place.descriptor, place.at + skipped)
 
     def _parts(self) -> Iterator[tuple[int, DiskReader]]:
-        """What of the parent is asked: of one that is split only the pieces that lie here, or a thousand ask a thousand."""
+        """Only the pieces of a split parent that lie here: else a thousand pieces would each search a thousand."""
         parent = self._parent
         return parent.parts(self._start, self._start + self.size) if isinstance(parent, _Joined) else iter([(0, parent)])
 
     def _cut(self, start: int, length: int) -> tuple[int, int]:
-        """From a range of the parent to the range of it that lies here, from here on."""
+        """Translates a range of the parent to the part of it that lies here, counted from here."""
         return max(start - self._start, 0), min(start + length - self._start, self.size)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -348,7 +348,7 @@ class _Section:
 
 
 class _Zeros:
-    """An extent that is in no file."""
+    """An extent without a file."""
 
     max_readers = 64
 

@@ -1,7 +1,7 @@
-"""The three sparse extents that VMware writes: their headers, checked and brought to one form.
+"""The headers of VMware's three sparse extents, checked and brought to one form.
 
 - hosted, «KDMV»: VMware «Virtual Disk Format 1.1», sections «Hosted Sparse Extents» and «Stream-Optimized Compressed Sparse
-  Extents»; what Workstation writes, and every OVA holds.
+  Extents»; the form of Workstation and of every OVA.
 - COWD: the same document, section «ESX Server Sparse Extents»; vmfsSparse, snapshots of disks up to 2 TiB.
 - seSparse: VMware publishes no description; the facts are those of QEMU's reader. Snapshots from 2 TiB, and all on VMFS 6.
 
@@ -25,11 +25,11 @@ SECTOR: Final = 512
 
 # VMware's largest disk has 62 TiB.
 SIZE_MAX: Final = 64 * TIB
-# VMware writes grains of 64 KiB (hosted), 4 KiB (seSparse), 512 bytes to 64 KiB (COWD). A compressed grain is inflated into
-# memory, one a thread, so a header may not choose its size freely.
+# VMware writes grains of 64 KiB (hosted), 4 KiB (seSparse), 512 bytes to 64 KiB (COWD). Each thread inflates a compressed grain
+# into memory, so a header may not choose its size freely.
 GRAIN_BYTES_MAX: Final = 16 * MIB
 COMPRESSED_GRAIN_BYTES_MAX: Final = MIB
-# The directory is kept in memory, 4 bytes an entry: 64 TiB of seSparse have 4 Mi tables, hosted ones half as many.
+# The directory is kept in memory, 4 bytes per entry: 64 TiB of seSparse have 4 Mi tables, hosted ones half as many.
 TABLES_MAX: Final = 4 << 20
 # VMware's embedded descriptor has 20 sectors.
 DESCRIPTOR_BYTES_MAX: Final = MIB
@@ -43,9 +43,10 @@ MAGICS: Final = frozenset({b"KDMV", b"COWD", b"\xbe\xba\xfe\xca"})
 class Sparse:
     """A sparse extent of `size` bytes in grains of `grain_bytes`, found through tables of `table_entries`. All in bytes.
 
-    `directory_at` None: a compressed stream whose directory should be at its end and is not; its markers find its grains.
-    `descriptor`: (offset, length) of the text embedded in a hosted extent; `overhead`: what precedes its first grain.
-    `tables_at`, `grains_at`: from where seSparse counts its tables and grains; elsewhere both are counted from 0.
+    `directory_at` None: a compressed stream that should have its directory at its end and does not; its markers give its
+    grains.
+    `descriptor`: (offset, length) of the text in a hosted extent; `overhead`: the part before its first grain.
+    `tables_at`, `grains_at`: the origins for seSparse's tables and grains; elsewhere both are 0.
     """
 
     kind: Kind
@@ -62,7 +63,7 @@ class Sparse:
 
     @property
     def entry(self) -> "np.dtype[Any]":
-        """An entry of the directory and of a table."""
+        """The type of an entry of the directory and of a table."""
         import numpy as np
 
         return np.dtype("<u8" if self.kind == "sesparse" else "<u4")
@@ -85,7 +86,7 @@ class Sparse:
 
 
 def read_sparse(over: DiskReader, name: str) -> Sparse:
-    """The extent whose header is the file's first sector. MalformedArchive, UnsupportedFormat."""
+    """The extent of the header in the file's first sector. MalformedArchive, UnsupportedFormat."""
     head = read_at(over, 0, SECTOR, name, "header")
     match bytes(head[:4]):
         case b"KDMV":
@@ -99,9 +100,9 @@ def read_sparse(over: DiskReader, name: str) -> Sparse:
 
 
 def stream_header(head: memoryview, name: str) -> Sparse:
-    """Of a stream that comes from front to back: `head` is its first sector, and its length is not known.
+    """The header of a stream from front to back: `head` is its first sector, and its length is unknown.
 
-    MalformedArchive, UnsupportedFormat where that is the header of no such stream."""
+    MalformedArchive; UnsupportedFormat, where the header is not that of such a stream."""
     if bytes(head[:4]) != b"KDMV":
         raise MalformedArchive(f"{name}: its first bytes are those of no stream-optimized VMDK")
     sparse = replace(_hosted(bytearray(head), _LENGTH_UNKNOWN, name), directory_at=None)
@@ -111,7 +112,7 @@ def stream_header(head: memoryview, name: str) -> Sparse:
 
 
 def read_at(over: DiskReader, offset: int, length: int, name: str, what: str) -> bytearray:
-    """`length` bytes of the file. MalformedArchive where it has no such bytes."""
+    """`length` bytes of the file. MalformedArchive, where it does not have them."""
     if offset < 0 or offset + length > over.size:
         raise cut_off(name, what, offset, offset + length, over.size)
     data = bytearray(length)
@@ -120,7 +121,7 @@ def read_at(over: DiskReader, offset: int, length: int, name: str, what: str) ->
 
 
 def cut_off(name: str, what: str, start: int, end: int, file_bytes: int) -> MalformedArchive:
-    """The error of an extent whose file ends before `what` does. Offsets in bytes."""
+    """The error for a file that ends before `what` does. Offsets in bytes."""
     return MalformedArchive(
         f"{name}: its {what} lies at {start} to {end}, the file ends at {file_bytes}",
         hint="The file seems to be cut off: compare its size with the original's.",
@@ -128,7 +129,7 @@ def cut_off(name: str, what: str, start: int, end: int, file_bytes: int) -> Malf
 
 
 def _checked(sparse: Sparse, file_bytes: int, name: str) -> Sparse:
-    """Sizes within the limits, tables within the file."""
+    """Checks sizes against the limits, and tables against the file."""
     if not 0 < sparse.size <= SIZE_MAX:
         raise MalformedArchive(f"{name}: a disk of {sparse.size} bytes; VMware's have at most 62 TiB")
     if not 0 < sparse.grain_bytes <= (COMPRESSED_GRAIN_BYTES_MAX if sparse.compressed else GRAIN_BYTES_MAX):
@@ -157,16 +158,16 @@ _HOSTED = struct.Struct("<4sII4QI3QB4sH")
 _DIRECTORY_AT_END: Final = 0xFFFF_FFFF_FFFF_FFFF
 _HAS_REDUNDANT_TABLES, _HAS_ZEROED_GRAINS, _HAS_MARKERS = 1 << 1, 1 << 2, 1 << 17
 _DEFLATE: Final = 1
-# Longer than any file: of a stream that is still coming.
+# Longer than any file: for a stream that is still coming.
 _LENGTH_UNKNOWN: Final = 1 << 62
-# "\n", " ", "\r\n": in every header, so that a transfer as text is noticed. Some writers leave them out.
+# "\n", " ", "\r\n": in every header, to show a transfer as text. Some writers omit them.
 _LINE_ENDS: Final = (b"\n \r\n", bytes(4))
-# How many zeros after the end of a stream are taken for padding.
+# How many zeros after the end of a stream count as padding.
 _PADDING_BYTES_MAX: Final = 64 << 10
 
 
 class Marker:
-    """What follows a marker of a stream whose `size` is 0: (value: u64, size: u32, type: u32), a sector."""
+    """A marker of a stream with `size` 0: (value: u64, size: u32, type: u32), a sector."""
 
     END, TABLE, DIRECTORY, FOOTER = range(4)
 
@@ -175,14 +176,14 @@ def _read_hosted(over: DiskReader, head: bytearray, name: str) -> Sparse:
     at_end = _HOSTED.unpack_from(head)[9] == _DIRECTORY_AT_END
     footer = _footer(over, name) if at_end else None
     sparse = _hosted(footer or head, over.size, name)
-    if at_end and footer is None:  # the markers show whether the stream is whole
+    if at_end and footer is None:  # the markers show whether the stream is complete
         sparse = replace(sparse, directory_at=None)
-    # No size: only a descriptor in a sparse extent's clothes.
+    # No size: only a descriptor in the form of a sparse extent.
     return sparse if sparse.size == 0 and sparse.descriptor[0] else _checked(sparse, over.size, name)
 
 
 def _footer(over: DiskReader, name: str) -> bytearray | None:
-    """The header's final form: the last sector of a stream but one. Before it is its marker, after it the end's, all zeros."""
+    """The header's final form: a stream's last sector but one. Before it is its marker, after it the end marker, all zeros."""
     end = over.size // SECTOR * SECTOR
     start = max(end - _PADDING_BYTES_MAX, 0)
     tail = read_at(over, start, end - start, name, "footer")
@@ -235,7 +236,7 @@ def _hosted(head: bytearray, file_bytes: int, name: str) -> Sparse:
     )
     if capacity == 0 or grain == 0:
         return sparse
-    # The redundant directory is there for the day when the first is damaged.
+    # The redundant directory is used when the first is damaged.
     candidates = [directory, redundant] if flags & _HAS_REDUNDANT_TABLES else [directory]
     inside = (at * SECTOR for at in candidates if 0 < at * SECTOR <= file_bytes - sparse.directory_bytes)
     return replace(sparse, directory_at=next(inside, directory * SECTOR))

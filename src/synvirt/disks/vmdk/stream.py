@@ -1,7 +1,7 @@
-"""Compressed grains, inflated, as every OVA has them: Virtual Disk Format 1.1, «Stream-Optimized Compressed Sparse Extents».
+"""Inflates compressed grains, the form of every OVA: Virtual Disk Format 1.1, «Stream-Optimized Compressed Sparse Extents».
 
-Grains that lie side by side are read by one call into a buffer that each thread keeps, and inflated from there into the
-caller's, without holding the interpreter's lock. So threads inflate on as many cores, and Python runs microseconds a grain.
+One call reads contiguous grains into a buffer that each thread keeps. From there they are inflated into the caller's buffer,
+without the interpreter's lock. So threads inflate on as many cores, and Python needs microseconds per grain.
 """
 
 import threading
@@ -17,14 +17,14 @@ from synvirt.disks.vmdk.sparse import SECTOR
 from synvirt.errors import DiskReadFailed
 from synvirt.sizes import MIB
 
-# What one call reads: the grains of a request of copy(), mostly.
+# The size of one read: mostly the grains of a request of copy().
 _BATCH_BYTES: Final = 4 * MIB
-# Where the next grain begins, the last one of a read ends: how far to look for it, rather than read the longest possible.
+# The last grain of a read ends where the next begins: how far to look for that, instead of reading the longest possible.
 _LOOKED_AHEAD: Final = 16
 
 
 class _Wanted(NamedTuple):
-    """A grain's number, where its record begins, and the byte that it surely ends before."""
+    """A grain's number, the start of its record, and an offset before which it surely ends."""
 
     grain: int
     place: int
@@ -32,7 +32,7 @@ class _Wanted(NamedTuple):
 
 
 class Inflated:
-    """A disk's address space, of which only the ranges that hold grains may be read."""
+    """A disk's address space; only ranges with grains may be read."""
 
     def __init__(self, over: DiskReader, grains: GrainMap, name: str) -> None:
         self.size, self.max_readers = grains.size, over.max_readers
@@ -101,7 +101,7 @@ class Inflated:
         )
 
     def _kept(self, what: str, length: int) -> memoryview:
-        """A buffer of the thread's own, kept: new memory for each read would cost as much as reading."""
+        """A buffer of this thread, which is kept: new memory for each read would cost as much as reading."""
         held: memoryview | None = getattr(self._own, what, None)
         if held is None or len(held) < length:
             held = new_buffer(length)
@@ -113,7 +113,7 @@ class Inflated:
 
 
 def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
-    """Grains whose records ascend, one call's worth together."""
+    """Grains with ascending records, in groups for one call."""
     batch: list[_Wanted] = []
     for grain in wanted:
         if batch and not (batch[-1].end == grain.place and grain.end - batch[0].place <= _BATCH_BYTES):

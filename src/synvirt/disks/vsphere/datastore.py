@@ -1,13 +1,13 @@
 """A file of a vSphere datastore, by HTTPS ranges from /folder («vSphere Web Services SDK Programming Guide», Datastore Access).
 
     read_into ─▶ a connection of the pool ─▶ GET, Range: bytes=… ─▶ straight into the caller's buffer
-    login     ─▶ the SOAP session that the requests' cookie names; made again when the platform has forgotten it
-    redirect  ─▶ by HTTPS, once, to an ESXi host that vCenter's inventory names, and with nothing of ours but the range
-    direct    ─▶ to such a host without a detour, with a ticket of vCenter's for each request (AcquireGenericServiceTicket)
+    login     ─▶ the SOAP session of the requests' cookie; made again when the platform has forgotten it
+    redirect  ─▶ by HTTPS, once, to an ESXi host in vCenter's inventory; it gets only the range from us
+    direct    ─▶ directly to such a host, with a ticket from vCenter for each request (AcquireGenericServiceTicket)
 
-A session of our own, since a pass may outlive the one that began it. A connection that is lost is made again, a few times: a
-moment's trouble on the way, or a host that restarts its agents, costs no terabyte. A platform that has no room for as many
-transfers as we would have (503, or a connection that it resets) is asked by fewer for a while.
+The reader has its own session, since a pass may last longer than the session that began it. A lost connection is made again, a
+few times: a short network fault, or a host that restarts its agents, does not lose a terabyte. If a platform has no room for so
+many transfers (503, or a reset connection), fewer requests run for a while.
 """
 
 import http.client
@@ -33,27 +33,27 @@ from synvirt.transport import https, tls
 log = logging.getLogger(__name__)  # structlog would load rich into each worker
 
 CONNECT_TIMEOUT_S: Final = 20.0
-# With no byte for so long a server is taken as gone.
+# With no byte for so long, a server counts as gone.
 SILENCE_TIMEOUT_S: Final = 60.0
-# Before each new attempt after a failed one.
+# Pauses before each new attempt after a failed one.
 RETRY_DELAYS_S: Final = (0.1, 1.0, 5.0)
 # A host's agent (hostd) has 96 MiB for all such connections of all clients.
 CONNECTIONS: Final = 4
-# So long after the platform had no room for one of them, one more is tried again.
+# After the platform had no room for a transfer, one more is tried after this time.
 ROOM_GROWS_AFTER_S: Final = 60.0
 HTTPS_PORT: Final = 443
 COOKIE: Final = "vmware_soap_session"
-# By which a host knows a ticket.
+# The cookie with a ticket for a host.
 TICKET_COOKIE: Final = "vmware_cgi_ticket"
-# A host that answered before is given up after so many failures in a row, and one that never did after the first.
+# A host that answered before is given up after so many failures in a row; one that never did, after the first.
 DIRECT_FAILURES_MAX: Final = 3
-# A host on the same network takes a connection quickly, or a firewall drops it.
+# A host on the same network accepts a connection quickly, or a firewall drops it.
 DIRECT_CONNECT_TIMEOUT_S: Final = 5.0
-# Of a file's size: an exabyte.
+# The most digits of a file's size: an exabyte.
 SIZE_DIGITS_MAX: Final = 18
-# An answer that says why not is short.
+# An answer with a refusal is short.
 _REFUSAL_BYTES: Final = 64 << 10
-# Of a place that a redirect names, in an error.
+# The most of a redirect's target in an error.
 _PLACE_CHARS: Final = 300
 
 _LOGIN: Final = (
@@ -67,7 +67,7 @@ _TICKET: Final = (
     '<_this type="SessionManager">{manager}</_this><spec xsi:type="SessionManagerHttpServiceRequestSpec">'
     "<method>httpGet</method><url>{url}</url></spec></AcquireGenericServiceTicket></soapenv:Body></soapenv:Envelope>"
 )
-# SessionManagerGenericServiceTicket.id, as a cookie may hold it.
+# SessionManagerGenericServiceTicket.id, with the characters that a cookie allows.
 _TICKET_ID: Final = re.compile(rb"<id>([\w.+/=-]{1,256})</id>")
 _LOGOUT: Final = (
     '<?xml version="1.0" encoding="UTF-8"?><soapenv:Envelope xmlns:soapenv="http://schemas.xmlsoap.org/soap/envelope/">'
@@ -77,7 +77,7 @@ _LOGOUT: Final = (
 
 _AGENT: Final = {"User-Agent": f"SynVirt/{__version__}"}
 
-# RFC 9110, section 15.4: what sends a GET elsewhere.
+# RFC 9110, section 15.4: the codes that redirect a GET.
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 _REFUSALS: Final = {
@@ -90,37 +90,37 @@ _REFUSALS: Final = {
 
 
 class ReadForbidden(DiskReadFailed):
-    """The platform does not let us read the file. By another way it may let us read the disk."""
+    """The platform refuses to read the file. The disk may be readable in another way."""
 
 
 class FileClosed(ReadForbidden):
-    """Its host does not open it, and the platform gives no reason: mostly that stays so, but it may end."""
+    """Its host does not open it, and the platform gives no reason: mostly this is permanent, but it may end."""
 
 
 class FileGone(DiskReadFailed):
-    """The file is gone. Opened again, the disk may be found where its VM was moved to, or its snapshot to be gone."""
+    """The file is gone. When it is opened again, the disk may be where its VM was moved to, or its snapshot may be gone."""
 
 
 _FAILURES: Final[dict[int, type[DiskReadFailed]]] = {403: ReadForbidden, 404: FileGone, 500: FileClosed}
 
 
 class _Lost(Exception):
-    """This attempt failed in a way that another may not."""
+    """This attempt failed, and another may not."""
 
 
 class _ServerError(_Lost):
-    """It answered 500: a moment's trouble, or all that it says of a file that it cannot open."""
+    """The answer 500: a short fault, or the platform's only answer for a file that it cannot open."""
 
 
 class _Full(_Lost):
-    """It answered 503: it is not there, or has no room for one more transfer."""
+    """The answer 503: the platform is down, or has no room for one more transfer."""
 
 
 Place = tuple[str, int]
 
 
 class _Room:
-    """How many transfers the platform is asked for at once: CONNECTIONS, or as many as it has room for."""
+    """How many transfers run at once: CONNECTIONS, or as many as the platform has room for."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -139,7 +139,8 @@ class _Room:
             self._changed.notify_all()
 
     def was_full(self) -> bool:
-        """Said from inside. True: others of ours are in there, and one of them will make room; False: it is not for us."""
+        """For a running transfer. True: others of ours are running, and one of them will make room; False: the room is not used
+        by us."""
         with self._changed:
             others = self._now - 1
             if others:
@@ -162,9 +163,9 @@ class DatastoreReader:
         self._idle: dict[Place, list[http.client.HTTPSConnection]] = {}
         self._room = _Room()
         self._cookie = ""
-        # How many requests to `spec.direct` may fail, one after the other, before vCenter is asked instead.
+        # How many requests in a row to `spec.direct` may fail, before vCenter is asked instead.
         self._direct_left = 1 if spec.direct else 0
-        # Known before anything is copied: the file is there, as large as the platform says, and its server knows ranges.
+        # Checked before anything is copied: the file exists, has the platform's size, and its server supports ranges.
         try:
             self.size = self._asked_size()
         except BaseException:
@@ -173,7 +174,7 @@ class DatastoreReader:
 
     @property
     def is_direct(self) -> bool:
-        """Did `spec.direct` send what was read last?"""
+        """Whether `spec.direct` sent the last read."""
         return self._direct_left > 1
 
     def extents(self) -> Iterator[Extent]:
@@ -223,7 +224,8 @@ class DatastoreReader:
             if wanted != 0:
                 self._tried(ask, "its end")
         except SourceUnreachable as error:
-            # Of a file that was read it is a moment's trouble; of one that was never, while all else answers, it is the file.
+            # For a file that was read before it is a short fault; for one that never was, while all else answers, it is the
+            # file.
             if isinstance(error.__cause__, _ServerError):
                 raise self._refusal(http.client.INTERNAL_SERVER_ERROR) from error
             raise
@@ -237,7 +239,7 @@ class DatastoreReader:
                 with self._connected(self._home) as connection:
                     return attempt(connection)
             except (_Lost, OSError, http.client.HTTPException) as error:
-                # Another one of ours that ends makes room: no failure, and no try.
+                # Another transfer of ours that ends makes room: no failure, and no attempt used.
                 full = (
                     isinstance(error, (_Full, ConnectionResetError, http.client.RemoteDisconnected)) and self._room.was_full()
                 )
@@ -252,7 +254,7 @@ class DatastoreReader:
                 self._room.leave()
 
     def _fetch(self, connection: http.client.HTTPSConnection, offset: int, buffer: memoryview) -> int:
-        """Fill `buffer`; how large the whole file is."""
+        """Fills `buffer`; the size of the whole file."""
         used = self._logged_in(connection)
         wanted = _AGENT | {"Range": f"bytes={offset}-{offset + len(buffer) - 1}"}
         if self._spec.direct is not None and (self._direct_left or self._spec.direct_only):
@@ -262,11 +264,11 @@ class DatastoreReader:
                 never = self._direct_left <= 1
                 self._direct_left = max(0, self._direct_left - 1)
                 if never and self._spec.direct_only:
-                    # One that never answered is not asked again at once: there may be a dozen others to try.
+                    # A host that never answered is not asked again at once, as there may be a dozen others to try.
                     raise _of_host(self._spec.direct[0], self._name, error) from error
                 if self._direct_left or self._spec.direct_only:
                     raise
-                # vCenter is asked from now on: it reads by the same host, or by one that it reaches.
+                # vCenter is asked from now on: it reads through the same host, or through one that it reaches.
                 log.info("%s does not send %s itself, vCenter does: %s", self._spec.direct[0], self._name, _said(error))
             else:
                 self._direct_left = DIRECT_FAILURES_MAX
@@ -278,7 +280,7 @@ class DatastoreReader:
         answer.read(_REFUSAL_BYTES)
         place, target = self._sent_on(answer.status, answer.headers.get("Location") or "")
         with self._connected(place) as other:
-            # The session's cookie is for vCenter alone: the host is sent what vCenter put into the URL.
+            # The session's cookie is only for vCenter: the host gets what vCenter put into the URL.
             other.request("GET", target, headers=wanted)
             return self._filled(other.getresponse(), offset, buffer, None)
 
@@ -290,9 +292,9 @@ class DatastoreReader:
         buffer: memoryview,
         wanted: Mapping[str, str],
     ) -> int:
-        """A ticket is good for one request, and for this URL alone. The host is shown nothing else of ours."""
+        """A ticket is valid for one request and only for this URL. The host gets nothing else of ours."""
         host, port = place
-        # The inventory path of a datacenter is vCenter's: a host has one datacenter.
+        # The inventory path of a datacenter is vCenter's: a host has only one datacenter.
         target = f"/folder/{quote(self._spec.path)}?{urlencode({'dsName': self._spec.datastore})}"
         url = f"https://{host}{'' if port == HTTPS_PORT else f':{port}'}{target}"
         status, body = self._asked(
@@ -306,7 +308,7 @@ class DatastoreReader:
             return self._filled(other.getresponse(), offset, buffer, None)
 
     def _sent_on(self, status: int, location: str) -> tuple[Place, str]:
-        """ReadForbidden for a place that is none of the platform's."""
+        """ReadForbidden, for a target that is not the platform's."""
         try:
             to = urlsplit(location)
             place = (to.hostname or "", to.port or HTTPS_PORT)
@@ -322,12 +324,12 @@ class DatastoreReader:
         return place, (to.path or "/") + (f"?{to.query}" if to.query else "")
 
     def _filled(self, answer: http.client.HTTPResponse, offset: int, buffer: memoryview, used: str | None) -> int:
-        """`used`: the session that vCenter was shown; None: it is another host that answers."""
+        """`used`: the session in the request to vCenter; None: another host answers."""
         if answer.status != http.client.PARTIAL_CONTENT:
             whole_bytes = answer.length if answer.status == http.client.OK else None
             answer.read(_REFUSAL_BYTES)
             if whole_bytes and whole_bytes < offset + len(buffer):
-                # RFC 9110, section 14.2: a server may answer a range that it cannot satisfy as if none had been asked for.
+                # RFC 9110, section 14.2: a server may answer a range that it cannot satisfy as if no range had been given.
                 raise DiskReadFailed(
                     f"{self._name} has {whole_bytes} bytes, and its disk at least {offset + len(buffer)}",
                     hint="the datastore's file is shorter than the VM's disk: look at the VM's disks on the platform",
@@ -371,7 +373,7 @@ class DatastoreReader:
 
     @contextmanager
     def _connected(self, place: Place) -> Iterator[http.client.HTTPSConnection]:
-        """One that lies idle, or a new one; kept for the next one unless anything goes wrong."""
+        """An idle connection, or a new one; kept for the next request unless there is an error."""
         with self._lock:
             idle = self._idle.get(place)
             connection = idle.pop() if idle else None
@@ -401,13 +403,13 @@ class DatastoreReader:
             return self._tls
         host = place[0]
         thumbprint = next(thumbprint for name, thumbprint in self._spec.hosts if name.lower() == host.lower())
-        # The platform, whose own certificate was checked, names its host's: that one is right, no matter who signed it.
+        # The platform, whose own certificate was checked, names its host's certificate: that one is right, whoever signed it.
         if thumbprint:
             return tls.context_by_thumbprint(host, thumbprint)
         return tls.context(host, verify=self._spec.verify_tls, fingerprint_sha256=None)
 
     def _logged_in(self, connection: http.client.HTTPSConnection) -> str:
-        """The session's key; one login, however many threads ask."""
+        """The session's key; one login for any number of threads."""
         with self._lock:
             if not self._cookie:
                 login = _LOGIN.format(
@@ -425,7 +427,7 @@ class DatastoreReader:
             return self._cookie
 
     def _asked(self, connection: http.client.HTTPSConnection, envelope: str, what: str) -> tuple[int, bytes]:
-        """The answer's status and its body. _Lost, where the platform is not there."""
+        """The answer's status and its body. _Lost, where the platform is away."""
         answer, body = self._posted(connection, envelope)
         if answer.status >= 500 and b"NotAuthenticated" in body:
             self._refused(http.client.UNAUTHORIZED, self._cookie)
@@ -434,7 +436,7 @@ class DatastoreReader:
         return answer.status, body
 
     def _soap(self, connection: http.client.HTTPSConnection, envelope: str) -> tuple[int, str]:
-        """The answer's status and the session that it names."""
+        """The answer's status and its session."""
         answer, fault = self._posted(connection, envelope)
         if answer.status >= 500 and b"InvalidLogin" not in fault:
             raise _Lost(f"it answered a login with {answer.status}")

@@ -1,11 +1,10 @@
-"""A disk by vSphere's export lease: one GET, answered by the disk as a compressed stream («vSphere Web Services SDK Programming
-Guide», HttpNfcLease).
+"""A disk by vSphere's export lease: the answer to one GET is the disk as a compressed stream («vSphere Web Services SDK
+Programming Guide», HttpNfcLease).
 
-No ranges, and no second try within it: a stream that breaks off ends this reader, and the pass goes on from its watermark with
-a new lease. What lies before the watermark then comes once more, and is passed over. The adapter that asked for the lease keeps
-it alive.
+It has no ranges and no second attempt: a stream that breaks off ends this reader, and the pass goes on from its watermark with
+a new lease. The part before the watermark then comes again, and is skipped. The adapter that made the lease keeps it alive.
 
-Where the lease is only the cheaper way to a disk that can be read by another, too, that one is read from where it fails.
+If the lease is only the cheaper way to a disk, the other way is used from the point where the lease fails.
 """
 
 import contextlib
@@ -24,14 +23,14 @@ from synvirt.sizes import MIB
 from synvirt.transport import https, tls
 
 CONNECT_TIMEOUT_S: Final = 20.0
-# A host says nothing while it looks through an empty part of a thick disk: 300 GB in this time, if it reads 1 GB/s.
+# A host is silent while it searches an empty part of a thick disk: 300 GB in this time, if it reads 1 GB/s.
 SILENCE_TIMEOUT_S: Final = 300.0
 _BUFFER_BYTES: Final = MIB
 _FAILED: Final = (DiskReadFailed, MalformedArchive, SourceUnreachable, UnsupportedFormat)
 
 
 class ExportedReader:
-    """What is not in the stream reads as zeros, which is known only once it was read: the whole disk is one extent."""
+    """Data that is not in the stream is zeros, which is known only once it was read: the whole disk is one extent."""
 
     max_readers = 1
 
@@ -39,7 +38,7 @@ class ExportedReader:
         self._spec, self._name = spec, spec.name
         self.size = spec.size_bytes
         self._closing = contextlib.ExitStack()
-        # The body came to its own end, as its headers said.
+        # The body ended where its headers say.
         self._ended_whole = False
         self._left: Callable[[], int | None] = lambda: None
         try:
@@ -74,7 +73,7 @@ class ExportedReader:
         if answer.status != http.client.OK:
             raise DiskReadFailed(f"{spec.host} answers {answer.status} for {self._name}, exported by a lease")
         self._left = lambda: answer.length
-        # http.client's answer has readinto, which is all that is asked of a raw stream.
+        # http.client's answer has readinto, and more is not needed of a raw stream.
         return io.BufferedReader(answer, _BUFFER_BYTES)
 
     def _begun(self) -> VmdkFlow:
@@ -83,7 +82,7 @@ class ExportedReader:
         except SourceUnreachable as error:
             if not self._ended_whole:
                 raise
-            # Asked again it would send the same: a guest that is off is not to wait for that.
+            # A new request would get the same; a guest that is off must not wait for that.
             raise DiskReadFailed(
                 f"{self._spec.host} sent no disk for {self._name}: its answer ended by itself before a VMDK had begun",
                 hint="the host cannot export this disk now: see its events, or choose options.transport datastore or vddk",
@@ -111,7 +110,7 @@ class ExportedReader:
             while got < len(buffer):
                 count = self._body.readinto(buffer[got:])
                 if not count:
-                    # http.client says nothing of a body that is shorter than its Content-Length.
+                    # http.client does not report a body that is shorter than its Content-Length.
                     self._ended_whole = not self._left()
                     raise self._lost("the stream ended before the disk did")
                 got += count
@@ -131,8 +130,8 @@ class ExportedReader:
 
 
 class EitherReader:
-    """The lease, and from where it fails on what its spec has instead: a stream that is cut, out of order, or cannot be had at
-    all costs the disk nothing but what the lease would have spared."""
+    """The lease, and from its failure on the `instead` of its spec. A cut or unordered stream, or no stream at all, costs the
+    disk only the time that the lease would have saved."""
 
     max_readers = 1
 

@@ -1,12 +1,12 @@
-"""A disk in a snapshot of a vSphere VM, by VMware's own transport: nbdkit's vddk plugin, where the operator has installed it.
+"""A disk in a snapshot of a vSphere VM, by VMware's own transport: nbdkit's vddk plugin, if the operator has installed it.
 
-VDDK («Virtual Disk Development Kit Programming Guide») is given out by VMware alone, and closed; nbdkit-vddk-plugin(1) uses it
-and serves NBD, so that our side is an NBD export like any other. This nbdkit is ours alone: it ends with the reader.
+VDDK («Virtual Disk Development Kit Programming Guide») is closed, and only VMware distributes it; nbdkit-vddk-plugin(1) uses it
+and serves NBD, so our side is an ordinary NBD export. This nbdkit serves only this reader, and ends with it.
 
     nbdkit starts, loads the library ─▶ it serves ─▶ for each connection: VDDK logs in, opens the disk ─▶ reads
 
-So a wrong password, say, is no failure of nbdkit's start but a connection that it closes, and a read that VDDK refuses is no
-more than an «Input/output error» to NBD: what VDDK itself said is in nbdkit's log, and is reported.
+So with a wrong password nbdkit starts, and then closes the connection; and a read that VDDK refuses is only «Input/output
+error» in NBD. VDDK's own message is in nbdkit's log, and is reported.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable, Synvir
 from synvirt.programs import start
 from synvirt.transport import tls
 
-# The library is large, and may lie on a network's disk.
+# The library is large, and may be on a network's disk.
 START_TIMEOUT_S: Final = 120.0
 # VDDK logs in and opens the disk: seconds on a quiet vCenter.
 CONNECT_TIMEOUT_S: Final = 120.0
 CONNECTIONS: Final = 4
-# VDDK logs out: killed, it would leave its session to vCenter, which has room for so many and keeps each for half an hour.
+# VDDK logs out. If it were killed, its session would stay in vCenter for half an hour, and vCenter has room for only so many.
 LEAVE_S: Final = 10.0
-# Of what nbdkit said, from its end: enough for some lines of VDDK's.
+# How much of the end of nbdkit's output is read: enough for some lines of VDDK.
 LOG_BYTES: Final = 16 << 10
 SAID_LINES: Final = 3
 
@@ -43,14 +43,14 @@ _ERROR: Final = re.compile(r"^nbdkit: .*?error: (.+)$", re.MULTILINE)
 
 
 class _Meaning(NamedTuple):
-    """Of what VDDK says, in lower case; SourceUnreachable is what may end by itself."""
+    """The meaning of a message of VDDK, in lower case; SourceUnreachable, if it may pass by itself."""
 
     words: tuple[str, ...]
     error: type[SynvirtError]
     hint: str
 
 
-# The first that fits. VIX's words for its numbers are those of VMware's reference of VixDiskLib; the rest is what VDDK logs.
+# The first match counts. VIX's words for its numbers are from VMware's reference of VixDiskLib; the rest are VDDK's log lines.
 _MEANINGS: Final = (
     _Meaning(
         ("ssl certificate", "thumbprint"),
@@ -92,7 +92,7 @@ _ELSE: Final = _Meaning((), DiskReadFailed, "options.transport datastore reads w
 
 
 class VddkReader:
-    """Its extents are what the host says is allocated."""
+    """Its extents are the ranges that the host reports as allocated."""
 
     def __init__(self, spec: VddkSpec) -> None:
         self._file = spec.file
@@ -107,7 +107,7 @@ class VddkReader:
     def _served(self, spec: VddkSpec) -> NbdReader:
         place = self._place
         _check_libdir(Path(spec.libdir))
-        # Neither on the command line, which every user of the host can read, nor in a file, which a crash would leave behind.
+        # Not on the command line, which every user of the host can read, and not in a file, which a crash would leave behind.
         secret = os.memfd_create("secret")
         try:
             os.write(secret, spec.password.encode())
@@ -156,13 +156,13 @@ class VddkReader:
         self._closing.close()
 
     def _explained(self, what: str, error: SynvirtError) -> SynvirtError:
-        """By what VDDK said last; where it said nothing, `error` as it is."""
+        """The error by VDDK's last message; without one, `error` unchanged."""
         said = _said(self._place)
         return _meant(f"VDDK {what} {self._file}", said) if said else error
 
 
 def _said(place: Place) -> str:
-    """VDDK's errors, the last ones, as nbdkit logs them; empty where there is none."""
+    """VDDK's last errors in nbdkit's log; empty, where there are none."""
     with place.log.open("rb") as log:
         log.seek(-min(LOG_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
         lines = _ERROR.findall(log.read(LOG_BYTES).decode(errors="replace"))
@@ -176,14 +176,14 @@ def _meant(what: str, said: str) -> SynvirtError:
 
 
 def _check_libdir(libdir: Path) -> None:
-    """It is a library that is loaded: nobody but root and the service's own user may have put it there, or may change it."""
+    """The library is loaded as code: only root and the service's own user may have put it there, or may change it."""
     inside = libdir.resolve() / "lib64"
     files = [path for path in inside.iterdir() if path.name.startswith("libvixDiskLib")] if inside.is_dir() else []
     for path in (*files, inside, *inside.parents):
         try:
             status = path.stat()
         except OSError:
-            continue  # nbdkit says what is missing
+            continue  # nbdkit reports what is missing
         sticky = status.st_mode & stat.S_ISVTX and path not in (*files, inside, inside.parent)
         if status.st_uid not in (0, os.geteuid()) or (status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky):
             raise UnsupportedFormat(
@@ -195,13 +195,13 @@ def _check_libdir(libdir: Path) -> None:
 def _command(spec: VddkSpec, secret: int, socket: Path, ready: Path) -> list[str]:
     thumbprint = _thumbprint(spec)
     try:
-        # Whom it leads to the thumbprint says; by its name VDDK would ask a name server again.
+        # The thumbprint identifies the host; for its name VDDK would ask a name server again.
         address = outgoing.sources().address(spec.host, spec.port)
     except OSError as error:
         raise SourceUnreachable(f"{spec.host} does not answer on port {spec.port}: {cause_of(error)}") from error
     return [
         "nbdkit", "--foreground", "--readonly", "--exit-with-parent", "--unix", str(socket), "--pidfile", str(ready),
-        # It ends with our last connection, and only then does VDDK log out: not when a signal ends it.
+        # It ends with our last connection. Only then VDDK logs out; it does not when a signal ends it.
         "--filter=exitlast",
         "vddk",
         f"libdir={spec.libdir}",
@@ -218,7 +218,7 @@ def _command(spec: VddkSpec, secret: int, socket: Path, ready: Path) -> list[str
 
 
 def _thumbprint(spec: VddkSpec) -> str:
-    """VDDK knows certificates by SHA-1: that of the one which our own check has just let pass."""
+    """VDDK identifies certificates by SHA-1: that of the certificate which our own check has just accepted."""
     context = tls.context(spec.host, verify=spec.verify_tls, fingerprint_sha256=spec.fingerprint_sha256)
     try:
         der = tls.shown_certificate(spec.host, spec.port, context)

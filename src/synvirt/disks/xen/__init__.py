@@ -1,1 +1,1 @@
-"""VDIs as a XenServer host sends them."""
+"""VDIs from a XenServer host."""

@@ -1,8 +1,8 @@
-"""A VDI by /export_raw_vdi of a XenServer host: one GET, answered by a stream (xapi, `ocaml/xapi/export_raw_vdi.ml`).
+"""A VDI by /export_raw_vdi of a XenServer host: the answer to one GET is a stream (xapi, `ocaml/xapi/export_raw_vdi.ml`).
 
-No ranges, no length, and no second try within it: a stream that breaks off ends this reader, and the pass goes on from its
-watermark with a new one. The head of the answer goes out before the disk is opened: where that fails, a 200 is followed by
-another answer, of 500, in its body.
+It has no ranges, no length and no second attempt: a stream that breaks off ends this reader, and the pass goes on from its
+watermark with a new one. The host sends the answer's head before it opens the disk: if that fails, the body of the 200 contains
+another answer, with 500.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable
 from synvirt.sizes import MIB
 from synvirt.transport import HttpClient, Trust
 
-# A host says nothing while it opens a disk of many layers, and while it passes over an empty part of a raw one.
+# A host is silent while it opens a disk of many layers, and while it skips an empty part of a raw one.
 SILENCE_TIMEOUT_S: Final = 300.0
 PATH: Final = "/export_raw_vdi"
 _ANSWER: Final = b"HTTP/1."
@@ -26,7 +26,7 @@ _HINT: Final = "the pass goes on from its watermark with a new export, which sen
 
 
 class VdiReader:
-    """With a base: what differs, if the host sends a difference; the whole disk, if it does not."""
+    """With a base: the difference, if the host sends one; else the whole disk."""
 
     max_readers = 1
 
@@ -64,7 +64,7 @@ class VdiReader:
         if self._stream.status != 200:
             raise DiskReadFailed(f"{spec.host} answers {self._stream.status} to the export of {self._name}")
         head = self._stream.read(min(_HEAD_BYTES, self.size) if spec.payload == "raw" else _HEAD_BYTES)
-        # No disk begins so: it is the answer that should have come.
+        # No disk begins so: it is the answer that the host should have sent.
         if head.startswith(_ANSWER):
             line = head.split(b"\r\n", 1)[0][:80].decode("ascii", "replace")
             raise self._lost(f"its answer says 200, and its body says {line!r}")

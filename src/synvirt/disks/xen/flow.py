@@ -1,9 +1,9 @@
-"""A VHD that comes once and from front to back, as vhd-tool of XenServer sends it: Microsoft's Virtual Hard Disk Image Format.
+"""A VHD that comes once and from front to back, sent by XenServer's vhd-tool: Microsoft's Virtual Hard Disk Image Format.
 
     footer's copy │ header │ BAT │ bitmap, block │ bitmap, block │ … │ footer
 
-Blocks ascend in the stream as on the disk, so what follows is known once the BAT is there. A dynamic one is a whole disk; of a
-differencing one the blocks that are there are what differs from the disk that it was compared with.
+Blocks ascend in the stream as on the disk, so their order is known once the BAT has come. A dynamic VHD is a whole disk; a
+differencing one has only the blocks that differ from the base disk.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,19 +25,19 @@ from synvirt.disks.vhd import (
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from synvirt.sizes import MIB
 
-# Fills the whole buffer with what comes next, or raises.
+# Fills the whole buffer with the next bytes, or raises.
 Fill = Callable[[memoryview], None]
 
 _SECTOR: Final = 512
 _UNUSED: Final = 0xFFFF_FFFF
-# Before the blocks: the BAT of 2 TiB takes 4 MiB, and a sender may leave some room.
+# The part before the blocks: the BAT of 2 TiB takes 4 MiB, and a sender may leave some space.
 _HEAD_BYTES_MAX: Final = 64 * MIB
 _PIECE_BYTES: Final = MIB
 
 
 class VhdFlow:
     """Reads ascend, and each byte is read at most once. `size`: the disk's own; the image may be a little larger, as vhd-tool
-    makes it whole blocks."""
+    rounds up to whole blocks."""
 
     def __init__(self, fill: Fill, size: int, name: str) -> None:
         """MalformedArchive, UnsupportedFormat; what `fill` raises."""
@@ -76,9 +76,9 @@ class VhdFlow:
             )
 
     def extents(self) -> Iterator[Extent]:
-        """Of a whole disk all of it, with zeros where no block is; of a difference the blocks that are there."""
+        """For a whole disk all of it, with zeros for missing blocks; for a difference only the present blocks."""
         at = 0
-        # A run ends where the next block does not follow.
+        # A run ends where the next present block is not its neighbour.
         breaks = np.flatnonzero(np.diff(self._blocks) != 1) + 1
         for run in np.split(self._blocks, breaks) if len(self._blocks) else ():
             start, end = int(run[0]) * self._block_bytes, min((int(run[-1]) + 1) * self._block_bytes, self.size)
@@ -91,7 +91,7 @@ class VhdFlow:
             yield Extent(at, self.size - at, zero=True)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """DiskReadFailed, MalformedArchive; what `fill` raises."""
+        """DiskReadFailed, MalformedArchive; errors of `fill`."""
         if offset < self._done:
             raise DiskReadFailed(f"{self._name}: offset {offset} was passed already, at {self._done} of a stream")
         end = offset + len(buffer)
@@ -124,7 +124,7 @@ class VhdFlow:
                 into[first:last] = bytes(last - first)
 
     def _absent_in(self, bitmap: bytes, block: int) -> tuple[tuple[int, int], ...]:
-        """The ranges of the block that its bitmap says are not there: zeros of a whole disk."""
+        """The ranges of the block that its bitmap marks as missing: zeros of a whole disk."""
         sectors = min(self._block_bytes, self.size - block * self._block_bytes + _SECTOR - 1) // _SECTOR
         bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="big")[:sectors]
         if bool(bits.all()):
@@ -147,7 +147,7 @@ class VhdFlow:
         return bytes(content)
 
     def _skip_to(self, at: int, what: str) -> None:
-        """Within what precedes the blocks."""
+        """Only in the part before the blocks."""
         if not self._at <= at <= _HEAD_BYTES_MAX:
             raise MalformedArchive(f"{self._name}: {what} lies at {at}, which is no place in a stream that is at {self._at}")
         self._pass_to(at)

@@ -1,4 +1,4 @@
-"""The pieces of a disk in an XVA archive (`xva`), one by one as its members come, and the digest of each."""
+"""The pieces of a disk in an XVA archive (`xva`), one by one in the order of its members, with the digest of each."""
 
 import hashlib
 import re
@@ -13,16 +13,16 @@ from synvirt.disks import tar
 from synvirt.errors import MalformedArchive
 
 PIECE_BYTES: Final = 1 << 20
-# A mebibyte by every exporter there is; a member of many more is no piece, and is read whole to be checked.
+# Every exporter writes a mebibyte. A much larger member is no piece, as it would be read whole to be checked.
 PIECE_MAX_BYTES: Final = 16 << 20
-# A digest is 40 digits and perhaps a line end.
+# A digest has 40 digits, and perhaps a line end.
 _DIGEST_MAX_BYTES: Final = 256
 _MEMBER: Final = re.compile(r"(\d{1,12})(\.checksum|\.xxhash)?", re.ASCII)
 
 
 @dataclass(slots=True)
 class Piece:
-    """`length` bytes of the disk from `start` lie at `place` of the archive, their digest at `digest_at` (0: there is none)."""
+    """`length` bytes of the disk from `start` lie at `place` of the archive, their digest at `digest_at` (0: none)."""
 
     start: int
     place: int
@@ -35,9 +35,10 @@ class Piece:
 
 
 def pieces(members: Iterator[tar.Member], folder: str, size: int, name: str) -> Iterator[Piece]:
-    """Those of the disk of `size` bytes in `folder`, ascending. Each comes once the member behind it and its digest is seen.
+    """The pieces of the disk of `size` bytes in `folder`, ascending. Each comes once its digest and the member behind it were
+    seen.
 
-    MalformedArchive: `name` is how it calls the disk.
+    MalformedArchive; `name` is the disk's name in it.
     """
     if not size:
         return
@@ -60,12 +61,12 @@ def pieces(members: Iterator[tar.Member], folder: str, size: int, name: str) -> 
 class _Walk:
     def __init__(self, size: int, name: str) -> None:
         self._size, self._name = size, name
-        self.held: Piece | None = None  # its digest may be the next member
+        self.held: Piece | None = None  # the next member may be its digest
         self.number = -1
         self.end = 0
 
     def passed(self, member: tar.Member, inner: str) -> Piece | None:
-        """The piece that is complete now, if one is."""
+        """The piece that is now complete, if any."""
         match = _MEMBER.fullmatch(inner)
         if match is None:
             raise MalformedArchive(f"{self._name}: a member {member.name!r} is no piece of a disk")
@@ -89,7 +90,7 @@ class _Walk:
 
 
 def read_piece(archive: DiskReader, piece: Piece, buffer: memoryview, name: str) -> None:
-    """All of it into `buffer`, checked against its digest. MalformedArchive, and what the archive raises."""
+    """Reads all of it into `buffer`, and checks its digest. MalformedArchive, and errors of the archive."""
     archive.read_into(piece.place, buffer)
     if not piece.digest_at:
         return
@@ -114,7 +115,7 @@ _ZEROS: Final = bytes(PIECE_BYTES)
 
 
 def _digest(data: memoryview, expected: str) -> str:
-    """40 digits are SHA-1, 16 or fewer XXH64: as digits without leading zeros, which xapi leaves out."""
+    """40 digits are SHA-1, 16 or fewer XXH64, without leading zeros, which xapi omits."""
     if len(expected) == 40:
         return hashlib.sha1(data, usedforsecurity=False).hexdigest().lstrip("0")
     return f"{xxhash.xxh64_intdigest(data):x}".lstrip("0")

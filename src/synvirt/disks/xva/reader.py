@@ -1,12 +1,12 @@
-"""Disks in XVA archives, as XenServer and XCP-ng export VMs (xapi, `ocaml/xapi/stream_vdi.ml`).
+"""Disks in XVA archives of XenServer and XCP-ng (xapi, `ocaml/xapi/stream_vdi.ml`).
 
     ova.xml · Ref:4/00000000 · Ref:4/00000000.xxhash · Ref:4/00000007 · Ref:4/00000007.xxhash · …
 
-A disk is a folder of the tar, a member a mebibyte, in order. Mebibytes of zeros are left out, but never the first and the last.
-While it looks for data xapi writes an empty member now and then, to keep the connection alive: that takes a number, but no
-place on the disk. Behind each member may lie its digest, SHA-1 (`.checksum`) or XXH64 (`.xxhash`); it is checked as it is read.
+A disk is a folder of the tar, with one member per mebibyte, in order. Mebibytes of zeros are left out, except the first and the
+last. While xapi looks for data it sometimes writes an empty member, to keep the connection alive: that takes a number, but no
+place on the disk. A member's digest may follow it, SHA-1 (`.checksum`) or XXH64 (`.xxhash`); it is checked on reading.
 
-The archive is walked as far as is asked for, so that the first bytes of 1 TiB do not wait for its last header.
+The archive is walked only as far as is needed, so that the first bytes of 1 TiB do not wait for its last header.
 """
 
 import threading
@@ -20,14 +20,14 @@ from synvirt.disks import tar
 from synvirt.disks.xva.pieces import Piece, pieces, read_piece, zero
 from synvirt.errors import DiskReadFailed, SynvirtError, UnsupportedFormat
 
-# 32 bytes of memory a piece: 128 MiB for 4 TiB without a zero.
+# 32 bytes of memory per piece: 128 MiB for 4 TiB without zeros.
 _PIECES_MAX: Final = 4 << 20
-# Extents are handed out at this length at the latest, so that a disk without zeros begins to be copied at once.
+# The longest extent, so that the copy of a disk without zeros begins at once.
 _RUN_MAX_BYTES: Final = 64 << 20
 
 
 class XvaReader:
-    """The disk in the folder `folder` of the archive `over`; `size_bytes` is what ova.xml says."""
+    """The disk in the folder `folder` of the archive `over`; `size_bytes` is from ova.xml."""
 
     def __init__(self, over: DiskReader, folder: str, size_bytes: int, name: str) -> None:
         self.size = size_bytes
@@ -75,7 +75,7 @@ class XvaReader:
 
 
 class _Pieces:
-    """The pieces of one disk, found by walking the archive as far as anybody has asked. Safe from many threads."""
+    """The pieces of one disk, found by walking the archive as far as needed. Safe from many threads."""
 
     def __init__(self, archive: DiskReader, folder: str, size: int, name: str) -> None:
         self._walk = pieces(tar.walk(archive), folder, size, name)
@@ -116,7 +116,7 @@ class _Pieces:
         return Piece(self._starts[at], self._places[at], self._lengths[at], self._digests[at])
 
     def _step(self) -> None:
-        """One piece more. A walk that failed cannot go on: the next call raises the same error."""
+        """Finds one more piece. A failed walk cannot go on: the next call raises the same error."""
         if self._failure is not None:
             raise self._failure
         try:

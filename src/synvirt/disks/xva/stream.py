@@ -1,11 +1,11 @@
-"""A disk in an XVA archive that is packed as a whole (`xe vm-export compress=true`: gzip; XCP-ng's `compress=zstd`).
+"""A disk in an XVA archive that is compressed as a whole (`xe vm-export compress=true`: gzip; XCP-ng's `compress=zstd`).
 
     file ─▶ Passing: unpacked, the last megabytes kept ─▶ tar.walk ─▶ pieces ─▶ read_into
 
 The members of a disk ascend, so reading it in order needs neither an index nor a file to unpack to: one pass, and the first
-byte comes at once. What was left out of the archive is known only when the pass gets there: all of the disk is one extent of
-data, and pieces that were left out are filled with zeros as they are reached. A resumed copy unpacks what lies before its
-watermark again, and a disk that lies behind others unpacks those first.
+byte comes at once. Gaps in the archive are known only when the pass reaches them: all of the disk is one extent of data, and
+missing pieces are filled with zeros on the way. A resumed copy unpacks the part before its watermark again, and a disk behind
+others unpacks those first.
 """
 
 import threading
@@ -20,17 +20,17 @@ from synvirt.disks.specs import Packing
 from synvirt.disks.xva.pieces import PIECE_MAX_BYTES, Piece, pieces, read_piece, zero
 from synvirt.errors import DiskReadFailed, MalformedArchive, SynvirtError
 
-# When a piece is complete, its digest and the header behind have come by, too: with pax headers a few KiB.
+# When a piece is complete, its digest and the next header have been passed, too: with pax headers a few KiB.
 _KEPT_BYTES: Final = PIECE_MAX_BYTES + (4 << 20)
-# tar pads to 10 KiB, and to 512 KiB where it was asked to.
+# tar pads to 10 KiB, or to 512 KiB on request.
 _PADDING_MAX_BYTES: Final = 1 << 20
 
 
 class XvaStream:
-    """The disk in the folder `folder` of the packed archive `over`, which it owns; `size_bytes` is what ova.xml says.
+    """The disk in the folder `folder` of the compressed archive `over`, which it owns; `size_bytes` is from ova.xml.
 
-    At the end of an archive's last disk the file is read to its own end, where its checksums are. Going back is possible, and
-    begins from the start.
+    At the end of an archive's last disk the file is read to its own end, with its checksums. To go back is possible, and begins
+    from the start.
     """
 
     max_readers = 1
@@ -54,7 +54,7 @@ class XvaStream:
                 raise self._failure
             try:
                 self._read(offset, buffer)
-            except SynvirtError as failure:  # a walk that failed cannot go on: who asks again gets the same
+            except SynvirtError as failure:  # a failed walk cannot go on: the next caller gets the same error
                 self._failure = failure
                 raise
 
@@ -69,8 +69,8 @@ class XvaStream:
         self._pieces = pieces(self._members(), self._folder, self.size, self._name)
         self._begun, self._at_end = False, False
         self._piece: Piece | None = None
-        self._content: memoryview | None = None  # of the piece, once a part of it was asked for
-        self._floor = 0  # what lies before it has passed
+        self._content: memoryview | None = None  # the piece's content, once a part of it was asked for
+        self._floor = 0  # all before it has passed
 
     def _read(self, offset: int, buffer: memoryview) -> None:
         if offset < self._floor:
@@ -96,7 +96,7 @@ class XvaStream:
         part[:] = self._content[inner : inner + len(part)]
 
     def _pass(self, at: int) -> None:
-        """Go on to the piece that ends behind `at`, and to the file's end when there is none."""
+        """Goes on to the piece that ends behind `at`, and to the file's end if there is none."""
         while not self._begun or (self._piece is not None and self._piece.end <= at):
             self._floor = self._piece.end if self._piece is not None else 0
             self._piece, self._content = next(self._pieces, None), None
@@ -106,7 +106,8 @@ class XvaStream:
 
     def _members(self) -> Iterator[tar.Member]:
         for member in tar.walk(self._archive):
-            # Others' pieces are unpacked to be passed by: a member of petabytes of zeros takes a few megabytes when packed.
+            # Other disks' pieces are unpacked to skip them: a member with petabytes of zeros takes a few megabytes when
+            # compressed.
             if member.size > PIECE_MAX_BYTES:
                 raise MalformedArchive(
                     f"{self._archive_name}: member {member.name!r} has {member.size} bytes at offset {member.offset} of the "
