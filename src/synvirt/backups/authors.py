@@ -1,7 +1,8 @@
-"""Who made a restore point: points are signed by their host's key, and an author is known where this host has that key's line.
+"""The author of a restore point: a point is signed with its host's key; the author is known, if this host has a line with that
+key.
 
-Anyone with a repository's key can write valid points into it. But the key is not enough to sign as another host.
-Known authors are this host, and those of the setting backup_signers, a file of lines as `synvirt receipt key` prints them.
+Anyone with a repository's key can write valid points into it, but cannot sign as another host. Known authors are this host, and
+those of the setting backup_signers, a file of lines as `synvirt receipt key` prints them.
 """
 
 from collections.abc import Sequence
@@ -16,17 +17,17 @@ from synvirt.proof.signing import BACKUPS, HostKey, PublicKey
 from synvirt.repository.manifest import Signature, Unread
 from synvirt.repository.repository import Repository
 
-# Of a run's warning.
+# The code of a run's warning.
 UNKNOWN = "E_BAK_AUTHOR_UNKNOWN"
-# So many hosts share repositories at the most; a longer file is none of this kind.
+# Fewer hosts than this share repositories; a longer file is not one of signers.
 _LINES_MAX = 10_000
 Standing = Literal["own", "known", "unknown", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """`fingerprint`: of the key whose signature was checked; None: the point is not signed. `identity`: as whom this host
-    knows it, never as whom it calls itself."""
+    """`fingerprint`: of the key whose signature was checked; None: the point is not signed. `identity`: this host's name for
+    it, never its own."""
 
     standing: Standing
     fingerprint: str | None = None
@@ -34,24 +35,24 @@ class Author:
 
 
 class Authors:
-    """`key`: what this host signs with; None: it does not. `signers`: a file, read each time that it is needed."""
+    """`key`: the key that this host signs with; None: it does not sign. `signers`: a file, read again each time."""
 
     def __init__(self, key: HostKey | None = None, signers: Path | None = None) -> None:
         self._key, self._signers = key, signers
 
     def sign(self, statement: bytes) -> Signature | None:
-        """This host's signature of a point's statement; None: the host has no key."""
+        """This host's signature of a point's statement; None, if the host has no key."""
         key = self._key
         return None if key is None else Signature(key=key.public.line, sshsig=key.sshsig(statement, BACKUPS))
 
     @property
     def fingerprint(self) -> str | None:
-        """Of this host's key."""
+        """The fingerprint of this host's key."""
         return None if self._key is None else self._key.public.fingerprint
 
     def of(self, unread: Unread) -> Author:
-        """Of these bytes alone: another manifest may be in their place when the point is read again. RepositoryDamaged: it is
-        signed, and not as it is now; Internal: backup_signers cannot be read."""
+        """The author of exactly these bytes: another manifest may have replaced them when the point is read again.
+        RepositoryDamaged, if the signature does not fit; Internal, if backup_signers cannot be read."""
         key = _signer(unread)
         if key is None:
             return Author("none")
@@ -61,7 +62,7 @@ class Authors:
         return Author("unknown" if identity is None else "known", key.fingerprint, identity)
 
     def signer(self, unread: Unread) -> str | None:
-        """The fingerprint alone, no matter who that is. RepositoryDamaged."""
+        """Only the fingerprint, whether it is known or not. RepositoryDamaged."""
         key = _signer(unread)
         return None if key is None else key.fingerprint
 
@@ -81,22 +82,22 @@ class Authors:
         except MalformedArchive as error:
             raise Internal(f"{error.detail}: each line is one that `synvirt receipt key` prints") from error
 
-    # ── what a run says of them ──────────────────────────────────────────────────────────────────────────────────────
+    # ── a run's warnings about them ──────────────────────────────────────────────────────────────────────────────────
 
     def tell(self, under_way: UnderWay, unread: Unread, vm_id: str) -> Author | None:
-        """Warns of an author who is not known; None where this host signs nothing. RepositoryDamaged."""
+        """Warns of an unknown author; None, if this host signs nothing. RepositoryDamaged."""
         if self._key is None:
             return None
         author = self.of(unread)
         reason = doubt(author)
-        # A run that goes on after its service has ended has said so already.
+        # A run that continues after its service has ended has warned already.
         if reason is not None and all(warning.code != UNKNOWN for warning in under_way.run.warnings):
             under_way.warn(UNKNOWN, reason, vm_id)
         return author
 
     def checked(self, under_way: UnderWay, repository: Repository, point_id: UUID, vm_id: str) -> Unread:
-        """The manifest of a point that the run reads, after `tell`, both from one reading: its `sha256` is that of what was
-        judged. A run that goes on after its service has ended takes no other than it began with. BackupNotFound,
+        """The manifest of a point that the run reads, after `tell`. Both use one reading, and `sha256` is of the judged bytes.
+        A run that continues after its service has ended accepts only the manifest that it began with. BackupNotFound,
         RepositoryDamaged."""
         unread = repository.unread(point_id, under_way.run.manifest_sha256)
         self.tell(under_way, unread, vm_id)
@@ -105,11 +106,12 @@ class Authors:
         return unread
 
     def is_known(self, unread: Unread) -> bool:
-        """This host or one that it knows has signed it; or this host signs nothing. RepositoryDamaged, Internal, as of `of`."""
+        """Whether this host or a known one has signed it, or this host signs nothing. RepositoryDamaged, Internal, as in
+        `of`."""
         return self._key is None or doubt(self.of(unread)) is None
 
     def tell_all(self, under_way: UnderWay, repository: Repository) -> Sequence[tuple[UUID, str]]:
-        """As `tell`, in one warning; the points that are not what was signed, each with what is wrong."""
+        """Like `tell`, in one warning; returns the points that differ from what was signed, each with what is wrong."""
         if self._key is None:
             return ()
         wrongs: list[tuple[UUID, str]] = []
@@ -118,7 +120,7 @@ class Authors:
             try:
                 unread = repository.unread(point_id)
             except (RepositoryDamaged, BackupNotFound):
-                continue  # which the verification itself tells
+                continue  # which the verification itself reports
             try:
                 author = self.of(unread)
             except RepositoryDamaged as error:
@@ -132,7 +134,7 @@ class Authors:
 
 
 def _signer(unread: Unread) -> PublicKey | None:
-    """From the bytes alone: the child that parses a point has no influence on who its signer is."""
+    """The signer, from the bytes alone: the child process that parses a point cannot influence the result."""
     signature = unread.signature
     if signature is None:
         return None
@@ -148,7 +150,7 @@ def _signer(unread: Unread) -> PublicKey | None:
 
 
 def doubt(author: Author) -> str | None:
-    """The warning about an author who is not known; None: the author is known."""
+    """The warning about an unknown author; None, if the author is known."""
     if author.standing == "none":
         return "not signed: made before points were, or by somebody who has the repository's key and no host's"
     if author.standing == "unknown":

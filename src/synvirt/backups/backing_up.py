@@ -1,4 +1,5 @@
-"""A backup run: each guest of the job, held at one moment, into a session of the repository, and its point registered."""
+"""A backup run: it holds each guest of the job at one moment, stores it in a session of the repository, and registers its
+point."""
 
 import contextlib
 import re
@@ -32,7 +33,7 @@ from synvirt.jobs.wire import Moved, Result
 from synvirt.repository.manifest import Manifest, Named, Sealed, Shown, statement
 from synvirt.repository.repository import Repository
 
-# Of so many of the newest points the manifests are read, to find one that changes can be counted from.
+# The newest points whose manifests are read to find one that changes can be counted from.
 BASES_LOOKED_AT = 10
 
 _HELD_ANEW = (
@@ -40,7 +41,7 @@ _HELD_ANEW = (
     "what is stored is not stored twice"
 )
 
-# Gives the guest that is asked for, its disks held at one moment, for as long as it is held.
+# Gives a guest with its disks held at one moment, until the block ends.
 OpenGuest = Callable[[Ask], contextlib.AbstractContextManager[Guest]]
 
 
@@ -48,8 +49,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class BackingUp:
-    """`collect`: removes what nothing in a repository needs any more. `journals`: a folder for what runs that are cut off have
-    stored; None: each starts over. `adopt` registers the points that a run has made and that are not known."""
+    """`collect`: removes what no point in a repository needs any more. `journals`: a folder where interrupted runs record what
+    they have stored; None: each starts over. `adopt` registers points that a run has made and that are not registered yet."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class BackingUp:
         self._working, self._collect, self._journals, self._adopt, self._limits = working, collect, journals, adopt, limits
 
     def back_up(self, under_way: UnderWay, job: BackupJob) -> None:
-        """What is wrong with one guest keeps none of the others from being backed up; the run fails at its end."""
+        """An error of one guest does not stop the backup of the others; the run fails at its end."""
         known = self._repositories.get(job.repository_id)
         repository = self._repositories.opened(job.repository_id)
         failed: list[tuple[str, SynvirtError]] = []
@@ -77,7 +78,7 @@ class BackingUp:
             if vm_id in has:
                 continue
             try:
-                # Before the guest's disks are held: a moment that waits costs the guest's host room.
+                # Before the guest's disks are held: while they are, the guest's host needs more and more space.
                 with held(self._limits, under_way, repository, Limits.guests):
                     self._back_up_one(under_way, job, known, repository, vm_id)
             except (Cancelled, RepositoryUnreachable, RepositoryFull):
@@ -92,8 +93,8 @@ class BackingUp:
             raise _combined(failed, len(job.vm_ids))
 
     def _taken_before(self, under_way: UnderWay, known: BackupRepository) -> set[str]:
-        """The guests, by name and UUID, whose points the run has made already, under a service that has ended since. A point
-        whose registration that cut off is registered."""
+        """The guests, by name and UUID, whose points the run made before its service ended. If a point's registration was
+        interrupted, the point is registered now."""
         run = under_way.run
         if not run.resumed_count:
             return set()
@@ -140,14 +141,14 @@ class BackingUp:
         self._retire(under_way, job, manifest.sealed.vm_id)
 
     def forget(self, job: BackupJob) -> None:
-        """What is kept for the next run of a removed job."""
+        """Removes what is kept for the next run of a removed job."""
         for vm_id in job.vm_ids:
             journal = self._journal(job, vm_id)
             if journal is not None:
                 journal.unlink(missing_ok=True)
 
     def _journal(self, job: BackupJob, vm_id: str) -> Path | None:
-        """Of the job's guest: the next run of the job may go on where one that was cut off has stopped."""
+        """The journal of the job's guest: the next run may continue there after an interrupted one."""
         if self._journals is None:
             return None
         self._journals.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -165,12 +166,12 @@ class BackingUp:
         )
 
     def _base(self, job: BackupJob, repository: Repository, vm_id: str) -> Manifest | None:
-        """Of the guest of that UUID the newest point that changes can be counted from: what it says of unchanged chunks becomes
-        part of a point that this host signs, so its author must be known."""
+        """The newest point of the guest of that UUID from which changes can be counted. Its author must be known: its unchanged
+        chunks become part of a point that this host signs."""
         for point in trusted(self._points.all(), job, vm_id)[:BASES_LOOKED_AT]:
             with contextlib.suppress(SynvirtError):
                 unread = repository.unread(point.id)
-                # What was written with an older key is not taken over into a point of the newest.
+                # A point of the newest key takes nothing over from points of an older key.
                 if self._repositories.authors.is_known(unread) and repository.is_current(point.id):
                     manifest = repository.parsed(unread)
                     if any(disk.mark is not None for disk in manifest.sealed.disks):
@@ -178,7 +179,7 @@ class BackingUp:
         return None
 
     def _retire(self, under_way: UnderWay, job: BackupJob, vm_id: str) -> None:
-        """The new point is there: what goes wrong from here on is a warning."""
+        """The new point exists: an error from here on is only a warning."""
         try:
             self._retiring.retire(job, vm_id=vm_id)
         except SynvirtError as error:
@@ -189,14 +190,15 @@ class BackingUp:
             if not under_way.stop():
                 self._collect(under_way, repository_id)
         except Cancelled:
-            pass  # the points are there: the next run collects
+            pass  # the points exist: the next run collects
         except SynvirtError as error:
             under_way.warn(error.code, f"garbage was not collected: {error.detail}")
 
 
 def trusted(points: list[RestorePoint], job: BackupJob, vm_id: str) -> list[RestorePoint]:
-    """The job's points of a guest, the newest first, from which unchanged chunks may be taken unread. None that is damaged, nor
-    one that was there when damage was found, and may share it: then all is read, and what is damaged is written again."""
+    """The job's points of a guest, the newest first, from which unchanged chunks may be taken without reading. Damaged points
+    are left out, and points that existed when damage was found and may share it: then everything is read, and damaged chunks
+    are written again."""
     there = [point for point in points if point.repository_id == job.repository_id]
     found = max((point.verified_at for point in there if point.state == "damaged" and point.verified_at), default=None)
     mine = [
@@ -218,7 +220,7 @@ def _combined(failed: list[tuple[str, SynvirtError]], count: int) -> SynvirtErro
 
 
 class _Taking:
-    """A guest's disks on their way, as the worker reports them. `manifest`: once the worker was sent its Commit."""
+    """Stores a guest's disks, as the worker reports them. `manifest`: set after the worker got its Commit."""
 
     def __init__(self, guest: Guest, job: BackupJob, under_way: UnderWay, repository: Repository, authors: Authors) -> None:
         self._authors = authors
@@ -235,7 +237,7 @@ class _Taking:
         self._under_way.storing(self.stored)
 
     def stop(self) -> bool:
-        """Not once the worker may commit: whether the point is there must be known."""
+        """Not after the worker may commit: the run must know whether the point exists."""
         return self.manifest is None and self._under_way.stop()
 
     def hear(self, message: Message) -> Commit | Signed | None:
@@ -255,13 +257,13 @@ class _Taking:
         return None
 
     def _doubt(self, doubt: Doubt) -> None:
-        """Once, however often the order is given."""
+        """Warns once, however often the order is given."""
         if doubt.key not in self._doubts:
             self._doubts.add(doubt.key)
             self._under_way.warn(DeltaFallback.code, f"{doubt.why}: the whole disk was read", self._guest.vm_id)
 
     def _judged(self, taken: tuple[DiskIsTaken, ...]) -> Commit:
-        """The restore point exists once the worker has carried this out."""
+        """Judges the point. It exists once the worker has executed the Commit."""
         guest = self._guest
         guest.check_unchanged()
         self._under_way.move(Status.COMMITTING, guests=(*self._disks_before, _guest_taken(guest, taken)))
@@ -273,7 +275,7 @@ class _Taking:
         return Commit(shown=shown, sealed=manifest.sealed.model_dump_json())
 
     def _signed(self, digest: str) -> Signed:
-        """Of this point, once it was judged, and of no other: what its worker says is in it is signed as this host's."""
+        """Signs this judged point and no other: the content that its worker reports is signed as this host's."""
         if self.manifest is None or not _DIGEST.fullmatch(digest):
             raise Internal("a worker asks for a signature of what is no restore point")
         signature = self._authors.sign(statement(self._id, digest))
@@ -284,7 +286,7 @@ class _Taking:
 
 
 class _Stored:
-    """What the repository grew by: of a worker that was killed too, whose session is not that of the next."""
+    """The growth of the repository, including sessions of killed workers."""
 
     def __init__(self) -> None:
         self._before = self._now = 0
@@ -300,7 +302,8 @@ class _Stored:
 
 
 def _refuse_lost_base(guest: Guest, taken: tuple[DiskIsTaken, ...], repository: Repository) -> None:
-    """What it has of the base is there for as long as the base is; what is collected later is looked at again (garbage.py)."""
+    """Fails, if the base is gone: its chunks exist only as long as the base. What is collected later is checked again
+    (garbage.py)."""
     if guest.base is None or all(one.whole for one in taken):
         return
     if guest.base.shown.id not in repository.point_ids():

@@ -1,4 +1,4 @@
-"""What belongs to a guest besides its disks: its UEFI variables, and the state of its TPM."""
+"""The parts of a guest besides its disks: its UEFI variables, and the state of its TPM."""
 
 import base64
 from pathlib import Path
@@ -8,14 +8,14 @@ from synvirt.errors import SourceUnsupported
 
 # A UEFI variable store has 64 KiB to 4 MiB.
 NVRAM_BYTES_MAX = 16 << 20
-# swtpm's are some 6 KiB each: permanent, volatile, saved.
+# swtpm's files have some 6 KiB each: permanent, volatile, saved.
 TPM_FILES_MAX, TPM_FILE_BYTES_MAX = 16, 1 << 20
 # libvirt's folder of each version's state (src/qemu/qemu_tpm.c, qemuTPMEmulatorStorageBuildPath).
 _TPM_FOLDERS = {"1.2": "tpm1.2", "2.0": "tpm2"}
 
 
 def nvram(root: Any) -> str | None:
-    """In base64. Firmware writes it whole blocks at a time, and rarely: one that changes while it is read is read again."""
+    """The variables in base64. Firmware writes whole blocks, and rarely: a file that changes while it is read is read again."""
     path = root.findtext("os/nvram")
     if not path:
         return None
@@ -26,7 +26,7 @@ def nvram(root: Any) -> str | None:
 
 
 def tpm(root: Any, state_folder: Path) -> dict[str, str] | None:
-    """The files of its emulator, in base64, by name; None for a guest without one. swtpm replaces them whole."""
+    """The files of the TPM's emulator, in base64, by name; None for a guest without one. swtpm replaces them whole."""
     element = root.find("devices/tpm/backend[@type='emulator']")
     if element is None:
         return None
@@ -44,14 +44,14 @@ def tpm(root: Any, state_folder: Path) -> dict[str, str] | None:
 
 
 def tpm_folder(root: Any) -> str:
-    """The name of the folder that its files lie in."""
+    """The name of the folder with its files."""
     element = root.find("devices/tpm/backend[@type='emulator']")
     version = "2.0" if element is None else element.get("version") or "2.0"
     return _TPM_FOLDERS.get(version, "tpm2")
 
 
 def _content(path: Path, most: int, what: str) -> bytes | None:
-    """None, where there is no such file: the guest was never started."""
+    """The file's content. None, if there is no such file: the guest was never started."""
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)

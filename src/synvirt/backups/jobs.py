@@ -1,4 +1,4 @@
-"""Backup jobs as data: what is asked for, when the schedule runs it, and which run was the last."""
+"""Backup jobs as data: what they back up, when the schedule runs them, and their last run."""
 
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
@@ -10,7 +10,7 @@ from synvirt.model.values import now
 from synvirt.store.backups import BackupRows, Row
 from synvirt.store.documents import parsed, readable
 
-# A clock that was so far ahead was wrong; one that is set back by less has not forgotten what it started.
+# A clock that was more than this ahead was wrong. After a smaller correction, times that were started are not repeated.
 CLOCK_WRONG = timedelta(days=1)
 
 
@@ -39,7 +39,7 @@ class Jobs:
         return self.put(BackupJob(id=uuid4(), created_at=at, scheduled_to=at, **fields))
 
     def put(self, job: BackupJob) -> BackupJob:
-        """Writes the job, and answers it as it is shown."""
+        """Writes the job, and returns it as shown."""
         self._rows.put_all([self.row(job)], host=self._host)
         return _shown(job)
 
@@ -51,7 +51,7 @@ class Jobs:
 
 
 def changed(job: BackupJob, asked: BackupJobChange) -> BackupJob:
-    """Only what was sent changes. A new schedule counts from now: what it would have been before is not made up for."""
+    """Changes only the fields that were sent. A new schedule counts from now: its earlier times are not made up for."""
     changes = {name: getattr(asked, name) for name in asked.model_fields_set}
     if changes.get("schedule", job.schedule) != job.schedule:
         changes["scheduled_to"] = now()
@@ -59,9 +59,10 @@ def changed(job: BackupJob, asked: BackupJobChange) -> BackupJob:
 
 
 def due(job: BackupJob, last: BackupRun | None, moment: datetime) -> Trigger | None:
-    """Why the schedule runs the job now. However many of its times have passed since it was looked at, it is one run.
+    """Why the schedule runs the job now. Several missed times give one run.
 
-    A run that the service's end cut off is made up for, once: one that itself ends the service must not do so again and again.
+    A run that was interrupted by the service's end is made up for once: a run that itself ends the service must not repeat
+    forever.
     """
     if job.schedule is None or (last is not None and last.status not in ENDS):
         return None
@@ -75,12 +76,12 @@ def time_has_come(job: BackupJob, moment: datetime) -> bool:
 
 
 def righted(job: BackupJob, moment: datetime) -> BackupJob:
-    """As if the clock had not been far ahead."""
+    """Corrects the job's times after a clock that was far ahead."""
     was_wrong = job.scheduled_to is not None and job.scheduled_to - moment > CLOCK_WRONG
     return job.model_copy(update={"scheduled_to": moment}) if was_wrong else job
 
 
 def _shown(job: BackupJob) -> BackupJob:
-    """With when it runs next."""
+    """The job with its next run."""
     at = None if job.schedule is None else next_time(job.schedule, job.scheduled_to or job.created_at)
     return job.model_copy(update={"next_run_at": at})

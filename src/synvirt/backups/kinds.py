@@ -20,13 +20,13 @@ from synvirt.backups.under_way import UnderWay
 from synvirt.backups.upkeep import Upkeep
 from synvirt.errors import BackupNotFound
 
-# What a run does with the points that it names; other kinds of run name those that they made, or none.
+# The words for what a run does with the points that it names; other kinds of run name points that they made, or none.
 READS = {"restore": "restored", "verify": "verified", "boot_test": "tested"}
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """`testing`: BackupBadRequest, where this host starts no guest. `succeeded`: is called when a job's run went well."""
+    """`testing`: BackupBadRequest, if this host starts no guests. `succeeded`: called when a job's run succeeded."""
 
     jobs: Jobs
     points: Points
@@ -38,7 +38,7 @@ class Kinds:
     succeeded: Callable[[UUID], None]
 
     def all(self) -> dict[str, RunKind]:
-        """By their names."""
+        """The kinds by their names."""
         return {
             "backup": RunKind(self._backup),
             "restore": RunKind(self._restoration, come_to=self.restoring.come_to),
@@ -74,14 +74,14 @@ class Kinds:
     # ── what a run uses ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def uses(self, run: BackupRun, repository_id: UUID) -> bool:
-        """Of a run of any kind."""
+        """What a run of any kind uses."""
         try:
             return self._repository_of(run) == repository_id
         except BackupNotFound:
             return False
 
     def _repository_of(self, run: BackupRun) -> UUID:
-        """BackupNotFound: it can use none."""
+        """The run's repository. BackupNotFound, if it has none to use."""
         if run.repository_id is not None:
             return run.repository_id
         if not run.restore_point_ids:
@@ -93,5 +93,5 @@ class Kinds:
 
 
 def being_read(runs: Iterable[BackupRun]) -> dict[UUID, BackupRun]:
-    """By the restore point, one of these runs that reads it. A guest may run from one (docs/instant.md)."""
+    """For each restore point, one of these runs that reads it. A guest may run from a point (docs/instant.md)."""
     return {point_id: run for run in runs if run.kind in READS for point_id in run.restore_point_ids}

@@ -1,4 +1,4 @@
-"""How many runs of all hosts copy at the same time: slots, as migrations have them (jobs/slots.py).
+"""How many runs of all hosts copy at the same time: slots, as for migrations (jobs/slots.py).
 
     backup          its repository, the guests of this host     from before a guest is held until it is stored
     verification    its repository                              while the worker reads
@@ -6,9 +6,9 @@
     restore         its repository, and what it writes to       for each disk
     boot test       its repository                              while its disks are served
 
-A slot never covers a wait: one guest of a run waits for it before its disks are held, and leaves it before the next guest. A
-person waits for a restore or a boot test, and a backup whose points are there for the collection at its end: they take theirs
-at once, and count for those who come later.
+A slot is never held during a wait: a run waits for it before it holds a guest's disks, and leaves it before the next guest.
+Restores, boot tests and the collection at a backup's end get their slots at once, and count for later runs: a person, or a
+backup whose points exist already, waits for them.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ URGENT = frozenset({"restore", "boot_test"})
 
 @dataclass(frozen=True)
 class Limits:
-    """`host`: ours. The numbers: runs at the same time of one repository, of one host's guests, jobs of one destination."""
+    """`host`: ours. The numbers: the most runs at once of one repository, of one host's guests, and jobs of one destination."""
 
     slots: Slots
     host: str
@@ -41,18 +41,18 @@ class Limits:
         return destination(chosen.shared_id() or f"{self.host} {name}", most=self.per_destination)
 
 
-# Beside its repository, what a run needs a slot of.
+# The slots that a run needs besides its repository's.
 Needs = Callable[[Limits], Resource]
 
 
 def held(
     limits: Limits | None, under_way: UnderWay, repository: Repository, *needs: Needs, urgent: bool = False
 ) -> contextlib.AbstractContextManager[None]:
-    """Slots of the repository and of all else that is needed, within the block. Cancelled while the run waits for them,
-    where that is asked. None: there are no limits. `urgent`: it does not wait, as no run of an urgent kind does."""
+    """Holds slots of the repository and of all else that is needed, within the block. Cancelled, if that is requested while the
+    run waits. None: there are no limits. `urgent`: it does not wait, as no run of an urgent kind does."""
     if limits is None:
         return contextlib.nullcontext()
-    # The id in its header: each host registers a repository by an id of its own.
+    # The id in the repository's header, as each host registers a repository with an id of its own.
     resources = [slots.repository(repository.id, most=limits.per_repository), *(need(limits) for need in needs)]
     run = under_way.run
     return limits.slots.held_in_thread(run.id, resources, under_way.stop, urgent=urgent or run.kind in URGENT)

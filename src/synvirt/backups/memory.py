@@ -1,7 +1,6 @@
-"""What is kept of a run beside its own row, until its end: what it was asked for, and how far it is.
+"""What is stored of a run besides its own row, until its end: its request, and its progress.
 
-request      written with the run, or not at all
-watermarks   written as it goes; the document is that of its kind
+request      written with the run, or not at all watermarks   written as it goes; the document is that of its kind
 """
 
 from typing import TypeVar
@@ -19,32 +18,32 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Memory:
-    """Of the runs of one host: rows of the store, each by its run's id."""
+    """The memory of one host's runs: rows of the store, each by its run's id."""
 
     def __init__(self, rows: BackupRows, *, host: str) -> None:
         self._rows, self._host = rows, host
 
     @staticmethod
     def request(run_id: UUID, asked: BaseModel) -> Row:
-        """To be written with the run's own row."""
+        """The row of the request, written together with the run's own row."""
         return Row("request", _row(run_id, "request"), asked)
 
     def asked(self, run_id: UUID, model: type[M]) -> M:
-        """Interrupted, where that is not known: the run began under a version of the service that did not keep it."""
+        """The request. Interrupted, if it is not known: the run began under a version of the service that did not store it."""
         asked = self._get(run_id, "request", model)
         if asked is None:
             raise Interrupted("the service ended while the run was under way", hint="start the run again")
         return asked
 
     def mark(self, run_id: UUID, model: type[M]) -> M | None:
-        """None: it has done nothing yet that need not be done again."""
+        """The progress. None, if nothing was done yet that need not be repeated."""
         return self._get(run_id, "watermarks", model)
 
     def put_mark(self, run_id: UUID, mark: BaseModel) -> None:
         self._rows.put("watermarks", _row(run_id, "watermarks"), mark, host=self._host)
 
     def is_kept(self, run_id: UUID) -> bool:
-        """Whether it is known what was asked for. PersistFailed."""
+        """Whether the request is stored. PersistFailed."""
         try:
             return bool(self._rows.get("request", _row(run_id, "request"), host=self._host))
         except BackupNotFound:
@@ -53,12 +52,12 @@ class Memory:
             return True
 
     def forget(self, run_id: UUID) -> None:
-        """All of it. Idempotent."""
+        """Removes all of it. Idempotent."""
         self._rows.put_all([], host=self._host, gone=self.keys(run_id))
 
     @staticmethod
     def keys(run_id: UUID) -> tuple[Key, ...]:
-        """All that goes with the run's end."""
+        """The keys of all rows that are removed at the run's end."""
         return tuple((part, _row(run_id, part)) for part in _PARTS)
 
     def _get(self, run_id: UUID, part: Kind, model: type[M]) -> M | None:
@@ -70,5 +69,5 @@ class Memory:
 
 
 def _row(run_id: UUID, part: Kind) -> UUID:
-    """The run's own id is that of its own row."""
+    """An id of its own, as the run's id names the run's own row."""
     return uuid5(run_id, part)

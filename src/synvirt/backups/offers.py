@@ -1,4 +1,4 @@
-"""What this host keeps for other SynVirts, as its operator sees it: how much there is, what is protected. Blocking code."""
+"""What this host stores for other SynVirts, for its operator: how much there is, what is protected. Blocking code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class BackupOffer(Model):
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """`by_name`: one for each folder, since each counts what is on its way into it."""
+    """`by_name`: one object for each folder, as each counts the bytes that are being sent to it."""
 
     by_name: Mapping[str, Offer] = field(default_factory=dict)
     users: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Offers:
         return [self.get(name) for name in sorted(self.by_name)]
 
     def get(self, name: str) -> BackupOffer:
-        """BackupNotFound. One whose folder is away says so."""
+        """The offer. BackupNotFound. If its folder is away, the offer says so."""
         offer = self._named(name)
         shown = BackupOffer(name=name, user=self.users[name], keep_days=offer.keep_s / DAY_S, quota_bytes=offer.quota_bytes)
         try:
@@ -67,7 +67,7 @@ class Offers:
 
 
 def offers_of(settings: Settings, reading: Reading = HERE) -> Offers:
-    """The offers that the settings name, by name. Nothing is opened yet. `reading`: who parses what manifests say."""
+    """The offers of the settings, by name. Nothing is opened yet. `reading`: parses the content of manifests."""
     return Offers(
         {
             name: Offer(

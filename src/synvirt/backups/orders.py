@@ -1,5 +1,5 @@
-"""What a run orders of a worker, beside copies: a guest's disks taken into a repository, points read for damage, garbage
-collected, disks served.
+"""What a run orders from a worker, besides copies: store a guest's disks in a repository, check points for damage, collect
+garbage, serve disks.
 
     take      disks ─▶ chunks ─▶ packs; the worker says Ready, the service judges, and sends Commit; the worker asks to
               have it signed ─▶ the point exists
@@ -7,7 +7,7 @@ collected, disks served.
     collect   what no point needs is removed; the worker says Planned, the service keeps that, and sends Go
     serve     disks of a point as NBD exports on Unix sockets, until the worker is stopped
 
-Orders reach a worker on its standard input: the repository's key is in them.
+Orders reach a worker on its standard input, as they contain the repository's key.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from synvirt.repository.verify import PacksLooked, PointLooked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZfsChangesSpec(Spec):
-    """What `zfs send -i since until` says of a volume; `guid`: what that of the bookmark `since` must be. `program`: zfs."""
+    """The changes that `zfs send -i since until` lists for a volume; `guid`: the expected guid of the bookmark `since`.
+    `program`: zfs."""
 
     format: Literal["zfs_changes"] = "zfs_changes"
     program: str
@@ -31,17 +32,17 @@ class ZfsChangesSpec(Spec):
     size_bytes: int
 
 
-# The key of what an order reads or removes, where that is no disk; and of what it reads to find that.
+# Keys of progress that is not about one disk: what an order reads or removes, and what it reads to find that.
 ALL, PAGES = "all", "pages"
 
-# Where a list of changed areas comes from: a bitmap that QEMU serves, or zfs.
+# The origin of a list of changed areas: a bitmap that QEMU serves, or zfs.
 ChangesSpec = NbdSpec | ZfsChangesSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskToTake(WireModel):
-    """`changes`: what may differ from the base's disk of the same key; None: that is not known. `whole_because`: why,
-    where it should be known."""
+    """`changes`: lists what may differ from the base's disk of the same key; None: not known. `whole_because`: why not, if it
+    should be known."""
 
     key: str
     reader: ReaderSpec
@@ -51,8 +52,8 @@ class DiskToTake(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOrder(Order):
-    """`base`: the restore point that changes count from, `base_sha256`: of its manifest, as of a PointSpec. `journal`: a file
-    of what is stored already (taking_journal.py), of the guest at the moment that `moment` names."""
+    """`base`: the restore point that changes count from; `base_sha256`: of its manifest, as in a PointSpec. `journal`: a file
+    that lists what is stored already (taking_journal.py), of the guest at the moment with the name `moment`."""
 
     kind: Literal["take"] = "take"
     repository: RepositorySpec
@@ -67,7 +68,7 @@ class TakeOrder(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt(WireModel):
-    """Result `doubt`: why what has changed of a disk is not known after all."""
+    """Result `doubt`: why a disk's changes are not known after all."""
 
     key: str
     why: str
@@ -75,7 +76,7 @@ class Doubt(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(WireModel):
-    """Result `stored`: what the repository grew by so far."""
+    """Result `stored`: the growth of the repository so far."""
 
     stored_bytes: int
 
@@ -83,7 +84,7 @@ class Stored(WireModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskIsTaken(WireModel):
     """One disk is stored. Sizes in bytes; `resumed_bytes` of it were stored before the worker began. `whole`: all of it was
-    read, not only changes. `checked_to`: the offset at which the next run goes on with its samples."""
+    read, not only changes. `checked_to`: the offset at which the next run continues with its samples."""
 
     key: str
     size_bytes: int
@@ -103,7 +104,7 @@ class Ready(WireModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(WireModel):
     """The service's second line: `shown` and `sealed` are the manifest's parts as JSON, `shown` without the disks, which the
-    worker has."""
+    worker adds."""
 
     shown: str
     sealed: str
@@ -111,22 +112,22 @@ class Commit(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToSign(WireModel):
-    """Result `to_sign`: the digest of the point's statement (repository/manifest.py), as the last before the point exists."""
+    """Result `to_sign`: the digest of the point's statement (repository/manifest.py), the last step before the point exists."""
 
     sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signed(WireModel):
-    """The service's third line: `signature` as JSON; None: this host signs nothing. The key is never a worker's to hold."""
+    """The service's third line: `signature` as JSON; None: this host does not sign. A worker never has the key."""
 
     signature: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyPointOrder(Order):
-    """Read every chunk of one restore point that comes after `since`, and compare each with its name. `sha256`: as of a
-    PointSpec. The worker says how far it is each `mark_every_s` seconds."""
+    """Read every chunk of one restore point after `since`, and compare each with its name. `sha256`: as in a PointSpec. The
+    worker reports its progress every `mark_every_s` seconds."""
 
     kind: Literal["verify_point"] = "verify_point"
     repository: RepositorySpec
@@ -138,8 +139,8 @@ class VerifyPointOrder(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRepositoryOrder(Order):
-    """Read every pack of a repository that comes after `since`, and every manifest, and compare each with its hash. The worker
-    says how far it is each `mark_every_s` seconds."""
+    """Read every pack of a repository after `since`, and every manifest, and compare each with its hash. The worker reports its
+    progress every `mark_every_s` seconds."""
 
     kind: Literal["verify_repository"] = "verify_repository"
     repository: RepositorySpec
@@ -149,8 +150,8 @@ class VerifyRepositoryOrder(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointSeen(WireModel):
-    """Result `looked`, now and then and at the end: what has come since the one before (`Looked.parts`). `more`: of the same
-    moment follow more."""
+    """Result `looked`, now and then and at the end: what was checked since the one before (`Looked.parts`). `more`: more parts
+    of the same moment follow."""
 
     looked: PointLooked
     more: bool = False
@@ -158,7 +159,7 @@ class PointSeen(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacksSeen(WireModel):
-    """Result `looked`, now and then, and when all packs are looked at; as of a point."""
+    """Result `looked`, now and then, and when all packs are checked; like that of a point."""
 
     looked: PacksLooked
     more: bool = False
@@ -173,8 +174,8 @@ class RepositoryVerified(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectOrder(Order):
-    """Take out of use what no restore point needs; with `dry_run` it is only counted. `before`: what the order before was about
-    to do, a `repository.garbage.Sweep` as JSON."""
+    """Remove what no restore point needs; with `dry_run` only count it. `before`: what the order before was about to remove, a
+    `repository.garbage.Sweep` as JSON."""
 
     kind: Literal["collect"] = "collect"
     repository: RepositorySpec
@@ -184,15 +185,15 @@ class CollectOrder(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(WireModel):
-    """Result `planned`: `sweep`, a part of a `repository.garbage.Sweep` as JSON, is about to be done. The worker waits for Go
-    first."""
+    """Result `planned`: `sweep`, a part of a `repository.garbage.Sweep` as JSON, is what will be removed next. The worker waits
+    for Go first."""
 
     sweep: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go(WireModel):
-    """The service's line: it has kept what is planned."""
+    """The service's line: it has stored the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +205,7 @@ class GarbageCollected(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOrder(Order):
-    """`sockets`: a path for each disk, by its number in the point. `sha256`: as of a PointSpec. Result `serving` when all of
+    """`sockets`: a path for each disk, by its number in the point. `sha256`: as in a PointSpec. Result `serving`, when all of
     them listen."""
 
     watched: ClassVar[Watched] = Watched.NEVER

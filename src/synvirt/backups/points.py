@@ -1,4 +1,4 @@
-"""The restore points that this host knows, as data. What they say lies in their repositories too: those are the truth."""
+"""The restore points that this host knows, as data. Their repositories have the same data, and are the truth."""
 
 from uuid import UUID
 
@@ -34,7 +34,7 @@ class Points:
         return point
 
     def forget(self, point_id: UUID) -> None:
-        """Idempotent. What lies in its repository stays."""
+        """Idempotent. The point stays in its repository."""
         self._rows.remove("point", point_id, host=self._host)
 
 

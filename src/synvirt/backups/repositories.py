@@ -1,4 +1,4 @@
-"""The repositories that this host knows: where they lie, and their keys, a file each in {data_dir}/keyring."""
+"""The repositories that this host knows: their places, and their keys, one file for each in {data_dir}/keyring."""
 
 import base64
 import contextlib
@@ -28,15 +28,15 @@ from synvirt.store.documents import parsed, readable
 
 
 class _Known(BackupRepository):
-    """As it is kept. `sealed`: the password of a peer's account, in base64, with the repository's key."""
+    """The stored form. `sealed`: the password of a peer's account, in base64, sealed with the repository's key."""
 
     sealed: str | None = None
 
 
 class Repositories:
-    """`caches`: a folder for what is copied of repositories so that it need not be fetched again; None: nothing is.
-    `allowed_hosts`: where peers may be, as the setting source_allowed_hosts says. `authors`: who signs points, and who is
-    known; None: nobody. `reading`: who reads what manifests say."""
+    """`caches`: a folder for copies of parts of repositories, so that they are not fetched again; None: no copies.
+    `allowed_hosts`: where peers may be, as in the setting source_allowed_hosts. `authors`: signs points and knows authors;
+    None: no signatures. `reading`: parses the content of manifests."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Repositories:
         self._lock, self._changing = threading.Lock(), threading.RLock()
 
     def add(self, asked: BackupRepositoryRequest) -> BackupRepository:
-        """A new one in an empty folder, or with its recovery key one that is there. BackupConflict, RepositoryUnreachable,
+        """Adds a new one in an empty folder, or an existing one by its recovery key. BackupConflict, RepositoryUnreachable,
         RepositoryKeyWrong, RepositoryDamaged."""
         master = new_key() if asked.recovery_key is None else _given(asked.recovery_key, asked.passphrase)
         made = _made(asked, master)
@@ -90,11 +90,11 @@ class Repositories:
         return [self.shown(one) for one in readable(_Known, texts)], following
 
     def known(self) -> list[BackupRepository]:
-        """As they were added, oldest first: none is looked at, and so none is waited for."""
+        """All in the order in which they were added, without opening them, so that no call waits for one."""
         return [*readable(_Known, self._rows.all("repository", host=self._host))]
 
     def shown(self, known: BackupRepository) -> BackupRepository:
-        """With what is found there now."""
+        """The repository with its present content."""
         try:
             with contextlib.closing(self._folder_of(known.id, patience_s=0)) as folder:
                 capacity, used = folder.room()
@@ -104,7 +104,7 @@ class Repositories:
         return _shown(known).model_copy(update={"capacity_bytes": capacity, "used_bytes": used, "points_count": count})
 
     def opened(self, repository_id: UUID) -> Repository:
-        """Its folder looked at first: an NFS export that is gone must not be an empty folder."""
+        """Opens it. Its folder is checked first: a missing NFS mount must not look like an empty folder."""
         self._settled(repository_id)
         with self._lock:
             opened = self._open.get(repository_id)
@@ -119,7 +119,7 @@ class Repositories:
             return opened
 
     def spec(self, repository_id: UUID) -> RepositorySpec:
-        """For a worker, which opens the repository by itself: the key is in it."""
+        """The spec for a worker, which opens the repository itself: it contains the key."""
         self._settled(repository_id)
         known, master = self._known(repository_id), self._key(repository_id)
         place: FolderSpec | PeerSpec = FolderSpec(path=known.path or "", nfs=known.kind == "nfs")
@@ -134,7 +134,7 @@ class Repositories:
         return _folder(known, password, self._allowed_hosts, patience_s=patience_s)
 
     def _password(self, known: _Known) -> str:
-        """Of a peer's account: by the key, or by the next one of a change that a crash left."""
+        """The password of a peer's account, opened by the key, or by the next key of a change that a crash interrupted."""
         path, following = self._key_path(known.id), self._next_path(known.id)
         following_too = [following] if self._has_next(known.id) else []
         ring = KeyRing([migrator_key(one) for one in (path, *following_too)])
@@ -145,8 +145,8 @@ class Repositories:
         return migrator_key(self._key_path(repository_id))
 
     def change_key(self, repository_id: UUID) -> str:
-        """The recovery key of a new key, with which all is written from now on. What a crash leaves is ended by anyone who asks
-        next, or opens the repository. RepositoryUnreachable, RepositoryKeyWrong."""
+        """Changes the key: returns the new recovery key, and all is written with the new key from now on. After a crash, the
+        next call, or the next opening, finishes the change. RepositoryUnreachable, RepositoryKeyWrong."""
         self.get(repository_id)
         following = self._next_path(repository_id)
         with self._changing:
@@ -165,7 +165,7 @@ class Repositories:
             sealed = Keys(new).seal(self._password(known).encode(), belongs_to=_belongs_to(known.id))
             known = known.model_copy(update={"sealed": base64.b64encode(sealed).decode()})
             self._rows.put("repository", known.id, known, host=self._host)
-        # For who has to open, one day, a copy of the repository that is older than the change.
+        # The old key stays, for a copy of the repository from before the change.
         with contextlib.suppress(FileExistsError):
             os.link(path, path.with_name(f"{path.name}.before-{Keys(new).check[:16]}"))
         following.replace(path)
@@ -176,13 +176,13 @@ class Repositories:
             opened.folder.close()
 
     def _settled(self, repository_id: UUID) -> None:
-        """A change of the key that a crash left is ended."""
+        """Finishes a change of the key that a crash interrupted."""
         with self._changing:
             if self._has_next(repository_id):
                 self._end_change(repository_id)
 
     def _has_next(self, repository_id: UUID) -> bool:
-        """One that is not whole was never used: it goes."""
+        """Whether there is a next key. An incomplete one was never used, and is removed."""
         following = self._next_path(repository_id)
         if following.exists() and following.stat().st_size != KEY_BYTES:
             following.unlink()
@@ -194,7 +194,7 @@ class Repositories:
         return recovery_text(self._key(repository_id))
 
     def sealed_copy(self, repository_id: UUID, asked: SealedKeyRequest) -> str:
-        """BackupBadRequest, where the passphrase is too short, or this host has no such means."""
+        """BackupBadRequest, if the passphrase is too short, or this host cannot seal in that way."""
         self.get(repository_id)
         master = self._key(repository_id)
         if asked.passphrase is not None:
@@ -202,15 +202,15 @@ class Repositories:
         return sealed_key.by_this_host(master, asked.bound_to or "host")
 
     def forget(self, repository_id: UUID) -> None:
-        """What lies in the folder stays, and so does the key."""
+        """The folder's content and the key stay."""
         self._rows.remove("repository", repository_id, host=self._host)
         with self._lock:
             opened = self._open.pop(repository_id, None)
         if opened is not None:
-            opened.folder.close()  # a run that reads from it still may go on
+            opened.folder.close()  # a run that still reads from it may go on
 
     def close(self) -> None:
-        """When nothing reads or writes any more."""
+        """Call it when nothing reads or writes any more."""
         with self._lock:
             opened, self._open = list(self._open.values()), {}
         for repository in opened:
@@ -237,14 +237,14 @@ class Repositories:
 
 
 def _given(text: str, passphrase: SecretStr | None) -> bytes:
-    """RepositoryKeyWrong, BackupBadRequest."""
+    """The key from the request. RepositoryKeyWrong, BackupBadRequest."""
     if sealed_key.is_sealed(text):
         return sealed_key.opened(text, "" if passphrase is None else passphrase.get_secret_value())
     return from_recovery_text(text)
 
 
 def _made(asked: BackupRepositoryRequest, master: bytes) -> _Known:
-    """BackupBadRequest."""
+    """The folder or peer of the request. BackupBadRequest."""
     made = _Known(id=uuid4(), name=asked.name, kind=asked.kind, path=asked.path, created_at=now())
     if asked.peer is None:
         return made
@@ -268,7 +268,7 @@ def _belongs_to(repository_id: UUID) -> bytes:
 def _folder(
     known: _Known, password: str, allowed_hosts: tuple[str, ...], *, patience_s: float = PATIENCE_S
 ) -> HostFolder | PeerFolder:
-    """RepositoryUnreachable. A peer is not asked yet."""
+    """Opens the folder. RepositoryUnreachable. A peer is not contacted yet."""
     if known.peer is None:
         return HostFolder(Path(known.path or ""), is_nfs=known.kind == "nfs")
     return PeerFolder(
@@ -277,5 +277,5 @@ def _folder(
 
 
 def _shown(known: BackupRepository) -> BackupRepository:
-    """Without what is sealed."""
+    """The repository without sealed fields."""
     return BackupRepository.model_validate({name: getattr(known, name) for name in BackupRepository.model_fields})

@@ -1,4 +1,4 @@
-"""How many restore points of a guest stay, and why each of them does."""
+"""How many restore points of a guest stay, and the reason for each."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class Retention(Received):
     keep_yearly: Count | None = None
 
 
-# Of a time, the period that it lies in.
+# The period of a time, for each line.
 _PERIODS = {
     "keep_hourly": "%Y-%m-%dT%H",
     "keep_daily": "%Y-%m-%d",
@@ -54,5 +54,5 @@ def kept(points: Iterable[tuple[UUID, datetime]], retention: Retention) -> dict[
                 seen.add(period)
                 reasons[point_id].append(line)
     if newest_first:
-        reasons[newest_first[0][0]] = reasons[newest_first[0][0]] or ["newest"]  # never all of them
+        reasons[newest_first[0][0]] = reasons[newest_first[0][0]] or ["newest"]  # at least one point always stays
     return {point_id: lines for point_id, lines in reasons.items() if lines}

@@ -1,4 +1,4 @@
-"""Which restore points of a job go by its retention: shown before, and done after each of its runs."""
+"""Which restore points of a job its retention removes: shown before, and done after each of its runs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
@@ -12,8 +12,8 @@ from synvirt.errors import BackupConflict, BackupImmutable, SynvirtError
 
 
 def fates(points: Iterable[RestorePoint], retention: Retention, *, protected: Collection[UUID] = ()) -> list[PointFate]:
-    """Of one job's points, newest first. A damaged one never takes a good one's place: what the good ones alone would keep is
-    kept too, and so the newest good one always is."""
+    """What happens to one job's points, newest first. A damaged point never displaces a good one: what retention would keep of
+    the good ones alone stays too, so the newest good one always stays."""
     by_guest: dict[str, list[RestorePoint]] = defaultdict(list)
     for point in points:
         by_guest[point.vm_id].append(point)
@@ -55,14 +55,14 @@ class Retiring:
         self._repositories, self._points, self._remove, self._in_use = repositories, points, remove, in_use
 
     def planned(self, job: BackupJob, retention: Retention | None = None, *, vm_id: str | None = None) -> list[PointFate]:
-        """What `retention`, by default the job's own, would do now."""
+        """What `retention`, by default the job's own, would remove now."""
         mine = [point for point in self._points.all() if point.job_id == job.id and vm_id in (None, point.vm_id)]
         mine = [point for point in mine if point.repository_id == job.repository_id]
         protected = {*self._repositories.opened(job.repository_id).kept_ids(), *self._in_use()}
         return fates(mine, retention or job.retention, protected=protected)
 
     def retire(self, job: BackupJob, *, vm_id: str | None = None) -> list[PointFate]:
-        """Removes them. One that cannot be removed keeps none of the others: its error is raised at the end."""
+        """Removes them. An error with one does not stop the others; it is raised at the end."""
         planned = self.planned(job, vm_id=vm_id)
         refused: SynvirtError | None = None
         for fate in planned:

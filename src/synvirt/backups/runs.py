@@ -1,14 +1,14 @@
-"""Runs as data, and the kernel's runner that does them, each in a thread.
+"""Runs as data, and the kernel's runner that executes them, each in a thread.
 
     begin(run) ──────────┐
     start(): cut off ────┴─▶ queued ─▶ preparing ─▶ … the kind's own states … ─▶ completed
                                           └──────── any error, or a cancel ────────▶ failed, cancelled
 
-What a run does comes from its row and its memory alone (memory.py), whether it was just asked for or its service has ended
-since: a kind cannot do the one and not the other. A run that the service's end cuts off goes on at the next start, from what it
-had done; one that a lost lease cuts off, once the lease is held again. Where that cannot be, or the service has ended
-RESUMED_MAX times within it, it fails. What a run made that fails or is cancelled is undone, by the ledger. A restore that has
-started its guest at once does not fail (`until_it_goes_well`): what the guest wrote is nowhere else.
+A run's work follows only from its row and its memory (memory.py), whether it is new or its service has ended since: so every
+kind can also be continued. After the service's end a run continues at the next start, from its progress; after a lost lease,
+once the lease is held again. If it cannot continue, or the service has ended RESUMED_MAX times during it, it fails. What a
+failed or cancelled run made is undone, by the ledger. A restore that has started its guest at once does not fail
+(`until_it_goes_well`): what the guest wrote is nowhere else.
 """
 
 import contextlib
@@ -40,16 +40,16 @@ from synvirt.store.backups import BackupRows, Key, Row
 from synvirt.store.documents import parsed, readable
 from synvirt.store.ledger import Owner
 
-# Each reads with a thread a core: more would only take turns.
+# Each reads with one thread for each core: more runs would only take turns.
 RUNS_AT_ONCE = 2
-# Of one run, after the service's end.
+# How often one run is continued after the service's end.
 RESUMED_MAX = 5
-# Between two looks whether a thread has ended.
+# Seconds between two checks whether a thread has ended.
 LOOK_EVERY_S = 0.05
 
 _log = structlog.get_logger("synvirt.backups")
 
-# The codes of this side begin with E_BAK_: errors of rooms that serve both sides get this side's name here.
+# The codes of backups begin with E_BAK_: errors of rooms that serve both sides get that name here.
 _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
     errors.Cancelled: errors.BackupCancelled,
     errors.DiskReadFailed: errors.SourceReadFailed,
@@ -66,16 +66,16 @@ def _nothing(_: BackupRun) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """A kind of run, as the runner of all needs it. `work`: what a run does from where it stands; `started_at` of its row says
-    whether a service has begun it before. `come_to`: of a run that the service's end cut off, what it has come to, where all of
-    it is done. A SynvirtError of either: the run has failed."""
+    """A kind of run, for the runner. `work`: does the work from the run's present progress; `started_at` of its row says
+    whether a service has begun it before. `come_to`: for a run that the service's end interrupted: its result, if all of it is
+    done. If either raises a SynvirtError, the run has failed."""
 
     work: Callable[[BackupRun], Work]
     come_to: Callable[[BackupRun], RestoredDomain | None] = _nothing
 
 
 class Runs:
-    """`lock`: held by who begins a run, from its look at what runs already on. `at_once`: backups and verifications, and as
+    """`lock`: held while a run is begun, from the check of the present runs on. `at_once`: backups and verifications, and as
     many restores and boot tests. `kinds`: by their names. `ledger`: of what runs make."""
 
     def __init__(
@@ -90,25 +90,25 @@ class Runs:
     ) -> None:
         self._rows, self._kinds, self._host = rows, kinds, host
         self._memory, self._ledger = memory, ledger
-        # A restore or a boot test does not queue behind the backups of a night.
+        # A restore or a boot test does not wait for the backups of a night.
         self._turns, self._urgent = Turns(at_once), Turns(at_once)
         self.lock = threading.RLock()
-        # Of the runs that this service has begun and that have not ended; and which of them have a thread by now.
+        # The runs that this service has begun and that have not ended; and those of them with a thread.
         self._begun: dict[UUID, BackupRun] = {}
         self._stops: dict[UUID, Stop] = {}
         self._at_work: set[UUID] = set()
         self._started = self._closing = self._paused = False
-        # Runs that a lost lease cut off, until the lease is held again.
+        # Runs that a lost lease interrupted, until the lease is held again.
         self._cut: set[UUID] = set()
         self._runner = Runner(self._run, lambda: list(self._begun), name="backups")
         self.figures = Figures[Status]()
 
     def start(self, *, counted: bool = True) -> list[BackupRun]:
-        """Before anything is asked: what the last service left under way has come to its end, goes on, or has failed.
-        `counted`: it may be the run itself that ended the service. The runs that were cut off."""
+        """Called before any request: each run of the last service ends, continues, or fails. `counted`: the run itself may have
+        ended the service. Returns the interrupted runs."""
         cut_off = self.not_ended()
         self._ledger.sweep_all(but=frozenset(run.id for run in cut_off))
-        # Each is judged before any begins: what is undone of one may be in the way of another.
+        # All are judged before any begins: undoing one may be in the way of another.
         for run in [run for run in cut_off if self._goes_on(run)]:
             with self.lock:
                 self.begin(run.model_copy(update={"status": Status.QUEUED, "resumed_count": run.resumed_count + counted}))
@@ -116,7 +116,7 @@ class Runs:
         return cut_off
 
     def _goes_on(self, run: BackupRun) -> bool:
-        """Else it has its end by now. One that itself ends the service must not do so again and again."""
+        """Whether the run continues; else it ends here. A run that itself ends the service must not repeat that forever."""
         _log.warning("a backup run was cut off", run=str(run.id), kind=run.kind, stored_bytes=run.stored_bytes)
         if is_started(run.instant):
             if self._memory.is_kept(run.id):
@@ -137,7 +137,7 @@ class Runs:
         return False
 
     def close(self) -> None:
-        """Runs under way stop; the next start says that they were cut off."""
+        """Stops the runs; the next start notes that they were interrupted."""
         with self.lock:
             self._closing = True
             for stop in self._stops.values():
@@ -157,7 +157,7 @@ class Runs:
             self._runner.pause()
 
     def let_go(self, within_s: float) -> bool:
-        """Have all runs that were paused ended? Blocks for so long."""
+        """Whether all paused runs have ended. Blocks for so long."""
         until = time.monotonic() + within_s
         while still := bool(self._cut & self._runner.running()):
             if time.monotonic() >= until:
@@ -166,7 +166,7 @@ class Runs:
         return not still
 
     def resumed(self) -> None:
-        """With the lock held, once all that was paused has ended. What was cut off is `start`ed again."""
+        """Call it with the lock held, once all paused runs have ended. The interrupted ones `start` again."""
         self._paused = False
         self._cut.clear()
         if self._started:
@@ -177,7 +177,7 @@ class Runs:
         return self._with_figures(parsed(BackupRun, self._rows.get("run", run_id, host=self._host)))
 
     def not_ended(self) -> list[BackupRun]:
-        """Oldest first."""
+        """Runs that have not ended, oldest first."""
         return readable(BackupRun, self._rows.all("run", host=self._host, states=_OPEN))
 
     def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupRun], int | None]:
@@ -186,8 +186,8 @@ class Runs:
         return [self._with_figures(run) for run in readable(BackupRun, texts)], following
 
     def cancel(self, run_id: UUID, *, guest_writes: GuestWrites = "keep") -> BackupRun:
-        """One that waits ends at once. BackupConflict, where it has ended, or would lose what a guest wrote since its instant
-        start, unless that is asked for."""
+        """Cancels the run. A waiting one ends at once. BackupConflict, if it has ended, or would lose what a guest wrote since
+        its instant start and the request does not allow that."""
         with self.lock:
             run = self.get(run_id)
             if run.status in ENDS:
@@ -200,7 +200,7 @@ class Runs:
             return self.get(run_id)
 
     def remove(self, run_id: UUID) -> None:
-        """The record of a run that has ended."""
+        """Removes the record of an ended run."""
         self._rows.remove_run(run_id, host=self._host)
 
     def _with_figures(self, run: BackupRun) -> BackupRun:
@@ -213,16 +213,16 @@ class Runs:
         return self._rows.last_event_id(host=self._host)
 
     def newest_events(self, *, job_id: UUID | None = None) -> list[Event]:
-        """Of each run that has not ended, or of the one of that id."""
+        """The newest event of each run that has not ended, or of the run with that id."""
         return self._rows.newest_events(host=self._host, ends=_ENDED, run_id=job_id)
 
     def events_after(self, event_id: int, *, job_id: UUID | None = None, limit: int | None = None) -> list[Event]:
         return self._rows.events_after(event_id, host=self._host, run_id=job_id, limit=limit)
 
-    # ── doing them ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── executing runs ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, run: BackupRun, *, with_: tuple[Row, ...] = ()) -> BackupRun:
-        """With the lock held. `with_`: written with the run, or not at all. BackupConflict, where the service stops, or has
+        """Call it with the lock held. `with_`: rows written together with the run. BackupConflict, if the service stops, or has
         lost its lease."""
         if self._closing:
             raise BackupConflict("the service is being stopped")
@@ -239,14 +239,14 @@ class Runs:
         return run
 
     async def _run(self, run_id: UUID) -> None:
-        """To its end, or until it is cut off."""
+        """Runs it to its end, or until it is interrupted."""
         with self.lock:
             if run_id not in self._begun:  # it has ended
                 return
             run, stop = self._begun[run_id], self._stops[run_id]
         turns = self._urgent if run.kind in URGENT else self._turns
         try:
-            # Cancelled while it waits: `cancel` has ended it, or it is cut off.
+            # Cancelled while it waits: `cancel` has ended it, or it is interrupted.
             with contextlib.suppress(Cancelled):
                 if not is_started(run.instant):  # else a guest waits for it
                     await turns.taken(run_id, stop.or_stop)
@@ -265,7 +265,7 @@ class Runs:
             try:
                 until_it_goes_well(under_way, lambda: self._to_its_end(under_way))
             except Exception as error:
-                with contextlib.suppress(SynvirtError):  # the store is gone: the next start will say it
+                with contextlib.suppress(SynvirtError):  # the store is away: the next start reports it
                     if self._is_cut(run.id):
                         self._save(under_way.now(), announced=False)
                     else:
@@ -284,14 +284,15 @@ class Runs:
         return self._closing or run_id in self._cut
 
     def _forget(self, run_id: UUID) -> None:
-        with self.lock:  # not before who began it has noted it
+        with self.lock:  # not before the beginner of the run has noted it
             self._stops.pop(run_id, None)
             self._begun.pop(run_id, None)
         self.figures.unpin(run_id)
 
     def _end(self, run: BackupRun, error: Exception | None) -> None:
         if error is not None:
-            # First: what is done is not what is there, once anything is gone, and what is half undone does not go on.
+            # This comes first: the memory would be wrong as soon as anything is removed, and a half undone run must not
+            # continue.
             self._memory.forget(run.id)
             self._ledger.sweep(run.id)
         status = Status.COMPLETED if error is None else Status.CANCELLED if isinstance(error, Cancelled) else Status.FAILED
@@ -308,8 +309,8 @@ class Runs:
             stored_bytes=run.stored_bytes,
             **said,
         )
-        # What it was asked for, how far it came and what it made go with its end. After a kill in between, a run would go on
-        # that cannot, or write again what is its user's by then.
+        # Its request, its progress and its ledger are removed together with its end. Otherwise, after a kill in between, a run
+        # would continue that cannot, or overwrite what belongs to its user by then.
         gone = self._memory.keys(run.id)
         settled = (Owner("run", run.id),) if error is None and run.kind == "restore" else ()
         self._save(run, gone=gone, settled=settled)
@@ -330,8 +331,8 @@ class Runs:
 
 
 def until_it_goes_well(under_way: UnderWay, work: Callable[[], None]) -> None:
-    """Does the work. Until the run has started a guest, a failure is raised. From then on none ends the run: it is said, and
-    the work is tried again, until it goes well or somebody cancels, which loses what the guest wrote."""
+    """Does the work. Before the run has started a guest, a failure is raised. After that no failure ends the run: it is
+    reported, and the work is tried again, until it succeeds or an operator cancels, which loses what the guest wrote."""
     tries = 0
     while True:
         try:
@@ -384,7 +385,7 @@ def _trouble(error: Exception) -> Trouble:
     if not isinstance(error, SynvirtError):
         _log.error("a backup run broke", exc_info=error)
         error = errors.BackupInternal("something unexpected went wrong in the run; the service's log has it")
-    # The nearest kind that has another name here; one of this side's own keeps its name.
+    # The nearest class that has another name here; an error of backups keeps its name.
     ours = next((_OF_BACKUPS[kind] for kind in type(error).__mro__ if kind in _OF_BACKUPS), errors.BackupInternal)
     code = error.code if error.code.startswith("E_BAK_") else ours.code
     return Trouble(code=code, message=error.detail, hint=error.hint)

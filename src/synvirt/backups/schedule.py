@@ -1,6 +1,6 @@
 """When the schedule runs a backup job: a cron expression of five fields (crontab(5)), in UTC.
 
-UTC, as retention's days are: in local time an hour comes twice a year twice, and another not at all.
+UTC, like retention's days: in local time, one hour of the year comes twice, and another is missing.
 """
 
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, StringConstraints
 
 _FIELDS = 5
-# What some crons call them.
+# Names that some crons have for expressions.
 _NAMED = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -38,5 +38,5 @@ Schedule = Annotated[str, StringConstraints(min_length=1, max_length=100), After
 
 
 def next_time(schedule: str, after: datetime) -> datetime:
-    """The first one behind that moment."""
+    """The first time after that moment."""
     return next(CronSim(_NAMED.get(schedule, schedule).upper(), after.astimezone(UTC)))

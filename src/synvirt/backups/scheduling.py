@@ -1,4 +1,4 @@
-"""The service of backups while it runs: the thread that looks for jobs whose time has come."""
+"""The running part of backups: a thread that looks for jobs whose time has come."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,9 +8,9 @@ import structlog
 from synvirt.backups.service import Backups
 from synvirt.repeating import repeated
 
-# A cron expression has minutes; a job that is some seconds late is not.
+# Cron expressions have minutes, so some seconds do not matter.
 LOOK_EVERY_S = 10.0
-# A look may hang with an NFS server that is away: the service's end does not wait for that.
+# A check may hang with an NFS server that is away: the service's end does not wait for that.
 ENDS_WITHIN_S = 5.0
 
 _log = structlog.get_logger("synvirt.backups")
@@ -29,7 +29,7 @@ def running(backups: Backups) -> Iterator[Backups]:
 
 @contextlib.contextmanager
 def looking(look: Callable[[], object], *, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
-    """Calls `look` at once, and again and again until the end. What it raises is logged: the next look may be better."""
+    """Calls `look` at once, and again and again until the end. Errors are logged, as the next call may succeed."""
 
     def look_logged() -> None:
         try:

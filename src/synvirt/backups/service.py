@@ -1,11 +1,11 @@
-"""Backups as the API, the page and the command line meet them: jobs, runs, restore points and repositories.
+"""Backups for the API, the page and the command line: jobs, runs, restore points and repositories.
 
     service.py ─┬─ repositories.py   where backups lie, and their keys
                 ├─ jobs.py           what is asked for, and when by itself (scheduling.py)
                 ├─ points.py         the restore points that are known, and which of them go (retiring.py)
                 └─ runs.py           threads that do what a run's kind says (kinds.py)
 
-A point is registered after its manifest is there; those of a repository that is used again are when it is added.
+A point is registered after its manifest exists; points of an existing repository are registered when it is added.
 """
 
 import threading
@@ -57,16 +57,15 @@ from synvirt.store.documents import Unreadable
 
 _log = structlog.get_logger("synvirt.backups")
 
-# After a lost lease, between looks whether all has ended that it cut off.
+# After a lost lease: seconds between checks whether all interrupted runs have ended.
 RESUME_EVERY_S = 2.0
 
 
 class Backups:
     """`exports` and `export_roots`: the folders that exports may be written to. `restore_host`: where guests are restored.
-    `guest_id`: which guest a job means by a name or UUID, BackupNotFound where there is none.
-    `forget_job`: what is kept of guests for a job's next run can go. `working`: the workers that copy. `journals`: see
-    BackingUp. `limits`: how many runs of all hosts copy at once; None: as many as run. `offers`: what is kept here for
-    others."""
+    `guest_id`: the id of the guest with a name or UUID; BackupNotFound, if there is none. `forget_job`: removes what is kept of
+    guests for a job's next run. `working`: the workers that copy. `journals`: see BackingUp. `limits`: how many runs of all
+    hosts copy at once; None: no limit. `offers`: what this host stores for others."""
 
     def __init__(
         self,
@@ -137,20 +136,20 @@ class Backups:
         self._pauses = 0
 
     def start(self) -> None:
-        """Once, before anything is asked."""
+        """Call it once, before any request."""
         self._cut_off = self.runs.start()
         if self._restore_host is not None:
             self._testing().forget({point.id for point in self.points.all()})
 
-    # ── begun, let go of, ended ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── start, pause, end ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def pause(self) -> None:
-        """This host has lost its lease: nothing of its runs goes on when this returns, and none begins."""
+        """This host has lost its lease: on return none of its runs goes on, and none begins."""
         self._pauses += 1
         self.runs.pause()
 
     def resume(self) -> None:
-        """The lease is held again. Returns at once: the runs go on as soon as what was cut off has ended."""
+        """The lease is held again. Returns at once: the runs continue as soon as the interrupted ones have ended."""
         threading.Thread(target=self._resume, args=(self._pauses,), name="backup-resume", daemon=True).start()
 
     def _resume(self, pauses: int) -> None:
@@ -167,12 +166,13 @@ class Backups:
                 time.sleep(RESUME_EVERY_S)
 
     def look(self) -> None:
-        """Now and then, in a thread of its own: it may take as long as a repository does."""
+        """Called now and then, in a thread of its own: it may take as long as a repository does."""
         self._look_after_cut_off()
         self.run_due(now())
 
     def _look_after_cut_off(self) -> None:
-        """A service that is killed between a point's manifest and its registration leaves a point that is whole and unknown."""
+        """A service that is killed between a point's manifest and its registration leaves a complete point that is not
+        registered."""
         while self._cut_off:
             run = self._cut_off[-1]
             if run.kind == "backup" and run.repository_id is not None:
@@ -182,24 +182,24 @@ class Backups:
                     pass  # it was forgotten meanwhile
                 except SynvirtError as error:
                     _log.warning("what a run left cannot be looked for", run=str(run.id), detail=error.detail)
-                    return  # the repository is away: at the next look
+                    return  # the repository is away: tried again the next time
             self._cut_off.pop()
 
     def close(self) -> None:
-        """Runs under way stop; the next start says that they were cut off."""
+        """Stops the runs; the next start notes that they were interrupted."""
         self.runs.close()
         self.repositories.close()
 
     # ── repositories and their jobs ──────────────────────────────────────────────────────────────────────────────────
 
     def add_repository(self, asked: BackupRepositoryRequest) -> BackupRepository:
-        """Registers a repository, and the restore points that it has already."""
+        """Registers a repository, and the restore points in it."""
         made = self.repositories.add(asked)
         self._adopt(made)
         return made
 
     def _adopt(self, known: BackupRepository, run: BackupRun | None = None) -> None:
-        """Register the points that are there and not known: all, or those of that run."""
+        """Registers points in the repository that are not registered: all, or those of that run."""
         repository = self.repositories.opened(known.id)
         kept, unknown = repository.kept_ids(), set(repository.point_ids()) - {point.id for point in self.points.all()}
         for point_id, found in repository.read_all(unknown):
@@ -216,7 +216,8 @@ class Backups:
                 self.points.put(point.model_copy(update={"protected": point_id in kept}))
 
     def change_key(self, repository_id: UUID) -> str:
-        """The new recovery key. BackupConflict while a run reads or writes there, which would go on with the old one."""
+        """Changes the key and returns the new recovery key. BackupConflict, while a run reads or writes there with the old
+        one."""
         with self.runs.lock:
             self._check_unused(repository_id)
             return self.repositories.change_key(repository_id)
@@ -227,7 +228,8 @@ class Backups:
             raise BackupConflict(f"run {busy[0].id} uses this repository", hint="wait for it, or cancel it")
 
     def forget_repository(self, repository_id: UUID) -> None:
-        """BackupConflict while a job writes to it, or a run uses it. Its points are forgotten, and stay where they are."""
+        """BackupConflict, while a job writes to it, or a run uses it. Its points stay there, and are only removed from the
+        store."""
         self.repositories.get(repository_id)
         if any(job.repository_id == repository_id for job in self._jobs.all()):
             raise BackupConflict("jobs write to this repository", hint="remove them first")
@@ -250,7 +252,7 @@ class Backups:
             raise BackupConflict(f"a job is named {name!r} already", hint="choose another name, or change that job")
 
     def _check_guests(self, vm_ids: tuple[str, ...]) -> None:
-        """Each is there, and none comes twice: its two points of one run would be the same."""
+        """Checks that each guest exists, and none comes twice: its two points of one run would be the same."""
         named: dict[str, str] = {}
         for vm_id in vm_ids:
             try:
@@ -272,7 +274,7 @@ class Backups:
         return self._jobs.all()
 
     def change_job(self, job_id: UUID, asked: BackupJobChange) -> BackupJob:
-        """BackupNotFound; BackupConflict and BackupBadRequest as for a new job, of what is changed."""
+        """BackupNotFound; BackupConflict and BackupBadRequest as for a new job, for the changed fields."""
         job = self.job(job_id)
         if "vm_ids" in asked.model_fields_set and asked.vm_ids != job.vm_ids:
             self._check_guests(asked.vm_ids)
@@ -283,7 +285,7 @@ class Backups:
             return self._jobs.put(of_jobs.changed(job, asked))
 
     def remove_job(self, job_id: UUID) -> None:
-        """Its restore points stay. BackupConflict while it runs."""
+        """Its restore points stay. BackupConflict, while it runs."""
         with self.runs.lock:
             self._check_idle(self.job(job_id))
             job = self.job(job_id)
@@ -292,14 +294,14 @@ class Backups:
         self._forget_job(job_id)
 
     def run_job(self, job_id: UUID) -> BackupRun:
-        """Begins a run of the job at once. BackupConflict where one is under way."""
+        """Begins a run of the job at once. BackupConflict, if one is running."""
         with self.runs.lock:
             job = self.job(job_id)
             self._check_idle(job)
             return self._run(job, "asked")
 
     def remove_run(self, run_id: UUID) -> None:
-        """BackupConflict, where it has not ended, or is the last run of its job, which the schedule goes by."""
+        """BackupConflict, if it has not ended, or is the last run of its job, which the schedule depends on."""
         with self.runs.lock:
             run = self.runs.get(run_id)
             if run.status not in ENDS:
@@ -309,7 +311,8 @@ class Backups:
             self.runs.remove(run_id)
 
     def run_due(self, moment: datetime) -> list[BackupRun]:
-        """The jobs whose time has come. A run, and that its time is done with, are written together: none comes twice."""
+        """Runs the jobs whose time has come. A run is written together with the note that its time is done: so none runs
+        twice."""
         begun = []
         with self.runs.lock:
             for known in self._jobs.all():
@@ -350,7 +353,7 @@ class Backups:
             raise BackupConflict(f"job {job.name} runs already: run {job.last_run_id}", hint="wait for it, or cancel it")
 
     def retire(self, job_id: UUID) -> list[PointFate]:
-        """What each run does at its end. BackupConflict while it runs."""
+        """Applies retention, as at each run's end. BackupConflict, while it runs."""
         with self.runs.lock:
             job = self.job(job_id)
             self._check_idle(job)
@@ -359,8 +362,8 @@ class Backups:
     # ── restore points ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def remove_point(self, point_id: UUID) -> None:
-        """Its bytes are collected by a later run of a job that writes there. BackupConflict while a run reads it, and for one
-        that is protected."""
+        """Removes the point. A later run of a job that writes there collects its bytes. BackupConflict, while a run reads it,
+        or if it is protected."""
         with self.runs.lock:  # no run begins meanwhile
             point = self.points.get(point_id)
             if (run := being_read(self.runs.not_ended()).get(point_id)) is not None:
@@ -372,7 +375,7 @@ class Backups:
             self.points.forget(point_id)
 
     def protect(self, point_id: UUID, asked: RestorePointChange) -> RestorePoint:
-        """The repository holds it: another host that uses it does not remove the point either."""
+        """The repository stores it: so another host that uses the repository does not remove the point either."""
         point = self.points.get(point_id)
         self.repositories.opened(point.repository_id).keep(point_id, kept=asked.protected)
         return self.points.put(self.points.get(point_id).model_copy(update={"protected": asked.protected}))
@@ -394,7 +397,7 @@ class Backups:
         return self._begin(run, Memory.request(run.id, CollectRequest(dry_run=dry_run)))
 
     def restore(self, point_id: UUID, asked: RestoreRequest) -> BackupRun:
-        """Begins a restore. What cannot work is refused at once."""
+        """Begins a restore. An impossible one is refused at once."""
         point = self.points.get(point_id)
         bring(asked)
         run = self._of_point("restore", point)
@@ -420,11 +423,11 @@ class Backups:
     def _begin(self, run: BackupRun, *with_: Row) -> BackupRun:
         with self.runs.lock:
             for point_id in run.restore_point_ids:
-                self.points.get(point_id)  # it may have been removed since it was looked at
+                self.points.get(point_id)  # it may have been removed since the check
             return self.runs.begin(run, with_=with_)
 
     def screenshot(self, point_id: UUID) -> bytes | None:
-        """Of the point's last boot test."""
+        """The picture of the point's last boot test."""
         self.points.get(point_id)
         return self._testing().screenshot(point_id)
 

@@ -1,4 +1,4 @@
-"""A run as its own thread sees it: where it stands, what it warns of, how far its bytes are.
+"""A run from its own thread: its status, its warnings, its progress in bytes.
 
 move, note, warn ─▶ the store, and an event for who listens
 figure           ─▶ the board, in memory; and the store, every few seconds, for questions after a kill
@@ -18,14 +18,14 @@ from synvirt.jobs.board import Figures
 from synvirt.jobs.rate import Rate
 from synvirt.model.job import Progress
 
-# What a kill makes a run forget of its figures.
+# After a kill, a run loses at most so many seconds of its figures.
 SAVE_EVERY_S = 5.0
 
 _log = structlog.get_logger("synvirt.backups")
 
 
 class Saves(Protocol):
-    """Writes a run to the store; `announced`: with an event for those who listen."""
+    """Writes a run to the store; `announced`: with an event for listeners."""
 
     def __call__(self, run: BackupRun, *, announced: bool = True) -> None: ...
 
@@ -38,8 +38,8 @@ class Stores(Protocol):
 
 
 class UnderWay:
-    """`closing`: the service ends, and the next one goes on with the run: what it made stays. `lock`: held where
-    the run is read, and then changed by what was read."""
+    """`closing`: the service ends, and the next one continues the run: what it made stays. `lock`: held while the run is read
+    and then changed by what was read."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class UnderWay:
         self._stored_before = run.stored_bytes  # by a service that ended meanwhile
 
     def move(self, status: Status, **changes: Any) -> None:
-        """Cancelled, where that is asked."""
+        """Moves the run to a status. Cancelled, if that is requested."""
         if self.stop():
             raise Cancelled
         if status != self.run.status:
@@ -65,24 +65,24 @@ class UnderWay:
         self._put(announced=True, status=status, **changes)
 
     def note(self, **changes: Any) -> None:
-        """What is so whatever is asked meanwhile."""
+        """Writes fields, even if a cancel is requested meanwhile."""
         self._put(announced=True, **changes)
 
     def warn(self, code: str, message: str, vm_id: str | None = None) -> None:
         """Adds a warning to the run, and announces it."""
         trouble = Trouble(code=code, message=message, vm_id=vm_id)
         if trouble in self.run.warnings:
-            return  # by the service before
+            return  # done under the earlier service
         _log.warning("backup run warns", code=code, detail=message, guest=vm_id)
         with self.lock:
             self._put(announced=True, warnings=(*self.run.warnings, trouble))
 
     def storing(self, session: Stores) -> None:
-        """What the session stores counts as the run's, from now on."""
+        """From now on, what the session stores counts for the run."""
         self._stored.append(session)
 
     def figure(self, total: int, done: int, zero: int = 0) -> None:
-        """Bytes of the whole run: what is to be read, what was, and how much of that is zeros that needed no reading."""
+        """Bytes of the whole run: to be read, read, and the zeros among these that needed no reading."""
         progress = self._rate.progress(total=total, done=done, zero=zero)
         with self.lock:
             self.run = self.run.model_copy(update={"progress": progress})
@@ -105,14 +105,15 @@ class UnderWay:
 
 
 class Sum:
-    """The figures of several copies, one after the other, behind what was read `before`: by default all that the run says."""
+    """The figures of several copies, one after the other, added to what was read `before`: by default, the run's own
+    figures."""
 
     def __init__(self, under_way: UnderWay, before: Progress | None = None) -> None:
         self._under_way, self._before = under_way, before or under_way.run.progress
         self._each: list[Copied] = []
 
     def next_disk(self) -> Callable[[Copied], None]:
-        """A function that takes the figures of the next disk, and adds them to the run's."""
+        """A function for the figures of the next disk, which adds them to the run's."""
         number = len(self._each)
         self._each.append(Copied(0, 0, 0, 0))
 

@@ -1,8 +1,8 @@
-"""Runs that look after what is stored: a point verified, a repository verified, garbage collected.
+"""Runs that maintain what is stored: verify a point, verify a repository, collect garbage.
 
-Each keeps in its memory how far it is. When its service has ended, a verification goes on with the first chunk or pack that was
-not looked at, a collection with what is not taken out of use yet. What tells where that is (manifests, pages, footers) is read
-again: a 30,000th of the bytes.
+Each stores its progress in its memory. After its service has ended, a verification continues with the first unchecked chunk or
+pack, a collection with what is not removed yet. The data that shows this (manifests, pages, footers) is read again: a 30,000th
+of the bytes.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ from synvirt.repository import garbage
 from synvirt.repository.garbage import Collected, Sweep
 from synvirt.repository.verify import PacksLooked, PointLooked, Report
 
-# What a kill makes a verification read again at the most.
+# After a kill, a verification reads at most so many seconds again.
 MARK_EVERY_S = 5.0
-# The packs of 32 TiB: what a verification finds is in memory.
+# The packs of 32 TiB: a verification keeps its findings in memory.
 NAMED_MAX = 1 << 19
 _HINT = "back the guests up again; other points may be whole: verify them"
 
@@ -57,7 +57,7 @@ F = TypeVar("F", PointLooked, PacksLooked, Report)
 
 
 def _bounded(found: F) -> F:
-    """RepositoryDamaged, where it names more than NAMED_MAX: the worker has read what may be hostile."""
+    """RepositoryDamaged, if it names more than NAMED_MAX: the worker has read data that may be hostile."""
     named = (found.wrongs, found.damaged_points, found.damaged_packs) if isinstance(found, Report) else (found.broken,)
     if max(map(len, named)) > NAMED_MAX:
         raise RepositoryDamaged(f"more than {NAMED_MAX:,} packs and restore points are damaged", hint=_HINT)
@@ -65,7 +65,7 @@ def _bounded(found: F) -> F:
 
 
 class Upkeep:
-    """What verifications and collections do. `limits`: slots of repositories; None: there are no limits."""
+    """The work of verifications and collections. `limits`: slots of repositories; None: there are no limits."""
 
     def __init__(
         self, repositories: Repositories, points: Points, memory: Memory, working: Working, *, limits: Limits | None
@@ -74,7 +74,7 @@ class Upkeep:
         self._working, self._limits = working, limits
 
     def verify_point(self, under_way: UnderWay, point: RestorePoint) -> None:
-        """RepositoryDamaged, where the point is not what was backed up, or not what its author signed."""
+        """RepositoryDamaged, if the point is not what was backed up, or not what its author signed."""
         repository, authors = self._repositories.opened(point.repository_id), self._repositories.authors
         spec, run_id = self._repositories.spec(point.repository_id), under_way.run.id
 
@@ -110,7 +110,7 @@ class Upkeep:
             raise RepositoryDamaged(found.wrong, hint=_HINT)
 
     def verify_repository(self, under_way: UnderWay, repository_id: UUID) -> None:
-        """RepositoryDamaged, where anything in it is: the run has the report."""
+        """RepositoryDamaged, if any part is damaged: the run has the report."""
         repository, authors = self._repositories.opened(repository_id), self._repositories.authors
         spec, run_id = self._repositories.spec(repository_id), under_way.run.id
         mark, report = self._memory.mark(run_id, _OfPacks), Report()
@@ -152,7 +152,7 @@ class Upkeep:
             raise RepositoryDamaged(f"{report.wrongs[0]}{more}", hint=_HINT)
 
     def collect(self, under_way: UnderWay, repository_id: UUID, asked: CollectRequest) -> None:
-        """What it removed, or would remove, is noted in the run. RepositoryDamaged: nothing was removed."""
+        """Notes in the run what it removed, or would remove. RepositoryDamaged: nothing was removed."""
         run_id = under_way.run.id
         under_way.move(Status.TRANSFERRING)
         collected = self._collected(
@@ -166,7 +166,8 @@ class Upkeep:
         under_way.note(collected=collected)
 
     def collect_after(self, under_way: UnderWay, repository_id: UUID) -> None:
-        """At a backup's end: the figures of the run stay those of what it took. RepositoryDamaged: nothing was removed."""
+        """Collects at a backup's end: the figures of the run stay those of the backup. RepositoryDamaged: nothing was
+        removed."""
         self._collected(under_way, repository_id, urgent=True)
 
     def _collected(
@@ -180,7 +181,7 @@ class Upkeep:
         on_sweep: Callable[[Sweep], None] = lambda sweep: None,
         on_progress: Callable[[int, int], None] = lambda total, done: None,
     ) -> Collected:
-        """`on_sweep`: keeps what is about to be done; `before` is what was kept last. `on_progress`: bytes of packs."""
+        """`on_sweep`: stores what will be removed next; `before` is what was stored last. `on_progress`: bytes of packs."""
         repository, spec = self._repositories.opened(repository_id), self._repositories.spec(repository_id)
         collected = Collected()
 

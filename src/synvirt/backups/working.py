@@ -1,8 +1,9 @@
-"""A run's orders to a worker, from the run's own thread: given, heard, and given again where a worker was killed.
+"""A run's orders to a worker, from the run's own thread: given, followed, and given again if a worker was killed.
 
     order_of() ─▶ worker ─▶ hear(message) ─▶ figures, watermarks; what it returns is the worker's next line
 
-What was stored before a worker died is not done again: copies go on from their watermarks, and a taken disk from its journal.
+What was stored before a worker died is not done again: copies continue from their watermarks, and a disk being stored from its
+journal.
 """
 
 import asyncio
@@ -25,11 +26,10 @@ from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.process import WorkerDied, Workers, started
 from synvirt.jobs.wire import Flushed, Moved, Result, WireModel
 
-# Between attempts of which none brought anything: a host that ends workers again and again, or has no memory
-# for them, is reported.
+# Pauses between attempts without progress: a host that ends workers again and again, or has no memory for them, is reported.
 RETRY_PAUSES_S = (1.0, 4.0, 16.0)
 STOP_POLL_S = 0.2
-# What a kill makes a restore copy again at the most.
+# After a kill, a restore copies at most so many seconds again.
 FLUSH_EVERY_S = 5.0
 
 Message = Moved | Flushed | Result
@@ -40,13 +40,13 @@ _log = structlog.get_logger("synvirt.backups")
 
 @dataclass(frozen=True)
 class Working:
-    """`threads`: of one worker; None: a thread a core."""
+    """`threads`: of one worker; None: one for each core."""
 
     workers: Workers = started
     threads: int | None = None
 
     def carry_out(self, order_of: Callable[[], WireModel], hear: Hear, stop: Callable[[], bool]) -> None:
-        """To the end. Cancelled, WorkerDied after several attempts that brought nothing, and what the worker failed with."""
+        """Executes the order. Cancelled, WorkerDied after several attempts without progress, and the worker's own error."""
         failures, best = 0, dict[str, int]()
         while True:
             moved = False
@@ -67,7 +67,7 @@ class Working:
 
     @contextlib.contextmanager
     def serving(self, order: ServeOrder) -> Iterator["Served"]:
-        """The disks are served within the block. What the worker failed with, where it did before."""
+        """Serves the disks within the block. Raises the worker's error, if it failed before."""
         served, ended = Served(), threading.Event()
 
         def hear(message: Message) -> None:
@@ -108,8 +108,8 @@ class Working:
 
 
 def _brought(message: Message, best: dict[str, int]) -> bool:
-    """Whether an attempt has brought what the next need not do again: a watermark beyond those before, a stored pack, or more
-    that was looked at."""
+    """Whether an attempt has brought progress that the next one keeps: a higher watermark, a stored pack, or more checked
+    data."""
     if isinstance(message, Flushed):
         return _is_more(message.key, message.offset_bytes, best)
     if isinstance(message, Result) and message.name == "looked":
@@ -124,7 +124,7 @@ def _is_more(key: str, count: int, best: dict[str, int]) -> bool:
 
 
 class Served:
-    """`uris`: by the disk's number in its point. `failure`: what a read, or the worker, has failed with."""
+    """`uris`: by the disk's number in its point. `failure`: the error of a read, or of the worker."""
 
     def __init__(self) -> None:
         self.ready = threading.Event()
@@ -138,7 +138,7 @@ class Served:
 
 
 def wait(seconds: float, stop: Callable[[], bool]) -> None:
-    """Cancelled, once `stop()`."""
+    """Waits. Cancelled, once `stop()` is true."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if stop():
@@ -147,17 +147,17 @@ def wait(seconds: float, stop: Callable[[], bool]) -> None:
 
 
 class _Marks(RootModel[dict[str, Flushed]]):
-    """By disk."""
+    """Watermarks by disk."""
 
 
 class Watermarks:
-    """How far the disks of a restore are durable on what they are written to, in its memory."""
+    """How far each disk of a restore is durable on its volume, in the run's memory."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
     def of(self, run_id: UUID) -> dict[str, Flushed]:
-        """By disk."""
+        """The watermarks by disk."""
         marks = self._memory.mark(run_id, _Marks)
         return {} if marks is None else marks.root
 
@@ -167,8 +167,8 @@ class Watermarks:
 
 @dataclass(frozen=True)
 class Copying:
-    """Copies of one restore: what is there before a watermark is not written again. `slot`: held while a disk is copied.
-    `yields_to`: the file that says when a guest reads the same disks (jobs/activity.py)."""
+    """Copies of one restore: what is before a watermark is not written again. `slot`: held while a disk is copied. `yields_to`:
+    the file that shows when a guest reads the same disks (jobs/activity.py)."""
 
     working: Working
     marks: Watermarks
@@ -179,12 +179,12 @@ class Copying:
     yields_to: str | None = None
 
     def forget(self, key: str) -> None:
-        """That disk is copied from its first byte again."""
+        """That disk will be copied from its first byte again."""
         run_id = self.under_way.run.id
         self.marks.put(run_id, {one: mark for one, mark in self.marks.of(run_id).items() if one != key})
 
     def copy(self, disk: DiskOrder, stop: Callable[[], bool] | None = None) -> None:
-        """Durable when this returns. `stop` is asked instead of the run's own, where it has more reasons."""
+        """Copies a disk; it is durable on return. `stop` replaces the run's own, if there are more reasons to stop."""
         figure, run_id = self.done.next_disk(), self.under_way.run.id
 
         def order() -> CopyOrder:

@@ -1,4 +1,4 @@
-"""What a restore point becomes: files, a new guest, the guest as it was, a mount, a boot test.
+"""Restores of a point: to files, a new guest, the same guest, a mount, a boot test.
 
 Read `restoring.py` first: it is the table.
 """

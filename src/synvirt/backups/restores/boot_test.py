@@ -1,13 +1,13 @@
-"""Does a restore point boot? Its guest is started next to the others, over its disks in the repository, and watched.
+"""Tests whether a restore point boots. Its guest is started next to the others, from its disks in the repository, and watched.
 
     point's disk ─▶ NbdServer of a worker ─▶ overlay for its writes ─▶ a domain that reaches nothing ─▶ signs of a boot
 
-Nothing is copied before, and nothing stays: what it makes is noted before it is made, and gone at its end. What it found stays
-with the point, and its screen as a file of the point's id.
+Nothing is copied before, and nothing stays: each thing is noted before it is made, and removed at the end. The result stays
+with the point, and the screen as a file with the point's id.
 
-A test whose service ended once it had its result goes on with that. If it had none yet, its guest is started again: the worker
-that serves its disks ends with the service, so the guest has seen read errors, and what it does from then on says nothing about
-the point. This costs one start; no byte was copied.
+If the service ended after the test had its result, the next start uses that. If there was none yet, the guest is started again:
+the worker that serves its disks ended with the service, so the guest has seen read errors, and its later behaviour shows
+nothing about the point. This costs one start; no byte was copied.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class BootTesting:
         self._memory, self._working, self._repositories = memory, working, repositories
 
     def test(self, under_way: UnderWay, point: RestorePoint) -> None:
-        """BootTestFailed, where the guest did not boot; any other error says that it could not be tested."""
+        """Tests the point. BootTestFailed, if the guest did not boot; any other error means that it could not be tested."""
         run_id = under_way.run.id
         if not self._ledger.sweep(run_id):
             raise Interrupted("what the test had made before the service ended cannot be removed", hint="look into the log")
@@ -79,7 +79,7 @@ class BootTesting:
                 found = self._booted(under_way, domain, point)
                 self._memory.put_mark(run_id, found)
             finally:
-                self._ledger.sweep(run_id)  # the guest first, then what serves its disks
+                self._ledger.sweep(run_id)  # the guest first, then the export of its disks
         return found
 
     def _domain(
@@ -107,7 +107,7 @@ class BootTesting:
             for one in (
                 folder.parent,
                 folder.parent.parent,
-            ):  # another part of the service may have made them, as its umask says
+            ):  # another part of the service may have made them, with its umask
                 self._restore_host.open_to_qemu(one)
         except OSError as error:
             raise DiskWriteFailed(f"the folder of the boot test cannot be made: {error.strerror}") from error
@@ -120,7 +120,7 @@ class BootTesting:
         served = closing.enter_context(self._working.serving(order))
         for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
             overlay = folder / f"{number}.qcow2"
-            # -u: qemu-img does not connect to what serves the point. It is not confined.
+            # -u: qemu-img does not connect to the point's export. It is not confined.
             options = ["-q", "-u", "-f", "qcow2", "-F", "raw", "-b", served.uris[number]]
             self._restore_host.give_to_qemu(folder / str(number))
             try:
@@ -159,7 +159,7 @@ class BootTesting:
         return None if domain is None else eyes.screenshot(self._restore_host.connection.use(), domain)
 
     def _keep(self, point_id: UUID, picture: bytes) -> bool:
-        """For people: nothing depends on it."""
+        """Stores a picture for people; nothing depends on it."""
         with contextlib.suppress(OSError):
             path = self._path(point_id)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -173,14 +173,14 @@ class BootTesting:
         return self._restore_host.screens / f"{point_id}.png"
 
     def screenshot(self, point_id: UUID) -> bytes | None:
-        """Of the last test of that point, a PNG."""
+        """The picture of the point's last test, a PNG."""
         try:
             return self._path(point_id).read_bytes()
         except OSError:
             return None
 
     def forget(self, known: set[UUID]) -> None:
-        """The pictures of removed points."""
+        """Removes the pictures of removed points."""
         for path in self._restore_host.screens.glob("*.png"):
             with contextlib.suppress(ValueError, OSError):
                 if UUID(path.stem) not in known:

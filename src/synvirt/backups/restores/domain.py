@@ -1,8 +1,9 @@
-"""A restore point's domain as this host shall define it: the point's own XML, rewritten. Pure (libvirt.org/formatdomain.html).
+"""The definition of a restore point's domain for this host: the point's own XML, rewritten. Pure
+(libvirt.org/formatdomain.html).
 
     foreign     the point's own, without what may reach into this host (kvm/foreign_domain.py)
     renewed     another machine: a name, UUID and MAC addresses of its own; what two machines cannot share is left out
-    isolated    renewed, and nothing beyond its own disks reaches it, nor it anything: for a boot test
+    isolated    renewed, and with its own disks only: it reaches nothing else, and nothing reaches it; for a boot test
     with_disks  the disks on the volumes that they were restored to
 
 Each difference from the point that a person should know is a warning: a code and a sentence.
@@ -27,13 +28,14 @@ ET.register_namespace("synvirt", JOB_NAMESPACE)
 DIFFERS = "E_BAK_DOMAIN_DIFFERS"
 AGENT = "org.qemu.guest_agent.0"
 ET.register_namespace("qemu", "http://libvirt.org/schemas/domain/qemu/1.0")
-# What of an allowed machine leads out of it.
+# Parts of an allowed machine that lead out of it.
 _SHOWING = ("serial", "console", "graphics", "audio", "redirdev")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a disk lies now: `device_type` as destinations have it, file, block or rbd. `early`: where until that is whole."""
+    """A disk's present place: `device_type` as in destinations: file, block or rbd. `early`: its place until that is
+    complete."""
 
     path: str
     device_type: str = "file"
@@ -66,19 +68,19 @@ ReadXml = Callable[[str], ET.Element]
 
 
 def read_here(xml: str) -> ET.Element:
-    """RepositoryDamaged."""
+    """Reads the XML in this process. RepositoryDamaged."""
     return xml_document.parse(xml, "the restore point's domain XML", wrong=RepositoryDamaged)
 
 
 def foreign(xml: str, own: Rewritten | None = None, read: ReadXml = read_here) -> Rewritten:
     """The domain of a restore point, which is untrusted. `own`: this host's definition of the same guest, which is trusted.
-    `read`: what parses its XML."""
+    `read`: parses its XML."""
     found = foreign_domain.rebuilt(parsed(xml, read).root, None if own is None else own.root)
     return Rewritten(found.root, list(found.left_out), found.firmware, found.console_log)
 
 
 def parsed(xml: str, read: ReadXml = read_here) -> Rewritten:
-    """What libvirt on this host says, as it is. RepositoryDamaged: it is no domain's XML."""
+    """The description by this host's libvirt, unchanged. RepositoryDamaged, if it is no domain's XML."""
     root = read(xml)
     if root.tag != "domain":
         raise RepositoryDamaged(f"the restore point's domain XML is that of a {root.tag}")
@@ -87,18 +89,18 @@ def parsed(xml: str, read: ReadXml = read_here) -> Rewritten:
 
 
 def targets(domain: Rewritten) -> list[str]:
-    """Of the disks that hold data, in the domain's order."""
+    """The targets of the disks with data, in the domain's order."""
     return [target_of(disk) for disk in domain.devices.iterfind("disk") if _holds_data(disk)]
 
 
 def renewed(domain: Rewritten, *, name: str, run_id: uuid.UUID, mac: Callable[[int], str]) -> None:
-    """Another machine than the one that was backed up; `run_id` is its UUID, and the mark that we made it. `mac`: of the card
-    of that number."""
+    """Another machine than the one that was backed up. `run_id` is its UUID, and the mark that we made it. `mac`: gives the
+    address of the card with a number."""
     root, old = domain.root, domain.root.findtext("uuid", "")
     _text(root, "name", name)
     _text(root, "uuid", str(run_id))
     for entry in root.iterfind("sysinfo/system/entry[@name='uuid']"):
-        entry.text = str(run_id)  # libvirt refuses another here
+        entry.text = str(run_id)  # libvirt refuses a different one here
     _mark(root, run_id)
     new_generation(domain)
     for number, address in enumerate(root.iterfind("devices/interface/mac")):
@@ -124,14 +126,14 @@ def renamed(domain: Rewritten, name: str) -> None:
 
 
 def log_console(domain: Rewritten, path: str) -> None:
-    """To a file of this host's choice, where it was written to a file before."""
+    """Writes the console to a file of this host's choice, if it was written to a file before."""
     serial = domain.devices.find("serial")
     if domain.console_log and serial is not None:
         serial.insert(0, ET.Element("log", file=path, append="on"))
 
 
 def same_variables(domain: Rewritten, other: Rewritten) -> None:
-    """The file of its UEFI variables is the other's."""
+    """Uses the file of the other's UEFI variables."""
     for path in ("os/loader", "os/nvram"):
         mine, its = domain.root.find(path), other.root.find(path)
         if mine is not None and its is not None:
@@ -141,13 +143,13 @@ def same_variables(domain: Rewritten, other: Rewritten) -> None:
 
 
 def new_generation(domain: Rewritten) -> None:
-    """The guest went back in time, and shall know it: libvirt makes up a new id."""
+    """The guest goes back in time and must see that: libvirt makes a new id."""
     if (generation := domain.root.find("genid")) is not None:
         generation.text = None
 
 
 def _own_files(device: ET.Element, old: str, new: str) -> None:
-    """Logs and sockets that only one machine can have: by the UUID in their names, or none."""
+    """Logs and sockets that only one machine can have: with the UUID in their names, or none."""
     for log in device.findall("log"):
         file = log.get("file", "")
         if old and old in file:
@@ -169,7 +171,8 @@ def _mark(root: ET.Element, run_id: uuid.UUID) -> None:
 
 
 def with_disks(domain: Rewritten, places: Mapping[str, Place], *, wanted: frozenset[str]) -> None:
-    """`places` by target; disks that are not `wanted`, and hold data, are left out, and so are discs that are not here."""
+    """Puts the disks on `places`, by target. Disks with data that are not `wanted` are left out, and so are discs that are not
+    here."""
     for disk in domain.devices.findall("disk"):
         target = target_of(disk)
         if target in places:
@@ -200,7 +203,7 @@ def _place(disk: ET.Element, place: Place) -> None:
         disk.insert(0, driver)
     driver.set("type", place.format)
     if place.device_type != "block":
-        # A file system may not take O_DIRECT, which these ask for; what the guest wrote is as safe without.
+        # These ask for O_DIRECT, which a file system may not support; the guest's writes are as safe without it.
         for attribute in ("cache", "io"):
             driver.attrib.pop(attribute, None)
     disk_source(disk, Volume(target_of(disk), place.path, place.device_type))
@@ -220,7 +223,7 @@ def _take_out(disk: ET.Element) -> None:
 
 
 def isolated(domain: Rewritten, *, serial_log: str) -> None:
-    """Of one that is `foreign`: its cards stay, with no cable in them; its drives' discs go. Its console is written to
+    """A `foreign` domain, cut off: its cards stay without a cable; its drives' discs are removed. Its console is written to
     `serial_log`."""
     root, devices = domain.root, domain.devices
     for element in [child for child in devices if child.tag in _SHOWING]:
@@ -239,11 +242,11 @@ def isolated(domain: Rewritten, *, serial_log: str) -> None:
 
 
 def _look_at(devices: ET.Element, serial_log: str) -> None:
-    """What the signs of a boot are seen by: a console, a screen, the agent."""
+    """Adds what shows the signs of a boot: a console, a screen, the agent."""
     serial = ET.SubElement(devices, "serial", type="pty")
     ET.SubElement(serial, "log", file=serial_log, append="on")
     ET.SubElement(serial, "target", port="0")
-    # A Unix socket: no port that other users of the host could open.
+    # A Unix socket, as other users of the host could open a port.
     ET.SubElement(ET.SubElement(devices, "graphics", type="vnc"), "listen", type="socket")
     if not any(_is_agent(channel) for channel in devices.findall("channel")):
         channel = ET.SubElement(devices, "channel", type="unix")
@@ -256,7 +259,8 @@ def _is_agent(channel: ET.Element) -> bool:
 
 
 def _unplug(interface: ET.Element) -> None:
-    """The card that the guest knows, in the same slot; of its type user, and its link down, no packet leaves QEMU."""
+    """Unplugs the card, which stays in its slot as the guest knows it: with type user and its link down, no packet leaves
+    QEMU."""
     kept = {child.tag: child for child in interface if child.tag in ("mac", "model", "address", "boot")}
     interface.clear()
     interface.set("type", "user")
@@ -265,7 +269,7 @@ def _unplug(interface: ET.Element) -> None:
 
 
 def emulated(domain: Rewritten) -> None:
-    """On a host where KVM does not work: slowly, but it runs. Emulation has no host's processor to show."""
+    """For a host where KVM does not work: slow, but it runs. Emulation cannot use the host's processor model."""
     if domain.root.get("type") != "kvm":
         return
     domain.root.set("type", "qemu")
@@ -283,7 +287,7 @@ def emulated(domain: Rewritten) -> None:
 
 
 def has_uefi(domain: Rewritten) -> bool:
-    """Firmware whose place a definition has to name; else it is the BIOS, or libvirt chooses."""
+    """Whether the definition must name its firmware; else it is the BIOS, or libvirt chooses."""
     found = domain.root.find("os/loader")
     return found is not None and (found.get("type") == "pflash" or domain.root.find("os/nvram") is not None)
 
@@ -295,11 +299,11 @@ def wants_secure_boot(domain: Rewritten) -> bool:
 
 
 def with_firmware(domain: Rewritten, code: str, template: str) -> None:
-    """This host's; its UEFI variables are copied from `template` at the first start."""
+    """Sets this host's firmware; its UEFI variables are copied from `template` at the first start."""
     system, loader = domain.root.find("os"), domain.root.find("os/loader")
     if system is None or loader is None:
         return
-    # What libvirt once chose stands beside the request that it choose, and both together it refuses.
+    # libvirt refuses a definition with both its own earlier choice and the request to choose.
     system.attrib.pop("firmware", None)
     for request in system.findall("firmware"):
         system.remove(request)
@@ -315,14 +319,14 @@ def with_firmware(domain: Rewritten, code: str, template: str) -> None:
 
 
 def without_firmware(domain: Rewritten) -> None:
-    """A BIOS of the host's own choice."""
+    """Sets the BIOS, as the host chooses it."""
     if (system := domain.root.find("os")) is not None:
         for element in [*system.findall("loader"), *([] if system.get("firmware") else system.findall("nvram"))]:
             system.remove(element)
 
 
 def lacking(domain: Rewritten, *, bridges: Callable[[str], bool], networks: Callable[[str], bool]) -> list[str]:
-    """What the domain needs to start that this host lacks, and libvirt would say only then."""
+    """What this host lacks to start the domain, which libvirt would report only at the start."""
     found = []
     for number, interface in enumerate(domain.devices.findall("interface"), 1):
         source: Any = interface.find("source")
@@ -341,7 +345,7 @@ def _holds_data(disk: ET.Element) -> bool:
 
 
 def target_of(disk: ET.Element) -> str:
-    """The target of a disk in the guest (`vda`); empty: it names none."""
+    """The target of a disk in the guest (`vda`); empty, if it names none."""
     target = disk.find("target")
     return "" if target is None else target.get("dev", "")
 

@@ -1,4 +1,4 @@
-"""Where guests are restored: this host's hypervisor and its destinations, as restores and boot tests use them."""
+"""What restores and boot tests use of this host: its hypervisor and its destinations."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -15,17 +15,17 @@ from synvirt.kvm import handing, qemu_user
 from synvirt.kvm.connection import Connection, load
 from synvirt.kvm.qemu_user import embedded_root
 
-# Who swtpm runs as under the host's own libvirtd (swtpm_user of qemu.conf).
+# The user of swtpm under the host's own libvirtd (swtpm_user of qemu.conf).
 SWTPM_USERS = ("tss",)
 
 
 @dataclass(frozen=True)
 class RestoreHost:
     """`destinations`: by name, the default first. `tpm_folder`: where libvirt keeps its emulated TPMs, each in a folder of its
-    domain's UUID. `scratch`: the folder of boot tests, with a path short enough for Unix sockets; both are asked when they
-    are needed. `screens`: where their pictures stay. `alone`: within it no other run uses the guest of that UUID, to back it up
-    for example; Cancelled, once the given function says so. `read_xml`: parses the XML of points' domains. `exports`: what
-    serves points to guests that start at once; None: nothing does."""
+    domain's UUID. `scratch`: the folder of boot tests, with a path short enough for Unix sockets; both are asked for when they
+    are needed. `screens`: the folder of their pictures. `alone`: within the block no other run uses the guest of that UUID, for
+    example to back it up; Cancelled, once the given function says so. `read_xml`: parses the XML of points' domains. `exports`:
+    serves points to guests that start at once; None: no instant starts."""
 
     hypervisor: Hypervisor
     connection: Connection
@@ -39,15 +39,15 @@ class RestoreHost:
     exports: Exports | None = None
 
     def give(self, path: Path, users: tuple[str, ...]) -> None:
-        """As `handing.give`. DiskWriteFailed."""
+        """Like `handing.give`. DiskWriteFailed."""
         handing.give(self.connection.uri, path, users)
 
     def give_to_qemu(self, path: Path) -> None:
-        """Gives a file to the user that QEMU runs as, where that is another than the service's. DiskWriteFailed."""
+        """Gives a file to QEMU's user, if that is not the service's. DiskWriteFailed."""
         handing.to_qemu(self.connection.uri, path)
 
     def open_to_qemu(self, folder: Path) -> None:
-        """It may be passed, whatever the service's umask took away of its mode."""
+        """Lets QEMU pass through the folder, whatever the service's umask has removed from its mode."""
         if embedded_root(self.connection.uri) is None or qemu_user.of(self.connection.uri) is not None:
             qemu_user.open_own(folder)
 
@@ -55,13 +55,13 @@ class RestoreHost:
         return next(iter(self.destinations.items()))
 
     def destination(self, name: str) -> Destination:
-        """DiskWriteFailed, where no setting names it any more."""
+        """The destination. DiskWriteFailed, if no setting names it any more."""
         if name not in self.destinations:
             raise DiskWriteFailed(f"there is no destination {name} any more", hint="put it back into the settings")
         return self.destinations[name]
 
     def domain(self, lookup: str, key: str) -> Any | None:
-        """By `lookupByName` or `lookupByUUIDString`; None, where there is none."""
+        """The domain, by `lookupByName` or `lookupByUUIDString`; None, if there is none."""
         libvirt = load()
         try:
             return getattr(self.connection.use(), lookup)(key)
@@ -71,7 +71,7 @@ class RestoreHost:
             raise Internal(f"the hypervisor does not say whether it has {key}: {error}") from error
 
     def has_network(self, name: str) -> bool:
-        """The embedded driver has none at all."""
+        """Whether the network exists. The embedded driver has no networks."""
         libvirt = load()
         try:
             return bool(self.connection.use().networkLookupByName(name).isActive())

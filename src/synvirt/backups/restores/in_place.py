@@ -1,4 +1,4 @@
-"""A restore in place: the guest that the point is of, its disks and its domain as they were, on the volumes that it has now.
+"""A restore in place: the point's own guest gets its disks and its domain back, on the volumes that it has now.
 
     file          a new file next to it, which takes its name when it is complete
     zfs volume    a snapshot first, to which it is rolled back where the restore fails
@@ -7,8 +7,8 @@
     staged ─▶ devices written ─▶ the ledger turns: what is undone by going back is from here on done by going forward
            ─▶ domain defined, files swapped
 
-It is refused while the guest runs, or has a snapshot of libvirt's, which the old disk holds. A disk that was grown since is as
-large as the point again where it is a file; the rest of a device is zeros. With single disks the domain stays as it is.
+It is refused while the guest runs, or has a snapshot of libvirt's, which the old disk holds. If a disk has been enlarged since,
+a file gets the point's size again, and the rest of a device becomes zeros. With single disks the domain stays as it is.
 """
 
 import base64
@@ -60,8 +60,8 @@ from synvirt.store.ledger import LedgerEntry
 NO_WAY_BACK = "E_BAK_NO_WAY_BACK"
 FORMATS = ("raw", "qcow2")
 
-# On the ledger of a run that goes forward: the last of its entries; that all of them are done; that the guest was started
-# before they were, so that they never will be.
+# Ledger entries of a run that goes forward: the last of its entries; that all are done; that the guest was started before that,
+# so that they will never be done.
 CHECKPOINTS, RESTORED, OVERTAKEN = "checkpoints", "restored", "overtaken"
 FORWARD = frozenset((CHECKPOINTS, RESTORED, OVERTAKEN))
 
@@ -70,7 +70,7 @@ _log = structlog.get_logger("synvirt.backups")
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """`staged` shall be `path`; what `path` was until then stays as `before` for a moment."""
+    """`staged` becomes `path`; the old file at `path` stays as `before` for a moment."""
 
     staged: str
     path: str
@@ -81,13 +81,13 @@ class Swap:
 
 
 class InPlace:
-    """`resumed`: the run began under a service that has ended since."""
+    """`resumed`: the run began under an earlier service."""
 
     def __init__(self, restore_host: RestoreHost, ledger: Ledger, repository: RepositorySpec, *, resumed: bool = False) -> None:
         self._restore_host, self._ledger, self._repository, self._resumed = restore_host, ledger, repository, resumed
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
-        """BackupConflict where the guest runs, has snapshots, or its disks do not fit the point's."""
+        """BackupConflict, if the guest runs, has snapshots, or its disks do not fit the point's."""
         domain = self._domain(point)
         _refuse_running(domain)
         with translated(Internal, f"the hypervisor does not say how {point.vm_name} is"):
@@ -139,7 +139,7 @@ class InPlace:
         return found
 
     def _places(self, now: Rewritten, sizes: dict[str, int]) -> dict[str, Place]:
-        """Where the disks of these sizes lie now. BackupConflict, SourceUnsupported."""
+        """The present places of the disks with these sizes. BackupConflict, SourceUnsupported."""
         found = {}
         there = dict(_disks_of(now))
         for target, size in sizes.items():
@@ -158,8 +158,7 @@ class InPlace:
         return found
 
     def _tried(self, under_way: UnderWay, domain: Any, manifest: Manifest, places: dict[str, Place]) -> str:
-        """The point's definition with the disks where they lie now. libvirt is asked for its judgement before anything is
-        written. HostLacks."""
+        """The point's definition with the disks' present places. libvirt checks it before anything is written. HostLacks."""
         now = _definition(domain)
         then = restoring_domain.foreign(manifest.sealed.domain_xml, now, self._restore_host.read_xml)
         with translated(Internal, "the hypervisor does not say how the guest is"):
@@ -189,7 +188,7 @@ class InPlace:
 
 
 class _Restored:
-    """What one run has written next to the guest's files, and how it becomes the guest's."""
+    """What one run has written next to the guest's files, and how that becomes the guest's."""
 
     def __init__(self, restore_host: RestoreHost, ledger: Ledger, copying: Copying, domain: Any, *, resumed: bool) -> None:
         self._restore_host, self._ledger, self._copying, self._domain = restore_host, ledger, copying, domain
@@ -198,7 +197,7 @@ class _Restored:
         self._snapshots: list[str] = []
 
     def disks(self, wanted: dict[str, tuple[Place, DiskReader, PointSpec]]) -> None:
-        """Files first: they are beside the guest's until the end. Of the readers only the extents are asked here."""
+        """Files first: they are separate from the guest's until the end. Only the readers' extents are used here."""
         for kind, write in (("file", self._file), ("block", self._device)):
             for target, (place, reader, spec) in wanted.items():
                 if place.device_type == kind:
@@ -231,7 +230,7 @@ class _Restored:
 
     @contextlib.contextmanager
     def _staged(self, path: Path) -> Iterator[Path]:
-        """A file next to `path`, durable and its owner's when the block ends."""
+        """A file next to `path`; at the end of the block it is durable and has the owner of `path`."""
         path = path.resolve()  # a symbolic link stays one
         swap = Swap(str(path.parent / f".synvirt-{self._run_id}-{len(self._swaps)}"), str(path))
         self._ledger.record(self._run_id, "staged", swap.staged)
@@ -248,7 +247,7 @@ class _Restored:
         self._swaps.append(swap)
 
     def _device(self, target: str, place: Place, reader: DiskReader, spec: PointSpec) -> None:
-        """From its first byte, even where the service has ended meanwhile: a guest that was started since may have written."""
+        """Written from its first byte, even if the service ended meanwhile: a guest that was started since may have written."""
         volume = _zfs_volume(place.path)
         if volume is None:
             text = f"disk {target} is written where it is: should the restore fail, what it held is lost ({place.path})"
@@ -276,7 +275,7 @@ class _Restored:
         return self._under_way.stop() or bool(_runs(self._domain))
 
     def commit(self, definition: str | None) -> None:
-        """From here on the restore goes forward, by the next start of the service if need be."""
+        """From here on the restore goes forward, if needed at the next start of the service."""
         _refuse_running(self._domain)
         forward = [LedgerEntry("staged", swap.before) for swap in self._swaps]
         forward += [LedgerEntry("dropped", snapshot) for snapshot in self._snapshots]
@@ -290,7 +289,7 @@ class _Restored:
         self._ledger.replace(self._run_id, tuple(forward))
         for swap in self._swaps:
             _swap(swap)
-        if _runs(self._domain):  # started within this moment: it has the old files open, and they get their names back
+        if _runs(self._domain):  # started at this moment: it has the old files open, and they get their names back
             for swap in self._swaps:
                 with contextlib.suppress(FileNotFoundError):
                     Path(swap.before).replace(swap.path)
@@ -379,7 +378,7 @@ def _zfs_volume(path: str) -> str | None:
 
 
 def _swap(swap: Swap) -> None:
-    """Idempotent: once it is done there is nothing staged."""
+    """Idempotent: once it is done, nothing is staged."""
     try:
         if Path(swap.staged).exists():
             with contextlib.suppress(FileExistsError, FileNotFoundError):
@@ -391,7 +390,7 @@ def _swap(swap: Swap) -> None:
 
 
 def _mark(path: str) -> list[int]:
-    """Another one, once the file was written, or is another file. Empty, where there is none."""
+    """A mark of the file that changes when the file is written or replaced. Empty, if there is no file."""
     try:
         status = Path(path).stat()
     except FileNotFoundError:
@@ -402,8 +401,8 @@ def _mark(path: str) -> list[int]:
 
 
 def gone_forward(restore_host: RestoreHost, ledger: Ledger, run_id: UUID) -> RestoredDomain | None:
-    """The guest, which has all that was to be its own. None: the run has not come so far, or cannot go on now, or never: who
-    started the guest in between has written to the disks that it had then."""
+    """The guest, which now has all its restored parts. None: the run has not come so far, cannot go on now, or never can, as
+    the guest was started in between and has written to its old disks."""
     entries = ledger.of(run_id)
     found = {entry.kind: entry.name for entry in entries}
     if CHECKPOINTS in found and OVERTAKEN not in found:
@@ -422,7 +421,7 @@ def gone_forward(restore_host: RestoreHost, ledger: Ledger, run_id: UUID) -> Res
 
 
 def _is_overtaken(restore_host: RestoreHost, swap: str) -> bool:
-    """Who started the guest before we went on has written to the disk that it has."""
+    """Whether the guest was started before the run went on, and has written to its present disk."""
     new, path, mark, vm_id = json.loads(swap)
     domain = restore_host.domain("lookupByUUIDString", vm_id)
     return Path(new).exists() and (mark != _mark(path) or (domain is not None and _runs(domain)))
@@ -432,7 +431,7 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
     """How ledger entries of in-place restores are undone, by the kind of entry."""
 
     def swap(run_id: UUID, name: str) -> None:
-        """What the guest wrote is kept, and the restore failed."""
+        """What the guest wrote is kept, and the restore has failed."""
         new, path, _, vm_id = json.loads(name)
         if _is_overtaken(restore_host, name):
             _log.error("a guest was started in the middle of its restore", run=str(run_id), guest=vm_id, kept=Path(path).name)
@@ -463,7 +462,7 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
             _define(restore_host, xml)
 
     def checkpoints(run_id: UUID, vm_id: str) -> None:
-        """What libvirt knows of them: their bitmaps went with the old disks."""
+        """libvirt's records of them: the bitmaps themselves were in the old disks."""
         domain, libvirt = restore_host.domain("lookupByUUIDString", vm_id), load()
         with translated(Internal, "the guest's checkpoints cannot be forgotten"):
             for one in [] if domain is None else domain.listAllCheckpoints(0):

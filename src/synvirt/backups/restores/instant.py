@@ -1,11 +1,11 @@
-"""A restore whose guest starts at once: it runs over the point, is copied while it runs, and goes over to its volumes.
+"""A restore whose guest starts at once: it runs over the point, is copied while it runs, and moves onto its volumes.
 
     point served ─▶ overlays laid ─▶ domain over them defined, started
                                        └▶ its disks are copied to the volumes, and yield to what the guest reads
     all copied ─▶ the guest's layers become its volumes, without a stop ─▶ domain over the volumes defined ─▶ export ended
 
-In the run's thread; a second one keeps the guest going meanwhile. From the guest's start on no failure ends the run (runs.py).
-It may be done again from anywhere: the run's `instant` says how far it came.
+It runs in the run's thread; a second thread keeps the guest running meanwhile. After the guest's start, no failure ends the run
+(runs.py). It can be continued from any point: the run's `instant` has its progress.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _log = structlog.get_logger("synvirt.backups")
 
 
 class InstantDomain(NewDomain):
-    """A new domain that is started first."""
+    """A new domain that is started before its disks are copied."""
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
         super().check(point, asked)
@@ -57,7 +57,7 @@ class InstantDomain(NewDomain):
         if under_way.run.instant is None and not self._resumed:
             self._check_room(repository, disks)
         domain = self._domain(under_way, point, manifest, asked)
-        # Once the guest moves onto them they are QEMU's.
+        # Once the guest moves onto them, they belong to QEMU.
         is_made = _state(under_way) in ("moving", "done")
         volumes = self._named(run_id, disks) if is_made else self._volumes(run_id, disks)
         early = {target: layers(self._exports, str(run_id), number) for number, target in enumerate(disks)}
@@ -84,7 +84,8 @@ class InstantDomain(NewDomain):
         return self._restore_host.exports
 
     def _begin(self, guest: "_Guest", defined: Domain) -> None:
-        """It runs, or was found not to start: then it is copied first. What a guest wrote is never laid again."""
+        """Starts the guest. If it does not start, it is copied first. A guest's writes are never overwritten with new
+        overlays."""
         under_way, run_id, hypervisor = guest.under_way, guest.under_way.run.id, self._restore_host.hypervisor
         is_new = not is_started(under_way.run.instant)
         if is_new:
@@ -94,7 +95,7 @@ class InstantDomain(NewDomain):
                 hypervisor.lay(volume, guest.disks[volume.disk_key].size_bytes)
             self._ledger.record(run_id, "domain", str(run_id))
             define(self._restore_host, defined)
-            # Noted before it is done: from here on its writes are to be kept.
+            # Noted before the start: from now on its writes must be kept.
             under_way.move(
                 Status.PREPARING,
                 instant=Instant(state="preparing", started_at=now()),
@@ -122,22 +123,22 @@ class InstantDomain(NewDomain):
         guest.be("moving")
 
     def _move(self, guest: "_Guest", defined: Domain) -> None:
-        """Its disks are its volumes when this returns."""
+        """Moves the guest; its disks are its volumes on return."""
         if guest.state == "done":
             return
         under_way = guest.under_way
         under_way.move(Status.COMMITTING)
         self._restore_host.hypervisor.onto_volumes(under_way.run.id, guest.layered(), under_way.stop)
         define(self._restore_host, defined)
-        under_way.move(Status.COMMITTING)  # the last moment at which a cancel is heard
+        under_way.move(Status.COMMITTING)  # the last moment at which a cancel is possible
         guest.be("done")
 
     @contextlib.contextmanager
     def _kept_going(self, guest: "_Guest") -> Iterator[None]:
-        """Within the block, from its start on: it is served, and goes on where it stands still and can."""
+        """Within the block, once the guest has started: serves it, and resumes it when it is paused and can go on."""
 
         def look() -> None:
-            with contextlib.suppress(SynvirtError):  # of the store: at the next look
+            with contextlib.suppress(SynvirtError):  # of the store: tried again the next time
                 guest.look(self._exports, self._restore_host)
 
         with repeated(look, name="instant-restore", every_s=LOOK_EVERY_S):
@@ -146,7 +147,7 @@ class InstantDomain(NewDomain):
 
 @dataclass(frozen=True)
 class _Guest:
-    """What is restored of it, and where. Its disks are numbered as they stand here."""
+    """The restored parts of the guest, and their places. Its disks are numbered in this order."""
 
     under_way: UnderWay
     manifest: Manifest
@@ -161,7 +162,7 @@ class _Guest:
         return _state(self.under_way)
 
     def be(self, state: InstantState, *, only_if: tuple[InstantState, ...] = ()) -> None:
-        """Nothing, where it is so already, or is none of `only_if`."""
+        """Moves to the state; does nothing, if it is so already, or its state is not in `only_if`."""
         with self.under_way.lock:
             instant = self.under_way.run.instant
             if instant is None:
@@ -182,7 +183,7 @@ class _Guest:
             exports.serve(str(self.under_way.run.id), self.readers)
 
     def look(self, exports: Exports, restore_host: RestoreHost) -> None:
-        """Once: is it served, and does it go on?"""
+        """Checks once that it is served and goes on."""
         run = self.under_way.run
         if not is_started(run.instant):
             return

@@ -1,8 +1,8 @@
-"""The disks of a restore point as NBD exports, read-only, each on a Unix socket of its own: nothing is restored for it.
+"""The disks of a restore point as read-only NBD exports, each on its own Unix socket: nothing is restored for it.
 
     chunks that are read ─▶ PointReader ─▶ NbdServer ─▶ nbdfuse, guestfish, qemu-img, a virtual machine
 
-The sockets lie in a folder that no other user may enter, and are removed with it.
+The sockets are in a folder that no other user may enter, and are removed with it.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from synvirt.repository.repository import Repository
 
 @dataclass(frozen=True)
 class MountedDisk:
-    """A disk of a restore point that is served. `uris`: of its NBD export, the same disk each."""
+    """A served disk of a restore point. `uris`: of its NBD export, all of the same disk."""
 
     target: str
     size_bytes: int
@@ -39,8 +39,8 @@ class MountedDisk:
 def mounted(
     repository: Repository, manifest: Manifest, targets: tuple[str, ...] = (), *, port: int | None = None
 ) -> Iterator[tuple[MountedDisk, ...]]:
-    """Until the block ends. `manifest`: of the point that is served. `targets`: all disks, where none is named. `port`: on
-    127.0.0.1 too, where every user of this host can read it; of one disk alone."""
+    """Serves the disks until the block ends. `manifest`: of the point. `targets`: empty: all disks. `port`: also on 127.0.0.1,
+    where every user of this host can read it; only for a single disk."""
     disks = chosen_disks(manifest, targets)
     if unknown := set(targets) - disks.keys():
         raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
@@ -53,7 +53,7 @@ def mounted(
         for number, (target, disk) in enumerate(disks.items()):
             server = NbdServer(PointReader(repository, disk))
             closing.callback(server.close)
-            # A target comes from a domain's XML: of it only what a file name may have.
+            # A target comes from a domain's XML: only characters for a file name are used.
             safe = "".join(letter for letter in target if letter.isalnum())[:32]
             uris = [server.listen(folder / (safe or str(number)))]
             if port is not None:

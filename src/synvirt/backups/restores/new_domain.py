@@ -2,7 +2,7 @@
 
     volumes made ─▶ domain tried: does libvirt take it? ─▶ disks copied ─▶ domain defined ─▶ started, if that is asked for
 
-The volumes lie on the default destination, and carry the run's id as a job's do; so does the domain.
+The volumes are on the default destination, and carry the run's id like a job's; so does the domain.
 """
 
 import base64
@@ -38,7 +38,7 @@ HOST_LACKS, START_FAILED = "E_BAK_HOST_LACKS", "E_BAK_START_FAILED"
 
 @dataclass(frozen=True)
 class Volumes:
-    """Of one restore, on the destination `name`: by target, their names there."""
+    """The volumes of one restore on the destination `name`: by target, their names there."""
 
     name: str
     destination: Destination
@@ -53,13 +53,13 @@ class Volumes:
 
 
 class NewDomain:
-    """`resumed`: the run began under a service that has ended since."""
+    """`resumed`: the run began under an earlier service."""
 
     def __init__(self, restore_host: RestoreHost, ledger: Ledger, repository: RepositorySpec, *, resumed: bool = False) -> None:
         self._restore_host, self._ledger, self._repository, self._resumed = restore_host, ledger, repository, resumed
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
-        """BackupConflict where a domain of this host has the name already."""
+        """BackupConflict, if a domain of this host has the name already."""
         name = asked.name or point.vm_name
         if self._restore_host.domain("lookupByName", name) is not None:
             raise BackupConflict(
@@ -98,7 +98,7 @@ class NewDomain:
         return point_spec(self._repository, manifest, target)
 
     def _domain(self, under_way: UnderWay, point: RestorePoint, manifest: Manifest, asked: RestoreRequest) -> Rewritten:
-        """Another machine than the point's, fitted to this host; its disks are where they were. HostLacks."""
+        """A new machine from the point, fitted to this host; its disks have their old places. HostLacks."""
         run_id = under_way.run.id
         domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=self._restore_host.read_xml)
         name = asked.name or point.vm_name
@@ -110,20 +110,20 @@ class NewDomain:
     def _over(
         self, under_way: UnderWay, domain: Rewritten, places: dict[str, Place], point: RestorePoint, asked: RestoreRequest
     ) -> Domain:
-        """With its disks on `places`; what differs from the point's is said."""
+        """The domain with its disks on `places`; differences from the point become warnings."""
         restoring_domain.with_disks(domain, places, wanted=frozenset(asked.disks or places))
         for difference in domain.differences:
             under_way.warn(restoring_domain.DIFFERS, difference, point.vm_id)
         return Domain(name=asked.name or point.vm_name, uuid=str(under_way.run.id), xml=domain.xml)
 
     def _is_all_there(self, copying: Copying, disks: dict[str, DiskMap], run_id: UUID) -> bool:
-        """The service ended when the guest was defined, or started: it may have written since."""
+        """Whether the service ended after the guest was defined or started: it may have written since."""
         marks = copying.marks.of(run_id)
         copied = all(target in marks and marks[target].finished for target in disks)
         return copied and self._restore_host.domain("lookupByUUIDString", str(run_id)) is not None
 
     def _fit(self, under_way: UnderWay, domain: Rewritten, manifest: Manifest, *, starts: bool) -> None:
-        """To this host: what it cannot give is refused before anything is made, or noted as a difference."""
+        """Fits the domain to this host: what the host lacks is refused before anything is made, or noted as a difference."""
         restore_host, run_id = self._restore_host, under_way.run.id
         fit(restore_host, self._ledger, run_id, domain, manifest)
         lacks = restoring_domain.lacking(domain, bridges=restore_host.has_bridge, networks=restore_host.has_network)
@@ -154,21 +154,21 @@ class NewDomain:
         return volumes
 
     def _named(self, run_id: UUID, disks: dict[str, DiskMap]) -> Volumes:
-        """Where the run has begun to make them; else on what is the default by now."""
+        """The destination on which the run has begun to make them; else the present default."""
         made = [entry.name for entry in self._ledger.of(run_id) if entry.kind == "volume"]
         name = made[0].partition(" ")[0] if made else self._restore_host.default()[0]
         destination = self._restore_host.destination(name)
         return Volumes(name, destination, {target: destination.volume_name(run_id, target) for target in disks})
 
     def _try(self, defined: Domain) -> None:
-        """libvirt is the judge of what it takes, and it shall judge before terabytes are copied."""
+        """libvirt decides what it accepts; it is asked before terabytes are copied."""
         define(self._restore_host, defined)
         self._restore_host.hypervisor.undefine(UUID(defined.uuid), UUID(defined.uuid))
 
     def _start(self, under_way: UnderWay, run_id: UUID, point: RestorePoint) -> None:
-        """What is restored stays, should it not start."""
+        """Starts the guest. If that fails, the restored parts stay."""
         if self._runs(run_id):
-            return  # by the service before
+            return  # done under the earlier service
         try:
             self._restore_host.hypervisor.start(run_id)
         except SynvirtError as error:
@@ -180,24 +180,24 @@ class NewDomain:
 
 
 def point_spec(repository: RepositorySpec, manifest: Manifest, target: str) -> PointSpec:
-    """The point's disk of that target, for a worker."""
+    """The spec of the point's disk with that target, for a worker."""
     number = next(number for number, named in enumerate(manifest.sealed.disks) if named.target == target)
     return PointSpec(repository=repository, point_id=str(manifest.shown.id), number=number, sha256=manifest.sha256)
 
 
 def data_bytes(reader: DiskReader) -> int:
-    """What of the disk is not known to be zeros."""
+    """The bytes of the disk that are not known to be zeros."""
     return sum(extent.length for extent in reader.extents() if not extent.zero)
 
 
 def chosen_disks(manifest: Manifest, targets: tuple[str, ...]) -> dict[str, DiskMap]:
-    """By target; all, where none is named."""
+    """The disks by target; all, if none is named."""
     pairs = zip(manifest.sealed.disks, manifest.shown.disks, strict=True)
     return {named.target: disk for named, disk in pairs if not targets or named.target in targets}
 
 
 def fit(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, domain: Rewritten, manifest: Manifest) -> None:
-    """This host's firmware with the point's own variables, and KVM where it works. HostLacks."""
+    """Sets this host's firmware with the point's own variables, and KVM if it works. HostLacks."""
     if manifest.sealed.nvram is not None:
         ledger.record(run_id, "variables", str(run_id))
         if not restore_host.hypervisor.keep_variables(run_id, base64.b64decode(manifest.sealed.nvram)):
@@ -208,7 +208,7 @@ def fit(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, domain: Rewritt
 
 
 def put_firmware(restore_host: RestoreHost, run_id: UUID, domain: Rewritten) -> None:
-    """The build that takes the variables that were kept for that run; any, where none were. HostLacks."""
+    """Sets the firmware build for the variables that were kept for that run; any build, if none were. HostLacks."""
     named = Path(domain.firmware or "").name
     if not restoring_domain.has_uefi(domain):
         restoring_domain.without_firmware(domain)
@@ -225,7 +225,7 @@ def put_firmware(restore_host: RestoreHost, run_id: UUID, domain: Rewritten) -> 
 
 
 def define(restore_host: RestoreHost, defined: Domain) -> None:
-    """HostLacks, in libvirt's words; BackupConflict."""
+    """HostLacks, with libvirt's message; BackupConflict."""
     try:
         restore_host.hypervisor.define(defined)
     except DomainDefineFailed as error:
@@ -238,7 +238,7 @@ def define(restore_host: RestoreHost, defined: Domain) -> None:
 
 
 def put_tpm(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, manifest: Manifest) -> None:
-    """The state of its TPM, where libvirt will look for it."""
+    """Puts the state of its TPM where libvirt expects it."""
     if not manifest.sealed.tpm:
         return
     folder = restore_host.tpm_folder() / str(run_id)
@@ -254,7 +254,7 @@ def put_tpm(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, manifest: M
 
 
 def tpm_files(restore_host: RestoreHost, folder: Path, manifest: Manifest) -> Iterator[tuple[Path, bytes]]:
-    """What lies in the folder of an emulated TPM of libvirt's."""
+    """The files in the folder of libvirt's emulated TPM."""
     root = restoring_domain.parsed(manifest.sealed.domain_xml, restore_host.read_xml).root
     inner = folder / domain_parts.tpm_folder(root)
     for name, content in (manifest.sealed.tpm or {}).items():

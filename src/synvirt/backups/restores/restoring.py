@@ -1,9 +1,9 @@
-"""Restores: what a restore point becomes, by a table of targets.
+"""Restores: a table of the targets of a restore point.
 
     export      files in a new folder (here)         new_domain   a guest next to the others (new_domain.py)
     in_place    the guest that it is of (in_place.py)
 
-What is asked is looked at before the run begins; what a run makes is noted before it is made, and gone when it fails, is
+The request is checked before the run begins. What a run makes is noted before it is made, and removed when the run fails, is
 cancelled, or is killed (jobs/ledger.py).
 """
 
@@ -43,7 +43,7 @@ _log = structlog.get_logger("synvirt.backups")
 
 class Restoring:
     """`roots`: the folders that exports may be written to, the default first. Without `restore_host` only exports are
-    made."""
+    possible."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Restoring:
         self.restore_host = restore_host
 
     def asked(self, run: BackupRun, point: RestorePoint, asked: RestoreRequest) -> BackupRun:
-        """The run as it begins. BackupBadRequest, BackupConflict, SourceRunning, HostLacks."""
+        """The new run for the request. BackupBadRequest, BackupConflict, SourceRunning, HostLacks."""
         unknown = set(asked.disks) - {disk.target for disk in point.disks}
         if unknown:
             raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
@@ -80,7 +80,7 @@ class Restoring:
         return run.model_copy(update={"path": shown})
 
     def work(self, run: BackupRun, point: RestorePoint) -> Work:
-        """Of a run that a service has begun before, what it made is there. Errors as of `asked`."""
+        """Does the work. If an earlier service began the run, what it made exists. Errors as in `asked`."""
         asked, resumed = self._memory.asked(run.id, RestoreRequest), run.started_at is not None
         if asked.target == "export":
             folder = self._folder(asked, run.id, resumed=resumed)
@@ -103,8 +103,8 @@ class Restoring:
         return _kind_of(asked)(self.restore_host, self.ledger, self._repositories.spec(point.repository_id), resumed=resumed)
 
     def come_to(self, run: BackupRun) -> RestoredDomain | None:
-        """The guest, where a restore in place had begun to take its disks when the service ended: it has them all now. None: it
-        had not begun. Interrupted, where it had, and cannot have them all: it goes forward by its ledger, or never."""
+        """The guest, if a restore in place had begun to replace its disks when the service ended: it has them all now. None, if
+        it had not begun. Interrupted, if it had, but cannot have them all: its ledger moves it forward later, or never."""
         domain = self._gone_forward(run.id)
         if domain is None and not in_place.FORWARD.isdisjoint(entry.kind for entry in self.ledger.of(run.id)):
             raise Interrupted("the service ended while the run was under way", hint="start the run again")
@@ -132,7 +132,7 @@ class Restoring:
     # ── exports ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _folder(self, asked: RestoreRequest, run_id: UUID, *, resumed: bool) -> Path:
-        """The one that the export shall become: new, in {data_dir}/exports or in the folder that was asked for."""
+        """The folder of the export: new, in {data_dir}/exports or in the requested folder."""
         parent = self._roots[0]
         if asked.path is not None:
             parent = self._allowed(asked.path)
@@ -180,7 +180,7 @@ class Restoring:
             for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
                 if asked.disks and named.target not in asked.disks:
                     continue
-                # The target comes from a domain's XML: of it only what a file name may have.
+                # A target comes from a domain's XML: only characters for a file name are used.
                 safe = "".join(letter for letter in named.target if letter.isalnum())
                 path = hidden / f"{number}-{safe}.{asked.format}"
                 reader = PointSpec(repository=spec, point_id=str(point.id), number=number, sha256=manifest.sha256)
@@ -208,7 +208,7 @@ def _remove_folder(run_id: UUID, name: str) -> None:
 
 
 def _check_fields(asked: RestoreRequest) -> None:
-    """A field that the target has no use for is an error, not silence."""
+    """Refuses a field that the target does not use, instead of ignoring it."""
     of_exports = {"path": asked.path is not None, "format": asked.format != "raw"}
     given = {
         "export": {"start": asked.start, "instant": asked.instant},

@@ -1,4 +1,4 @@
-"""This host's guests as a run reads them, each held at one moment.
+"""How a run reads this host's guests, each held at one moment.
 
 Read `guest.py` (the table of ways), then a way: `offline.py`, `bitmap.py`, `zfs.py`.
 """

@@ -1,8 +1,8 @@
-"""A guest that runs, by libvirt's pull-mode backup job: QEMU serves its disks by NBD as they were when the job began.
+"""A running guest, by libvirt's pull-mode backup job: QEMU serves its disks by NBD as they were when the job began.
 
-What the guest overwrites meanwhile goes to scratch files first. A checkpoint, which is a bitmap inside each qcow2 image, begins
-with the job and counts changes from that moment; the next run reads what it says. Other formats hold no bitmap, and are read
-whole. QEMU has one backup job a domain.
+What the guest overwrites meanwhile is first copied to scratch files. A checkpoint, which is a bitmap inside each qcow2 image,
+begins with the job and counts changes from that moment; the next run reads it. Other formats hold no bitmap, and are read
+whole. QEMU allows one backup job for a domain.
 """
 
 import contextlib
@@ -107,7 +107,7 @@ class ByJob:
             )
 
     def _ready(self, least_bytes: int) -> Path:
-        """The folder is there, QEMU's user may write in it, and it has room."""
+        """Makes the folder, in which QEMU's user may write, and checks its free space."""
         folder = self._folder()
         try:
             if self._embedded:
@@ -146,7 +146,7 @@ class ByJob:
         if not self._embedded:
             scratch.clear(self._connection.use(), made.folder, made.name)
         for path in Path(made.folder).glob(f"{made.name}*"):
-            with contextlib.suppress(PermissionError):  # it is QEMU's user's, and was looked after above
+            with contextlib.suppress(PermissionError):  # it belongs to QEMU's user, and was handled above
                 path.unlink(missing_ok=True)
 
     def sweep(self, made: Made) -> None:
@@ -164,7 +164,7 @@ class ByJob:
                 self._delete_of_shut_off(domain, made.name)
 
     def _delete_of_shut_off(self, domain: Any, name: str) -> None:
-        """libvirt deletes bitmaps of guests that run alone; of this one the images are not open."""
+        """libvirt deletes bitmaps only of running guests; the images of this one are not open."""
         libvirt = load()
         for _, disk in data_disks(_described(domain)):
             source = disk.find("source")
@@ -176,7 +176,7 @@ class ByJob:
         domain.checkpointLookupByName(name).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
     def _domain(self, made: Made) -> Any | None:
-        """None, where it is gone: nothing of ours is left then."""
+        """The domain. None, if it is gone: nothing of ours is left then."""
         libvirt = load()
         try:
             return self._connection.use().lookupByUUIDString(made.vm_id)
@@ -201,7 +201,7 @@ def _capacity_bytes(domain: Any, root: Any) -> int:
 
 
 def _refuse_passed_through(root: Any) -> None:
-    """A point without one of the guest's disks would be none."""
+    """A point without one of the guest's disks would be incomplete."""
     passed = dict(data_disks(root)).keys() - dict(backed_up_disks(root)).keys()
     if passed:
         raise SourceUnsupported(
@@ -210,7 +210,7 @@ def _refuse_passed_through(root: Any) -> None:
 
 
 def _drop_stale(domain: Any, made: Made, base: Manifest | None) -> None:
-    """The job's checkpoints that no restore point counts from: the newest must be the base's."""
+    """Deletes the job's checkpoints that no restore point counts from: the newest must be the base's."""
     wanted = _mark_names(base)
     for one in domain.listAllCheckpoints(0):
         name = str(one.getName())
@@ -224,7 +224,7 @@ def _mark_names(base: Manifest | None) -> set[str]:
 
 
 def _begin(domain: Any, made: Made, root: Any) -> None:
-    """With the guest still: as little as can be."""
+    """Runs while the guest is frozen, so it does as little as possible."""
     track = [key for key, disk in backed_up_disks(root) if _holds_bitmaps(disk)] if domain.isPersistent() else []
     try:
         jobs.begin(domain, made.name, jobs.Server(made.folder), track=track)
@@ -260,7 +260,7 @@ def _path(disk: Any) -> str:
     return next((value for name in ("file", "dev", "name", "dir", "volume") if (value := source.get(name))), "")
 
 
-# ── room for what the guest overwrites ───────────────────────────────────────────────────────────────────────────────
+# ── space for what the guest overwrites ──────────────────────────────────────────────────────────────────────────────
 
 
 class _Room:
@@ -277,8 +277,8 @@ class _Room:
 
 @contextlib.contextmanager
 def _room(folder: Path, least_bytes: int, end: Callable[[], None]) -> Iterator[_Room]:
-    """Looked after by a thread, which ends the job in time: without room QEMU would pause the guest, or fail its writes. What
-    reads then fails, and this says why."""
+    """A thread watches the free space and ends the job in time: without space, QEMU would pause the guest, or fail its writes.
+    Readers then fail, and this gives the reason."""
     room = _Room(folder)
 
     def look() -> None:

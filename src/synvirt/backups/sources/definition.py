@@ -7,7 +7,7 @@ from synvirt.live.libvirt.manifest import data_disks, parse
 
 
 def definition(domain: Any, root: Any) -> str:
-    """As it would be started again, if that has the disks that it runs with."""
+    """The definition for the next start, if it has the disks of the running guest."""
     libvirt = load()
     if domain.isPersistent():
         text = str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))

@@ -1,11 +1,11 @@
-"""The guests of this host as a run reads them: how each is held at one moment, by a table of ways.
+"""The guests of this host for a run: how each is held at one moment, by a table of ways.
 
     zfs       all its disks are volumes of one pool: an atomic snapshot, changes from `zfs send` (zfs.py)
     offline   it is shut off: its disks are at rest, and watched (offline.py)
     bitmap    it runs: a backup job of libvirt's, changes of qcow2 disks from a checkpoint (bitmap.py)
 
-The first that fits is taken. Each gives readers for the disks as they were at that moment, and, where it can, the areas that
-have changed since the restore point that it counts from; what is not known for certain is None, and the whole disk is read.
+The first way that fits is used. Each gives readers for the disks at that moment, and, if it can, the areas that have changed
+since the base restore point. If these are not known for certain, they are None, and the whole disk is read.
 """
 
 import contextlib
@@ -36,9 +36,8 @@ _log = structlog.get_logger("synvirt.backups")
 
 @dataclass(frozen=True, slots=True)
 class SourceDisk:
-    """`changes`: where a list comes from of what may differ from the base's disk of the same target; None: that is not known.
-    `whole_because`: why it is known to be unknown; empty, where that was not expected.
-    `mark`: what the next run can count from."""
+    """`changes`: lists what may differ from the base's disk of the same target; None: not known. `whole_because`: why it is
+    known to be unknown; empty, if that was not expected. `mark`: what the next run can count from."""
 
     target: str
     path: str
@@ -50,9 +49,9 @@ class SourceDisk:
 
 @dataclass(frozen=True)
 class Guest:
-    """`at`: when its disks were held. `keep_marks` is called before the restore point is there, `marks_kept` after: the marks
-    of the run before it can go.
-    `freeze_ms`: how long its file systems stood still. `moment`: a text that is another one whenever the disks may be."""
+    """`at`: when its disks were held. `keep_marks` is called before the restore point exists, `marks_kept` after: then the
+    marks of the run before can be removed. `freeze_ms`: how long its file systems were frozen. `moment`: a text that differs
+    whenever the disks may differ."""
 
     vm_id: str
     name: str
@@ -74,8 +73,8 @@ class Guest:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a run wants of a guest. `base`: the newest restore point of the job, for a guest's UUID, that has marks.
-    `move` and `warn` tell the run's status; `stop` is asked while it waits."""
+    """A run's request for a guest. `base`: the job's newest restore point with marks, by a guest's UUID. `move` and `warn` set
+    the run's status; `stop` is checked while it waits."""
 
     vm_id: str
     job_id: UUID
@@ -87,7 +86,7 @@ class Ask:
 
 
 class Way(Protocol):
-    """`fits`: None, or why the domain cannot be read this way. `end`: what it has made is gone, but for the marks; `sweep`: the
+    """`fits`: None, or why the domain cannot be read this way. `end`: removes what it has made, except the marks; `sweep`: the
     marks too. Both idempotent."""
 
     name: str
@@ -108,7 +107,7 @@ class Sources:
         self._sweepers: list[threading.Thread] = []
 
     def start(self) -> None:
-        """What a killed service left is removed, in a thread of its own: it may have to wait for a guest."""
+        """Removes what a killed service left, in a thread of its own: it may have to wait for a guest."""
         if any(made.state != "lasting" for made in self._ledger.all()):
             self._sweepers.append(threading.Thread(target=self._sweep_all, name="backup-sweep", daemon=True))
             self._sweepers[-1].start()
@@ -140,7 +139,7 @@ class Sources:
         return _uuid(found(self._connection.use(), vm_id), vm_id)
 
     def forget(self, job_id: UUID) -> None:
-        """The marks of a removed job are removed, as at the start. What cannot be reached now is tried again at the next."""
+        """Removes the marks of a removed job, as at the start. What cannot be reached now is tried again at the next start."""
         for made in self._ledger.all():
             if made.job_id == job_id:
                 self._ledger.put(made.model_copy(update={"state": "working"}))
@@ -148,7 +147,7 @@ class Sources:
 
     @contextlib.contextmanager
     def alone(self, vm_id: str, stop: Callable[[], bool]) -> Iterator[None]:
-        """Nobody else reads, or restores, the guest of that UUID within the block. Cancelled, once `stop()` is true."""
+        """No other run reads or restores the guest of that UUID within the block. Cancelled, once `stop()` is true."""
         with self._locking:
             lock = self._locks.setdefault(vm_id, threading.Lock())
         while not lock.acquire(timeout=LOCK_POLL_S):
@@ -165,7 +164,7 @@ class Sources:
                 self._sweep(vm_id)
 
     def _sweep(self, vm_id: str) -> None:
-        """While no other run uses the guest."""
+        """Removes it while no other run uses the guest."""
         for made in self._ledger.all():
             if made.vm_id != vm_id or made.state == "lasting":
                 continue
@@ -190,8 +189,8 @@ def running(sources: Sources) -> Iterator[Sources]:
 
 
 class Keeping:
-    """What a run makes of a guest, on the ledger before it is made. At the block's end nothing is left but the marks, if the
-    run has said `commit`, and the marks of the job's runs before go too; else all of it goes."""
+    """What a run makes of a guest, on the ledger before it is made. If the run has called `commit`, only the marks are left at
+    the block's end, and the marks of the job's runs before are removed; else everything is removed."""
 
     def __init__(self, ledger: MadeRows, way: Way, made: Made) -> None:
         self._ledger, self._way, self._made, self._committed = ledger, way, made, False
@@ -202,14 +201,14 @@ class Keeping:
         return self
 
     def keep(self) -> None:
-        """Before the restore point is there: should the service be killed after that, its marks are still known."""
+        """Call it before the restore point exists: if the service is killed after that, its marks are still known."""
         self._ledger.put(self._made.model_copy(update={"state": "keeping"}))
 
     def commit(self) -> None:
         self._committed = True
 
     def __exit__(self, *_: object) -> None:
-        """What cannot go now stays on the ledger: the next run of the guest tries again, and the next start."""
+        """What cannot be removed now stays on the ledger: the next run of the guest, and the next start, try again."""
         if not self._committed:
             self._ledger.put(self._made)
             with _failure_logged(self._made):
@@ -252,7 +251,7 @@ def _uuid(domain: Any, vm_id: str) -> str:
 
 
 def new_name(job_id: UUID, taken: Iterable[str] = ()) -> str:
-    """Of what a run makes: the job's, and a number that is larger than those before it."""
+    """A name for what a run makes: the job's, and a number larger than those before."""
     start = f"synvirt-{job_id.hex[:16]}"
     numbers = [int(last) for first, _, last in (one.rpartition("-") for one in taken) if first == start and last.isdecimal()]
     return f"{start}-{max([time.time_ns() // 1_000_000, *(number + 1 for number in numbers)])}"

@@ -1,11 +1,11 @@
 """What a run makes on the side of the guest, in the ledger before it is made: snapshots, bookmarks, checkpoints, scratch files.
 
-An entry is struck out after what it names is gone. What a killed service left is found by its entries at the next start. Its
-owner is the backup job, for its marks outlast the run that made them:
+An entry is deleted after its things are removed. The next start finds what a killed service left by its entries. The owner is
+the backup job, as its marks stay longer than the run that made them:
 
-    working ─▶ all of it is to go           the restore point is not there
-    keeping ─▶ all but the marks            it may be: the next run may count changes from them
-    lasting ─▶ nothing is left but marks    bookmarks, or a checkpoint
+    working ─▶ remove everything            the restore point does not exist
+    keeping ─▶ remove all but the marks     it may exist: the next run may count changes from them
+    lasting ─▶ only marks are left          bookmarks, or a checkpoint
 """
 
 from typing import Literal

@@ -1,7 +1,7 @@
-"""A guest that is shut off: its disks are at rest, and read where they lie.
+"""A guest that is shut off: its disks are at rest, and are read in their place.
 
-Should it be started while it is read, or a file of it change, `check_unchanged` says so, and nothing is kept. Formats are taken
-from the domain's XML, never guessed: a guest writes what it likes into its disks.
+If it is started while it is read, or a file of it changes, `check_unchanged` reports it, and nothing is kept. Formats are taken
+from the domain's XML, never guessed: a guest can write anything into its disks.
 """
 
 import contextlib
@@ -73,7 +73,8 @@ class Offline:
                 tpm=domain_parts.tpm(root, self._tpm_folder()),
                 disks=disks,
                 check_unchanged=check_unchanged,
-                # Files that were not written since are at the same moment; what a device holds only libvirt's watch can say.
+                # Files that were not written since are at the same moment; the content of a device can only be watched by
+                # libvirt.
                 moment=str(uuid4()) if any(Path(disk.path).is_block_device() for disk in disks) else f"{guest_id} {before}",
             )
         finally:
@@ -81,7 +82,7 @@ class Offline:
                 opened.domainEventDeregisterAny(watch)
 
     def end(self, made: Made) -> None:
-        """It makes nothing."""
+        """This way makes nothing."""
 
     sweep = end
 
@@ -105,7 +106,7 @@ def _disks(root: Any) -> Iterator[SourceDisk]:
 
 
 def _marks(disks: tuple[SourceDisk, ...]) -> list[tuple[int, ...]]:
-    """What changes when a file is written. A device's do not: of it libvirt's word is all there is."""
+    """What changes when a file is written. For a device nothing does: only libvirt knows."""
     found: list[tuple[int, ...]] = []
     for disk in disks:
         try:

@@ -1,4 +1,4 @@
-"""The moment of a running guest's disks, as the job wants it: frozen by the agent, or not, and what the run says of it."""
+"""The moment of a running guest's disks, as the job wants it: frozen by the agent, or not, and the run's warnings about it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from synvirt.kvm.freezing import still
 
 @dataclass
 class Moment:
-    """Complete once the block has ended. `quiesced`: the guest froze, it thawed, and it stood still all the while."""
+    """Complete once the block has ended. `quiesced`: the guest froze, it thawed, and it was frozen all the while."""
 
     consistency: Consistency = "crash"
     quiesced: bool = False
@@ -21,7 +21,7 @@ class Moment:
 
 @contextlib.contextmanager
 def held(uri: str, domain: Any, ask: Ask) -> Iterator[Moment]:
-    """QuiesceFailed, where it is required and cannot be had; GuestStillFrozen."""
+    """QuiesceFailed, if a freeze is required and not possible; GuestStillFrozen."""
     moment = Moment()
     if ask.quiesce == "off":
         ask.move("snapshotting")

@@ -1,4 +1,4 @@
-"""The ways to read this host's guests, put together: for its own hypervisor, whichever that is."""
+"""Assembles the ways to read this host's guests, for any hypervisor of this host."""
 
 from functools import partial
 from pathlib import Path
@@ -11,19 +11,20 @@ from synvirt.backups.sources.zfs import OfZfs
 from synvirt.kvm.connection import Connection, short_root
 from synvirt.store.backups import BackupRows
 
-# As for guests of other hosts (docs/platforms/libvirt.md): QEMU's user and its AppArmor profile must let it in.
+# As for guests of other hosts (docs/platforms/libvirt.md): QEMU's user and its AppArmor profile must have access.
 SYSTEM_FOLDER = Path("/var/lib/libvirt/synvirt")
 SYSTEM_TPM_FOLDER = Path("/var/lib/libvirt/swtpm")
 
 
 def scratch_folder(connection: Connection) -> Path:
-    """Asked when it is needed: where no short path to it can be made, most restores still can."""
+    """Called when it is needed: if no short path can be made, most restores are still possible."""
     root = short_root(connection.uri)
     return SYSTEM_FOLDER if root is None else root / "backup"
 
 
 def job_folder(connection: Connection) -> Path:
-    """Of QEMU's own backup jobs. The embedded driver's QEMU has this one for its own: nothing else of ours is below it."""
+    """The folder of QEMU's own backup jobs. With the embedded driver, QEMU has this folder for itself: nothing else of ours is
+    in it."""
     root = short_root(connection.uri)
     return SYSTEM_FOLDER if root is None else root / "backup/qemu"
 

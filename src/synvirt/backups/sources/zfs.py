@@ -1,7 +1,7 @@
-"""A guest all of whose disks are volumes of one zfs pool, running or not: read from an atomic snapshot of them.
+"""A guest whose disks are all volumes of one zfs pool, running or not: read from an atomic snapshot of them.
 
-The guest never waits for where its backup goes: it stands still, if at all, for as long as `zfs snapshot` takes. Changes
-survive restarts of the guest and crashes of the host, for zfs itself keeps count of them (zfs_moment.py).
+The guest never waits for the backup's destination: it is frozen, if at all, only as long as `zfs snapshot` takes. Changes
+survive restarts of the guest and crashes of the host, as zfs itself tracks them (zfs_moment.py).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from synvirt.repository.manifest import Manifest, Mark
 
 
 class OfZfs:
-    """`name_of` asks an open device for the name of its volume; OSError where it is none."""
+    """`name_of` gives the name of an open device's volume; OSError, if it is none."""
 
     name = "zfs"
 
@@ -57,7 +57,7 @@ class OfZfs:
         return "it has a disk twice" if len(set(volumes)) < len(volumes) else None
 
     def _volume(self, disk: Any) -> str | None:
-        """Of a raw disk, whose bytes the volume's are. By its device, which has many names."""
+        """The volume of a raw disk, which has the same bytes. It is found by its device, which has many names."""
         if disk.get("type") != "block" or disk.get("device") == "lun" or disk_format(disk) != "raw":
             return None
         try:
@@ -119,7 +119,7 @@ class OfZfs:
             )
 
     def _held(self, domain: Any, ask: Ask, moment: Moment) -> Held:
-        """One that is shut off before and after was so at the moment itself, or was not up for long enough to write."""
+        """A guest that is shut off before and after was off at the moment itself, or was not up for long enough to write."""
         with translated(SourceSnapshotFailed, "the hypervisor does not say whether the guest runs"):
             if domain.isActive():
                 with held(self._uri, domain, ask) as was:

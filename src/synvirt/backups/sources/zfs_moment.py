@@ -1,11 +1,11 @@
-"""Volumes of a zfs pool at one moment, and what has changed of them since an earlier one.
+"""Volumes of a zfs pool at one moment, and their changes since an earlier one.
 
     snapshot  vol@name         all of them at once: zfs makes the snapshots of one command in one transaction
     clone     {parent}/name-N  a device to read the snapshot by; `snapdev` would change the volume itself
     bookmark  vol#name         stays when the run is over: it takes no room, and `zfs send -i` counts from it
 
-The snapshot itself would keep every block that the guest overwrites until the next run. Data is read by the clone's device:
-the stream is a list of areas only. What is ours carries the property synvirt:made, and nothing else is destroyed.
+The snapshot itself would keep every block that the guest overwrites until the next run. Data is read by the clone's device: the
+stream gives only a list of areas. Our things have the property synvirt:made, and nothing else is destroyed.
 """
 
 from synvirt.backups.orders import ZfsChangesSpec
@@ -18,7 +18,7 @@ PROPERTY = "synvirt:made"
 
 
 class Moment:
-    """`made` is on the ledger already."""
+    """`made` is in the ledger already."""
 
     def __init__(self, made: Made, *, zfs: Zfs | None = None, links: Links | None = None) -> None:
         self._made, self._zfs, self._links = made, zfs or Zfs(), links or Links()
@@ -28,12 +28,12 @@ class Moment:
         return self._made.name
 
     def take(self) -> None:
-        """With the guest still: as little as can be. ZfsRefused."""
+        """Runs while the guest is frozen, so it does as little as possible. ZfsRefused."""
         names = [f"{volume}@{self._made.name}" for volume in self._made.volumes]
         self._zfs("snapshot", "-o", f"{PROPERTY}={self._made.id}", *names)
 
     def device(self, volume: str) -> str:
-        """By which its bytes of that moment are read. ZfsRefused, DiskWriteFailed."""
+        """The device with the volume's bytes of that moment. ZfsRefused, DiskWriteFailed."""
         clone = self._clone(volume)
         options = {"volmode": "dev", "readonly": "on", "com.sun:auto-snapshot": "false", PROPERTY: str(self._made.id)}
         arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
@@ -47,12 +47,12 @@ class Moment:
         return guid_of(self._zfs, snapshot)
 
     def changed(self, volume: str, mark: str, guid: str, size: int) -> ZfsChangesSpec:
-        """Since that bookmark of the volume."""
+        """The changes since that bookmark of the volume."""
         since, until = f"{volume}#{mark}", f"{volume}@{self._made.name}"
         return ZfsChangesSpec(program=self._zfs.program, since=since, guid=guid, until=until, size_bytes=size)
 
     def end(self) -> None:
-        """Clones and snapshots are gone; idempotent. ZfsRefused, where their pool is away: there they may still be."""
+        """Removes clones and snapshots; idempotent. ZfsRefused, if their pool is away: they may still exist there."""
         for pool in {volume.partition("/")[0] for volume in self._made.volumes}:
             self._zfs.names("-d", "0", pool)
         for volume in self._made.volumes:
@@ -61,7 +61,7 @@ class Moment:
                     self._zfs("destroy", name)
 
     def forget(self) -> None:
-        """The bookmarks too. A volume that is gone has taken them along."""
+        """Removes the bookmarks too. Those of a volume that is gone are gone with it."""
         self.end()
         for volume in self._made.volumes:
             try:
@@ -71,7 +71,7 @@ class Moment:
                     raise
 
     def _clone(self, volume: str) -> str:
-        """Beside the volume: there its encryption is the same."""
+        """A clone next to the volume, where its encryption is the same."""
         return f"{volume.rpartition('/')[0]}/{self._made.name}-{self._made.volumes.index(volume)}"
 
     def _is_ours(self, name: str) -> bool:

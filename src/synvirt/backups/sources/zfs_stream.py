@@ -1,16 +1,16 @@
-"""What a stream of `zfs send -i` says has changed of a volume: areas, and none of its bytes.
+"""What a stream of `zfs send -i` lists as changed in a volume: areas, and none of its bytes.
 
 OpenZFS, include/sys/zfs_ioctl.h, dmu_replay_record_t: records of 312 bytes in the sender's byte order, some with a payload.
 
     BEGIN             magic, type of the data set, guids of both snapshots
-    WRITE, …          object, offset, length, and the bytes, which are passed over
-    FREE              object, offset, length; the largest number means to its end. Also of holes that always were some
-    OBJECT, …         objects, as they come and go
+    WRITE, …          object, offset, length, and the bytes, which are skipped
+    FREE              object, offset, length; the largest number means to its end. Also of areas that were always holes
+    OBJECT, …         objects, as they are made and removed
     END               all that came before is complete
     the others        are in no plain stream of a volume
 
-A volume's bytes are its object 1, at their own offsets (ZVOL_OBJ of module/zfs/zvol.c); object 2 is its properties. Whatever
-is not understood is an error: it would be a change that is not seen.
+A volume's bytes are its object 1, at their own offsets (ZVOL_OBJ of module/zfs/zvol.c); object 2 is its properties. An unknown
+record is an error: it could be a change that we would miss.
 """
 
 import struct
@@ -26,7 +26,7 @@ from synvirt.errors import DeltaFallback, SynvirtError
 from synvirt.programs import Begun, ProgramFailed, begin, output_of
 from synvirt.sizes import MIB
 
-# Of a volume of many terabytes, all of it changed.
+# For a volume of many terabytes that has changed completely.
 SEND_TIMEOUT_S = 24 * 3600
 RECORD_BYTES = 312
 MAGIC = 0x2F5BACBAC
@@ -60,7 +60,7 @@ _EMBEDDED = struct.Struct("<QQQQBB6xII")
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A `zfs send` that runs. `refused`: it does not, for this."""
+    """A running `zfs send`. `refused`: why it does not run."""
 
     spec: ZfsChangesSpec
     until_guid: int = 0
@@ -69,7 +69,8 @@ class Send:
 
 
 def send(spec: ZfsChangesSpec) -> Send:
-    """Begun before the cage is entered: zfs goes by who asks, and the stream is read by one who may not ask any more."""
+    """Started before the cage is entered: zfs checks its caller, and the process that reads the stream may not call it any
+    more."""
     zfs = Zfs(spec.program)
     try:
         if guid_of(zfs, spec.since) != spec.guid:
@@ -81,7 +82,7 @@ def send(spec: ZfsChangesSpec) -> Send:
 
 
 def changed(by: Send) -> Iterator[Extent]:
-    """Read once. DeltaFallback for any doubt."""
+    """The changed areas; they can be read once. DeltaFallback for any doubt."""
     if by.begun is None:
         raise by.refused or DeltaFallback("its changes were not asked for")
     try:
@@ -101,8 +102,8 @@ def guid_of(zfs: Zfs, name: str) -> str:
 
 
 def changed_areas(stream: IO[bytes], *, from_guid: int, to_guid: int, size: int) -> Iterator[Extent]:
-    """Of a disk of `size` bytes, in the stream's order, which is none; zero: what was freed, or never written. DeltaFallback,
-    where the stream is not of these snapshots, not complete, or not understood."""
+    """The changed areas of a disk of `size` bytes, in the stream's order, which is not sorted; zero: freed, or never written.
+    DeltaFallback, if the stream is not of these snapshots, not complete, or not understood."""
     kind, payload, body = _record(stream)
     _check_begin(kind, body, from_guid, to_guid)
     _skip(stream, payload)
@@ -159,7 +160,7 @@ def _skip(stream: IO[bytes], length: int) -> None:
 
 
 def _within(object_: int, offset: int, length: int, size: int, *, zero: bool = False) -> Iterator[Extent]:
-    """A volume's last block may reach over the disk's end; what lies behind that is of no account."""
+    """A volume's last block may be longer than the disk; the part after the disk's end does not matter."""
     end = size if length == TO_THE_END else min(offset + length, size)
     if object_ == DATA_OBJECT and offset < end:
         yield Extent(offset, end - offset, zero)

@@ -1,4 +1,4 @@
-"""The cages of what backups order: the repository, the host's cache of it, and what the order itself names; nothing else.
+"""The cages of backups' orders: the repository, the host's cache of it, and what the order itself names; nothing else.
 
 Such a worker is another user than the service, but makes and opens files as the service's user: the service, other hosts by
 NFS, and QEMU open these files again, so they must belong to the right user.
@@ -17,12 +17,12 @@ from synvirt.jobs.caging import cage_of
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
 
-# Nothing is read of it: it stands for a reader that has a cage of its own.
+# It is never read: it stands for a reader that has a cage of its own.
 _NOTHING = BlankSpec(size_bytes=512)
 
 
 def cage_of_take(order: TakeOrder) -> Cage:
-    """`zfs send`, which may say what has changed, runs by then: its stream is open."""
+    """`zfs send`, which lists changes, already runs: its stream is open."""
     readers = [spec for disk in order.disks for spec in (disk.reader, disk.changes) if spec is not None]
     assumed = FileWriterSpec(path=os.devnull, size_bytes=0)
     disks = [
@@ -44,13 +44,13 @@ def cage_of_collecting(order: CollectOrder) -> Cage:
 
 
 def cage_of_serving(order: ServeOrder) -> Cage:
-    """Its sockets' folder, for QEMU to connect to."""
+    """Includes the folder of its sockets, for QEMU to connect to."""
     folders = dict.fromkeys(posixpath.dirname(path) for path in order.sockets.values())
     return _with(Cage(writes=tuple(folders), network=Network.LOCAL), [order.repository])
 
 
 def cage_of_restore(order: CopyOrder) -> Cage:
-    """Of an order whose readers are disks of points, some or all."""
+    """For an order whose readers are disks of points, some or all."""
     disks, made = [], list[str]()
     programs = any(isinstance(disk.writer, Qcow2WriterSpec) for disk in order.disks)
     for disk in order.disks:
@@ -74,6 +74,6 @@ def _with(own: Cage, repositories: Iterable[RepositorySpec], *, writes_points: b
             (writes if writes_points else reads).append(repository.place.path)
         else:
             network = Network.ANY
-        # SQLite makes files beside its own, and without a name in the temporary folder.
+        # SQLite makes files next to its own, and unnamed files in the temporary folder.
         writes.append(tempfile.gettempdir() if repository.cache is None else posixpath.dirname(repository.cache))
     return replace(own, reads=tuple(reads), writes=tuple(dict.fromkeys(writes)), network=network, files_as_service=True)

@@ -1,12 +1,12 @@
-"""A disk of a guest on its way into a repository: what has changed since the base, where that is known, else all of it.
+"""Stores a guest's disk in a repository: what has changed since the base, if that is known, else all of it.
 
     areas that changed ─▶ whole chunks ─▶ samples of the others are looked at ─▶ read; the others keep their names
              └──────── any doubt ────────────────┴──────────────▶ the whole disk is read, and the run warns
 
-Neither is the list of changes trusted, nor the repository to have the rest still: of each disk a run looks at SAMPLES chunks at
-random that are said not to have, and at the next SLICE_CHUNKS in a row, where the run before left off. So a list that lies
-about a part f of the disk is caught at once with a chance of 1 - (1 - f)^64, and for certain once the rows have gone round: a
-disk of 7.5 GiB in 30 runs. That is 320 MiB to read, whatever the disk's size.
+Neither the list of changes nor the repository's copy of the rest is trusted. Of the chunks that should be unchanged, a run
+checks SAMPLES at random on each disk, and the next SLICE_CHUNKS in a row, from where the run before stopped. So a list that is
+wrong about a part f of the disk is detected at once with a chance of 1 - (1 - f)^64, and for certain after the rows have
+covered the disk: 30 runs for 7.5 GiB. That is 320 MiB to read, for any disk size.
 """
 
 import random
@@ -24,15 +24,15 @@ from synvirt.repository.repository import Repository, Session
 
 SAMPLES = 64
 SLICE_CHUNKS = 256
-# All that a session writes becomes durable with its manifest: there is nothing to flush before.
+# All that a session writes becomes durable with its manifest: nothing is flushed before.
 NEVER_S = 1e9
 
 
 @dataclass(frozen=True)
 class ToTake:
     """A disk of a guest. `changed`: what may differ from the base's disk of the same target, in any order; it may raise a
-    SynvirtError, which says why that is not known after all. `whole_because`: why it was known to be unknown; empty, where
-    nobody expected it. `stored`: chunks that a run that was cut off has named already; `on_named` hears of the others."""
+    SynvirtError, which says why that is not known after all. `whole_because`: why it was known to be unknown; empty, if
+    knowledge was not expected. `stored`: chunks that an interrupted run has named already; `on_named` gets the others."""
 
     target: str
     open: Callable[[], DiskReader]
@@ -44,8 +44,8 @@ class ToTake:
 
 @dataclass(frozen=True)
 class Taken:
-    """`read_bytes`: of the disk, without the samples; `resumed_bytes`: what a run before had read of it. `whole`: no chunk was
-    taken from the base unread."""
+    """`read_bytes`: of the disk, without the samples; `resumed_bytes`: read by an earlier run. `whole`: no chunk was taken from
+    the base without reading."""
 
     disk: DiskMap
     read_bytes: int
@@ -66,7 +66,7 @@ def take(
     threads: int | None = None,
     bandwidth_bps: int | None = None,
 ) -> Taken:
-    """`doubt` hears why what has changed is not known after all. SourceReadFailed, Cancelled, and what a session raises."""
+    """`doubt` gets the reason, if the changes are not known after all. SourceReadFailed, Cancelled, and errors of a session."""
     try:
         reader = disk.open()
     except SynvirtError as error:
@@ -84,7 +84,7 @@ def take(
         resumed = _resume(disk, writer, session, reader.size, changed)
         partly = _partly(reader, changed, resumed)
         try:
-            # Not fresh: every byte comes, zeros as zeros, so that each chunk knows when it is whole.
+            # Not fresh: every byte comes, zeros too, so that each chunk knows when it is complete.
             copied = copy(
                 partly,
                 writer,
@@ -106,7 +106,7 @@ def take(
 
 
 def _resume(disk: ToTake, writer: ChunkWriter, session: Session, size: int, changed: Chunks | None) -> set[int]:
-    """The chunks that need not come, since the run that was cut off has stored them, and the repository still has them."""
+    """The chunks that can be skipped: the interrupted run has stored them, and the repository still has them."""
     resumed = set()
     for number, name in disk.stored.items():
         if number < chunks_of(size) and (changed is None or number in changed) and session.rely_on(name):
@@ -143,7 +143,7 @@ class _Plan:
 def _planned(
     disk: ToTake, reader: DiskReader, base: Manifest | None, repository: Repository, stop: Callable[[], bool]
 ) -> _Plan | None:
-    """None, where nobody expected anything else than the whole disk. SynvirtError, with the reason, for any doubt."""
+    """The planned areas. None, if the whole disk was expected anyway. SynvirtError, with the reason, for any doubt."""
     if disk.whole_because:
         raise DeltaFallback(disk.whole_because)
     if disk.changed is None or base is None:

@@ -1,10 +1,10 @@
-"""Which chunks of a guest's disks are named already, in a file of this host: what a run that is cut off need not read again.
+"""The chunks of a guest's disks that are named already, in a file of this host: an interrupted run need not read them again.
 
     record   disk's number (2 bytes), chunk's number (8), its name (32), check (8)
 
-It is a hint, and asked of the repository: a chunk counts as stored only where the repository has that name. `moment` says of
-what moment of the guest the names are; the check is made with it, so a record of another moment, a torn one, and zeros that a
-power cut left do not count. Only the worker writes it.
+It is only a hint: a chunk counts as stored only if the repository has that name. `moment` identifies the guest's moment of the
+names; the check includes it, so a record of another moment, an incomplete one, and zeros that a power cut left do not count.
+Only the worker writes it.
 """
 
 import struct
@@ -24,7 +24,7 @@ _READ_RECORDS = 1 << 14
 
 
 class Journal:
-    """Safe from several threads. A file that cannot be written is no reason to stop: the next run reads more, that is all."""
+    """Safe from several threads. A file that cannot be written does not stop the run: the next run only reads more."""
 
     def __init__(self, path: Path, moment: str) -> None:
         self._key = blake3(moment.encode()).digest()
@@ -35,13 +35,13 @@ class Journal:
             self._file = path.open("a+b", buffering=0)
             for disk, number, name in self._read():
                 self._names.setdefault(disk, {})[number] = name
-            # Behind the last whole record: a torn one would shift those that follow.
+            # After the last complete record: an incomplete one would shift those that follow.
             self._file.truncate(self._file.seek(0, 2) // RECORD_BYTES * RECORD_BYTES)
         except OSError:
             self.close()
 
     def stored(self, disk: int) -> dict[int, bytes]:
-        """By chunk, as the run before said."""
+        """The names by chunk, from the run before."""
         return self._names.get(disk, {})
 
     def add(self, disk: int, number: int, name: bytes) -> None:

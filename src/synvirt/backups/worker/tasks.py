@@ -1,6 +1,6 @@
-"""The tasks of a worker that are of backups (orders.py): what touches a guest's bytes, away from the service.
+"""A worker's tasks for backups (orders.py): they handle a guest's bytes, outside the service.
 
-Imported by the worker alone, and by tests.
+Imported only by the worker, and by tests.
 """
 
 import json
@@ -70,19 +70,19 @@ def _result(name: str, content: WireModel, *, waits: bool = False) -> Result:
 # ── disks into a repository ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-# Of this worker, by what they say.
+# This worker's streams, by their specs.
 _sends: dict[ZfsChangesSpec, zfs_stream.Send] = {}
 
 
 def begin_sends(order: TakeOrder) -> None:
-    """zfs goes by who asks: it is asked before the cage takes that away."""
+    """Starts `zfs send` before the cage, as zfs checks its caller and would refuse it afterwards."""
     for disk in order.disks:
         if isinstance(disk.changes, ZfsChangesSpec):
             _sends[disk.changes] = zfs_stream.send(disk.changes)
 
 
 def take_disks(order: TakeOrder, wire: Wire) -> None:
-    """Each disk, then Ready; the point exists when the service has sent Commit and this returns."""
+    """Stores each disk, then sends Ready. The point exists when the service has sent Commit and this returns."""
     with OpenRepositories() as repositories, ExitStack() as stack:
         repository = repositories.repository(order.repository)
         session = repository.session()
@@ -156,7 +156,7 @@ def _disk_is_taken(disk: DiskToTake, taken: Taken) -> DiskIsTaken:
 
 
 class _Figures:
-    """Progress of a disk, and with it what the repository grew by."""
+    """Progress of a disk, and with it the growth of the repository."""
 
     def __init__(self, key: str, wire: Wire, session: Session) -> None:
         self._progress, self._wire, self._session = Progress(key, wire), wire, session
@@ -168,7 +168,7 @@ class _Figures:
         self.stored()
 
     def ended(self, taken: Taken) -> None:
-        """The last figure is said however soon it comes."""
+        """The last figure is always reported, even soon after another one."""
         last = self._last
         self._wire.say(
             Moved(key=self._key, bytes_total=taken.read_bytes, bytes_done=taken.read_bytes, bytes_zero=last.bytes_zero)
@@ -181,15 +181,15 @@ class _Figures:
             self._wire.say(_result("stored", Stored(stored_bytes=self._stored_bytes)))
 
 
-# ── looking for damage ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── verification ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 L = TypeVar("L", bound=Looked)
 
 
 class _Marks(Generic[L]):
-    """How far a verification is, said now and then: what was looked at since is looked at again after a kill. `since`: what the
-    service has; `seen`: makes a message of what has come to that."""
+    """The progress of a verification, reported now and then: what was checked after the last report is checked again after a
+    kill. `since`: what the service has; `seen`: makes a message of what was added to that."""
 
     def __init__(self, wire: Wire, every_s: float, since: L, seen: Callable[[L, bool], WireModel]) -> None:
         self._wire, self._every_s, self._said, self._seen = wire, every_s, since, seen
@@ -208,7 +208,7 @@ class _Marks(Generic[L]):
 
 
 def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
-    """The task of a VerifyPointOrder: says PointSeen as it goes, and at its end."""
+    """The task of a VerifyPointOrder: sends PointSeen now and then, and at its end."""
     since, progress = order.since or PointLooked(), Progress(ALL, wire)
     marks = _Marks(wire, order.mark_every_s, since, lambda part, more: PointSeen(looked=part, more=more))
 
@@ -232,7 +232,7 @@ def verify_one(order: VerifyPointOrder, wire: Wire) -> None:
 
 
 def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
-    """The task of a VerifyRepositoryOrder: says PacksSeen as it goes, the parts of RepositoryVerified at its end."""
+    """The task of a VerifyRepositoryOrder: sends PacksSeen now and then, the parts of RepositoryVerified at its end."""
     progress, pages, speaking = Progress(ALL, wire), Progress(PAGES, wire), threading.Lock()
     marks = _Marks(wire, order.mark_every_s, order.since or PacksLooked(), lambda part, more: PacksSeen(looked=part, more=more))
 
@@ -253,8 +253,8 @@ def verify_all(order: VerifyRepositoryOrder, wire: Wire) -> None:
 
 
 def collect_garbage(order: CollectOrder, wire: Wire) -> None:
-    """The task of a CollectOrder: says what it is about to do, does it once the service has kept that; GarbageCollected at its
-    end."""
+    """The task of a CollectOrder: reports what it will remove, removes it once the service has stored that; GarbageCollected at
+    its end."""
     pages, packs, durable_bytes = Progress(PAGES, wire), Progress(ALL, wire), 0
 
     def planned(sweep: Sweep) -> None:
@@ -285,7 +285,7 @@ def collect_garbage(order: CollectOrder, wire: Wire) -> None:
 
 
 def serve(order: ServeOrder, wire: Wire) -> None:
-    """Until the worker is stopped: Cancelled, or what a read has failed with."""
+    """Serves until the worker is stopped: Cancelled, or the error of a read."""
     with OpenRepositories() as repositories, ExitStack() as stack:
         servers = {}
         for number in order.sockets:
