@@ -1,10 +1,10 @@
-"""Waves carried out: one host of all leads them, looks at their jobs, asks `scheduling` what begins now, and has it done.
+"""Executes waves: one host leads them all. It checks their jobs, asks `scheduling` what begins now, and starts that.
 
     tick ─▶ lead? ─▶ a wave: what its jobs came to ─▶ place ─▶ decide ─▶ noted: member, state, job's id ─▶ asked to cut over
       └───▶ each host: submits what was noted for it             └── a crash in between: the next tick goes on from the note
 
-All that is known lies in rows, and each step may be done twice: a job's id is written down before the job is submitted, and a
-cut-over is asked for until its window is over for it. What only the host of a job can do is done there (`host_side`).
+All knowledge is in rows, and each step may be done twice: a job's id is stored before the job is submitted, and a cut-over is
+requested until its window is over. What only a job's own host can do is done there (`host_side`).
 """
 
 import threading
@@ -42,11 +42,11 @@ from synvirt.store.waves import MemberRow, WaveRows
 log = structlog.get_logger(__name__)
 
 TICK_S = 2.0
-# A tick takes some hundred milliseconds of thousands of members: a tenth of one core at the most.
+# With thousands of members a tick takes a few hundred milliseconds: at most a tenth of one core.
 IDLE_FACTOR = 10
-# A source that is slow to answer holds up the submitting of others no longer than this; the next tick goes on.
+# A source that answers slowly delays other submissions no longer than this; the next tick goes on.
 SUBMITTING_S = 8.0
-# Beside the copying: the guest shuts down, and boots here. A guess, for a job that has no forecast of its outage.
+# In addition to the copy: the guest shuts down, and boots here. A guess, for a job without a forecast of its outage.
 AROUND_COPY = Estimate(60, 240)
 S = MemberState
 _RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
@@ -56,7 +56,7 @@ _BACK = frozenset({S.SKIPPED, S.ROLLED_BACK})
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A wave as one tick sees it. `jobs` by their ids, each with its host. `as_of`: the newest event by then."""
+    """A wave as one tick reads it. `jobs` by their ids, each with its host. `as_of`: the newest event by then."""
 
     wave: Wave
     rows: Mapping[str, MemberRow]
@@ -70,9 +70,9 @@ class Seen:
 
 
 class Carrying:
-    """`placing`: chooses hosts; None: the host that leads submits all. `delivering`: sends to webhooks; None: nothing is sent.
-    `vm_of`: of a source's VM that has no job yet (ListedVms.of). `unreachable`: is notified of a source that is silent.
-    `clock`: for tests, which make a night of a second."""
+    """`placing`: chooses hosts; None: the leading host submits all. `delivering`: sends to webhooks; None: nothing is sent.
+    `vm_of`: of a source's VM that has no job yet (ListedVms.of). `unreachable`: is notified of a source that does not answer.
+    `clock`: for tests, which shorten a night to a second."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Carrying:
         self._ticking, self._paused = threading.Lock(), False
 
     def pause(self) -> None:
-        """This host has lost its lease: nothing is done to a guest or a source when this returns."""
+        """This host has lost its lease: when this returns, it does nothing more to a guest or a source."""
         self._paused = True
         with self._ticking:
             pass
@@ -107,12 +107,12 @@ class Carrying:
         self._wake.set()
 
     def rest(self, for_s: float) -> None:
-        """Until somebody wakes it."""
+        """Waits until it is woken."""
         if self._wake.wait(for_s):
             self._wake.clear()
 
     def tick(self) -> None:
-        """Never raises: what cannot be done now is tried in the next."""
+        """Never raises: what fails now is tried again in the next tick."""
         with self._ticking:
             if not self._paused:
                 self._tick()
@@ -141,11 +141,12 @@ class Carrying:
             return
         except PersistFailed:
             raise
-        except Exception as error:  # whatever it was, the other waves are to be looked at too
+        except Exception as error:  # whatever it was, the other waves are handled too
             log.warning("a wave cannot go on now", wave=str(wave_id), cause=str(error), exc_info=not _is_ours(error))
 
     def _seen_again(self, seen: Seen) -> Seen:
-        """Read again, if something has happened: a large wave costs a tenth of a second, and in most ticks nothing does."""
+        """Reads the wave again only if something has changed: a large one takes a tenth of a second, and in most ticks nothing
+        has."""
         return seen if self._rows.last_event_id() == seen.as_of else self._seen(seen.wave.id)
 
     def _seen(self, wave_id: UUID) -> Seen:
@@ -162,7 +163,7 @@ class Carrying:
         return Seen(wave_of(head, members), {row.member_id: row for row in rows}, jobs, as_of)
 
     def _member(self, wave_id: UUID, row: MemberRow) -> Member:
-        """Parsed once a change."""
+        """Parses a member once for each change."""
         text, member = self._parsed.get((wave_id, row.member_id), ("", None))
         if member is None or text != row.document:
             member = member_of(row)
@@ -172,7 +173,7 @@ class Carrying:
     # ── a wave ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _follow_orders(self, seen: Seen, *, leads: bool) -> None:
-        """What is this host's to do."""
+        """Does what this host must do."""
         if seen.wave.state not in WAVE_ENDS:
             self._submit(seen, leads=leads)
         self._side.look(seen.wave, seen.rows, seen.jobs, leads=leads)
@@ -195,7 +196,7 @@ class Carrying:
                 unplaced_by, moved = self._placing.look(seen.wave, seen.rows, seen.jobs, under_way=under_way)
                 seen = self._seen(wave.id) if moved else seen
                 left = [one for one in seen.wave.members if one.host is None]
-                # One that is tried again only now is placed at the next tick, and does not begin before.
+                # A member that is retried only now is placed at the next tick, and does not begin before.
                 new = {one.id: NEXT for one in left if one.state is S.WAITING and is_placed(one)}
                 unplaced = new | {one.id: unplaced_by[one.id] for one in left if one.id in unplaced_by}
             self._decide(seen, unplaced, at)
@@ -215,7 +216,7 @@ class Carrying:
             canary_approved=wave.canary_approval is not None,
             hold=self._why_held(wave),
         )
-        # What was decided before this process stood still is not done after it.
+        # If this process was frozen, its decisions may be out of date: then they are not executed.
         self._rows.keep_lead()
         if decision.canary_waits and wave.hooks:
             self._hooks.add_once(wave.id, deliveries(wave, "canary_waits"))
@@ -234,11 +235,11 @@ class Carrying:
         return f"A required webhook has not taken {owed.event} yet{why}"
 
     def _begin(self, wave: Wave, decision: Decision, at: datetime) -> None:
-        """Noted; what follows from it is done from the notes."""
+        """Stores the decisions; the rest follows from the stored notes."""
         by_id = {one.id: one for one in wave.members}
         for name in decision.begin:
             member = by_id[name]
-            # A cold one has nothing to be copied beforehand.
+            # A cold member has nothing to copy in advance.
             fields: dict[str, object] = {"state": S.READY}
             if is_warm(member):
                 fields = {"state": S.SYNCING, "job_id": uuid4()}
@@ -251,7 +252,7 @@ class Carrying:
             change_members(self._rows, wave.id, [member], {S.READY}, fields)
 
     def _roll_back(self, seen: Seen) -> None:
-        """All that was moved, or is on its way; what has not begun is left out."""
+        """Rolls back members that were moved or are being moved; those that have not begun are skipped."""
         begun = [one for one in seen.wave.members if one.job_id is not None and not seen.rows[one.id].rolling_back]
         give_back(self._rows, seen.wave.id, [one for one in begun if one.state not in _BACK], "The wave was rolled back.")
         unbegun = [one for one in seen.wave.members if one.job_id is None]
@@ -272,7 +273,7 @@ class Carrying:
         else:
             state, reason = WaveState.COMPLETED, None
         fields = {"state": state, "reason": reason, "finished_at": now()}
-        with suppress(Conflict):  # a member is tried again since it was looked at
+        with suppress(Conflict):  # a member has been retried meanwhile
             self._rows.change(
                 wave.id,
                 UNDER_WAY,
@@ -303,19 +304,19 @@ class Carrying:
                 self._follow(seen, member, job, spans, at)
 
     def _follow(self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime) -> None:
-        """A job that goes on, or has arrived."""
+        """Follows a job that runs or has completed."""
         rows, wave = self._rows, seen.wave
         if is_warm(member) and job.held:
             if member.state is S.CUTTING_OVER:
                 if not self._intake.store.cutover_requested(job.id) and self._ask_to_cut_over(seen, member, job, spans, at):
                     return
                 if not self._intake.store.cutover_requested(job.id):
-                    # What is left of the window is too short by now: the guest runs on at its source, and waits for the next.
+                    # The rest of the window is too short now: the guest runs on at its source, and waits for the next.
                     change_members(rows, wave.id, [member], {S.CUTTING_OVER}, {"state": S.READY, "cut_over_at": None})
             elif member.state is S.SYNCING and _is_fresh(job):
                 change_members(rows, wave.id, [member], {S.SYNCING}, {"state": S.READY})
         elif member.state is not S.CUTTING_OVER:
-            if is_warm(member) and job.state not in (State.QUEUED, State.COPYING_FULL):  # somebody else asked for it
+            if is_warm(member) and job.state not in (State.QUEUED, State.COPYING_FULL):  # the cut-over was requested elsewhere
                 moved = {"state": S.CUTTING_OVER, "cut_over_at": at}
                 change_members(rows, wave.id, [member], {member.state}, moved)
         elif not job.ended and member.cause is None and (until := _closes(wave, member, spans)) is not None and at >= until:
@@ -328,7 +329,7 @@ class Carrying:
     def _ask_to_cut_over(
         self, seen: Seen, member: Member, job: Migration, spans: Mapping[str, Sequence[Span]], at: datetime
     ) -> bool:
-        """False: it would not end within the window any more."""
+        """Requests the cut-over. False, if it would not end within the window any more."""
         until = _closes(seen.wave, member, spans)
         if until is not None:
             outage = self._facts(member, seen).outage
@@ -339,8 +340,8 @@ class Carrying:
         return True
 
     def _submit(self, seen: Seen, *, leads: bool) -> None:
-        """What was noted for this host and is not submitted yet; in the order of the wave, as long as the sources answer
-        quickly. A member without a place is the leader's."""
+        """Submits what was noted for this host, in the order of the wave, as long as the sources answer quickly. A member
+        without a host is submitted by the leader."""
         began = time.monotonic()
         for member in seen.wave.members:
             row = seen.rows[member.id]
@@ -388,7 +389,7 @@ class Carrying:
         failed(self._rows, seen.wave, member, cause)
 
     def _cancel_what_is_left(self, seen: Seen) -> None:
-        """Of a wave that has ended while jobs of it had not."""
+        """Cancels running jobs of a wave that has ended."""
         for member in seen.wave.members:
             if member.state not in MEMBER_ENDS and not seen.rows[member.id].rolling_back:
                 job = seen.job_of(member)
@@ -424,7 +425,7 @@ class Carrying:
 
 
 def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
-    """By the wave's rule first: a crash in between finds the member as it was, and does both again."""
+    """Applies the wave's rule first: after a crash in between, the member is unchanged, and both are done again."""
     if wave.on_failure == "stop":
         reason = f"{member.id} failed: {cause}"
         hold_for(rows, wave.id, reason)
@@ -436,7 +437,7 @@ def failed(rows: WaveRows, wave: Wave, member: Member, cause: str) -> None:
 
 
 def outage_of(member: MemberRequest, job: Migration | None) -> Estimate | None:
-    """None: not known yet. Without windows and budgets it is not used."""
+    """The member's outage. None: not known yet. Without windows and budgets it is not used."""
     if not is_warm(member):
         budget = member.outage_budget_s or 0
         return Estimate(budget, budget)
@@ -448,19 +449,19 @@ def outage_of(member: MemberRequest, job: Migration | None) -> Estimate | None:
         copy_s = job.passes[-1].seconds
     else:
         return None
-    # By what shutdowns, last copies, conversions and boots took at this site, where its job says that.
+    # If the job has it: from the measured shutdowns, last copies, conversions and boots of this site.
     if job.outage is not None:
         return Estimate(job.outage.p50_s, job.outage.p95_s)
     return Estimate(copy_s + AROUND_COPY.p50, 2 * copy_s + AROUND_COPY.p95)
 
 
 def _is_fresh(job: Migration) -> bool:
-    """A delta went well: what is left is small, and how small is known."""
+    """Whether a delta has succeeded, so that the remaining changes are few, and measured."""
     return job.state is State.DELTA_SYNCING and any(one.kind == "delta" and one.finished_at for one in job.passes)
 
 
 def _closes(wave: Wave, member: Member, spans: Mapping[str, Sequence[Span]]) -> datetime | None:
-    """When the window in which it began to cut over is over; None: it has none."""
+    """The end of the window in which its cut-over began; None: it has none."""
     if not wave.windows or member.cut_over_at is None:
         return None
     at = member.cut_over_at
@@ -480,7 +481,7 @@ def _is_ours(error: Exception) -> bool:
 
 @contextmanager
 def carried(carrying: Carrying, *, every_s: float = TICK_S) -> Iterator[None]:
-    """Ticks as long as the block lasts."""
+    """Runs ticks while the block runs."""
 
     def look() -> None:
         began = time.monotonic()

@@ -1,11 +1,11 @@
-"""What is known of a member apart from its wave."""
+"""Facts of a member that do not come from its wave."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds: with a chance of one half, and of 95 %."""
+    """Seconds: p50 and p95."""
 
     p50: float
     p95: float
@@ -13,9 +13,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a member apart from the wave. `destination`: where its volumes go, with the host: `kvm1/fast`. `outage`:
-    from the guest's shutdown to its boot seen; None: not known yet. `placed`: its source has said which host it runs on.
-    `unplaced`: why no host of ours takes it yet, in a sentence."""
+    """Facts of a member apart from the wave. `destination`: of its volumes, with the host: `kvm1/fast`. `outage`: from the
+    guest's shutdown to its boot here; None: not known yet. `placed`: its source has reported which host it runs on. `unplaced`:
+    why no host of ours takes it yet, in a sentence."""
 
     source_host: str
     destination: str

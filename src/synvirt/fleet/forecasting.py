@@ -1,10 +1,11 @@
-"""A wave's forecast as this site knows it: what its members weigh, how fast copies were here, and how wrong forecasts were.
+"""A wave's forecast with this site's measurements: its members' sizes, the rates of earlier copies, and the errors of
+forecasts.
 
     jobs of the wave │ the sources' lists ─▶ Load of each member ┐
     jobs that completed here              ─▶ Site                ┴▶ simulate ─▶ WaveSimulation
 
-A member that has a job is known by it; of another its source says how large it is. A size that nobody knows is taken to be the
-median of the others', and the member is named.
+For a member with a job, the job gives the size; for others, their source does. An unknown size counts as the median of the
+known ones, and the member is listed.
 """
 
 import asyncio
@@ -35,11 +36,11 @@ from synvirt.store import Store
 from synvirt.store.documents import Unreadable, parsed, readable
 from synvirt.store.filters import Only
 
-# A guess for a wave of which nothing is known: what an average server's disks hold.
+# A guess for a wave without any known size: an average server's disks.
 SIZE_ASSUMED: Final = 100 * GIB
-# Newest first: what a site did lately says more of it than what it did last year.
+# The newest jobs, as a site changes over the years.
 JOBS_LOOKED_AT: Final = 500
-# As few as these say little of how wrong forecasts are; what others saw is taken with them.
+# With fewer than these, the errors of forecasts are not known well; figures of other sites are added.
 RESIDUALS_LEAST: Final = 20
 
 
@@ -66,17 +67,17 @@ class WaveSimulation(Model):
 
 
 class Forecaster:
-    """`rows`: asks a source for its VMs, once a simulation. `host`: this one. `destination`: of plans that name none."""
+    """`rows`: asks a source for its VMs, once for each simulation. `host`: this one. `destination`: of plans that name none."""
 
     def __init__(self, waves: Waves, store: Store, rows: Rows, *, host: str, destination: str) -> None:
         self._waves, self._store, self._rows, self._host, self._destination = waves, store, rows, host, destination
 
     async def forecast(self, wave_id: UUID, what_if: WhatIf) -> WaveSimulation:
-        """NotFound; InvalidPlan. Without other numbers the wave keeps the forecast."""
+        """The forecast. NotFound; InvalidPlan. Without other numbers, the wave stores the forecast."""
         return (await self._run(wave_id, what_if))[0]
 
     async def pictured(self, wave_id: UUID, what_if: WhatIf) -> tuple[WaveSimulation, str]:
-        """The same, and its picture: an SVG element."""
+        """The same with its picture, an SVG element."""
         answered, drawn = await self._run(wave_id, what_if)
         return answered, await asyncio.to_thread(drawn)
 
@@ -111,7 +112,7 @@ class Forecaster:
         for id_, (_, document, version) in self._waves.rows.jobs(wave_id, ()).items():
             try:
                 found[id_] = parsed(Migration, document, version)
-            except Unreadable:  # doctor names it; the member is simulated as one without a job
+            except Unreadable:  # doctor reports it; the member is simulated like one without a job
                 continue
         return found
 
@@ -120,7 +121,7 @@ class Forecaster:
         return readable(Migration, documents)
 
     async def _listed(self, wave: Wave, jobs: Mapping[UUID, Migration]) -> dict[tuple[UUID, str], VmRow]:
-        """Of each source that has to be asked. One that does not answer leaves its members unknown."""
+        """The VMs of each source that must be asked. If a source does not answer, its members stay unknown."""
         refs = [one.plan.source_ref for one in wave.members if _job_that_knows(one, jobs) is None]
         found: dict[tuple[UUID, str], VmRow] = {}
         for source_id in dict.fromkeys(ref.source_id for ref in refs if ref.kind == "live_vm"):
@@ -139,7 +140,7 @@ def loads_of(
     *,
     destination: Callable[[str | None], str],
 ) -> tuple[dict[str, Load], tuple[str, ...]]:
-    """Of each member, and those whose size is assumed."""
+    """The load of each member, and the members whose size is assumed."""
     found: dict[str, Load] = {}
     unknown: list[str] = []
     for member in wave.members:
@@ -157,7 +158,7 @@ def loads_of(
 
 
 def _job_that_knows(member: Member, jobs: Mapping[UUID, Migration]) -> Migration | None:
-    """The job that knows its disks."""
+    """The job that has the sizes of the member's disks."""
     job = None if member.job_id is None else jobs.get(member.job_id)
     return job if job is not None and job.manifest is not None else None
 
@@ -178,7 +179,7 @@ def _size_and_host(
 
 
 def _as_it_goes(load: Load, job: Migration) -> Load:
-    """With what its job has measured."""
+    """The load with what its job has measured."""
     if job.state is State.COPYING_FULL and job.progress.bytes_total:
         load = replace(load, left_bytes=max(0, job.progress.bytes_total - job.progress.bytes_done))
     if job.forecast is not None:
@@ -189,7 +190,7 @@ def _as_it_goes(load: Load, job: Migration) -> Load:
 
 
 def site_of(past: Iterable[Migration]) -> Site:
-    """From jobs that completed here; what they do not say is assumed."""
+    """The site's rates, from jobs that completed here; missing figures are assumed."""
     jobs = list(past)
     fulls = [job.passes[0] for job in jobs if job.passes and job.passes[0].seconds >= MEASURED_LEAST_S]
     speeds = [one.bytes / one.seconds for one in fulls if one.bytes]
@@ -210,7 +211,7 @@ def site_of(past: Iterable[Migration]) -> Site:
 
 
 def _outage_without_copy_s(job: Migration) -> float | None:
-    """What its outage took apart from the bytes of the last pass. None, where its guest was never away for a last pass only."""
+    """The outage without the bytes of the last pass. None, if its guest was not off just for a last pass."""
     last = job.passes[-1] if job.passes else None
     if job.downtime_s is None or last is None or last.kind != "final":
         return None

@@ -1,11 +1,12 @@
-"""A simulated wave as a picture: SVG made here, without a script. Colours are readable on light and dark; text takes the
-page's.
+"""A picture of a simulated wave: SVG made here, without a script. Its colours are readable on light and dark; text has the
+page's colour.
 
     windows     ▒▒▒      ▒▒▒      ▒▒▒        when members may cut over
     esx-1    ▁▃▇▇▅▁ ┃      ┃                 a row a source host: how many copies run, bars where members cut over
     vm-17    ━━━━━━─────── ┃                 or a row a member, where there are few: its copy, kept fresh, its cut-over
 
-Its size does not grow with the wave: a fleet has a row a host, ROWS_MAX at the most, and time is cut into SLICES pieces.
+Its size does not grow with the wave: large waves have a row for each host, ROWS_MAX at most, and time is cut into SLICES
+pieces.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from synvirt.fleet.windows import Span
 ROWS_MAX = 60
 SLICES = 240
 WIDTH, LABEL, ROW, HEAD = 1000, 170, 18, 58
-# Of a label: what its column holds.
+# The most characters that fit into the column of labels.
 _LABEL_CHARS = 24
 _TICKS = (1, 2, 4, 6, 12, 24, 48, 24 * 7, 24 * 14, 24 * 28, 24 * 91, 24 * 365)
 _TICKS_MOST = 10
@@ -28,12 +29,12 @@ _COPY, _CUT, _WINDOW, _WARN = "#2a9088", "#d9822b", "#8d979c", "#d0433c"
 def gantt(
     simulation: Simulation, spans: Mapping[str, Sequence[Span]] | None = None, *, title: str = "Forecast of the wave"
 ) -> str:
-    """`spans`: of each window, as the simulation had them. The SVG element, to stand in a page."""
+    """The SVG element for a page. `spans`: of each window, as in the simulation."""
     times = [at for one in simulation.members for at in (one.begins_at, one.ready_at, one.planned_at, one.healthy_at) if at]
     if not times:
         return _svg(HEAD, title, [_text(4, 28, "Nothing of this wave moves: each member says why.")])
     start, end = min(times), max(times)
-    # Half a per cent beside, so that what happens last is seen.
+    # Half a per cent more, so that the last event is visible.
     scale = _Scale(start, end + max((end - start) * 0.005, timedelta(minutes=5)))
     rows = _rows(simulation.members)
     height = HEAD + ROW * len(rows) + 24
@@ -67,7 +68,7 @@ class _Scale:
 
 
 def _rows(members: Sequence[MemberForecast]) -> list[tuple[str, list[MemberForecast]]]:
-    """A row a member, or a host where these are too many, the last one for all hosts beyond."""
+    """A row for each member, or for each host if these are too many; the last one for all further hosts."""
     if len(members) <= ROWS_MAX:
         return [(one.id, [one]) for one in members]
     hosts: dict[str, list[MemberForecast]] = {}
@@ -96,7 +97,7 @@ def _member(scale: _Scale, one: MemberForecast, top: float) -> list[str]:
 
 
 def _load(scale: _Scale, members: Sequence[MemberForecast], top: float) -> list[str]:
-    """How many copies run in each slice of time, the most of the row as high as the row; cut-overs as bars over all of it."""
+    """How many copies run in each slice of time, scaled to the most of the row; cut-overs as bars over the whole height."""
     changes = [0] * (SLICES + 1)
     cuts = [0] * SLICES
     for one in members:
@@ -126,7 +127,7 @@ def _load(scale: _Scale, members: Sequence[MemberForecast], top: float) -> list[
 
 
 def _runs(levels: Sequence[int]) -> Iterable[tuple[int, int, int]]:
-    """(first, last, level) of slices that are alike."""
+    """(first, last, level) of slices with the same level."""
     first = 0
     for number in range(1, len(levels) + 1):
         if number == len(levels) or levels[number] != levels[first]:
@@ -135,7 +136,7 @@ def _runs(levels: Sequence[int]) -> Iterable[tuple[int, int, int]]:
 
 
 def _windows(scale: _Scale, spans: Mapping[str, Sequence[Span]], height: float) -> list[str]:
-    """Slices in which a window is open, whose windows they are, behind the rows."""
+    """The slices in which a window is open, with the windows, drawn behind the rows."""
     open_in: list[set[str]] = [set() for _ in range(SLICES)]
     for name, found in spans.items():
         for span in found:
@@ -200,7 +201,7 @@ def _title(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """XML has no control characters, escaped or not."""
+    """XML has no control characters, even escaped."""
     return escape("".join(letter if letter.isprintable() else "\ufffd" for letter in text))
 
 

@@ -1,9 +1,9 @@
-"""What of a wave only the host of a job can do: see that its guest is healthy, and give it back to its source.
+"""The part of a wave that only a job's host can do: check that its guest is healthy, and give the guest back to its source.
 
     Completed ─▶ checks, each until it passes or its time is over ─▶ healthy │ failed
     rolling back ─▶ job cancelled, or: guest stopped here and its domain gone ─▶ source powered on ─▶ rolled back
 
-Two of one guest never run: the domain goes before the source is powered on. Its volumes stay.
+Two copies of one guest never run: the domain is removed before the source is powered on. Its volumes stay.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from synvirt.store.waves import MemberRow
 
 log = structlog.get_logger(__name__)
 
-# Checks wait for guests that boot, and cost nothing meanwhile.
+# Checks wait for guests that boot, which costs nothing.
 CHECKS_AT_ONCE = 16
 AGAIN_S = 1.0
-# For an answer, where the time of a check is nearly over.
+# The least time for an answer when a check's time is nearly over.
 LEAST_S = 1.0
 # A source that hangs is tried again. A host that lost its lease waits for this to end, and is fenced a little later.
 POWER_ON_S = 30.0
@@ -41,7 +41,7 @@ Failed = Callable[[Wave, Member, str], None]
 
 
 class HostSide:
-    """`cancel(job_id)`: ask a job of this host to end. `failed`: what a wave does when a member failed."""
+    """`cancel(job_id)`: asks a job of this host to end. `failed`: what a wave does after a member failed."""
 
     def __init__(self, rooms: Rooms, checker: Checker, *, cancel: Callable[[UUID], object], failed: Failed) -> None:
         self.host = rooms.host
@@ -53,14 +53,14 @@ class HostSide:
         self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def close(self) -> None:
-        """Begins nothing new; what runs in threads stops soon."""
+        """Begins nothing new; running threads stop soon."""
         self._closing.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def look(
         self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Mapping[UUID, tuple[str, Migration]], *, leads: bool
     ) -> None:
-        """`leads`: this host submits, and so knows that a job that is not there was never submitted."""
+        """`leads`: this host submits jobs, so a missing job was never submitted."""
         for member in wave.members:
             if member.job_id is None:
                 continue
@@ -93,7 +93,7 @@ class HostSide:
         change_members(self._rooms.store.waves, wave.id, [member], {MemberState.CUTTING_OVER}, fields)
 
     def _checked(self, member: Member, job: Migration) -> str | None:
-        """What is wrong; None: it is healthy. The engine has seen it boot."""
+        """What is wrong; None, if the guest is healthy. The engine has seen it boot."""
         assert job.domain is not None
         uuid = UUID(job.domain.uuid)
         for check in member.checks:
@@ -137,7 +137,7 @@ class HostSide:
             self._rooms.hypervisor.undefine(UUID(job.domain.uuid), job.id)
 
     async def _start_there(self, job: Migration) -> None:
-        """Only what this job has shut down."""
+        """Powers the source on, only if this job has shut it down."""
         plan, store = job.plan, self._rooms.store
         if plan.source.Live is None or plan.source_ref.kind != "live_vm":
             return
@@ -152,5 +152,5 @@ class HostSide:
                 await adapter.power_on(vm_id)
         finally:
             await adapter.close()
-        for kind in ("mark", "source_power"):  # nobody is to call it moved any more
+        for kind in ("mark", "source_power"):  # it does not count as moved any more
             await asyncio.to_thread(store.strike, job.id, kind, vm_id)

@@ -1,6 +1,7 @@
-"""How large each VM of a wave is and on which host of its source it runs, before it has a job that knows: by the source's list.
+"""The size of each VM of a wave and its host at the source, by the source's list, until the member has a job.
 
-The scheduler of waves asks this in each tick, and a source may take minutes to answer: its list is asked for in the background.
+The scheduler of waves needs this in each tick, and a source may take minutes to answer: so the list is fetched in the
+background.
 """
 
 import asyncio
@@ -21,11 +22,11 @@ log = structlog.get_logger(__name__)
 # The VMs of a source by their ids.
 Rows = Callable[[UUID], Coroutine[Any, Any, Mapping[str, VmRow]]]
 
-# VMs move now and then, and a job knows better as soon as there is one.
+# VMs rarely move, and a job's facts replace these.
 KEPT_S = 600.0
-# A source that did not answer is asked again.
+# The pause before a source that did not answer is asked again.
 AGAIN_S = 30.0
-# A source that hangs keeps no others from being asked.
+# So that a source that hangs does not delay the others.
 ASKED_AT_ONCE = 4
 
 
@@ -43,7 +44,8 @@ class ListedVms:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def of(self, source_id: UUID, vm_id: str) -> VmRow | None:
-        """None: its source has not said yet. Of a VM that it does not list, a row that says nothing. Returns at once."""
+        """The VM's row. None: its source has not answered yet. For a VM that it does not list, an empty row. Returns at
+        once."""
         with self._lock:
             if time.monotonic() >= self._ask_at.get(source_id, 0.0):
                 self._ask_at[source_id] = float("inf")

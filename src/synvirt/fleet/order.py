@@ -1,4 +1,4 @@
-"""What is wrong with a wave, field by field, and the order that its dependencies give. No I/O.
+"""Checks a wave field by field, and gives the order of its dependencies. No I/O.
 
 The graph has a node for each member and for each group. A member after a group waits for the group's node, which waits for each
 of its members. So five thousand members after a group of five hundred are 5,500 edges, not 2.5 million.
@@ -17,25 +17,25 @@ from synvirt.fleet.windows import check as check_window
 from synvirt.migrations.planning.foreseen import PlanProblem
 from synvirt.model.plan import LiveVmRef
 
-# A list of ten thousand problems would help no reader.
+# A list of ten thousand problems helps no reader.
 PROBLEMS_MAX = 200
-# Names that a wrong one is compared with: 5 ms.
+# The most names that a wrong one is compared with: 5 ms.
 COMPARED_MAX = 300
-# A cycle of more is named by its beginning.
+# Of a longer cycle only the beginning is named.
 CYCLE_NAMES_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`sequence`: members, each behind those that it waits for; else by priority, then as they stand. `after`: of a member,
-    names of members and groups. `members_of`: a group's members."""
+    """`sequence`: members, each after those that it waits for; then by priority, then in the document's order. `after`: for
+    each member, names of members and groups. `members_of`: a group's members."""
 
     sequence: tuple[str, ...]
     after: Mapping[str, tuple[str, ...]]
     members_of: Mapping[str, tuple[str, ...]]
 
     def needs(self, member: str) -> tuple[str, ...]:
-        """The members that it waits for directly, groups opened."""
+        """The members that it waits for directly; a group counts as its members."""
         found: dict[str, None] = {}
         for name in self.after.get(member, ()):
             found.update(dict.fromkeys(self.members_of.get(name, (name,))))
@@ -43,7 +43,7 @@ class Order:
 
 
 def problems(wave: WaveRequest | Wave) -> tuple[PlanProblem, ...]:
-    """All that keeps it from being carried out, as they stand in the document; PROBLEMS_MAX at the most. Empty: it can be."""
+    """All that prevents the wave from running, in the document's order; PROBLEMS_MAX at most. Empty, if it can run."""
     found = []
     for problem in _problems(wave):
         found.append(problem)
@@ -53,7 +53,7 @@ def problems(wave: WaveRequest | Wave) -> tuple[PlanProblem, ...]:
 
 
 def order(wave: WaveRequest | Wave) -> Order:
-    """Of a wave without problems. InvalidPlan, which names a cycle, otherwise."""
+    """The order of a wave without problems. Else InvalidPlan, which names a cycle."""
     found = problems(wave)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -70,7 +70,7 @@ def _problems(wave: WaveRequest | Wave) -> Iterator[PlanProblem]:
     yield from _together(wave.members, wave.groups)
     groups = {group.name for group in wave.groups}
     if any(member.id in groups or member.id == member.group for member in wave.members):
-        return  # a name that is both has no place in an order
+        return  # a name of both a member and a group has no place in an order
     cycles = list(_cycle(wave.members))
     yield from cycles or _held_by_its_own(wave.members, wave.groups)
 
@@ -153,7 +153,8 @@ def _same_vm(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
 
 
 def _instant(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
-    """A wave rolls back, and is cancelled, without asking an operator; what such a guest wrote would be lost by it."""
+    """Refuses instant starts: a wave rolls back, and is cancelled, without asking an operator, and such a guest's writes would
+    be lost."""
     for place, member in enumerate(members):
         if member.plan.instant:
             yield PlanProblem(
@@ -164,7 +165,7 @@ def _instant(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
 
 
 def _together(members: Sequence[MemberRequest], groups: Sequence[Group]) -> Iterator[PlanProblem]:
-    """Members that cut over in one window name one window."""
+    """Members that cut over together must name the same window."""
     together = {group.name for group in groups if group.rule == "together"}
     windows: dict[str, tuple[str, str | None]] = {}
     for place, member in enumerate(members):
@@ -189,7 +190,8 @@ def _cycle(members: Sequence[MemberRequest]) -> Iterator[PlanProblem]:
 
 
 def _held_by_its_own(members: Sequence[MemberRequest], groups: Sequence[Group]) -> Iterator[PlanProblem]:
-    """No member of a group that cuts over together may wait for one outside, who waits for the group: it never would."""
+    """No member of a group that cuts over together may wait for an outside member that waits for the group: neither would
+    begin."""
     together = {group.name for group in groups if group.rule == "together"}
     stands_for = {member.id: member.group if member.group in together and member.group else member.id for member in members}
     sorter: TopologicalSorter[str] = TopologicalSorter()
@@ -217,7 +219,7 @@ def _ordered(members: Sequence[MemberRequest]) -> Order:
         if member.group is not None:
             members_of.setdefault(member.group, []).append(member.id)
     known = {member.id for member in members} | set(members_of)
-    # An empty group holds no member up; a member that waits for itself was reported above.
+    # An empty group delays no member; a member that waits for itself was reported above.
     after = {member.id: tuple(name for name in member.after if name in known and name != member.id) for member in members}
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for group, inside in members_of.items():
@@ -246,7 +248,7 @@ def _cyclic(cycle: Sequence[str], groups: Collection[str]) -> InvalidPlan:
 
 
 def _turned(cycle: Sequence[str]) -> list[str]:
-    """`cycle`: each waits for the next; the first is the last too. The same cycle, from the name that comes first."""
+    """`cycle`: each waits for the next; the first is also the last. Returns the same cycle, starting at its smallest name."""
     first = cycle.index(min(cycle[:-1]))
     return [*cycle[first:-1], *cycle[:first], cycle[first]]
 

@@ -1,8 +1,8 @@
 """Which of our hosts and destinations takes which VM, and why. Pure: no I/O, the same answer each time.
 
 Large VMs are placed first, each where the fullest of space, memory and processors stays emptiest: so hosts fill evenly, and
-one more VM fits longest. A group that is «apart» never has two members on one host; one that is larger than the fleet is spread
-evenly. One that is «together» goes to one host where it fits, since its members talk to one another.
+there is room for one more VM as long as possible. A group that is «apart» never has two members on one host; if it is larger
+than the fleet, it is spread evenly. A group that is «together» goes to one host if it fits, as its members communicate.
 """
 
 from collections import Counter
@@ -27,8 +27,8 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a host has left: `free_memory_bytes`, and `free_cpus`, virtual ones as its overcommitment allows. `networks`: None,
-    where it has not said. `out_of_reach`: sources that did not answer it."""
+    """The free resources of a host: `free_memory_bytes`, and `free_cpus`, virtual ones with its overcommitment. `networks`:
+    None, if it has not reported them. `out_of_reach`: sources that did not answer it."""
 
     name: str
     free_memory_bytes: int
@@ -40,7 +40,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Of a member. `networks`: of our hosts, as its plan maps them. `destination`: where its plan names one."""
+    """A member's needs. `networks`: of our hosts, as its plan maps them. `destination`: if its plan names one."""
 
     member: str
     size_bytes: int
@@ -54,7 +54,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a member takes that has its place already."""
+    """What a placed member uses."""
 
     need: Need
     host: str
@@ -72,7 +72,7 @@ class Placed:
 
 
 class _Left:
-    """What is free after all that was placed."""
+    """What is free after all placements."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.memory = {host.name: float(host.free_memory_bytes) for host in hosts}
@@ -81,7 +81,7 @@ class _Left:
         for host in hosts:
             for store in host.stores:
                 key = space_key(host, store)
-                # Two hosts may have asked a shared one at two moments: the smaller answer is safe.
+                # Two hosts may have asked a shared destination at different moments: the smaller answer is safe.
                 self.space[key] = min(self.space.get(key, float("inf")), float(store.free_bytes))
         self.all_memory, self.all_cpus, self.all_space = dict(self.memory), dict(self.cpus), dict(self.space)
 
@@ -91,7 +91,7 @@ class _Left:
         self.space[space_key(host, store)] -= sign * need.size_bytes
 
     def is_over(self, need: Need, host: Host, store: Store) -> bool:
-        """More was taken than there is, of something that this one needs."""
+        """Whether more than available was used of something that this member needs."""
         return (
             (need.memory_bytes > 0 and self.memory[host.name] < 0)
             or (need.cpu_count > 0 and self.cpus[host.name] < 0)
@@ -99,7 +99,7 @@ class _Left:
         )
 
     def fullest(self, need: Need, host: Host, store: Store) -> float:
-        """The share that would be used of what becomes fullest; over 1: it does not fit."""
+        """The used share of the fullest resource after placing it; over 1: it does not fit."""
         key = space_key(host, store)
         return max(
             _share(self.all_memory[host.name], self.memory[host.name] - need.memory_bytes),
@@ -120,8 +120,8 @@ def place(
     taken: Iterable[Taken] = (),
     spread: Collection[str] = (),
 ) -> dict[str, Placed]:
-    """By member, in the order of `needs`. `taken`: by those who have their places; their groups are those given here. `spread`:
-    groups that are apart, and larger than the fleet."""
+    """Places by member, in the order of `needs`. `taken`: of placed members; their groups are those given here. `spread`:
+    groups that are apart and larger than the fleet."""
     wanted = list(needs)
     rules = {group.name: "spread" if group.name in spread else group.rule for group in groups}
     left = _Left(hosts)
@@ -145,8 +145,8 @@ def place(
 
 
 def overfull(taken: Sequence[Taken], hosts: Sequence[Host], movable: Collection[str]) -> list[str]:
-    """Of the movable members, last first, those that have to go, for no host to be promised more than it has: hosts fill up by
-    what others do there, too. One whose host or destination is gone has to go as well."""
+    """The movable members, last first, that must move so that no host promises more than it has: other work fills hosts too. A
+    member whose host or destination is gone must also move."""
     left, places = _Left(hosts), _places(hosts)
     gone: list[str] = []
     for one in taken:

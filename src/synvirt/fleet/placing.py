@@ -1,10 +1,10 @@
-"""Which of our hosts takes each member of a wave that is under way: chosen while it waits, kept with it, and looked at again.
+"""Chooses the host of each member of a running wave while the member waits, stores it, and checks it again.
 
     hosts say what they have (`migrations.hosts`) ┐
     sources say what VMs need (`listed_vms`)      ┴▶ placement ─▶ member: host, destination, why ─▶ that host submits its job
 
-A member keeps its place until it has a job: unless its host is gone, has filled up, or does not reach the source; then another
-is chosen. A file or an upload lies on one host, which is the one that leads: such a member is not placed.
+A member keeps its place until it has a job, unless its host is gone, has filled up, or does not reach the source; then another
+is chosen. Files and uploads are on one host, the leader: such a member is not placed.
 """
 
 import time
@@ -20,15 +20,15 @@ from synvirt.migrations import hosts as ours
 from synvirt.model.job import Migration
 from synvirt.store.waves import MemberRow, WaveRows
 
-# Of what a host has not said, it is not known to lack any.
+# If a host has not reported a resource, it counts as having enough.
 UNKNOWN = 1 << 62
-# The largest wave is placed in twenty ticks, none of which takes long.
+# The largest wave is placed in twenty ticks, each of them short.
 PLACED_A_LOOK = 500
-# Hosts say what they have once a minute.
+# Hosts report their resources once a minute.
 AGAIN_S = 30.0
 _NOT_LISTED = "Its source has not said yet how large it is."
 NEXT = "A host for it is chosen next."
-# What lay where it was to go is not gone on with elsewhere.
+# A copy on the old host is not continued elsewhere.
 _NO_PLACE: Mapping[str, object] = dict.fromkeys(("host", "destination", "placed", "retry_of"))
 
 S = MemberState
@@ -39,14 +39,14 @@ Jobs = Mapping[UUID, tuple[str, Migration]]
 
 @dataclass(slots=True)
 class _Account:
-    """What the members of a wave take, and when that was added up."""
+    """What the members of a wave use, and when that was calculated."""
 
     at: float
     taken: list[Taken]
 
 
 class Placing:
-    """`hosts`: all there are. `vm_of`: what a source's list says of a VM (ListedVms.of)."""
+    """`hosts`: all hosts. `vm_of`: a VM in its source's list (ListedVms.of)."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Placing:
     def look(
         self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Jobs, *, under_way: Iterable[UUID]
     ) -> tuple[dict[str, str], bool]:
-        """Chooses places. Answers why those that had none still have none, and whether any member got or lost its place.
-        `under_way`: all waves, whose members take room too."""
+        """Chooses places. Returns why members without a place still have none, and whether any member got or lost its place.
+        `under_way`: all waves, as their members use resources too."""
         at, known = self._clock(), self._hosts()
         hosts = [_host(one) for one in known if one.state == "alive"]
         self._shared |= {(host.name, one.name): one.shared_id for host in hosts for one in host.stores if one.shared_id}
@@ -78,9 +78,9 @@ class Placing:
             account = self._accounts[wave.id] = _Account(at, list(self._taken(wave, jobs)))
             todo += self._to_move(wave, account, hosts, movable)
         moved = False
-        # A host that begins to lead places nothing before it knows what all waves take.
+        # A new leader places nothing before it knows what all waves use.
         if todo and all(id_ in self._accounts for id_ in under_way):
-            # A group that is apart and larger than the fleet would wait for ever.
+            # A group that is apart and larger than the fleet would wait forever.
             count = sum(one.state != "fenced" for one in known)
             sizes = Counter(one.group for one in wave.members)
             spread = {group.name for group in wave.groups if group.rule == "apart" and sizes[group.name] > count}
@@ -88,12 +88,12 @@ class Placing:
         return {one.id: self._refused.get((wave.id, one.id), (at, NEXT))[1] for one in (*unplaced, *todo)}, moved
 
     def where(self, host: str, destination: str) -> str:
-        """A destination by a name of its own: the same from each host that reaches it."""
+        """A destination by a name of its own, the same from each host that reaches it."""
         return self._shared.get((host, destination)) or f"{host}/{destination}"
 
     def release(self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Jobs) -> bool:
-        """What is to be rolled back and was never submitted, on a host that was fenced: that host commits nothing any more, and
-        the one that leads ends it. True, where there was such a member."""
+        """Members to roll back that were never submitted, on a fenced host: that host commits nothing any more, so the leader
+        ends them. True, if there was one."""
         fenced = {one.id for one in self._hosts() if one.state == "fenced"}
         left = {
             one.id
@@ -106,7 +106,7 @@ class Placing:
         return bool(left)
 
     def _to_move(self, wave: Wave, account: _Account, hosts: Sequence[Host], movable: set[str]) -> list[Member]:
-        """Those that cannot stay where they were to go."""
+        """The members that cannot stay on their host."""
         others = [one for id_, other in self._accounts.items() if id_ != wave.id for one in other.taken]
         out_of_reach = {host.name: host.out_of_reach for host in hosts}
         gone = set(overfull([*others, *account.taken], hosts, movable))
@@ -137,7 +137,7 @@ class Placing:
             placed = found.get(one.id)
             if placed is None or placed.host is None:
                 self._refused[wave.id, one.id] = at + AGAIN_S, _NOT_LISTED if placed is None else placed.reason
-                # Where nobody else takes it either, what has begun stays with its host, and is tried there again.
+                # If no other host takes it either, a begun member stays with its host, and is retried there.
                 if one.state in _UNBEGUN and one.host is not None:
                     fields[one.id] = _NO_PLACE
                 continue
@@ -146,7 +146,7 @@ class Placing:
             fields[one.id] = {**_NO_PLACE, **chosen}
         if fields:
             self._rows.rewrite_members(wave.id, _TAKES, Member, lambda one: _moved(one, fields))
-        # At once: the next wave is placed by it.
+        # At once, as the next wave is placed with it.
         now_taken = [
             Taken(need, placed.host, placed.destination)
             for need in known
@@ -165,7 +165,7 @@ class Placing:
                 yield Taken(need, one.host, one.destination)
 
     def _need(self, member: Member, job: Migration | None) -> Need | None:
-        """None: nobody knows yet."""
+        """The member's needs. None: not known yet."""
         plan = member.plan
         ref, target = plan.source_ref, plan.target
         size, memory, cpus, source = 0, 0, 0, ""
@@ -173,14 +173,14 @@ class Placing:
             source = str(ref.source_id)
         if job is not None and job.manifest is not None:
             disks = [disk.capacity_bytes for disk in job.manifest.disks if disk.key not in plan.skip_disks]
-            # What was written is in what the host says of its space.
+            # Written bytes are already missing from the host's free space.
             size = max(0, sum(disks) - job.progress.bytes_done)
             memory, cpus = job.manifest.memory_bytes, job.manifest.cpu_count
         elif ref.kind == "live_vm":
             row = self._vm_of(ref.source_id, ref.vm_id)
             if row is None:
                 return None
-            # The volumes of one that is tried again are there.
+            # A retried member's volumes exist already.
             size = 0 if member.retry_of is not None else row.capacity_bytes or 0
             memory, cpus = row.memory_bytes or 0, row.cpu_count or 0
         return Need(
@@ -200,7 +200,7 @@ def is_placed(member: Member) -> bool:
 
 
 def _may_move(member: Member, row: MemberRow, jobs: Jobs) -> bool:
-    """Nothing of it lies on a host yet."""
+    """Whether nothing of it is on a host yet."""
     if row.rolling_back or row.submitted or _job(member, jobs) is not None:
         return False
     return member.state in _TAKES
@@ -216,7 +216,7 @@ def _moved(member: Member, fields: Mapping[str, Mapping[str, object]]) -> Member
 
 
 def _without_group(need: Need) -> Need:
-    """Groups are a wave's own."""
+    """Groups belong to one wave."""
     return Need(need.member, need.size_bytes, need.memory_bytes, need.cpu_count, need.source)
 
 

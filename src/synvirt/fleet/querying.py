@@ -1,7 +1,7 @@
-"""Waves made from a query: «all powered-on VMs of folder X». The source is asked for its list, and the VMs are chosen here.
+"""Waves made from a query: «all powered-on VMs of folder X». The VMs are chosen here from the source's list.
 
-A word of the query that fits nothing is an error, which names the nearest word there is. Otherwise a misspelled folder would
-leave its VMs out of the wave, and nobody would notice.
+A word of the query that matches nothing is an error with the nearest existing word. Otherwise a misspelled folder would leave
+its VMs out of the wave without notice.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from synvirt.live import VmRow
 from synvirt.model.values import Name, Received
 
 Word = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
-# Places that are shown where a word fits none.
+# How many near places are shown for a word that matches none.
 _NEAREST = 3
 _ID_MAX = 64
 
@@ -41,7 +41,7 @@ class VmQuery(Received):
 
 
 def wave_of_query(query: VmQuery, known: Sequence[KnownVm], rows: Iterable[VmRow]) -> WaveRequest:
-    """BadRequest, where no VM is meant, or too many are."""
+    """BadRequest, if no VM matches, or too many do."""
     by_id = {one.vm_id: one for one in known}
     left = sorted(rows, key=lambda row: (row.name.casefold(), row.vm_id))
     for what, wanted, fits, of in _conditions(query):
@@ -81,7 +81,7 @@ def _is_beneath(folder: str, word: str) -> bool:
 
 
 def _nobody(what: str, wanted: str, there: set[str]) -> BadRequest:
-    """Of those that all the other words before it left."""
+    """The error of a word that matches none of the VMs left by the words before it."""
     nearest = difflib.get_close_matches(wanted, sorted(there), n=_NEAREST, cutoff=0.4) or sorted(there)[:_NEAREST]
     hint = f"there is {', '.join(nearest)}" if nearest else "the source says nothing of it for any of them"
     return BadRequest(f"{what}: no VM that is meant so far has {wanted!r}", hint=hint[:300])
@@ -92,7 +92,7 @@ def _printable(name: str) -> str:
 
 
 def ids(names: Iterable[str]) -> list[str]:
-    """An id a member, as ids may be, each once."""
+    """A valid and unique id for each member."""
     found: dict[str, None] = {}
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[: _ID_MAX - 6] or "vm"

@@ -1,4 +1,4 @@
-"""Who runs where, and who is next: members by pair of source host and destination, for limits that count each."""
+"""Running and waiting members, by pair of source host and destination, for limits that count each."""
 
 import heapq
 from collections import defaultdict
@@ -8,7 +8,7 @@ from synvirt.fleet.facts import Facts
 
 
 class Running:
-    """The members that run, by place."""
+    """The running members, by place."""
 
     def __init__(self) -> None:
         self.all: set[str] = set()
@@ -16,7 +16,7 @@ class Running:
         self.by_destination: defaultdict[str, set[str]] = defaultdict(set)
 
     def put(self, member: str, facts: Facts, runs: bool) -> None:
-        """Counts a member among those that run at its source host and destination, or no more."""
+        """Counts a member at its source host and destination as running, or as running no more."""
         for place in (self.all, self.by_host[facts.source_host], self.by_destination[facts.destination]):
             (place.add if runs else place.discard)(member)
 
@@ -39,7 +39,7 @@ class Queues:
         return any(self._by_key.values())
 
     def taken(self, is_free: Callable[[Key], bool], takes: Callable[[str], bool | None]) -> list[str]:
-        """The best first, as long as there is room. `takes`: True, it begins; False, it leaves the queue; None, it stays."""
+        """The best members, as long as there is room. `takes`: True, it begins; False, it leaves the queue; None, it stays."""
         heads = [(queue[0][0], key) for key, queue in self._by_key.items() if queue and is_free(key)]
         heapq.heapify(heads)
         found: list[str] = []

@@ -2,7 +2,7 @@
 
     Reasons(standing, hold) ─▶ why(member, now) ─▶ the first thing that holds it; None: it goes on, or has ended
 
-The scheduler asks here, too, what keeps a member from beginning or cutting over: what is done and what is said are one rule.
+The scheduler also asks this module whether a member may begin or cut over: so decisions and sentences follow the same rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,16 +37,16 @@ class Reasons:
             S.WAITING: (self._held, self._starts, self._unplaced, self._canary, self._lead, self._copies),
             S.READY: (self._held, self._starts, self._approval, self._after, self._together, self._cut),
         }
-        # That of the canary is one for all members, until one of them goes on.
+        # The canary's reason is the same for all members until one of them goes on.
         self._canary_reason: tuple[int, str] = (-1, "")
 
     def of_all(self, now: datetime) -> dict[str, str]:
-        """Of all that wait."""
+        """The reasons of all waiting members."""
         found = {name: self.why(name, now) for name in self._standing.members}
         return {name: reason for name, reason in found.items() if reason is not None}
 
     def why(self, member: str, now: datetime) -> str | None:
-        """Why it does not go on; None: it does, or it has ended."""
+        """Why it does not go on; None, if it does, or has ended."""
         reasons = self._by_state.get(self._standing.state[member], ())
         return next((why for why in (reason(member, now) for reason in reasons) if why is not None), None)
 
@@ -60,7 +60,7 @@ class Reasons:
     # ── why its copy does not begin ──────────────────────────────────────────────────────────────────────────────────
 
     def not_placed(self, member: str) -> str | None:
-        """Why nobody knows yet where it is copied from or to."""
+        """Why its source host or its destination is not known yet."""
         standing = self._standing
         if standing.facts[member].unplaced is not None:
             return standing.facts[member].unplaced
@@ -97,7 +97,7 @@ class Reasons:
     # ── why it does not cut over ─────────────────────────────────────────────────────────────────────────────────────
 
     def not_in(self, member: str, span: Span, now: datetime) -> str | None:
-        """Why it cannot cut over in what is left of this opening."""
+        """Why it cannot cut over in the rest of this opening."""
         standing = self._standing
         outage = standing.facts[member].outage
         if outage is None:
@@ -122,7 +122,7 @@ class Reasons:
         )
 
     def apart(self, member: str) -> str | None:
-        """Why it may not cut over beside those of its group that do."""
+        """Why it may not cut over at the same time as the present ones of its group."""
         standing = self._standing
         name = standing.members[member].group
         if name is None or standing.groups[name].rule != "apart":
@@ -141,7 +141,7 @@ class Reasons:
                 continue
             inside = standing.order.members_of.get(name)
             left = [one for one in inside or (name,) if not standing.is_healthy(one)]
-            # What will not come is said before what may.
+            # Members that will never be healthy are named before those that may be.
             left.sort(key=lambda one: (standing.state[one] not in _LOST_IN_WORDS, standing.place[one]))
             if inside is None:
                 state = standing.state[name]

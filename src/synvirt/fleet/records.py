@@ -1,4 +1,4 @@
-"""Waves as they lie in the store: the wave without its members, and a row a member."""
+"""The stored form of waves: the wave without its members, and a row for each member."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from synvirt.fleet.model import Member, MemberRequest, MemberState, Wave, WaveSt
 from synvirt.store.documents import parsed
 from synvirt.store.waves import MemberRow, WaveRow
 
-# As every Member's document has it: the row says it instead. Quotes within a text are escaped, so no text has this.
+# Part of every Member's document, replaced by the row's value. Quotes inside texts are escaped, so no text contains this.
 _WAITS_FOR_NOTHING = '"waits_for":null'
 
 
@@ -60,12 +60,12 @@ def member_event(wave_id: UUID, member: BaseModel) -> str:
 
 
 def late_s(planned_at: datetime | None, cut_over_at: datetime | None) -> float | None:
-    """How much later than forecast a cut-over began; None, where it did not, or had no forecast."""
+    """How much later than forecast a cut-over began; None, if it did not begin, or had no forecast."""
     return None if planned_at is None or cut_over_at is None else (cut_over_at - planned_at).total_seconds()
 
 
 def member_json(row: MemberRow) -> str:
-    """As answered, without being parsed: there may be thousands."""
+    """A member as answered, without parsing: there may be thousands."""
     if row.waits_for is None:
         return row.document
     return row.document.replace(_WAITS_FOR_NOTHING, f'"waits_for":{json.dumps(row.waits_for)}', 1)

@@ -125,7 +125,7 @@ def _forecast_error(members: Iterable[ReportedMember]) -> ForecastError | None:
 
 
 def as_csv(report: WaveReport) -> str:
-    """A line a member, by RFC 4180. No cell begins as a formula does."""
+    """A line for each member, by RFC 4180. No cell begins like a formula."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\r\n")
     lines.writerow(COLUMNS)
@@ -144,7 +144,7 @@ _STYLE = (
 
 
 def as_html(report: WaveReport) -> str:
-    """One file that needs no other, to be sent or printed."""
+    """A single file without others, to be sent or printed."""
     facts: list[tuple[str, Any]] = [
         ("State", report.state.replace("_", " ") + (f". {report.reason}" if report.reason else "")),
         ("Began", _moment(report.started_at)),

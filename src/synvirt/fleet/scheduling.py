@@ -3,11 +3,11 @@
     Scheduler(wave, spans, facts) ─ put(member, state) ─▶ decide(now) ─▶ begin, cut_over
                                                          why(member, now) ─▶ one sentence (reasons.py)
 
-The scheduler of a real wave and the simulation ask the same class, so a forecast follows the rules that will be kept. A real
-one is built again at each tick from the tables. A simulated one lives on, so each change costs little: a member that another
-one holds stands in no queue (standing.py), and a queue is one pair of source host and destination, passed over when it is full.
+Real waves and the simulation use the same class, so a forecast follows the real rules. For a real wave it is built again at
+each tick from the tables. A simulated one lives on, so each change must be cheap: a member that is held by another is in no
+queue (standing.py), and there is one queue for each pair of source host and destination, skipped when it is full.
 
-Full copies and cut-overs are counted each by itself against the limits: a window must not be lost to copies that take hours.
+Full copies and cut-overs count separately against the limits: a copy that takes hours must not use up a window.
 """
 
 import heapq
@@ -30,7 +30,7 @@ S = MemberState
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """In the order in which they should begin. `canary_waits`: the canary is healthy, and its approval is what is missing."""
+    """In the order in which they should begin. `canary_waits`: the canary is healthy, and only its approval is missing."""
 
     begin: tuple[str, ...]
     cut_over: tuple[str, ...]
@@ -48,7 +48,7 @@ def decide(
     canary_approved: bool = False,
     hold: str | None = None,
 ) -> tuple[Decision, dict[str, str]]:
-    """One tick of a real wave, and why each member that waits does. See Scheduler for the parameters. InvalidPlan."""
+    """One tick of a real wave, and the reason of each waiting member. See Scheduler for the parameters. InvalidPlan."""
     scheduler = Scheduler(
         wave,
         spans_of(wave, now),
@@ -89,7 +89,7 @@ class Scheduler:
             freed=self._enqueue,
         )
         self._reasons = Reasons(self._standing, hold)
-        # Members whose copies may begin now, or later, or that nobody has asked of yet.
+        # Members whose copies may begin now, or later, or have not been checked yet.
         self._to_begin = Queues()
         self._later: list[tuple[datetime, int, str]] = []
         self._unqueued, self._gate_was_open = set(self._standing.members), False
@@ -100,13 +100,13 @@ class Scheduler:
         self._parked: dict[str, list[str]] = {}
         self._span_of: dict[str, Span | None] = {}
 
-    # ── what it is given, and asked ──────────────────────────────────────────────────────────────────────────────────
+    # ── input and questions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def member(self, name: str) -> MemberRequest:
         return self._standing.members[name]
 
     def put(self, member: str, state: MemberState, *, at: datetime | None = None) -> None:
-        """`at`: when its cut-over began, where it is known."""
+        """`at`: when its cut-over began, if known."""
         if self._standing.state[member] is state and at is None:
             return
         self._standing.put(member, state, at=at)
@@ -118,25 +118,25 @@ class Scheduler:
         self._enqueue(member)
 
     def know(self, member: str, facts: Facts) -> None:
-        """Newer facts, like a measured outage. Its source host and destination stay."""
+        """Updates facts, like a measured outage. Its source host and destination stay."""
         self._standing.know(member, facts)
         if self._standing.state[member] is S.READY:
             self._enqueue(member)
 
     def why(self, member: str, now: datetime) -> str | None:
-        """Why it does not go on, in a sentence; None: it does, or it has ended."""
+        """Why it does not go on, in a sentence; None, if it does, or has ended."""
         return self._reasons.why(member, now)
 
     def reasons(self, now: datetime) -> dict[str, str]:
-        """Of all that wait."""
+        """The reasons of all waiting members."""
         return self._reasons.of_all(now)
 
     def open_span_of(self, member: str, now: datetime) -> Span | None:
-        """The opening of its window that `now` lies in."""
+        """The opening of its window that contains `now`."""
         return self._standing.openings.open(self._standing.window(member), now)
 
     def next_change(self, now: datetime) -> datetime | None:
-        """When time alone may change what is decided: None, where it will not."""
+        """When time alone may change the decisions; None, if it will not."""
         found = [self._later[0][0]] if self._later else []
         if self._wave.start_at is not None:
             found.append(self._wave.start_at)
@@ -146,10 +146,10 @@ class Scheduler:
             found.append(opens)
         return min((at for at in found if at > now), default=None)
 
-    # ── what it decides ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── decisions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def decide(self, now: datetime) -> Decision:
-        """Chosen members count as begun from here on."""
+        """Decides. The chosen members count as begun from here on."""
         standing = self._standing
         if self._hold is not None or (self._wave.start_at is not None and now < self._wave.start_at):
             return Decision((), (), standing.canary_waits())
@@ -192,7 +192,7 @@ class Scheduler:
             self._queued.discard(member)
             return False
         if self._reasons.not_in(member, span, now) is not None:
-            # What is left of an opening only becomes less: it is looked at again in the next, where that may help.
+            # The rest of an opening only becomes shorter: the member is checked again in the next one, if that may help.
             self._queued.discard(member)
             if self._standing.fits_later(member, now) is not None:
                 self._parked.setdefault(self._standing.window(member), []).append(member)
@@ -203,7 +203,7 @@ class Scheduler:
         return True
 
     def _enqueue(self, member: str) -> None:
-        """Where it may cut over by now."""
+        """Puts it into the queue that fits its present state."""
         standing = self._standing
         if member not in self._queued and standing.may_cut(member):
             self._queued.add(member)

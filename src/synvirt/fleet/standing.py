@@ -1,8 +1,8 @@
-"""Where each member of a wave stands, and whether another holds it: canary, dependencies, groups, approvals. Pure.
+"""The state of each member of a wave, and whether others hold it: canary, dependencies, groups, approvals. Pure.
 
     Standing(wave, …) ─ put(member, state) ─▶ may_cut(member), canary_open(), fits_later(member, now) …
 
-What one member's step changes for others is counted as it is put, so a wave of thousands is not walked through at each of them.
+Each `put` updates counters of the members that it affects, so a wave of thousands is not scanned each time.
 """
 
 from collections import Counter, defaultdict
@@ -16,9 +16,9 @@ from synvirt.fleet.order import Order, order
 from synvirt.fleet.queueing import Running
 from synvirt.fleet.windows import Span
 
-# A copy made sooner must be kept fresh longer, which loads the source each hour; a fortnight is what plans are changed in.
+# An earlier copy must be kept fresh for longer, which loads the source every hour; plans often change up to two weeks before.
 LEAD = timedelta(days=14)
-# A copy that takes long begins this many times its own length before its window.
+# A long copy begins this many times its own duration before its window.
 LEAD_COPIES = 3
 
 S = MemberState
@@ -26,8 +26,8 @@ _HELD_READY = frozenset({S.READY, S.CUTTING_OVER, S.HEALTHY})
 
 
 class Standing:
-    """The parameters are those of `scheduling.Scheduler`. `freed`: called with a member that may be free to cut over by now.
-    `changes`: grows with each that is put. InvalidPlan, for a wave with problems."""
+    """The parameters are those of `scheduling.Scheduler`. `freed`: called with a member that may be free to cut over now.
+    `changes`: grows with each `put`. InvalidPlan, for a wave with problems."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Standing:
         self.copies, self.cuts = Running(), Running()
         # By member, the approvers who have not approved.
         self.missing = {name: self._approvers_missing(name, approved) for name in self.members}
-        # When the first of a group began to cut over; and who of it has.
+        # When the first of a group began to cut over; and which members have begun.
         self._begun_at: dict[str, datetime] = {}
         self.moved_in: dict[str, set[str]] = {name: set() for name in self.groups}
         self._group_fits_s: dict[str, float] = {}
@@ -60,10 +60,10 @@ class Standing:
         self._canary_left = len(self.canary)
         self._canary_approved = canary_approved
 
-    # ── what it is given ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── input ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, member: str, state: MemberState, *, at: datetime | None = None) -> None:
-        """`at`: when its cut-over began, where it is known."""
+        """`at`: when its cut-over began, if known."""
         before, facts = self.state[member], self.facts[member]
         self.state[member] = state
         self.changes += 1
@@ -76,7 +76,7 @@ class Standing:
             self._healed(member, 1 if state is S.HEALTHY else -1)
 
     def know(self, member: str, facts: Facts) -> None:
-        """Newer facts, like a measured outage. Its source host and destination stay."""
+        """Updates facts, like a measured outage. Its source host and destination stay."""
         self.facts[member] = facts
         self._group_fits_s.clear()
 
@@ -94,7 +94,7 @@ class Standing:
     # ── canary ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _canaries(self) -> frozenset[str]:
-        """The first ones in order, with all without which they could not cut over."""
+        """The first members in order, with all that they must wait for."""
         if self.wave.canary is None:
             return frozenset()
         found: set[str] = set()
@@ -109,12 +109,12 @@ class Standing:
         return frozenset(found)
 
     def canary_open(self) -> bool:
-        """Others may begin, too."""
+        """Whether the other members may begin too."""
         canary = self.wave.canary
         return canary is None or self._canary_approved or (self._canary_left == 0 and canary.gate == "success")
 
     def canary_waits(self) -> bool:
-        """It is healthy, and its approval is what is missing."""
+        """Whether the canary is healthy, and only its approval is missing."""
         canary = self.wave.canary
         waits = canary is not None and canary.gate == "approval" and self._canary_left == 0 and not self._canary_approved
         return waits and len(self.canary) < len(self.members)
@@ -122,7 +122,7 @@ class Standing:
     # ── dependencies, groups, approvals ──────────────────────────────────────────────────────────────────────────────
 
     def may_cut(self, member: str) -> bool:
-        """Nothing but time and room holds it."""
+        """Whether only time and free slots are missing."""
         group = self.together(member)
         return (
             self.state[member] is S.READY
@@ -132,24 +132,24 @@ class Standing:
         )
 
     def is_healthy(self, name: str) -> bool:
-        """Of a group: all of its members."""
+        """For a group: whether all of its members are healthy."""
         return not self._unhealthy.get(name, 0)
 
     def is_prepared(self, member: str) -> bool:
-        """As far as its group is concerned."""
+        """Whether its group lets it cut over."""
         return self.state[member] in _HELD_READY and self._met(member)
 
     def is_group_prepared(self, group: str) -> bool:
         return self._unprepared[group] == 0
 
     def together(self, member: str) -> str | None:
-        """Its group, where that cuts over together."""
+        """Its group, if that cuts over together."""
         group = self.members[member].group
         return group if group is not None and self.groups[group].rule == "together" else None
 
     def _prepare_dependencies(self) -> None:
         members_of, after = self.order.members_of, self.order.after
-        # How many of a name are not healthy: 1 a member, its members a group.
+        # How many of a name are not healthy: 1 for a member, its members for a group.
         self._unhealthy = {**dict.fromkeys(self.members, 1), **{name: len(inside) for name, inside in members_of.items()}}
         self._dependents: dict[str, list[str]] = {}
         self._unmet: Counter[str] = Counter()
@@ -204,34 +204,34 @@ class Standing:
         return self.members[member].window_id or ""
 
     def first_opening(self, member: str, now: datetime) -> datetime | None:
-        """When its window opens, or did; None: it never does again."""
+        """The start of its window's present or next opening; None: it never opens again."""
         return self.openings.first(self.window(member), now)
 
     def begins_at(self, member: str, now: datetime) -> datetime:
-        """Not before this is a copy worth its while. One whose window never opens again begins: it can be given another."""
+        """The earliest useful time for its copy. A member whose window never opens again begins: it can get another window."""
         opens = self.first_opening(member, now)
         if opens is None or opens <= now:
             return now
         return opens - max(LEAD, LEAD_COPIES * timedelta(seconds=min(self.facts[member].copy.p95, HORIZON.total_seconds())))
 
     def budget_s(self, member: str) -> float | None:
-        """The longest outage that it may have, in seconds, by its own limit and its group's; None: any."""
+        """The longest allowed outage in seconds, by its own limit and its group's; None: any."""
         group = self.members[member].group
         both = (self.members[member].outage_budget_s, self.groups[group].outage_budget_s if group is not None else None)
         return min((one for one in both if one is not None), default=None)
 
     def is_late(self, member: str, span: Span) -> bool:
-        """Others of its group were cut over in an opening before."""
+        """Whether others of its group were cut over in an earlier opening."""
         group = self.together(member)
         return group is not None and self._begun_at.get(group, span.start) < span.start
 
     def needed_s(self, member: str, outage: Estimate) -> tuple[float, str | None]:
-        """And the group that needs it, where the first of a group begins for all."""
+        """The time for it; for the first of a group that cuts over together, the time for the whole group."""
         group = self.together(member)
         return (self._group_s(group), group) if group is not None and group not in self._begun_at else (outage.p95, None)
 
     def fits_later(self, member: str, now: datetime) -> Span | None:
-        """The next opening that it fits into, as far as is known."""
+        """The next opening that it fits into, up to the horizon."""
         outage, budget = self.facts[member].outage, self.budget_s(member)
         if outage is None or (budget is not None and outage.p95 > budget):
             return None
@@ -242,7 +242,7 @@ class Standing:
         return None if found is None or self.is_late(member, found) else found
 
     def _group_s(self, group: str) -> float:
-        """How long a group needs at the most: its longest chain, and its work shared by the slots (Graham's bound)."""
+        """The most time that a group needs: its longest chain, and its work shared by the slots (Graham's bound)."""
         if group not in self._group_fits_s:
             inside = set(self.order.members_of[group])
             long = {name: outage.p95 for name in inside if (outage := self.facts[name].outage) is not None}

@@ -1,6 +1,6 @@
-"""What people do with waves: make them, let them go, hold them, give members back. Blocking code; what the API calls.
+"""People's actions on waves: make them, start them, hold them, give members back. Blocking code, called by the API.
 
-Nothing here moves a VM: each method writes what is wanted, and `carrying` does it.
+Nothing here moves a VM: each method stores a request, and `carrying` executes it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,12 +50,12 @@ MOVED = frozenset({MemberState.CUTTING_OVER, MemberState.HEALTHY})
 
 
 def is_warm(member: MemberRequest) -> bool:
-    """Its copy is made while the guest runs; all others are copied within their cut-over."""
+    """Whether its copy is made while the guest runs; others are copied within their cut-over."""
     return member.plan.source.Live is not None and member.plan.mode is Mode.WARM
 
 
 class Waves:
-    """`changed()`: called after each request, so that it is looked at now."""
+    """`changed()`: called after each request, so that it is handled at once."""
 
     def __init__(self, rows: WaveRows, *, changed: Callable[[], None] = lambda: None, own: Hooks | None = None) -> None:
         self.rows = rows
@@ -65,11 +65,11 @@ class Waves:
     # ── waves ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def create(self, asked: WaveRequest) -> Wave:
-        """A draft. InvalidPlan names what is wrong with it."""
+        """Makes a draft. InvalidPlan names what is wrong with it."""
         return self.create_all([asked])[0]
 
     def create_all(self, asked: Sequence[WaveRequest]) -> list[Wave]:
-        """Drafts: all of them, or none."""
+        """Makes drafts: all of them, or none."""
         for one in asked:
             self._check(one)
         made = []
@@ -85,7 +85,7 @@ class Waves:
         return made
 
     def replace(self, wave_id: UUID, asked: WaveRequest, *, keep_hooks: bool = False) -> Wave:
-        """A draft becomes another; Conflict, where it is none any more. `keep_hooks`: those that it has stay its own."""
+        """Replaces a draft; Conflict, if it is no draft any more. `keep_hooks`: its present webhooks stay."""
         self._check(asked)
         rows = [new_row(member) for member in asked.members]
         event = wave_event(wave_of(self.rows.get(wave_id)))
@@ -125,13 +125,13 @@ class Waves:
         return wave_of(row, (member_of(one) for one in members))
 
     def remove(self, wave_id: UUID) -> None:
-        """A draft, or one that has ended. Its jobs stay."""
+        """Removes a draft or an ended wave. Its jobs stay."""
         self.rows.remove(wave_id, REMOVABLE)
 
-    # ── what is wanted of a wave ─────────────────────────────────────────────────────────────────────────────────────
+    # ── requests for a wave ──────────────────────────────────────────────────────────────────────────────────────────
 
     def go(self, wave_id: UUID) -> Wave:
-        """A draft begins, a held wave goes on."""
+        """Starts a draft, or continues a held wave."""
         if self.rows.get(wave_id).state == WaveState.DRAFT:
             whole = self.whole(wave_id)
             if not whole.members:
@@ -145,7 +145,7 @@ class Waves:
         return self._change(wave_id, {WaveState.DRAFT, *GOING}, gone)
 
     def hold(self, wave_id: UUID) -> Wave:
-        """Nothing new begins; what copies or cuts over goes on."""
+        """Begins nothing new; running copies and cut-overs go on."""
         account = submitter()
         reason = f"It was held by {account}." if account else "It was held."
         return self._change(
@@ -153,14 +153,13 @@ class Waves:
         )
 
     def cancel(self, wave_id: UUID) -> Wave:
-        """Members that wait are skipped, jobs that run are cancelled, and their sources powered on again. What is healthy stays
-        where it is."""
+        """Skips waiting members, cancels running jobs, and powers their sources on again. Healthy members stay here."""
         ended = {"state": WaveState.CANCELLED, "finished_at": now(), "reason": "It was cancelled."}
         return self._change(wave_id, {WaveState.DRAFT, *UNDER_WAY}, lambda before: before.model_copy(update=ended))
 
     def roll_back(self, wave_id: UUID, asked: RollBackRequest) -> Wave:
-        """The members that are named, or all: sources are powered on again, guests here are stopped, and their copies kept.
-        What a guest wrote here since it was cut over does not go back with it."""
+        """Rolls back the named members, or all: powers sources on again, stops guests here, and keeps their copies. What a
+        guest wrote here since its cut-over does not go back with it."""
         row, members = self.load(wave_id)
         if row.state == WaveState.DRAFT:
             raise Conflict(f"wave {wave_id} has not begun", hint="there is nothing to roll back")
@@ -180,7 +179,7 @@ class Waves:
         return wave_of(self.rows.get(wave_id))
 
     def approve(self, wave_id: UUID, asked: ApprovalRequest) -> Wave:
-        """BadRequest, where no member waits for that approval."""
+        """BadRequest, if no member waits for that approval."""
         account, at = submitter() or "local", now()
         if asked.canary:
             word = Approval(approver="canary", account=account, at=at)
@@ -209,7 +208,8 @@ class Waves:
         return wave_of(self.rows.get(wave_id))
 
     def set_forecast(self, wave_id: UUID, forecast: WaveForecast, planned: Mapping[str, datetime | None]) -> None:
-        """Kept with the wave, whatever it does now. `planned`: when members cut over; those that did keep the plan they had."""
+        """Stores the forecast with the wave, in any state. `planned`: when members cut over; those that already did keep their
+        old plan."""
         self.rows.rewrite_members(
             wave_id,
             BEFORE_CUT_OVER,
@@ -220,10 +220,10 @@ class Waves:
             wave_id, frozenset(WaveState), lambda before: before.model_copy(update={"forecast": forecast}), Wave, wave_event
         )
 
-    # ── what is wanted of a member ───────────────────────────────────────────────────────────────────────────────────
+    # ── requests for a member ────────────────────────────────────────────────────────────────────────────────────────
 
     def skip(self, wave_id: UUID, member_id: str) -> Member:
-        """It is left out: the job of one that has a job is cancelled, and its source powered on again."""
+        """Skips a member: if it has a job, that is cancelled, and its source powered on again."""
         member = member_of(self.rows.member(wave_id, member_id))
         if member.state in MEMBER_ENDS - {MemberState.FAILED}:
             raise Conflict(f"{member_id} is {member.state}", hint="roll it back, if it is to go back to its source")
@@ -236,9 +236,9 @@ class Waves:
         return member_of(self.rows.member(wave_id, member_id))
 
     def retry(self, wave_id: UUID, member_id: str) -> Member:
-        """One that failed, was skipped or rolled back begins again, with a new job, which goes on with the volumes of a failed
-        one where those were kept. One whose guest booted here, and was not healthy, is looked at again: it runs here, and its
-        source is off, until it is rolled back."""
+        """Begins a failed, skipped or rolled back member again with a new job, which uses a failed job's volumes if those were
+        kept. If its guest booted here but was not healthy, it is only checked again: it runs here, and its source is off, until
+        it is rolled back."""
         again = {MemberState.FAILED, MemberState.SKIPPED, MemberState.ROLLED_BACK}
         row, wave = self.rows.member(wave_id, member_id), self.rows.get(wave_id)
         member = member_of(row)
@@ -264,7 +264,7 @@ class Waves:
         return member_of(self.rows.member(wave_id, member_id))
 
     def _last_job(self, row: MemberRow, member: Member) -> tuple[str | None, Migration | None]:
-        """With its host. Where its job was never submitted, the failed one that it was to go on from."""
+        """The last job with its host. If it was never submitted, the failed one that it would have continued."""
         for job_id in (member.job_id, None if row.submitted else member.retry_of):
             if job_id is not None and (found := self.rows.job(job_id)) is not None:
                 host, document, version = found
@@ -286,7 +286,7 @@ class Waves:
 
 
 _KEPT_AT_RETRY = frozenset({*MemberRequest.model_fields, "approvals", "planned_at"})
-# Its state, too: it waits.
+# Including its state: it waits.
 _FRESH = {name: Member.model_fields[name].get_default() for name in Member.model_fields.keys() - _KEPT_AT_RETRY}
 
 
@@ -294,12 +294,12 @@ def _going(before: Wave) -> Wave:
     return before.model_copy(update={"state": WaveState.RUNNING, "reason": None, "finished_at": None})
 
 
-# A wave that failed goes on with the member that is tried again: nobody looks at one that has ended.
+# A failed wave goes on with the retried member, as ended waves are not handled.
 _GOES_ON = WaveChange(frozenset({WaveState.FAILED}), _going, Wave, wave_event, hooks.of_wave)
 
 
 def check(asked: WaveRequest) -> None:
-    """InvalidPlan: what keeps it from being carried out."""
+    """InvalidPlan: what prevents the wave from running."""
     order(asked)
     for place, member in enumerate(asked.members):
         if member.plan.schedule.start_at is not None:
@@ -329,8 +329,8 @@ def change_members(
     submitted: bool | None = None,
     rolling_back: bool | None = None,
 ) -> list[str]:
-    """Those that are still in one of `expected`, and of the job that they are known with. All else of them stays as it is by
-    then: others may have approved one meanwhile."""
+    """Changes members that are still in one of `expected`, and have the same job as before. Their other fields stay as they are
+    now: one may have been approved meanwhile."""
     changes = _member_changes(members, expected, fields, submitted=submitted, rolling_back=rolling_back)
     return _changed(rows, wave_id, changes)
 
@@ -361,8 +361,8 @@ def _changed(rows: WaveRows, wave_id: UUID, changes: Sequence[MemberChange], *, 
 
 
 def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None = None) -> None:
-    """A wave that runs begins nothing new, until an operator lets it go on. `hook_id`: of a required webhook. The wave does not
-    wait for it again: the operator has seen the reason."""
+    """Holds a running wave until an operator lets it go on. `hook_id`: of a required webhook. The wave does not wait for it
+    again: the operator has seen the reason."""
 
     def held(before: Wave) -> Wave:
         kept = tuple(one.model_copy(update={"required": False}) if one.id == hook_id else one for one in before.hooks)
@@ -373,7 +373,7 @@ def hold_for(rows: WaveRows, wave_id: UUID, reason: str, *, hook_id: UUID | None
 
 
 def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: str) -> None:
-    """Noted, so that the host of the job does it (`host_side`). Those that were rolled back stay as they are."""
+    """Stores the request, so that the job's host does it (`host_side`). Rolled back members stay as they are."""
     for one in members:
         if one.state not in _GIVEN_BACK:
             fields = {"cause": one.cause or cause}
@@ -382,8 +382,8 @@ def give_back(rows: WaveRows, wave_id: UUID, members: Iterable[Member], cause: s
 
 
 def give_group_back(rows: WaveRows, wave: Wave, failed: Member) -> None:
-    """The others of its group; those that have not begun are left out. `wave` may be old: another host may lead, and move them
-    on meanwhile."""
+    """Gives back the others of its group; those that have not begun are skipped. `wave` may be out of date: another host may
+    lead, and change them meanwhile."""
     names = {one.id for one in wave.members if one.group == failed.group and one.group is not None and one.id != failed.id}
     cause = f"{failed.id} of its group failed."
     while names:

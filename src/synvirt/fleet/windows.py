@@ -1,10 +1,10 @@
-"""When members may cut over: a window's occurrences as pieces of time in UTC. No I/O.
+"""When members may cut over: a window's occurrences as spans in UTC. No I/O.
 
     Window (local, RFC 5545) ─▶ starts ─▶ UTC ─▶ what overlaps is joined ─▶ minus lock-outs ─▶ Span, Span, …
 
-Clocks that change: an occurrence ends when the clock on the wall shows its end, so a night from 22:00 to 06:00 lasts nine hours
-when clocks go back. A time that is skipped is moved past the gap; one that comes twice is its first. A lock-out goes the other
-way, so that it is never shorter than it was meant.
+When clocks change, an occurrence ends when the local clock shows its end: a night from 22:00 to 06:00 lasts nine hours when
+clocks go back. A skipped time is moved past the gap; of a time that comes twice, the first counts. A lock-out does the
+opposite, so that it is never shorter than intended.
 """
 
 from collections.abc import Iterable
@@ -18,16 +18,16 @@ from synvirt.fleet.model import LockOut, Window
 from synvirt.model.times import local_to_utc
 from synvirt.recurrence import parse, starts
 
-# Beyond, time zones are guesses and arithmetic leaves the calendar.
+# Outside these years, time zones are guesses and arithmetic leaves the calendar.
 YEARS = (1970, 2200)
 LENGTH_MAX = timedelta(days=31)
-# A window each day for 13 years: more is no plan.
+# A window each day for 13 years; no real plan has more.
 OCCURRENCES_MAX = 5_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """A piece of a window in UTC; `end` is no longer in it."""
+    """A part of a window in UTC; `end` is excluded."""
 
     start: datetime
     end: datetime
@@ -37,8 +37,8 @@ class Span:
 
 
 def occurrences(window: Window, after: datetime, before: datetime) -> tuple[Span, ...]:
-    """Its pieces that end after `after` and start before `before` (UTC), ascending, apart from each other. Pieces are whole:
-    the first may start before `after`. InvalidPlan, for a rule that cannot be."""
+    """The spans that end after `after` and start before `before` (UTC), ascending and separate. Spans are whole: the first may
+    start before `after`. InvalidPlan, for an impossible rule."""
     length = check(window)
     zone = ZoneInfo(window.timezone)
     if window.rrule is None:
@@ -55,14 +55,14 @@ def occurrences(window: Window, after: datetime, before: datetime) -> tuple[Span
                 hint="give the rule an end by UNTIL, or a larger INTERVAL",
             )
     spans = (Span(local_to_utc(start, window.timezone), local_to_utc(start + length, window.timezone)) for start in found)
-    # An occurrence that begins in an hour that is skipped may have no time left.
+    # An occurrence that begins in a skipped hour may have no time left.
     whole = joined(span for span in spans if span.start < span.end)
     pieces = _without(whole, joined(_locked(one, zone) for one in window.lockouts))
     return tuple(piece for piece in pieces if piece.end > after and piece.start < before)
 
 
 def check(window: Window) -> timedelta:
-    """Its length. InvalidPlan."""
+    """The window's length. InvalidPlan."""
     times = (window.start, window.end, *(at for one in window.lockouts for at in (one.start, one.end)))
     if not all(YEARS[0] <= at.year <= YEARS[1] for at in times):
         raise InvalidPlan(f"window {window.id!r} has a time outside of the years {YEARS[0]} to {YEARS[1]}")
@@ -83,7 +83,7 @@ def _local(at: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _locked(one: LockOut, zone: ZoneInfo) -> Span:
-    """The longest that it can mean."""
+    """The longest span that it can mean."""
     return Span(min(_both(one.start, zone)), max(_both(one.end, zone)))
 
 
@@ -92,7 +92,7 @@ def _both(at: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """What overlaps or touches is one."""
+    """Joins spans that overlap or touch."""
     found: list[Span] = []
     for span in sorted(spans):
         if found and span.start <= found[-1].end:
@@ -103,7 +103,7 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 
 def _without(spans: list[Span], locked: list[Span]) -> list[Span]:
-    """Both ascending, neither overlapping itself."""
+    """Both ascending, and without overlaps of their own."""
     found: list[Span] = []
     place = 0
     for span in spans:

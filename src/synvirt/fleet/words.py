@@ -1,9 +1,9 @@
-"""How times, lists and names are said in the sentences that tell why a member waits."""
+"""Times, lists and names for the sentences about why a member waits."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-# Names in a sentence.
+# The most names in a sentence.
 NAMED_MAX = 3
 
 

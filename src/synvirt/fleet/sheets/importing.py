@@ -1,8 +1,8 @@
-"""Waves made of a spreadsheet, or of a query: what the sources list, joined with the sheet's rows, and one draft for each wave.
+"""Waves from a spreadsheet, or from a query: the sources' lists, joined with the sheet's rows, and one draft for each wave.
 
     content ─▶ `sheets.take_in`, with the VMs of all sources ─▶ a request a wave ─▶ drafts, all of them or none
 
-A source that does not answer is named, where a row is wrong: the VM that it means may be that source's.
+If a row is wrong, sources that did not answer are named: its VM may be one of theirs.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from synvirt.model.values import Model
 SOURCE_WITHIN_S: Final = 40.0
 # Each reads up to 64 MiB, and its child takes up to 1 GiB.
 AT_ONCE: Final = 1
-# A person mends some at a time; a dry run lists them all.
+# Enough to correct at one time; a dry run lists them all.
 PROBLEMS_SAID: Final = 5
-# One page of sources: more than any site has registered.
+# One page of sources: more than any site has.
 SOURCES_MAX: Final = 1000
 UNNAMED: Final = "imported"
 
@@ -49,7 +49,7 @@ class WaveImport(Model):
 
 
 class Importer:
-    """`sources`: all of them, blocking; `inventory`: what one of them has."""
+    """`sources`: all of them, blocking; `inventory`: the VMs of one source."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Importer:
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def take(self, content: bytes, *, name: str | None, into: UUID | None, dry_run: bool) -> WaveImport:
-        """`name`: of rows that name no wave. `into`: a draft whose members these take the place of; its windows, limits,
+        """Imports a sheet. `name`: for rows that name no wave. `into`: a draft whose members are replaced; its windows, limits,
         canary and webhooks stay. BadRequest, InvalidPlan, Conflict, NotFound; then nothing was changed."""
         async with self._turn:
             requests, left_out, problems = await self._read(content, name, into)
@@ -79,7 +79,7 @@ class Importer:
         return WaveImport(waves=tuple(waves), left_out=left_out, problems=tuple(problems))
 
     async def select(self, query: VmQuery, *, dry_run: bool) -> WaveImport:
-        """A draft of all VMs of a source that are meant. BadRequest where none is; NotFound, SourceUnreachable, AuthFailed."""
+        """A draft of all VMs of a source that match. BadRequest, if none does; NotFound, SourceUnreachable, AuthFailed."""
         request = await self.meant(query)
         made = None if dry_run else (await asyncio.to_thread(self._waves.create, request)).id
         return WaveImport(waves=(ImportedWave(id=made, name=request.name, members=len(request.members)),))
@@ -92,7 +92,7 @@ class Importer:
         return request
 
     def sources(self) -> Sequence[Source]:
-        """Those that can be asked. Blocks."""
+        """The sources that can be asked. Blocks."""
         return self._sources()
 
     async def _read(
@@ -123,7 +123,7 @@ class Importer:
         return [into]
 
     async def _known(self) -> tuple[list[KnownVm], list[SheetProblem]]:
-        """The VMs of all sources at once, and what is wrong with those that did not answer."""
+        """The VMs of all sources, asked at once, and the errors of those that did not answer."""
         sources = await asyncio.to_thread(self._sources)
 
         async def asked(source: Source) -> list[KnownVm] | SheetProblem:
@@ -146,7 +146,7 @@ class Importer:
 
 
 def known_vms(inventory: Inventory) -> list[KnownVm]:
-    """Each with the plan of a row that names none: warm, where the source can."""
+    """Each with the plan for a row without one: warm, if the source can."""
     source = inventory.source
     mode = Mode.WARM if inventory.warm else Mode.COLD
 
@@ -177,7 +177,7 @@ def _requests(found: TakenIn, name: str | None, draft: WaveRequest | None) -> li
 
 
 def _groups(members: Iterable[MemberRequest], groups: Iterable[Group]) -> tuple[Group, ...]:
-    """Those that these members are in. A later one of the same name takes over its rule, and keeps the budget."""
+    """The groups of these members. A later group of the same name replaces the rule, and keeps the budget."""
     used = {one.group for one in members}
     kept: dict[str, Group] = {}
     for group in groups:
@@ -188,7 +188,7 @@ def _groups(members: Iterable[MemberRequest], groups: Iterable[Group]) -> tuple[
 
 
 def _checked(requests: Iterable[WaveRequest]) -> list[SheetProblem]:
-    """What keeps a wave from being carried out, and is no single row's."""
+    """Problems of the whole wave that belong to no single row."""
     problems = []
     for one in requests:
         try:

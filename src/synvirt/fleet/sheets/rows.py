@@ -2,12 +2,12 @@
 
     content ─▶ tables ─▶ rows, each with what is wrong by row and column ─▶ joined to VMs of the sources ─▶ members, or problems
 
-Nothing is taken in by half: where one row is wrong there are no members. A VM is known by its vCenter's id and its own id
-(`VI SDK UUID`, `VM ID`), else by its name, where just one has it.
+A sheet is imported whole or not at all: if one row is wrong, there are no members. A VM is identified by its vCenter's id and
+its own id (`VI SDK UUID`, `VM ID`), else by its name, if exactly one VM has it.
 
-Columns of ours are `_OURS`: depends_on has ids and apps with spaces between them, approver names with semicolons, checks and
-plan JSON. Those of others are in `_COLUMNS`; more columns of a foreign sheet are passed over, one of ours that is unknown is
-a mistake.
+Our columns are `_OURS`: depends_on has ids and apps with spaces between them, approver names with semicolons, checks and plan
+JSON. Those of other programs are in `_COLUMNS`. Further columns of a foreign sheet are ignored; an unknown column in our own
+format is a mistake.
 """
 
 import csv
@@ -33,11 +33,11 @@ from synvirt.sizes import MIB
 
 CSV_BYTES_MAX = 64 * MIB
 PROBLEMS_MAX = 200
-# Programs that open a CSV run what begins so as a formula (OWASP, «CSV injection»).
+# Programs that open a CSV run a cell with such a beginning as a formula (OWASP, «CSV injection»).
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 _YES = frozenset({"true", "1", "yes"})
 
-# Ours ─▶ what others call it, in lower case. RVTools before 4.0 has MB and vCenter UUID.
+# Our column ─▶ the names in other programs, in lower case. RVTools before 4.0 has MB and vCenter UUID.
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("id", "mgn:server:user-provided-id"),
     "vm": ("vm", "name", "vm name", "mgn:server:name"),
@@ -65,7 +65,7 @@ _OURS = (
     *("outage_budget_min", "outage_budget_s", "approver", "checks", "plan"),
 )
 _BY_NAME = {name: ours for ours, names in _COLUMNS.items() for name in names}
-# A sheet with one of these is another program's.
+# A sheet with one of these comes from another program.
 _FOREIGN = ("powerstate", "vi sdk uuid", "vcenter uuid", "mgn:server:user-provided-id", "mgn:wave:name", "mgn:app:name")
 _ID = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -93,7 +93,7 @@ class KnownVm:
 
 @dataclass(frozen=True, slots=True)
 class SheetFacts:
-    """What a sheet says of a VM apart from the plan; None: nothing."""
+    """What a sheet has about a VM apart from the plan; None: nothing."""
 
     host: str | None = None
     cpus: int | None = None
@@ -114,7 +114,7 @@ class TakenIn:
 
 
 def take_in(content: bytes, known: Sequence[KnownVm]) -> TakenIn:
-    """A spreadsheet of any kind. `known`: all VMs that a row may mean. BadRequest, where it cannot be read at all."""
+    """A spreadsheet of any kind. `known`: all VMs that a row may mean. BadRequest, if it cannot be read at all."""
     table = _table(content)
     reader = _Reader(table, known)
     rows = list(reader.rows())
@@ -136,7 +136,7 @@ def take_in(content: bytes, known: Sequence[KnownVm]) -> TakenIn:
 
 
 def from_json(content: bytes) -> WaveRequest:
-    """Our own JSON: a wave, as `to_json` wrote it. BadRequest names the place."""
+    """A wave in our own JSON, as written by `to_json`. BadRequest names the place."""
     try:
         return WaveRequest.model_validate_json(content)
     except ValidationError as error:
@@ -145,8 +145,8 @@ def from_json(content: bytes) -> WaveRequest:
 
 
 def to_json(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = None) -> bytes:
-    """All that `from_json` needs to make the same wave, a member a line; webhooks are left out, since their secrets are never
-    shown. `members`: instead of the wave's own, read one at a time: thousands at once are a second's work to keep."""
+    """All that `from_json` needs to make the same wave, a member a line. Webhooks are left out, as their secrets are never
+    shown. `members`: replaces the wave's own, read one at a time, as holding thousands takes a second."""
     head = wave.model_dump_json(include=set(WaveRequest.model_fields) - {"hooks", "members"}, indent=1)
     ours = set(MemberRequest.model_fields)
     lines = ",\n  ".join(one.model_dump_json(include=ours) for one in (wave.members if members is None else members))
@@ -154,7 +154,8 @@ def to_json(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = 
 
 
 def to_csv(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = None) -> bytes:
-    """Its members, as `take_in` reads them: UTF-8 with a byte order mark, for programs that else guess. `members`: as above."""
+    """Its members in the form that `take_in` reads: UTF-8 with a byte order mark, for programs that would guess the encoding.
+    `members`: as above."""
     rules = {group.name: group.rule for group in wave.groups}
     out = io.StringIO()
     writer = csv.writer(out)
@@ -169,7 +170,7 @@ def to_csv(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = N
             "depends_on": " ".join(member.after),
             "window": member.window_id or "",
             "priority": str(member.priority),
-            # Seconds, since a third of a minute has no end in decimals.
+            # Seconds, as a third of a minute has no exact decimal form.
             "outage_budget_s": "" if member.outage_budget_s is None else repr(member.outage_budget_s),
             "approver": json.dumps(member.approvers, ensure_ascii=False) if member.approvers else "",
             "checks": json.dumps([check.model_dump(mode="json") for check in member.checks]) if member.checks else "",
@@ -180,7 +181,7 @@ def to_csv(wave: WaveRequest | Wave, members: Iterable[MemberRequest] | None = N
 
 
 def guarded(cell: str) -> str:
-    """No formula. What begins with an apostrophe gets another, so that `unguarded` gives back what was."""
+    """A text that is no formula. A leading apostrophe is doubled, so that `unguarded` restores the original."""
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
 
 
@@ -193,7 +194,7 @@ def unguarded(cell: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """`rows`: number as a person counts, and cells by heading."""
+    """`rows`: the row's number from 1, and its cells by heading."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[int, dict[str, str]], ...]
@@ -402,7 +403,7 @@ class _Reader:
             self._wrong(number, self._heading["rule"], detail, "say the same in each of its rows")
 
     def check(self, rows: Sequence[_Row]) -> None:
-        """What can be said of all rows together alone."""
+        """Checks that need all rows together."""
         first: dict[str, int] = {}
         known = {row.member.id for row in rows} | set(self.rules)
         for row in rows:
@@ -435,7 +436,7 @@ _OF_FIELD = {
 
 
 def _fresh_id(name: str, taken: set[str]) -> str:
-    """Of a sheet without ids: the VM's name as an id may be, with a number where another row has it."""
+    """For a sheet without ids: an id from the VM's name, with a number if another row has the same."""
     plain = _ID.sub("-", name).lstrip("._-")[:56] or "vm"
     found, number = plain, 2
     while found in taken:

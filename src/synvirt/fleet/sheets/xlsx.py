@@ -1,8 +1,8 @@
-"""The cells of a spreadsheet in XLSX (ECMA-376: a zip of XML), read by a caged child. `read(content)` asks; the module run is
-the child.
+"""The cells of a spreadsheet in XLSX (ECMA-376: a zip of XML), read by a caged child. `read(content)` starts the child, which
+runs this module.
 
-Text of cells alone: no formulas are reckoned, no styles looked at, so that a date is the number that it is stored as. No
-library: what is needed of the format is a hundred lines, and the limits that a hostile file meets are then ours.
+Only the text of cells: formulas are not calculated and styles are ignored, so that a date is its stored number. No library is
+used: the needed part of the format is a hundred lines, and a hostile file meets our own limits.
 """
 
 import io
@@ -20,7 +20,7 @@ from synvirt.errors import BadRequest
 from synvirt.jobs.process import ENVIRONMENT
 from synvirt.sizes import MIB
 
-# RVTools of ten thousand VMs is some 10 MiB packed and 150 MiB of XML.
+# RVTools' file of ten thousand VMs has about 10 MiB packed and 150 MiB of XML.
 FILE_BYTES_MAX = 64 * MIB
 PART_BYTES_MAX = 512 * MIB
 CELLS_MAX = 2_000_000
@@ -42,7 +42,7 @@ class Sheet:
 
 
 def read(content: bytes, *wanted: str) -> tuple[Sheet, ...]:
-    """The sheets of these names, whatever their case; the first sheet, where there is none of them. BadRequest."""
+    """The sheets with these names, in any case; if there are none, the first sheet. BadRequest."""
     if len(content) > FILE_BYTES_MAX:
         raise BadRequest(f"the spreadsheet has {len(content) // MIB} MiB; {FILE_BYTES_MAX // MIB} MiB are the most")
     with subprocess.Popen(
@@ -68,7 +68,7 @@ def read(content: bytes, *wanted: str) -> tuple[Sheet, ...]:
 
 
 def _sheet(said: Any) -> Sheet:
-    """What a child says that a file may have taken over is text and numbers, or nothing."""
+    """A hostile file may control the child: its answer may contain only text and numbers."""
     rows = tuple((int(number), {int(column): str(text) for column, text in cells.items()}) for number, cells in said["rows"])
     return Sheet(str(said["name"]), rows)
 
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def answered(content: bytes, wanted: list[str]) -> dict[str, Any]:
-    """Its sheets, or what is wrong with it."""
+    """The sheets, or what is wrong with the file."""
     try:
         return {"sheets": list(_sheets(content, wanted))}
     except _Unreadable as error:
@@ -129,7 +129,7 @@ def _open(package: zipfile.ZipFile, part: str) -> IO[bytes]:
 
 
 def _elements(package: zipfile.ZipFile, part: str) -> Iterator[tuple[str, Any]]:
-    """Ends of elements, by their names alone; entities and DTDs are refused. A part may not be larger than its zip says."""
+    """The ends of elements, by their names; entities and DTDs are refused. A part may not be larger than its zip says."""
     from defusedxml.ElementTree import iterparse
 
     with _open(package, part) as stream:
@@ -138,7 +138,7 @@ def _elements(package: zipfile.ZipFile, part: str) -> Iterator[tuple[str, Any]]:
 
 
 def _name(element: Any) -> str:
-    """Without its namespace: there are two, of the transitional and of the strict standard."""
+    """The name without its namespace: there are two, of the transitional and of the strict standard."""
     return str(element.tag).rpartition("}")[2]
 
 
@@ -171,7 +171,7 @@ def _strings(package: zipfile.ZipFile) -> list[str]:
 
 
 def _text(element: Any) -> str:
-    """Of its runs, without phonetic readings."""
+    """The text of its runs, without phonetic readings."""
     parts = [one.text or "" for run in element if _name(run) != "rPh" for one in run.iter() if _name(one) == "t"]
     return "".join(parts)[:TEXT_MAX]
 

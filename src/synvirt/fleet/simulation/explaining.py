@@ -33,12 +33,12 @@ def _reason(run: Run, name: str) -> str:
         return late.get(name) or "It goes on without waiting."
     if name in run.lost:
         return run.lost[name]
-    # Asked of the last moment at which something could have begun.
+    # Asked at the last moment at which something could have begun.
     return run.scheduler.why(name, run.now) or "It has ended."
 
 
 def bottleneck(run: Run) -> tuple[str, dict[str, float]]:
-    """The cause that holds back the wave's end, as a sentence; and the seconds of each cause. Counted are the member that ends
+    """The cause that delays the wave's end, as a sentence; and the seconds of each cause. Counted are the member that ends
     last, the one that it waited for, and so on."""
     seconds: dict[str, float] = {}
     name = max(run.healthy, key=run.healthy.__getitem__, default=None)
@@ -87,7 +87,7 @@ def _account(run: Run, name: str, from_: datetime | None, seconds: dict[str, flo
 
 
 def _cause(run: Run, why: str, name: str) -> str:
-    """The cause that a scheduler's sentence names, in few words."""
+    """The cause in a scheduler's sentence, in a few words."""
     load = run.setting.loads[name]
     causes = (
         ("canary", "the canary"),

@@ -1,4 +1,4 @@
-"""One run of a wave: from tick to tick the scheduler decides, copies move bytes, cut-overs end."""
+"""One run of a wave: at each tick the scheduler decides, copies move bytes, cut-overs end."""
 
 import heapq
 import math
@@ -16,16 +16,16 @@ from synvirt.fleet.simulation.nouns import TICK_S, Load, Site
 from synvirt.fleet.windows import Span
 from synvirt.migrations.planning.forecast import hold_interval_s
 
-if TYPE_CHECKING:  # imported where a wave is simulated: 12 MiB that no other work of the service needs
+if TYPE_CHECKING:  # imported only to simulate a wave: 12 MiB that the rest of the service does not need
     import numpy as np
     from numpy.typing import NDArray
 
 S = MemberState
-# A guest that does not come up within its window so often will not in the next one either.
+# A guest that has missed its window so often will miss the next one too.
 WINDOWS_MISSED_MAX = 3
-# Keeping copies fresh never takes all of a source host: below this share new copies still move.
+# Keeping copies fresh never uses all of a source host: this share is left for new copies.
 _COPIES_LEAST_SHARE = 0.1
-# What may bound the rate of a copy.
+# What may limit the rate of a copy.
 BOUNDS = ("one copy's own rate", "source host", "destination", "network", "bandwidth limit of the wave")
 
 
@@ -62,7 +62,7 @@ class Run:
         self._destination = np.array([destinations[load.destination] for load in each], dtype=np.int64)
         left = [load.size_bytes if load.left_bytes is None else load.left_bytes for load in each]
         drawn = [1.0 if draws is None else draws.one() for _ in each]
-        # A copy that takes twice as long has twice as many bytes of this run.
+        # A copy that takes twice as long counts twice as many bytes in this run.
         self._left = np.array(left, dtype=np.float64) * np.array(drawn)
         changes = [site.change_bps if load.change_bps is None else load.change_bps for load in each]
         self._change = np.array(changes, dtype=np.float64)
@@ -71,7 +71,7 @@ class Run:
         self._shared_bps = setting.wave.limits.bandwidth_bps or math.inf
         own = min(site.copy_bps, self._shared_bps)
         self._own_bps = own
-        # A ready copy is kept fresh at the pace of its job; what changes meanwhile is copied while the guest is off.
+        # A ready copy is updated at the pace of its job; changes after that are copied while the guest is off.
         self._outage_s = [
             (site.outage_s if load.outage_s is None else load.outage_s)
             + min(change * hold_interval_s(change, load.delta_bytes), load.size_bytes) / own
@@ -104,7 +104,7 @@ class Run:
             self._begin_as(name, load)
 
     def _begin_as(self, name: str, load: Load) -> None:
-        """A member of a running wave begins in the state that it is in."""
+        """A member of a running wave begins in its present state."""
         if load.state is S.WAITING:
             return
         number = self._number[name]
@@ -124,7 +124,7 @@ class Run:
 
     @property
     def end(self) -> datetime | None:
-        """When the last member is healthy; None, where none is."""
+        """When the last member is healthy; None, if none is."""
         return max(self.healthy.values(), default=None)
 
     def bound_seconds(self, name: str) -> list[float]:
@@ -132,7 +132,7 @@ class Run:
         found: list[float] = self._bound_s[self._number[name]].tolist()
         return found
 
-    # ── one event after the other ────────────────────────────────────────────────────────────────────────────────────
+    # ── events in order ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def go(self) -> None:
         """Runs the wave to its end."""
@@ -222,7 +222,7 @@ class Run:
         took = self._outage_s[number] * (1.0 if self._draws is None else self._draws.one())
         left = self._left_of_window_s(name, now)
         self.cuts[name] = now
-        # A cut-over that does not end within its window is rolled back: its source is on again as the window closes.
+        # A cut-over that does not end within its window is rolled back: its source is powered on when the window closes.
         heapq.heappush(self._cutting, (now_s + min(took, left), name, took <= left))
 
     def _left_of_window_s(self, name: str, now: datetime) -> float:

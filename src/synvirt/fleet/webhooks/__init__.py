@@ -1,4 +1,4 @@
-"""What a wave tells other systems.
+"""Notifications of a wave to other systems.
 
-`events.py` says what is sent, `delivering.py` sends it, `deliveries.py` shows what came of it.
+`events.py` makes them, `delivering.py` sends them, `deliveries.py` shows the results.
 """

@@ -1,4 +1,4 @@
-"""Deliveries to webhooks, as people see them. Blocking code; what the API and the page call."""
+"""Deliveries to webhooks, for people. Blocking code, called by the API and the page."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from synvirt.store.wave_hooks import PENDING, DeliveryRow, HookRows
 
 
 class Deliveries:
-    """`changed()`: called after each request, so that it is looked at now."""
+    """`changed()`: called after each request, so that it is handled at once."""
 
     def __init__(self, rows: HookRows, *, changed: Callable[[], None] = lambda: None) -> None:
         self._rows, self._changed = rows, changed
@@ -23,7 +23,7 @@ class Deliveries:
         return [shown(row) for row in rows], following
 
     def again(self, wave_id: UUID, number: int) -> Delivery:
-        """NotFound; Conflict, where it was not given up."""
+        """Tries a delivery again. NotFound; Conflict, if it was not given up."""
         row = self._rows.again(wave_id, number)
         self._changed()
         return shown(row)

@@ -1,10 +1,10 @@
-"""Webhooks sent: each delivery is a row, tried again with growing pauses until it is taken, or given up after a day.
+"""Sends webhooks: each delivery is a row, tried again with growing pauses until it is accepted, or given up after a day.
 
     look() ─▶ what is due ─▶ taken by a compare-and-set ─▶ POST, or a command of the settings ─▶ delivered │ pending │ given up
 
-Signed as Standard Webhooks 1.0.0 says it (github.com/standard-webhooks/standard-webhooks, spec/standard-webhooks.md): headers
+Signed as in Standard Webhooks 1.0.0 (github.com/standard-webhooks/standard-webhooks, spec/standard-webhooks.md): headers
 `webhook-id`, `webhook-timestamp` and `webhook-signature: v1,BASE64`, where the last is the HMAC-SHA256 of ID.TIMESTAMP.BODY. A
-delivery may come twice (a process that dies before the answer is noted): the id is the same then. No redirect is followed.
+delivery may come twice (if a process dies before it notes the answer), with the same id. No redirect is followed.
 """
 
 import base64
@@ -41,23 +41,23 @@ from synvirt.transport.asking import status_of
 
 log = structlog.get_logger(__name__)
 
-# Of the whole answer: one that comes byte by byte holds a thread no longer.
+# For the whole answer, so that a slow server does not hold a thread longer.
 ANSWER_S: Final = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 3600.0
-# A server that is down over night is reached in the morning.
+# A server that is down overnight is still reached in the morning.
 GIVEN_UP_AFTER_S: Final = 86400.0
-# A required one keeps a wave from going on: a person decides before the window is over.
+# A required webhook stops a wave: an operator must decide before the window is over.
 REQUIRED_GIVEN_UP_AFTER_S: Final = 900.0
 SENT_AT_ONCE: Final = 4
 _LOOKED_AT: Final = 100
-# Another try may go better: 408 Request Timeout, 425 Too Early, 429 Too Many Requests; and every 5xx.
+# Another try may succeed: 408 Request Timeout, 425 Too Early, 429 Too Many Requests; and every 5xx.
 _PASSING: Final = frozenset({408, 425, 429})
 _KEY_PREFIX: Final = "whsec_"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`again`: another try may go better."""
+    """`again`: another try may succeed."""
 
     taken: bool
     answer: str
@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How deliveries go out. `ca_file`: authorities that are trusted as well as the host's own."""
+    """The ways to send. `ca_file`: certificate authorities that are trusted besides the host's own."""
 
     guard: Guard = field(default_factory=Guard)
     ca_file: Path | None = None
@@ -74,7 +74,7 @@ class Ways:
 
 
 class Delivering:
-    """`look` is called again and again, and returns at once."""
+    """`look` is called repeatedly, and returns at once."""
 
     def __init__(self, waves: WaveRows, rows: HookRows, hooks: Hooks, ways: Ways) -> None:
         self._waves, self._rows, self._hooks, self._ways = waves, rows, hooks, ways
@@ -101,7 +101,7 @@ class Delivering:
                 return
 
     def _send(self, hook_id: UUID, due: Sequence[DeliveryRow]) -> None:
-        """One after another, as they happened. The first that fails ends this round: its server may be down."""
+        """Sends them in the order of the events. The first failure ends this round: the server may be down."""
         try:
             for one in due:
                 if not self.send(one):
@@ -113,7 +113,7 @@ class Delivering:
                 self._sending.discard(hook_id)
 
     def send(self, one: DeliveryRow) -> bool:
-        """False: it was not taken this time. PersistFailed."""
+        """False, if it was not accepted this time. PersistFailed."""
         found = self._hook(one)
         if found is None:
             self._rows.settle(one.number, state=GIVEN_UP, answer="The webhook is no more.")
@@ -143,7 +143,7 @@ class Delivering:
         return posted(url, secret, one, self._ways)
 
     def _give_up(self, one: DeliveryRow, hook: HookShown, answer: str) -> bool:
-        """The wave first: a process that dies in between gives it up again."""
+        """Changes the wave first: if the process dies in between, this is done again."""
         if hook.required:
             reason = f"A required webhook did not take {one.event}: {answer}. It is not waited for again."
             hold_for(self._waves, one.wave_id, reason, hook_id=hook.id)
@@ -181,7 +181,7 @@ def signed(secret: bytes, delivery_id: str, timestamp: int, body: bytes) -> str:
 
 
 def posted(url: str, secret: bytes, one: DeliveryRow, ways: Ways) -> Outcome:
-    """Never raises: what went wrong is its answer."""
+    """Never raises: an error is part of the result."""
     body = one.body.encode()
     delivery_id, timestamp = f"{one.wave_id}.{one.number}", int(time.time())
     headers = {
@@ -206,8 +206,7 @@ def posted(url: str, secret: bytes, one: DeliveryRow, ways: Ways) -> Outcome:
 
 
 def ran(command: WaveCommandSetting, one: DeliveryRow) -> Outcome:
-    """Without new privileges, and as the user that the settings name. The event is in its environment, never in its
-    arguments."""
+    """Runs it without new privileges, as the user in the settings. The event is in its environment, never in its arguments."""
     env = {
         "SYNVIRT_HOOK_ID": f"{one.wave_id}.{one.number}",
         "SYNVIRT_HOOK_EVENT": one.event,
@@ -221,7 +220,7 @@ def ran(command: WaveCommandSetting, one: DeliveryRow) -> Outcome:
 
 
 def confined(command: WaveCommandSetting) -> list[str]:
-    """SynvirtError, where there is no such user. A service that may not change its user has few rights to begin with."""
+    """SynvirtError, if there is no such user. A service that may not change its user has few rights anyway."""
     argv = ["setpriv", "--no-new-privs"]
     if may_change_user():
         try:
@@ -229,6 +228,6 @@ def confined(command: WaveCommandSetting) -> list[str]:
         except KeyError:
             raise Internal(f"there is no user {command.user} here, whom the settings name for a command") from None
         argv += ["--reuid", str(user.pw_uid), "--regid", str(user.pw_gid), "--init-groups"]
-        # Who changes from a user that is not root to another keeps them.
+        # A change from a user other than root to another keeps these capabilities otherwise.
         argv += ["--inh-caps=-all", "--ambient-caps=-all"]
     return [*argv, "--", *command.argv]

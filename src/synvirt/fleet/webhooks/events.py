@@ -1,4 +1,4 @@
-"""What webhooks of a wave are sent: an event, and its body. Pure; `delivering` sends it.
+"""The events for webhooks of a wave, and their bodies. Pure; `delivering` sends them.
 
 change of a wave or of a member, in its transaction ─▶ an event, or none ─▶ a row for each hook that wants it
 """
@@ -20,9 +20,9 @@ from synvirt.model.values import now
 from synvirt.store.documents import parsed
 from synvirt.store.wave_hooks import NewDelivery, SealedHook
 
-# A cause may be a page long; whom it is sent to reads the report for the rest.
+# A cause may be a page long; the report has the rest.
 _TEXT_MAX = 2000
-# As a wave without webhooks has it in its document: most have none, and thousands of changes need not read it.
+# Part of the document of a wave without webhooks. Most waves have none, so thousands of changes need not parse it.
 _NO_HOOKS = '"hooks":[]'
 
 _OF_MEMBERS: Mapping[MemberState, HookEvent] = {
@@ -33,7 +33,7 @@ _OF_MEMBERS: Mapping[MemberState, HookEvent] = {
 
 
 def of_wave(before: BaseModel, after: BaseModel) -> Sequence[NewDelivery]:
-    """Of a change of the wave's state."""
+    """The event of a change of the wave's state."""
     assert isinstance(before, Wave)
     assert isinstance(after, Wave)
     if after.state is before.state:
@@ -46,7 +46,7 @@ def of_wave(before: BaseModel, after: BaseModel) -> Sequence[NewDelivery]:
 
 
 def of_member(wave_document: str, before: str, after: BaseModel) -> Sequence[NewDelivery]:
-    """Of a change of a member's state. `wave_document`: its wave, as it is stored."""
+    """The event of a change of a member's state. `wave_document`: its wave, as stored."""
     assert isinstance(after, Member)
     if after.state == before or _NO_HOOKS in wave_document:
         return ()
@@ -60,7 +60,7 @@ def of_member(wave_document: str, before: str, after: BaseModel) -> Sequence[New
 
 
 def deliveries(wave: Wave, event: HookEvent, member: Member | None = None, missing: Sequence[str] = ()) -> list[NewDelivery]:
-    """To each webhook that wants the event. `missing`: those whose approval the member needs."""
+    """A delivery to each webhook that wants the event. `missing`: those whose approval the member needs."""
     wanted = [hook for hook in wave.hooks if event in hook.events]
     if not wanted:
         return []
@@ -89,7 +89,7 @@ def _short(text: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """`commands`: those that this service's settings name. `keyring`: seals secrets; None: there is none, for tests."""
+    """`commands`: those in this service's settings. `keyring`: seals secrets; None: there is none, for tests."""
 
     keyring: Keyring | None = None
     host: str = "local"
@@ -105,11 +105,11 @@ class Hooks:
                 )
 
     def held(self) -> AbstractContextManager[None]:
-        """What is sealed within is stored within, so that the key is not changed in between."""
+        """What is sealed in the block must be stored in it, so that the key is not changed in between."""
         return nullcontext() if self.keyring is None else self.keyring.held()
 
     def made(self, asked: Sequence[Hook]) -> tuple[tuple[HookShown, ...], list[SealedHook]]:
-        """As they are shown, and what is sealed of them."""
+        """The hooks as shown, and their sealed secrets."""
         shown = tuple(
             HookShown(id=uuid4(), url=origin(hook), command=hook.command, events=hook.events, required=hook.required)
             for hook in asked
@@ -128,7 +128,7 @@ class Hooks:
         return self.keyring.seal(plain.encode(), belongs_to=belongs_to(hook_id))
 
     def opened(self, hook_id: UUID, sealed: bytes) -> tuple[str, bytes]:
-        """The URL and the secret. Internal, where this host's key does not open them."""
+        """The URL and the secret. Internal, if this host's key does not open them."""
         if self.keyring is None:
             raise Internal("a webhook has a secret, and there is no keyring to open it")
         url, secret = json.loads(self.keyring.unseal(sealed, belongs_to=belongs_to(hook_id)))
@@ -136,7 +136,7 @@ class Hooks:
 
 
 def origin(hook: Hook) -> str | None:
-    """Of its URL: the rest may be a secret, as chat services have it."""
+    """The URL's origin: the rest may be a secret, as with chat services."""
     if hook.url is None:
         return None
     parts = urlsplit(hook.url)
@@ -144,5 +144,5 @@ def origin(hook: Hook) -> str | None:
 
 
 def belongs_to(hook_id: UUID) -> bytes:
-    """What its sealed URL and secret are bound to; as `migrations.secrets.belongs_to` has it for all that is sealed again."""
+    """What its sealed URL and secret are bound to; the same form as in `migrations.secrets.belongs_to`, for sealing again."""
     return f"hook {hook_id}".encode()
