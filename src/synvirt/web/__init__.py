@@ -1,4 +1,4 @@
-"""The web page: what the API serves, for people. It reads without JavaScript, and is live by htmx and server-sent events."""
+"""The web page: the API's content, for people. It works without JavaScript, and is kept live by htmx and server-sent events."""
 
 from collections.abc import Callable
 from uuid import UUID
@@ -57,8 +57,8 @@ def web_routers(
     stopping: Callable[[], bool],
     pace: Pace | None = None,
 ) -> tuple[APIRouter, ...]:
-    """`screenshot`: of a job, where there is one. `receipts`: None, where the settings switch them off. `networks`: what a
-    guest's card can be plugged into here, the default first. `stopping` ends the streams."""
+    """`screenshot`: of a job, if there is one. `receipts`: None, if the settings switch them off. `networks`: what a guest's
+    card can be connected to here, the default first. `stopping` ends the streams."""
     path = settings.base_url.strip("/")
     pages, pace = Pages(f"/{path}" if path else ""), pace or Pace()
     beginning, setup = Beginning(pages, sources, finder.uploads), Setup(pages, finder, intake, networks)

@@ -23,7 +23,7 @@ def audit_router(pages: Pages, rows: AuditRows) -> APIRouter:
 
     @router.post("/audit/verify")
     def verify() -> Response:
-        """All of it is read: not at each look."""
+        """Reads the whole trail, so it runs only on request."""
         items, following = rows.page(limit=SHOWN)
         return pages.page("audit.html", entries=items, cursor=None, following=following, verified=verified(rows))
 

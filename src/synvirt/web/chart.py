@@ -1,7 +1,7 @@
 """A job's throughput over time, as the numbers of a drawing: an SVG without a style of its own, its scales, and a sentence.
 
-The drawing is as wide as its place: WIDTH × HEIGHT units are stretched over it, and the words stand beside it, in HTML, so that
-they are read as well on a phone. Steps, not a smooth line: each is the mean of what was copied between two samples.
+The drawing is as wide as its place: WIDTH × HEIGHT units are stretched over it, and the words are next to it, in HTML, so that
+they are readable on a phone too. Steps, not a smooth line: each is the mean of what was copied between two samples.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from synvirt.sizes import KIB, duration
 from synvirt.web.words import rate
 
 WIDTH, HEIGHT = 1000, 100
-# Where a scale may end, in its unit, so that its half is a round figure too.
+# Possible ends of a scale, in its unit; half of each is a round figure too.
 ENDS_OF_SCALE = (1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 800, KIB)
-# From here on a time of day alone does not tell when.
+# For longer jobs, a time of day alone is ambiguous.
 LONG_S = 20 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`line` and `area`: SVG paths (SVG 2 section 9.3). `rates`: from the top down; `times`: from left to right."""
+    """`line` and `area`: SVG paths (SVG 2 section 9.3). `rates`: from top to bottom; `times`: from left to right."""
 
     line: str
     area: str
@@ -31,7 +31,7 @@ class Chart:
 
 
 def chart(course: Course) -> Chart | None:
-    """None, while there is nothing to see: it takes two samples with time between them."""
+    """The chart. None, while there is nothing to draw: it needs two samples with time between them."""
     samples = _spaced(course)
     if len(samples) < 2:
         return None
@@ -51,7 +51,7 @@ def chart(course: Course) -> Chart | None:
 
 
 def scale_end(highest: float) -> float:
-    """The round figure that is not below the highest rate; 1 KiB/s at least."""
+    """The lowest round figure that is not below the highest rate; 1 KiB/s at least."""
     unit = KIB
     while highest > unit * KIB:
         unit *= KIB
@@ -59,7 +59,7 @@ def scale_end(highest: float) -> float:
 
 
 def _spaced(course: Course) -> list[Sample]:
-    """Without a step so short that what came in one message would look like a peak."""
+    """Joins steps that are so short that one message would look like a peak."""
     samples = list(course.samples)
     if len(samples) > 2 and samples[-1].at - samples[-2].at < course.every_s / 2:
         del samples[-2]
@@ -67,7 +67,7 @@ def _spaced(course: Course) -> list[Sample]:
 
 
 def _summary(samples: list[Sample], rates: list[float]) -> str:
-    """The drawing in a sentence: for people who do not see it, and for those who want the figures."""
+    """The drawing in a sentence, for people who do not see it, or want the figures."""
     seconds = samples[-1].at - samples[0].at
     mean = max(0, samples[-1].bytes_done - samples[0].bytes_done) / seconds
     highest = max(range(len(rates)), key=rates.__getitem__)

@@ -1,4 +1,4 @@
-"""{base_url}/doctor: what this host has and lacks, as `synvirt doctor` says it."""
+"""{base_url}/doctor: what this host has and lacks, as in `synvirt doctor`."""
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -13,7 +13,8 @@ def doctor_router(pages: Pages, checkup: Checkup) -> APIRouter:
 
     @router.get("/doctor")
     def doctor() -> Response:
-        """What was found last: nobody waits for programs to answer. The first look after the service's start is waited for."""
+        """The last result, so that the page does not wait for programs. Only the first check after the service's start is
+        waited for."""
         at, findings = checkup.latest() or checkup.renew()
         return pages.page(
             "doctor.html",

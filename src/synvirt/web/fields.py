@@ -1,9 +1,9 @@
-"""The fields of a form, given by the model that the API takes: what a platform gains is on its page without a line here.
+"""The fields of a form, from the API's model: a new field of a platform is on its page without a line here.
 
     model ─▶ its JSON Schema ─▶ fields, each with what was typed ─▶ fields.html
     Form ─▶ the same fields ─▶ values, for the model to judge
 
-A secret is never written into a page, not even back to the one who typed it.
+A secret is never written into a page, not even for the person who typed it.
 """
 
 import re
@@ -19,7 +19,7 @@ from synvirt.live.form import pairs
 from synvirt.web.forms import Form
 from synvirt.web.words import MISTAKES
 
-# From here on a text has lines: a certificate, the lines of a known_hosts file.
+# Longer texts have lines: a certificate, the lines of a known_hosts file.
 LONG_CHARS = 32_768
 LABELS = {
     "endpoint": "Address",
@@ -40,10 +40,10 @@ LABELS = {
 _CAPITALS = {"nbd", "tls", "vddk", "id", "url", "vm", "sha256"}
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_bps": "bytes per second"}
 
-# Said to be a text in the API, and yet nothing to write into a page.
+# Plain texts in the API, but never written into a page.
 _SECRETS = {"recovery_key"}
 
-# Of what has a form of its own: what that is.
+# The descriptions of values with a format.
 _FORMS = {
     "path": "is no absolute path: /srv/backups, for example",
     "scratch_dir": "is no absolute path",
@@ -52,7 +52,7 @@ _FORMS = {
     "name": "has a character that a name cannot have",
     "endpoint": "has a character that an address cannot have",
 }
-# A person mends one mistake at a time; each stands beside its field besides.
+# A person corrects one mistake at a time; each is shown at its field, too.
 MISTAKES_SHOWN = 5
 
 M = TypeVar("M", bound=BaseModel)
@@ -61,7 +61,7 @@ Look = Literal["text", "long", "secret", "long secret", "number", "numbers", "li
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`name`: of the form; `key`: of the model. `value`: what to begin with. `mistake`: what is wrong with it."""
+    """`name`: in the form; `key`: in the model. `value`: the initial value. `mistake`: what is wrong with it."""
 
     name: str
     key: str
@@ -78,7 +78,7 @@ class Field:
 
 
 def fields(model: type[BaseModel], prefix: str = "", values: Mapping[str, Any] | None = None) -> list[Field]:
-    """Those of `model` that stand for one input each; `values` (of the model's types) in the place of its defaults."""
+    """The fields of `model` with one input each; `values` (of the model's types) replace its defaults."""
     schema = model.model_json_schema()
     required = schema.get("required", ())
     return [
@@ -89,7 +89,7 @@ def fields(model: type[BaseModel], prefix: str = "", values: Mapping[str, Any] |
 
 
 def typed(known: Iterable[Field], form: Form, error: SynvirtError | None = None) -> list[Field]:
-    """The same fields, with what was typed into them, but for secrets; and what is wrong with it."""
+    """The same fields with what was typed into them, except secrets, and with the mistakes."""
     mistakes = error.mistakes if isinstance(error, Mistaken) else {}
     return [
         replace(
@@ -102,19 +102,19 @@ def typed(known: Iterable[Field], form: Form, error: SynvirtError | None = None)
 
 
 def values(known: Iterable[Field], form: Form) -> dict[str, Any]:
-    """By the model's names; what was left empty is left out. What is no number stays as it was typed: the model says so."""
+    """The values by the model's names, without empty ones. An invalid number stays as it was typed: the model reports it."""
     found = {one.key: _value(one, form) for one in known}
     return {key: value for key, value in found.items() if value is not None}
 
 
 class Mistaken(BadRequest):
-    """What was typed is no such thing. `mistakes`: by the field's name, what is wrong with it."""
+    """The input is invalid. `mistakes`: what is wrong, by the field's name."""
 
     mistakes: Mapping[str, str]
 
 
 def judged(model: type[M], found: Mapping[str, Any], prefix: str = "") -> M:
-    """As the API would judge it; Mistaken. `prefix`: of the form's names."""
+    """Checks the values like the API; Mistaken. `prefix`: of the form's names."""
     try:
         return model.model_validate(found)
     except ValidationError as error:
@@ -139,7 +139,7 @@ def _mistake(place: str, one: ErrorDetails) -> str:
 
 
 def explained(model: type[BaseModel]) -> str:
-    """What the model says of itself, with the labels in the place of its fields' names."""
+    """The model's description, with the labels instead of its fields' names."""
     said = " ".join((model.__doc__ or "").split())
     names = {one.key: f"“{one.label}”" for one in fields(model)}
     return re.sub(r"`([^`]*)`", lambda match: names.get(match[1], match[1]), said)
@@ -174,13 +174,13 @@ def _look(key: str, schema: Mapping[str, Any]) -> Look:
 
 
 def _are_pairs(schema: Mapping[str, Any]) -> bool:
-    """Texts by name, none of them a secret: lines of NAME=VALUE can hold them."""
+    """Texts by name without secrets: lines of NAME=VALUE can hold them."""
     value = schema.get("additionalProperties")
     return isinstance(value, Mapping) and value.get("type") == "string" and not value.get("writeOnly")
 
 
 def _alternative(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of something that may be null: what it is otherwise."""
+    """The other type of a value that may be null."""
     return next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
 
 
@@ -221,7 +221,7 @@ _READ: Mapping[Look, Callable[[str], Any]] = {
     "text": str,
     "choice": str,
     "secret": str,
-    # PEM and known_hosts end a line, which a box loses.
+    # PEM and known_hosts end with a line feed, which a text box loses.
     "long": lambda text: text + "\n",
     "long secret": lambda text: text + "\n",
     "number": _number,

@@ -1,7 +1,7 @@
-"""The machine that a plan is made for, found where it is: its manifest, and what it is called there.
+"""Finds the machine of a plan: its manifest, and its name at its place.
 
-Where it is goes along from page to page, as a plan's `source_ref`. What opens a file elsewhere (a password, a signed URL) goes
-with it sealed: no page ever holds what somebody typed into a password's field.
+Its place goes from page to page as a plan's `source_ref`. What opens a remote file (a password, a signed URL) goes with it
+sealed: no page ever contains the content of a password field.
 """
 
 import base64
@@ -52,7 +52,7 @@ class Finder:
     looking: Looking = browsing
 
     async def find(self, ref: SourceRef, sealed: str = "", *, destination: str = "") -> Found:
-        """Looks into it. `destination`: where it will go, to say whether it fits; the default, where there is none."""
+        """Inspects the machine. `destination`: where it will go, to check the space; without one, the default."""
         if isinstance(ref, LiveVmRef):
             source = await run_in_threadpool(self.sources.get, ref.source_id)
             manifest = await self.sources.inspect(ref.source_id, ref.vm_id)
@@ -76,23 +76,23 @@ class Finder:
         return Found(ref, "", PlanSource(Offline=found.offline_kind), self._with_room(found.manifest, destination), where)
 
     def _with_room(self, manifest: VmManifest, destination: str) -> VmManifest:
-        """One that is away, or not there, says so when the plan is submitted."""
+        """A destination that is away, or does not exist, is reported when the plan is submitted."""
         chosen = self.destinations.get(destination or next(iter(self.destinations)))
         with suppress(SynvirtError):
             return manifest if chosen is None else with_room(manifest, chosen.free_bytes())
         return manifest
 
-    # ── what opens a file elsewhere ──────────────────────────────────────────────────────────────────────────────────
+    # ── secrets of remote files ──────────────────────────────────────────────────────────────────────────────────────
 
     def closed(self, asked: RemoteUrlRef) -> tuple[RemoteUrlRef, str]:
-        """As a page may hold it, and its secrets sealed; "" where it has none."""
+        """The reference for a page, and its sealed secrets; "" if it has none."""
         public, secret = separated(asked)
         if secret is None:
             return public, ""
         return public, base64.b64encode(self.keyring.seal(secret, belongs_to=_belongs_to(public))).decode()
 
     def opened(self, ref: RemoteUrlRef, sealed: str) -> RemoteUrlRef:
-        """BadRequest, where they were sealed for another URL, or by a key that is gone."""
+        """BadRequest, if they were sealed for another URL, or by a key that is gone."""
         if not sealed:
             return ref
         try:
@@ -112,5 +112,5 @@ def reference(values: Mapping[str, Any]) -> SourceRef:
 
 
 def _belongs_to(ref: RemoteUrlRef) -> bytes:
-    """All of it: a password goes nowhere but where it was typed for."""
+    """The whole URL: a password is sent only where it was typed for."""
     return b"a form " + ref.model_dump_json(exclude={"vm"}).encode()

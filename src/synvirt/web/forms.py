@@ -17,7 +17,7 @@ FIELDS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What was filled in. A field may come several times, as check boxes do; one that is missing is empty."""
+    """The input of a form. A field may come several times, like check boxes; a missing one is empty."""
 
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""{base_url}/migrations/ID: one job, whole and live, what can be asked of it, and on a tab of its own what proves it."""
+"""{base_url}/migrations/ID: one job, complete and live, the possible actions, and its proof on a separate tab."""
 
 import asyncio
 import time
@@ -30,13 +30,13 @@ from synvirt.web.jobs import STREAM_HEADERS
 from synvirt.web.pages import Pages
 from synvirt.web.stations import stations
 
-# The parts of the pages, in their order; each is a template, and an element of this id.
+# The parts of the pages, in their order; each is a template, and an element with this id.
 ABOVE = ("banner", "way")
 JOB = ("figures", "actions", "found", "chart", "disks", "passes", "boot", "conversion", "differences", "facts")
 PROOF = ("outage", "rehearsals", "moved", "verification", "receipt")
 PARTS = (*ABOVE, *JOB, *PROOF)
-# The tabs below `ABOVE`: the end of the address, the name, the parts. A page has all parts, those of other tabs hidden: so one
-# stream of parts serves each.
+# The tabs below `ABOVE`: the end of the address, the name, the parts. A page has all parts, and hides those of other tabs: so
+# one stream of parts serves each.
 TABS = (("", "Job", JOB), ("/proof", "Proof", PROOF))
 
 REHEARSALS_SHOWN = 5
@@ -46,7 +46,7 @@ Asked = Literal["cancel", "lose", "cutover", "rehearse", "retry", "again", "chec
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """`button` asks; `question` and `meaning` are on the page that wants it confirmed."""
+    """`button` asks; `question` and `meaning` are on the page that asks for confirmation."""
 
     name: Asked
     button: str
@@ -134,7 +134,7 @@ ACTIONS = {
 
 @dataclass(slots=True)
 class Shown:
-    """A job's parts as they were drawn last, for all who look at it now."""
+    """A job's parts as last drawn, shared by all open pages."""
 
     drawing: asyncio.Lock = field(default_factory=asyncio.Lock)
     viewers: int = 0
@@ -145,7 +145,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What a job's page is made of. Blocking, but for `parts`."""
+    """The content of a job's page. Blocking, except `parts`."""
 
     pages: Pages
     intake: Intake
@@ -183,7 +183,7 @@ class JobView:
         }
 
     def _said(self, job: Migration) -> Said | None:
-        """What the job's receipt says. None, where it has none, or where it lies on another host."""
+        """The content of the job's receipt. None, if it has none, or the receipt is on another host."""
         if job.receipt is None or self.receipts is None:
             return None
         try:
@@ -197,7 +197,8 @@ class JobView:
         return {name: self.pages.part(f"job/{name}.html", oob=True, **values) for name in PARTS}
 
     async def parts(self, job_id: UUID, pace: Pace, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """A disk's or a pass's figures are no event of the store: so the job is asked for, when anything was written."""
+        """The parts as they change. Figures of a disk or a pass are no events of the store: so the job is read when anything
+        was written."""
         sent: dict[str, str] = {}
         beat_at = time.monotonic()
         shown = self.shown.setdefault(job_id, Shown())
@@ -219,7 +220,7 @@ class JobView:
                 self.shown.pop(job_id, None)
 
     async def _drawn(self, job_id: UUID, shown: Shown, pace: Pace) -> dict[str, str]:
-        """Once for however many look at it: twice a second at most, and where nothing has changed once a second."""
+        """Draws once for all open pages: at most twice a second, and once a second without changes."""
         async with shown.drawing:
             board, now = self.intake.board, time.monotonic()
             news = (board.commits, board.latest().get(job_id))
@@ -230,7 +231,7 @@ class JobView:
             return shown.parts
 
     def act(self, job_id: UUID, asked: Asked) -> Migration | None:
-        """The job to look at then: a new one, where one was begun; None, where it was removed."""
+        """Executes an action. The job to show next: a new one, if one was begun; None, if it was removed."""
         job: Migration | None = None
         match asked:
             case "cancel" | "lose":
@@ -262,7 +263,7 @@ def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> AP
 
     def tab(job_id: UUID, name: str) -> Response:
         values = view.values(job_id)
-        # Dozens of jobs are read for it: so it is none of the parts that are drawn again and again.
+        # Reads dozens of jobs, so it is not one of the parts that are drawn repeatedly.
         so_far = record(completed(view.intake.store, values["job"].plan)) if name == "/proof" else None
         return pages.page("job.html", above=ABOVE, tabs=TABS, tab=name, so_far=so_far, oob=False, **values)
 
@@ -277,7 +278,7 @@ def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> AP
     @router.get("/migrations/{job_id}/events")
     async def events(job_id: UUID) -> Response:
         """Parts of the page as they change; a new listener gets each once."""
-        await run_in_threadpool(view.current, job_id)  # NotFound now, and not a silent stream
+        await run_in_threadpool(view.current, job_id)  # NotFound now, instead of a silent stream
         return EventSourceResponse(view.parts(job_id, pace, stopping), headers=STREAM_HEADERS)
 
     @router.get("/migrations/{job_id}/{asked}")
@@ -294,7 +295,7 @@ def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> AP
 
 
 def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = False, rehearsable: bool = False) -> list[Asked]:
-    """What the page offers. What is asked all the same is judged again where it is done."""
+    """The actions that the page offers. Each request is checked again when it is executed."""
     names: list[Asked] = []
     if job.held and not cutting and not cancelling:
         names.append("cutover")
@@ -314,7 +315,7 @@ def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = Fa
 
 
 def by_receipt(job: Migration) -> list[Asked]:
-    """What the page offers beside a receipt. Whether a guest was started since is looked at when it is asked for."""
+    """The actions that the page offers next to a receipt. Only the request checks whether a guest was started since."""
     if job.state is not State.COMPLETED or job.receipt is None:
         return []
     is_untouched = not job.plan.target.start and not job.boot_attempts and job.conversion is None
@@ -322,6 +323,6 @@ def by_receipt(job: Migration) -> list[Asked]:
 
 
 def may_run_again(job: Migration) -> bool:
-    """A file elsewhere may need a password, which was the old job's; a repair is asked for where its receipt is."""
+    """A remote file may need a password, which only the old job had; a repair is requested at its receipt."""
     ended_badly = job.state in (State.FAILED, State.CANCELLED) and job.repair is None
     return ended_badly and job.retried_by is None and job.plan.source_ref.kind != "remote_url"

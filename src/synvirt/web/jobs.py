@@ -1,4 +1,4 @@
-"""{base_url}/: all migrations, those under way first, each with live figures."""
+"""{base_url}/: all migrations, unended ones first, each with live figures."""
 
 import re
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from synvirt.store import Event
 from synvirt.store.documents import parsed, readable
 from synvirt.web.pages import HEADERS, Pages
 
-# What a person looks through; the rest is a link away.
+# As many as people look through; a link leads to the rest.
 ENDED_ON_A_PAGE = 100
-# What SQL's BIGINT holds, in digits.
+# The digits of SQL's BIGINT.
 NUMBER = r"^[0-9]{1,18}$"
 STREAM_HEADERS = HEADERS | {"X-Accel-Buffering": "no"}
 
@@ -42,7 +42,7 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
 
     @router.get("/")
     def jobs(cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:
-        # Before the jobs are read: what happens in between is sent twice, and never missed.
+        # Before the jobs are read: what happens in between is sent twice, but never missed.
         newest = store.last_event_id()
         under_way = [] if cursor else [board.current(job) for job in reversed(store.unended())]
         documents, following = store.documents(limit=ENDED_ON_A_PAGE, cursor=int(cursor) if cursor else None)
@@ -58,7 +58,7 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
         last_event_id: Annotated[str, Header(alias="Last-Event-ID")] = "",
     ) -> Response:
         """Parts of the list as they change. `after`: what the page has seen already."""
-        # An id that is none of ours (a proxy's) is no reason to refuse a browser.
+        # A foreign id (a proxy's) is no reason to refuse a browser.
         seen = int(last_event_id if re.fullmatch(NUMBER, last_event_id) else after)
         return EventSourceResponse(feed.follow(job_id=None, last_event_id=seen), headers=STREAM_HEADERS)
 

@@ -1,11 +1,11 @@
-"""What the pages call the fields of a plan: the service's own words for them are the API's, and a person reads a form's."""
+"""The pages' labels for the fields of a plan: the service's own words are the API's, and people read a form's labels."""
 
 import re
 from collections.abc import Iterator, Mapping
 
 from synvirt.web.plans import FIELDS
 
-# By the form's name.
+# By the form's names.
 LABELS: dict[str, str] = {
     "name": "Name",
     "cpu_count": "Processors",
@@ -34,7 +34,7 @@ LABELS: dict[str, str] = {
     "disk": "Disks to copy",
     "waive": "What to know before",
 }
-# Fields of a plan that are no text of the form.
+# Fields of a plan without a text in the form.
 _OTHERS: Mapping[str, str] = {
     "target.network_map": "Network",
     "target.start": "Start it here in the end",
@@ -63,7 +63,7 @@ def _paths() -> dict[str, str]:
 
 
 def _replaced() -> Iterator[tuple[re.Pattern[str], str]]:
-    """A field of one plain word, as `name`, may be any word of a sentence: alone, or after `plan.`, it is a field."""
+    """A field of one plain word, like `name`, may be any word of a sentence: it is a field only alone or after `plan.`."""
     for sentence, words in _SENTENCES.items():
         yield re.compile(rf"\b{re.escape(sentence)}\b"), words
     for path, label in sorted(_paths().items(), key=lambda one: -len(one[0])):
@@ -77,7 +77,7 @@ _REPLACED = tuple(_replaced())
 
 
 def as_labels(text: str) -> str:
-    """The API's words for a plan's fields as the form's labels."""
+    """Replaces the API's words for a plan's fields by the form's labels."""
     for found, words in _REPLACED:
         text = found.sub(words, text)
     return text

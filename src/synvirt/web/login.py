@@ -12,7 +12,7 @@ from synvirt.errors import Forbidden, SourceUnreachable, SynvirtError, Unauthori
 from synvirt.web.forms import Sent
 from synvirt.web.pages import HEADERS, Pages
 
-# A path of this service: browsers take // and a backslash for another host.
+# A path of this service: browsers read // and a backslash as another host.
 _HERE = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]{0,2000}", re.ASCII)
 
 
@@ -21,14 +21,14 @@ def login_router(pages: Pages) -> APIRouter:
     router = pages.router()
 
     def asked(door: Gate, *, following: str = "", error: SynvirtError | None = None, leave: str = "") -> Response:
-        """`leave`: where a person who has logged out here may log out of the OpenID provider."""
+        """The log-in page. `leave`: where a person who has logged out here may log out of the OpenID provider."""
         label = "" if door.oidc is None else door.oidc.label
         status = 200 if error is None else error.status
         return pages.page("login.html", status=status, following=following, error=error, provider=label, leave=leave)
 
     def led(heading: str, url: str) -> Response:
-        """A page that leads on by itself. Not a redirect: a form's may not leave this site (Content Security Policy,
-        form-action), and a browser that comes from another would not send a cookie of SameSite=Strict along."""
+        """A page that continues by itself. It is no redirect: a form's redirect may not leave this site (Content Security
+        Policy, form-action), and a browser from another site would not send a cookie with SameSite=Strict."""
         return pages.page("login_led.html", heading=heading, url=url)
 
     @router.get("/login")
@@ -40,7 +40,7 @@ def login_router(pages: Pages) -> APIRouter:
         door: Gate = request.scope[DOOR]
         following = _here(sent.text("next"))
         try:
-            # A password may begin with a space, or end with one.
+            # A password may begin or end with a space.
             password = next(iter(sent.many("password")), "")
             secret = await door.log_in(request.scope, sent.text("user"), password)
         except (Unauthorized, Forbidden) as error:

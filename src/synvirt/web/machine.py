@@ -1,7 +1,7 @@
-"""{base_url}/new/machine: one machine looked at and set up; the plan seen; the job begun.
+"""{base_url}/new/machine: one machine is inspected and set up; its plan is reviewed; its job begins.
 
-Each step is a form that holds the whole of it: nothing is kept here between two of them. What `review` shows is, word for word,
-what `submit` takes.
+Each step is a form with all of the data: nothing is stored here between two steps. `submit` receives exactly what `review`
+shows.
 """
 
 import json
@@ -34,7 +34,7 @@ OPTIONS = ("fingerprint_sha256", "region", "endpoint")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`networks`: what a card can be plugged into here, the default first."""
+    """`networks`: what a card can be connected to here, the default first."""
 
     pages: Pages
     finder: Finder
@@ -42,7 +42,7 @@ class Setup:
     networks: Callable[[], list[str]]
 
     async def machine(self, ref: SourceRef, sealed: str = "") -> Response:
-        """Looked at for the first time. Of several in one file, one is asked for."""
+        """Inspects it for the first time. If a file has several machines, it asks for one."""
         try:
             found = await self.finder.find(ref, sealed)
         except UnsupportedFormat as error:
@@ -59,7 +59,7 @@ class Setup:
         mistakes: Mapping[str, str] | None = None,
         failure: SynvirtError | None = None,
     ) -> Response:
-        """The form of a machine that was found. `mistakes`: a sentence by the name of its field."""
+        """The form of a found machine. `mistakes`: sentences by the name of their field."""
         return await run_in_threadpool(self._shown, found, form, mistakes or {}, failure)
 
     def _shown(self, found: Found, form: Form, mistakes: Mapping[str, str], failure: SynvirtError | None) -> Response:
@@ -80,7 +80,7 @@ class Setup:
         )
 
     async def review(self, form: Form) -> Response:
-        """The plan of the form, in words; the form again where it has mistakes."""
+        """The form's plan, in words; the form again, if it has mistakes."""
         found = await self._found_again(form)
         made = filled(form, ref=found.ref, source=found.source, manifest=found.manifest)
         if made.plan is None:
@@ -88,7 +88,7 @@ class Setup:
         return await run_in_threadpool(self._review, found, made.plan)
 
     def _review(self, found: Found, plan: MigrationPlan) -> Response:
-        """With all that can be known before: the service judges the plan as it would when it is sent."""
+        """The review, with all that can be checked in advance: the service judges the plan as it will when it is submitted."""
         default = self.networks()[0]
         foreseen = self.intake.dry_run(self._whole(plan, found.sealed))
         return self.pages.page(
@@ -115,13 +115,13 @@ class Setup:
         return await self.shown(found, written(plan, found.manifest))
 
     async def again(self, job_id: UUID) -> Response:
-        """The plan of a job that ended badly, to be corrected and started over."""
+        """The plan of a job that ended badly, to be corrected and started again."""
         plan = (await run_in_threadpool(self.intake.store.get, job_id)).plan
         found = await self.finder.find(plan.source_ref, destination=plan.target.destination or "")
         return await self.shown(found, written(plan, found.manifest))
 
     async def submit(self, form: Form) -> Response:
-        """Begins the job, and leads to its page; what the service refuses comes back with the form."""
+        """Begins the job, and leads to its page; if the service refuses it, the form comes back with the reason."""
         plan, sealed = planned(form), form.text("sealed")
         try:
             job = await run_in_threadpool(self.intake.submit, self._whole(plan, sealed))
@@ -154,12 +154,12 @@ def machine_router(setup: Setup, beginning: Beginning) -> APIRouter:
 
     @router.post("/new/again/{job_id}")
     async def again(job_id: UUID) -> Response:
-        """No GET: the source is asked."""
+        """Not a GET, as it asks the source."""
         return await setup.again(job_id)
 
     @router.post("/new/machine")
     async def chosen(form: Sent) -> Response:
-        """One of several in a file."""
+        """One of several machines in a file."""
         ref = _ref(form)
         return await setup.machine(reference(ref.model_dump() | {"vm": form.text("vm")}), form.text("sealed"))
 
@@ -201,7 +201,7 @@ def _ref(form: Form) -> SourceRef:
 
 
 def _untouched(found: Found) -> Form:
-    """All disks, started here at the end, cold: what a person who changes nothing gets."""
+    """All disks, started here at the end, cold: the plan if nothing is changed."""
     disks = tuple(disk.key for disk in found.manifest.disks)
     return Form({"start": ("on",), "mode": ("Cold",), "disk": disks})
 

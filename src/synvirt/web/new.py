@@ -1,4 +1,4 @@
-"""{base_url}/new: where is the machine now? On a platform, in a file on this host, in one that is sent, or at a URL.
+"""{base_url}/new: where the machine is now: on a platform, in a file on this host, in an uploaded file, or at a URL.
 
 /new ─▶ /new/source/ID │ /new/files │ an upload │ a URL ─▶ /new/machine ─▶ /new/review ─▶ the job's page
 """
@@ -18,23 +18,23 @@ from synvirt.offline import browsing
 from synvirt.web.forms import Form
 from synvirt.web.pages import Pages
 
-# What a person looks through; a search narrows it.
+# As many as people look through; a search shows fewer.
 VMS_ON_A_PAGE, FILES_ON_A_PAGE = 100, 200
-# All that anybody registers; more are on the page of sources.
+# More than most sites have; the page of sources shows all.
 SOURCES_SHOWN = 50
-# Set up together: each is looked into, in a session with the platform of some seconds.
+# Set up together: each is inspected, in a session with the platform of some seconds.
 MACHINES_MAX = 50
 UPLOADS_SHOWN = 5
 
 
 class Beginning:
-    """The first page, which others show again with what was wrong."""
+    """The first page. Others show it again with an error."""
 
     def __init__(self, pages: Pages, sources: Sources, uploads: Uploads) -> None:
         self._pages, self._sources, self._uploads = pages, sources, uploads
 
     def page(self, form: Form | None = None, failure: SynvirtError | None = None) -> Response:
-        """`failure`: of the URL that `form` has."""
+        """`failure`: of the URL in `form`."""
         sources, more = self._sources.page(limit=SOURCES_SHOWN, cursor=None)
         uploads, _ = self._uploads.page(limit=UPLOADS_SHOWN)
         return self._pages.page(
@@ -67,8 +67,9 @@ def new_router(pages: Pages, beginning: Beginning, sources: Sources, uploads: Up
         ask_again: bool = False,
         vm_id: Annotated[list[str] | None, Query()] = None,
     ) -> Response:
-        """`kept`: a list a minute old will do, since a search must not ask the platform at each letter. `ask_again`: ask
-        the platform, even if it was asked just now. `vm_id`: those ticked already, which stay so whatever is searched for."""
+        """`kept`: a list that is a minute old is good enough, as a search must not ask the platform at each letter.
+        `ask_again`: ask the platform, even if it was asked just now. `vm_id`: the ticked VMs, which stay ticked during a
+        search."""
         source = await run_in_threadpool(sources.get, source_id)
         vms, following = await sources.list_vms(
             source_id,

@@ -1,7 +1,7 @@
-"""What every page has: the look, the headers, an error that reads as a page, and the few files it is made of.
+"""The common parts of all pages: the look, the headers, error pages, and the few files that they use.
 
-No page runs or styles anything that is not a file of ours (`POLICY`), so that a name from a hostile archive stays a name
-even if the templates' escaping had a hole.
+No page runs or styles anything that is not a file of ours (`POLICY`), so that a name from a hostile archive stays a name even
+if the templates' escaping had a hole.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from synvirt.sizes import duration, exact_size
 from synvirt.web import words
 from synvirt.web.labels import as_labels
 
-# Content Security Policy level 3: files of our own address, nothing written in the page, in no other site's frame.
+# Content Security Policy level 3: only files of our own address, nothing inline, not in another site's frame.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -36,8 +36,8 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-# The words and the address of each entry, in the order of the page's head. One whose page is not served is not shown. The
-# template of a page says where it belongs: {% set here = "/sources" %}.
+# The words and the address of each entry, in the order of the page's head. An entry without a served page is hidden. The
+# template of a page names its entry: {% set here = "/sources" %}.
 NAVIGATION = (
     ("Migrations", "/"),
     ("New migration", "/new"),
@@ -53,7 +53,7 @@ TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf
 
 
 class Pages:
-    """`root`: {base_url}, "" at the top. Files are read once: what is asked for by name is looked up, and opens nothing."""
+    """`root`: {base_url}, "" at the top. Files are read once: a request looks up a name, and opens nothing."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -99,14 +99,14 @@ class Pages:
         return HTMLResponse(self.part(template, **values), status_code=status, headers=HEADERS)
 
     def know(self, *words: Callable[..., object]) -> None:
-        """Filters for the templates, each by its own name."""
+        """Adds filters to the templates, each by its own name."""
         self._environment.filters |= {function.__name__: function for function in words}
 
     def failure(self, error: SynvirtError) -> Response:
         return self.page("failure.html", status=error.status, error=error)
 
     def _address(self, name: str) -> str:
-        """With a hash of the content: a browser keeps it for good, and asks again after an upgrade."""
+        """The address with a hash of the content: a browser keeps it permanently, and asks again after an upgrade."""
         return f"{self.root}/static/{name}?{hashlib.sha256(self.files[name]).hexdigest()[:12]}"
 
     def router(self, endpoints: Mapping[str, Callable[..., Any]] | None = None) -> APIRouter:
@@ -119,7 +119,7 @@ class Pages:
         return router
 
     def see(self, path: str) -> Response:
-        """What a form's answer leads to: reloading it asks for nothing again (RFC 9110, section 15.4.4)."""
+        """A redirect after a form: reloading its target repeats nothing (RFC 9110, section 15.4.4)."""
         return RedirectResponse(f"{self.root}{path}", status_code=303)
 
     def ask(
@@ -134,7 +134,7 @@ class Pages:
         danger: bool = False,
         hidden: Iterable[tuple[str, str]] = (),
     ) -> Response:
-        """A page that wants something confirmed. `here`: the navigation's entry; `hidden`: what goes along with the answer."""
+        """A page that asks for confirmation. `here`: the navigation's entry; `hidden`: fields that go with the answer."""
         return self.page(
             "ask.html",
             here=here,
@@ -162,7 +162,7 @@ class Pages:
 
 
 def _logged_in() -> str:
-    """The account that may log out; "": it came by other ways."""
+    """The account that may log out; "" if the request did not use a session."""
     act = current()
     return act.account if act is not None and act.by_session else ""
 

@@ -1,4 +1,4 @@
-"""What a person fills in, as a plan, and a plan as what is filled in. Nothing is reached; `FIELDS` is the whole mapping.
+"""Turns a form into a plan, and a plan into a form. It connects to nothing; `FIELDS` is the whole mapping.
 
 Form ── filled ─▶ MigrationPlan, or a mistake at each field
 MigrationPlan ── written ─▶ Form
@@ -20,7 +20,7 @@ from synvirt.sizes import exact_size
 from synvirt.web.forms import Form
 from synvirt.web.words import MISTAKES
 
-# The form's names, and where in a plan each belongs.
+# The form's names, with their places in a plan.
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "name": ("target", "name"),
     "cpu_count": ("target", "cpu_count"),
@@ -47,23 +47,23 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "bandwidth": ("limits", "bandwidth_bps"),
     "instant": ("instant",),
 }
-# What a plan takes with mode Warm alone. The form hides it for the others, and sends it all the same.
+# Only plans with mode Warm have these. The form hides them for others, but sends them all the same.
 _OF_WARM = frozenset({"outage_budget", "on_overrun", "sync_rule", "sync_start", "sync_zone", "sync_every"})
 _SIZES = frozenset({"memory", "delta_threshold", "bandwidth"})
-# A job is called as its machine.
+# A job is named after its machine.
 _AT = {path: name for name, path in FIELDS.items()} | {("name",): "name"}
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """`plan` is None where there are mistakes: by the form's name of the field, what is wrong with it. "" is the whole form."""
+    """`plan` is None, if there are mistakes: what is wrong, by the form's name of the field; "" is the whole form."""
 
     plan: MigrationPlan | None
     mistakes: Mapping[str, str] = field(default_factory=dict)
 
 
 def filled(form: Form, *, ref: SourceRef, source: PlanSource, manifest: VmManifest) -> Filled:
-    """The plan that the form asks for, or a mistake for each field that is wrong."""
+    """The plan in the form, or a mistake for each wrong field."""
     document: dict[str, Any] = {
         "source": source.model_dump(),
         "source_ref": ref.model_dump(),
@@ -89,12 +89,12 @@ def filled(form: Form, *, ref: SourceRef, source: PlanSource, manifest: VmManife
 
 
 def critical(plan: MigrationPlan, manifest: VmManifest) -> list[Concern]:
-    """What the plan must waive, or leave out, to be taken."""
+    """What the plan must waive, or skip, to be accepted."""
     return list(still_open(plan, manifest))
 
 
 def _of_the_machine(plan: MigrationPlan, manifest: VmManifest) -> dict[str, str]:
-    """What only the machine itself makes a mistake."""
+    """Mistakes that depend on this machine."""
     mistakes = {}
     if manifest.disks and len(plan.skip_disks) == len(manifest.disks):
         mistakes["disk"] = "Choose at least one disk to copy."
@@ -104,7 +104,7 @@ def _of_the_machine(plan: MigrationPlan, manifest: VmManifest) -> dict[str, str]
 
 
 def written(plan: MigrationPlan, manifest: VmManifest) -> Form:
-    """The form that gives this plan; what stands as it is by default is left empty."""
+    """The form for this plan; default values are left empty."""
     document = plan.model_dump(mode="json")
     usual = MigrationPlan(source=plan.source, source_ref=plan.source_ref, mode=plan.mode).model_dump(mode="json")
     fields: dict[str, tuple[str, ...]] = {
@@ -130,7 +130,7 @@ def networks_of(manifest: VmManifest) -> dict[str, int]:
 
 
 def _job_name(manifest: VmManifest) -> str | None:
-    """A name from a foreign file is anything; a job's has a form."""
+    """A name from a foreign file may be anything; a job's has a fixed format."""
     return "".join(character for character in manifest.name if character.isprintable())[:255] or None
 
 

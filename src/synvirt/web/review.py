@@ -1,4 +1,4 @@
-"""A plan in words: what of the machine stays, what becomes different, and the way its job will go."""
+"""A plan in words: what stays of the machine, what changes, and the states of its job."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from synvirt.web.words import rate, size
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`there` at the source, `here` in the plan; `changed`: on purpose. `disk`: the key of the disk that it is about."""
+    """`there` at the source, `here` in the plan; `changed`: on purpose. `disk`: the key of the line's disk."""
 
     what: str
     there: str
@@ -27,7 +27,7 @@ class Line:
 
 
 def lines(plan: MigrationPlan, manifest: VmManifest, *, network: str, destination: str) -> list[Line]:
-    """`network`, `destination`: what they are here where the plan does not say."""
+    """`network`, `destination`: the defaults here, if the plan names none."""
     target = plan.target
     cpu, memory = target.cpu_count or manifest.cpu_count, target.memory_bytes or manifest.memory_bytes
     return [
@@ -96,14 +96,14 @@ def _outage(plan: MigrationPlan) -> Iterator[Line]:
 
 
 def runs_cold(plan: MigrationPlan, manifest: VmManifest) -> str | None:
-    """Why a warm plan would run cold, as far as it is known now."""
+    """Why a warm plan would run cold, as far as known now."""
     if plan.mode != Mode.WARM or plan.source.Live is None or manifest.cbt_available:
         return None
     return manifest.cbt_reason or "the source does not track this machine's changes"
 
 
 def expected(forecast: PlanForecast | None) -> Iterator[tuple[str, str]]:
-    """How much and how long, in words; what is not known yet is not said."""
+    """Sizes and times, in words; unknown ones are left out."""
     if forecast is None:
         return
     yield "To read", size(forecast.bytes_to_read)
@@ -119,7 +119,7 @@ def expected(forecast: PlanForecast | None) -> Iterator[tuple[str, str]]:
 
 
 def expected_way(plan: MigrationPlan, manifest: VmManifest) -> list[Station]:
-    """As the job's own page will show it."""
+    """The states as the job's own page will show them."""
     mode = Mode.COLD if runs_cold(plan, manifest) else plan.mode
     at = now()
     return stations(

@@ -1,6 +1,6 @@
-"""{base_url}/new/several: several machines of a source at once. How they move and where they go is said once, for all; a name,
-processors, memory and what is waived are each machine's own: their fields end with its id. A plan each, and a job each.
-"""
+"""{base_url}/new/several: several machines of a source at once. Mode and destination are set once for all; name, processors,
+memory and waived concerns belong to each machine: their fields end with its id. Each machine gets its own plan and its own
+job."""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ from synvirt.web.new import MACHINES_MAX
 from synvirt.web.plans import filled, networks_of
 from synvirt.web.review import lines, runs_cold
 
-# What any platform bears beside its other work.
+# Little enough for any platform besides its other work.
 LOOKED_INTO_AT_ONCE = 4
 OWN = ("name", "cpu_count", "memory", "waive")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`found`, or the `error` of looking into it. `mistakes`: in its own fields."""
+    """`found`, or the `error` of the inspection. `mistakes`: in its own fields."""
 
     vm_id: str
     found: Found | None = None
@@ -62,7 +62,7 @@ class Several:
         return await self._shown(source, candidates, form, {})
 
     async def review(self, form: Form) -> Response:
-        """The plans of all that are ticked, in words; the form again where one has mistakes."""
+        """The plans of all ticked machines, in words; the form again, if one has mistakes."""
         source, candidates = await self._of(form)
         plans: list[tuple[Found, MigrationPlan]] = []
         judged: list[Candidate] = []
@@ -97,7 +97,7 @@ class Several:
         return self.setup.pages.page("new/several_review.html", source=source, made=made, form=form)
 
     def submit(self, plans: list[MigrationPlan]) -> Response:
-        """Each by itself: one that is refused keeps no other from its job."""
+        """Each on its own: a refused one does not stop the others."""
         begun: list[Migration] = []
         refused: list[tuple[MigrationPlan, SynvirtError]] = []
         for plan in plans:
@@ -159,7 +159,7 @@ class Several:
 
 
 def _own(form: Form, vm_id: str, found: Found) -> Form:
-    """The form of this machine alone: what is said for all, and what is said for it."""
+    """The form of this machine: the common fields and its own."""
     own = {name: form.many(f"{name}:{vm_id}") for name in OWN}
     return Form({**form.fields, **own, "disk": tuple(disk.key for disk in found.manifest.disks)})
 

@@ -1,4 +1,4 @@
-"""{base_url}/sources: the platforms that machines come from: added, tested, changed, removed. Their machines are listed where a
+"""{base_url}/sources: the platforms of the machines: added, tested, changed, removed. Their machines are listed where a
 migration begins (`/new/source/ID`)."""
 
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ EXAMPLES: Mapping[LiveKind, str] = {
     LiveKind.XEN_API: "https://xen.example",
     LiveKind.PRISM_API: "https://prism.example:9440",
 }
-# On every platform's form, and above what only some take.
+# On every platform's form, above the options that only some have.
 _TRUST = frozenset(SourceOptions.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """What a source's form has: of the endpoint, of the credentials, of the options."""
+    """The content of a source's form: the endpoint, the credentials, the options."""
 
     first: list[Field]
     credentials: list[Field]
@@ -48,7 +48,7 @@ class _Filled:
         known = source.model_dump() if source else None
         first = [one for one in fields(SourceRequest, values=known) if one.key in ("name", "endpoint")]
         credentials = fields(takes.credentials, "credentials.")
-        if source:  # none of them is asked for again
+        if source:  # none of them has to be typed again
             credentials = [Field(one.name, one.key, one.label, one.look, False) for one in credentials]
         return cls(first, credentials, fields(takes.options, "options.", source.options if source else None))
 
@@ -126,7 +126,7 @@ class SourcePages:
         wanted = filled.values(form)
         if not wanted["credentials"]:
             del wanted["credentials"]
-        # The same address is no other one, which would want its credentials with it.
+        # An unchanged address is left out, as a changed one would need the credentials.
         if wanted.get("endpoint") == source.endpoint:
             del wanted["endpoint"]
         try:
@@ -140,7 +140,7 @@ class SourcePages:
         return self._pages.see(f"/sources/{source_id}")
 
     def source(self, source_id: UUID) -> Response:
-        """One source, and what its last test found."""
+        """One source, with the result of its last test."""
         source = self._sources.get(source_id)
         options = [(label(key), _said(value)) for key, value in source.options.items() if value is not None and value != ""]
         return self._pages.page(
@@ -148,7 +148,7 @@ class SourcePages:
         )
 
     async def test(self, source_id: UUID, part: Annotated[str, Header(alias="HX-Request")] = "") -> Response:
-        """The part of the page, where htmx asks for it; the page, where a form does."""
+        """Answers htmx with a part of the page, a form with the page."""
         result = await self._sources.test(source_id)
         if not part:
             return self._pages.see(f"/sources/{source_id}")
@@ -161,12 +161,12 @@ class SourcePages:
         return self._pages.see(f"/sources/{source_id}")
 
     def _tested(self, source: Source, test: SourceTest | None, *, begin: bool) -> dict[str, Any]:
-        """`begin`: one that has never been tested is, as soon as its page is looked at."""
+        """`begin`: a source without a test is tested as soon as its page is opened."""
         reach = self._sources.form(source.kind).place(source.endpoint).reach
         return {"test": test, "can_pin": reach is not None and reach.tls, "begin": begin and test is None}
 
     def certificate(self, source_id: UUID, form: Sent) -> Response:
-        """Looked at and shown, which no GET does; and pinned, where the page that shows it is answered."""
+        """Fetches and shows the certificate, so it is no GET; the answer to the page pins it."""
         return self._pin(source_id, form) if form.text("fingerprint_sha256") else self._look(source_id)
 
     def _look(self, source_id: UUID) -> Response:
@@ -188,7 +188,7 @@ class SourcePages:
         )
 
     def _pin(self, source_id: UUID, form: Sent) -> Response:
-        """What was shown is pinned, and not what may be shown by now."""
+        """Pins the certificate that was shown, not the present one."""
         options = self._sources.get(source_id).options | {"fingerprint_sha256": form.text("fingerprint_sha256")}
         self._sources.change(source_id, judged(SourceChange, {"options": options}))
         return self._pages.see(f"/sources/{source_id}")

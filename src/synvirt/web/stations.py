@@ -1,4 +1,4 @@
-"""A job's way as a line of stations: those it passed, the one it is at, and those that are still to come."""
+"""A job's states as a line of stations: past ones, the present one, and future ones."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +11,7 @@ from synvirt.model.kinds import ENDS, Mode, State
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """`seconds`: how long the job was there; None while it is, and for those to come. `at`: when it came."""
+    """`seconds`: how long the job was there; None for the present and future ones. `at`: when it came there."""
 
     state: State
     place: Literal["passed", "here", "ahead", "end"]
@@ -20,7 +20,7 @@ class Station:
 
 
 def stations(job: Migration) -> list[Station]:
-    """Ahead is what the table of states says for this job. One that failed or was cancelled has nothing ahead."""
+    """The table of states gives the future stations of this job. A failed or cancelled one has none."""
     visits = [visit for before, visit in zip((None, *job.history), job.history, strict=False) if _moved(before, visit)]
     line: list[Station] = []
     for visit, following in zip(visits, [*visits, None][1:], strict=True):
@@ -36,7 +36,7 @@ def stations(job: Migration) -> list[Station]:
 
 
 def _moved(before: object, visit: object) -> bool:
-    """A state that is entered again from itself (the next delta) is one station."""
+    """A state that follows itself (the next delta) is one station."""
     return getattr(before, "state", None) != getattr(visit, "state", None)
 
 

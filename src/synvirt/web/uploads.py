@@ -1,6 +1,6 @@
 """{base_url}/uploads: archives that were sent here: send, see, import, remove.
 
-A plain form sends a file as well as upload.js does; the script adds what a browser does not show, how far it is.
+A plain form can send a file as well as upload.js; the script adds the progress, which a browser does not show.
 """
 
 from uuid import UUID

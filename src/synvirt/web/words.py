@@ -1,4 +1,4 @@
-"""Figures, times and states in words for people, in one place: every page says the same thing alike."""
+"""Figures, times and states in words for people, in one place, so that all pages use the same words."""
 
 import json
 from collections.abc import Mapping
@@ -46,15 +46,15 @@ def kind_words(kind: LiveKind | OfflineKind) -> str:
 
 
 def state_words(state: State, starts: bool = True, repairs: bool = False) -> str:
-    """`starts`: the guest is started here; of one that is not, its domain is defined and no more. `repairs`: the job is a
-    repair, which compares."""
+    """`starts`: the guest will be started here; otherwise its domain is only defined. `repairs`: the job is a repair, which
+    compares."""
     if repairs and state is State.COPYING_FULL:
         return "Comparing"
     return "Defining" if state is State.STARTING and not starts else STATES[state]
 
 
 def tone(state: State) -> str:
-    """Which colour a state has: a class of the style sheet."""
+    """The colour of a state: a class of the style sheet."""
     tones = {State.COMPLETED: "good", State.FAILED: "bad", State.CANCELLED: "quiet", State.QUEUED: "quiet"}
     return tones.get(state, "busy")
 
@@ -80,14 +80,14 @@ def rehearsal_tone(state: RehearsalState) -> str:
 
 
 def problem_tone(problem: Problem) -> str:
-    """What ended a job, what the operator wanted, and what the job goes on with, are three colours."""
+    """Three colours: errors that ended a job, requests of the operator, and problems with which the job goes on."""
     if not problem.fatal:
         return "note"
     return "quiet" if problem.code == "E_MIG_CANCELLED" else "bad"
 
 
 def size(count: float | None) -> str:
-    """A size with its unit: `1.5 GiB`; a dash where it is not known."""
+    """A size with its unit: `1.5 GiB`; a dash, if it is not known."""
     if count is None:
         return "–"
     amount, unit = float(count), "B"
@@ -103,12 +103,12 @@ def rate(bps: float) -> str:
 
 
 def percent(done: int, total: int) -> int:
-    """Rounded down: 100 is said only when all is done."""
+    """Rounded down: 100 only when all is done."""
     return min(100, done * 100 // total) if total else 0
 
 
 def moment(at: datetime | None) -> str:
-    """UTC, and said: the page does not know where its reader is."""
+    """With the zone UTC, as the page does not know the reader's zone."""
     return "–" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -120,7 +120,7 @@ def as_json(value: Mapping[str, object]) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False)
 
 
-# Pydantic's words are for programmers; its own `ctx` has the figures.
+# Pydantic's words are for programmers; its `ctx` has the figures.
 MISTAKES = {
     "int_parsing": "is not a whole number",
     "float_parsing": "is not a number",

@@ -1,1 +1,1 @@
-"""The pages of backups: `jobs.py`, `points.py`, `repositories.py`; `words.py` has what they call things."""
+"""The pages of backups: `jobs.py`, `points.py`, `repositories.py`; `words.py` has the words for them."""

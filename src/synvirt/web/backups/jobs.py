@@ -1,4 +1,4 @@
-"""{base_url}/backups: jobs and their runs. Restore points and repositories: points.py, repositories.py beside this file."""
+"""{base_url}/backups: jobs and their runs. Restore points and repositories: points.py, repositories.py next to this file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from synvirt.web.pages import Pages
 from synvirt.web.words import moment
 
 ON_A_PAGE = 100
-# Of a job, on its own page; all are on the pages of runs and of points.
+# How many a job's own page shows; the pages of runs and of points show all.
 LATEST = 20
-# Through how many of the newest its own are looked for.
+# How many of the newest are searched for the job's own.
 LOOKED_THROUGH = 1000
 
-# To cancel a run: the question, what it means, the answer.
+# Cancelling a run: the question, its meaning, the answer.
 _CANCELLING = (
     "Cancel this run?",
     "What it has made so far is removed, or found by the next run and not stored twice. Older restore points stay.",
@@ -47,7 +47,7 @@ def number(cursor: str | None) -> int | None:
 
 
 def found(get: Callable[[UUID], T], id_: UUID | None) -> T | None:
-    """What a link leads to may be gone by now."""
+    """The thing that a link leads to; None, if it is gone."""
     try:
         return None if id_ is None else get(id_)
     except BackupNotFound:
@@ -94,7 +94,7 @@ class BackupPages:
         )
 
     def _fates(self, job: BackupJob) -> dict[UUID, PointFate]:
-        """What retention would do with each point now, as far as is known here: a repository that is away is not waited for."""
+        """What retention would do with each point now, by this host's data: a repository that is away is not waited for."""
         mine = [point for point in self._backups.points.all() if point.job_id == job.id]
         here = [point for point in mine if point.repository_id == job.repository_id]
         protected = {point.id for point in here if point.protected}
@@ -154,7 +154,7 @@ class BackupPages:
     def change_job(self, job_id: UUID, form: Sent) -> Response:
         """Changes a job; a form with mistakes comes back with them."""
         job = self._backups.job(job_id)
-        # What is empty now is to be nothing: without the key it would stay as it was.
+        # An empty field means none: without its key, the old value would stay.
         asked = {"schedule": None} | _JobFields.of(job).values(form)
         try:
             self._backups.change_job(job_id, judged(BackupJobChange, asked))
@@ -221,7 +221,7 @@ class BackupPages:
         )
 
     def cancel(self, run_id: UUID, form: Sent) -> Response:
-        """Cancels a run; with what its guest wrote, where the answer says so."""
+        """Cancels a run; also if that loses what its guest wrote, if the answer allows it."""
         self._backups.runs.cancel(run_id, guest_writes="lose" if form.text("guest_writes") == "lose" else "keep")
         return self._pages.see(f"/backups/runs/{run_id}")
 
@@ -231,7 +231,7 @@ _RETENTION = type(BackupJobRequest.model_fields["retention"].default)
 
 @dataclass(frozen=True, slots=True)
 class _JobFields:
-    """Of a job's form: what is backed up and when, guests that run, what is kept."""
+    """The parts of a job's form: what is backed up and when, running guests, retention."""
 
     first: list[Field]
     quiesce: list[Field]

@@ -1,4 +1,4 @@
-"""{base_url}/backups/offers: what this host keeps for other SynVirts."""
+"""{base_url}/backups/offers: what this host stores for other SynVirts."""
 
 from uuid import UUID
 
@@ -38,7 +38,7 @@ class OfferPages:
 
 
 def offers_router(pages: Pages, offers: Offers) -> APIRouter:
-    """The pages of what this host keeps for others."""
+    """The pages of what this host stores for others."""
     made = OfferPages(pages, offers)
     return pages.router(
         {

@@ -19,8 +19,8 @@ from synvirt.web.words import moment
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a point can become. `before`: what is said before it is begun. `labels`: of the request's fields that it has a use
-    for; each is the form's own, so that no target gets what was typed for another."""
+    """A kind of restore. `before`: the text before it begins. `labels`: of the request's fields that it uses; the form has them
+    for each kind separately, so that none gets input for another."""
 
     name: str
     words: str
@@ -101,7 +101,7 @@ class PointPages:
         )
 
     def restore(self, point_id: UUID, form: Sent) -> Response:
-        """Asked about first, and begun with the answer."""
+        """Asks first, and begins after the answer."""
         point = self._backups.points.get(point_id)
         target = next((one for one in TARGETS if one.name == form.text("target")), TARGETS[0])
         asked = values(target.fields, form) | {"target": target.name}

@@ -1,4 +1,4 @@
-"""{base_url}/backups/repositories: where backups lie. A recovery key is shown to who asks for it, and to nobody else."""
+"""{base_url}/backups/repositories: where backups are stored. A recovery key is shown only on request."""
 
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -17,7 +17,7 @@ from synvirt.web.pages import Pages
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`fields`: what says where such a repository lies."""
+    """`fields`: the fields for the place of such a repository."""
 
     name: str
     words: str
@@ -27,7 +27,7 @@ class Kind:
 
 _REQUEST = {one.key: one for one in fields(BackupRepositoryRequest)}
 _COMMON = [_REQUEST["name"], _REQUEST["recovery_key"], _REQUEST["passphrase"]]
-# Its credentials are a dict on the wire: which they are stands in PeerRequest.
+# Its credentials are a dict on the wire: PeerRequest lists them.
 _ACCOUNT = [
     Field("peer.username", "username", "User", "text", required=False),
     Field("peer.password", "password", "Password", "secret", required=False),
@@ -178,7 +178,7 @@ def repositories_router(pages: Pages, backups: Backups) -> APIRouter:
             "GET /backups/repositories/new": made.empty_form,
             "POST /backups/repositories/new": made.add,
             f"GET {here}": made.repository,
-            # By POST, so that no history, log or prefetching holds an address that shows it.
+            # By POST, so that no history, log or prefetching contains an address that shows it.
             f"POST {here}/key": made.key,
             f"GET {here}/change-key": made.change_asked,
             f"POST {here}/change-key": made.change,

@@ -1,4 +1,4 @@
-"""What backups are called for people."""
+"""The words for backups on pages."""
 
 from pydantic import BaseModel
 
@@ -73,7 +73,7 @@ def retention_words(retention: BaseModel) -> str:
 
 
 def kept_words(fate: PointFate) -> str:
-    """But for its protection, which is shown of every point."""
+    """Without its protection, which is shown for every point."""
     return ", ".join(_KEPT_BY.get(line, line) for line in fate.kept_by if line != "protected")
 
 

@@ -1,6 +1,5 @@
-"""{base_url}/waves/new: a wave made of a spreadsheet, of a query («all that are on in folder X»), or of the machines of a
-source that were chosen at /new/several. A draft each way: nothing moves before somebody lets it go.
-"""
+"""{base_url}/waves/new: a wave from a spreadsheet, from a query («all that are on in folder X»), or from the machines that were
+chosen at /new/several. Each makes a draft: nothing is moved before an operator starts it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -26,15 +25,15 @@ from synvirt.web.machine import planned
 from synvirt.web.new import MACHINES_MAX
 from synvirt.web.pages import Pages
 
-# A page with more rows is not read; a dry run of the command line lists all.
+# People do not read longer pages; a dry run of the command line lists all.
 PROBLEMS_SHOWN = 500
-# Enough to see whether the right ones are meant.
+# Enough to see whether the right VMs match.
 MEANT_SHOWN = 200
 QUERY_FIELDS = tuple(VmQuery.model_fields)
 
 
 class Sheet:
-    """A file of a form, in memory: it is read whole by a confined child anyway."""
+    """A file of a form, in memory, as a confined child reads it whole anyway."""
 
     def __init__(self, filename: str) -> None:
         self.filename, self._content = filename, bytearray()
@@ -59,7 +58,7 @@ class NewWavePages:
         return self._page()
 
     async def of_query(self, form: Sent) -> Response:
-        """The VMs that match, to be looked at; or a draft of them."""
+        """The matching VMs for a check; or a draft with them."""
         typed = {name: form.text(name) for name in QUERY_FIELDS}
         try:
             meant = await self._importer.meant(query_of(typed))
@@ -71,7 +70,7 @@ class NewWavePages:
         return await run_in_threadpool(self._page, typed=typed, meant=meant)
 
     async def of_file(self, request: Request) -> Response:
-        """All that is wrong with its rows is listed; or it becomes a draft a wave that it names."""
+        """Lists all that is wrong with the rows, or makes a draft of each wave in the file."""
         body = await bounded(request, CSV_BYTES_MAX + FRAMING_BYTES)
         filename, content = await run_in_threadpool(_file, request.headers.get("content-type", ""), body)
         name = PurePath(filename).stem[:255] or None
@@ -128,7 +127,7 @@ def _file(content_type: str, body: bytes) -> tuple[str, bytes]:
 
 
 def asked(form: Form, plans: Sequence[MigrationPlan]) -> WaveRequest:
-    """BadRequest names what was filled in and is wrong."""
+    """The query. BadRequest names the wrong input."""
     if not 0 < len(plans) <= MEMBERS_MAX:
         raise BadRequest(f"{len(plans)} machines were chosen for the wave", hint="choose at least one")
     budget = form.text("wave_budget") or None

@@ -1,4 +1,5 @@
-"""{base_url}/waves: the waves for their operator: which members wait, and for what; the windows; and the actions on a wave."""
+"""{base_url}/waves: the waves for their operator: waiting members with their reasons, the windows, and the actions on a
+wave."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from synvirt.web.pages import Pages
 from synvirt.web.waves.new import NewWavePages
 from synvirt.web.words import moment
 
-# A page that is drawn again every few seconds; more are on the next one.
+# The page is drawn again every few seconds; the next page shows more.
 MEMBERS_ON_A_PAGE = 200
 # The newest; `synvirt waves deliveries` lists all.
 DELIVERIES_SHOWN = 20
@@ -65,8 +66,8 @@ _TONES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """`button` asks; `question` and `meaning` are on the page that wants it confirmed. `states`: in which it is offered. What
-    is asked all the same is judged again where it is done."""
+    """`button` asks; `question` and `meaning` are on the page that asks for confirmation. `states`: those in which it is
+    offered. Each request is checked again when it is executed."""
 
     button: str
     question: str
@@ -149,7 +150,7 @@ MEMBER_ACTIONS: Mapping[MemberAsked, MemberAction] = {
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Of a window: the one that is open, or the next. `words` counts down to its end, or to its start."""
+    """The open opening of a window, or the next. `words` counts down to its end, or to its start."""
 
     name: str
     open: bool
@@ -157,7 +158,7 @@ class Opening:
 
 
 class WavePages:
-    """Blocking, but for `simulate`."""
+    """Blocking, except `simulate`."""
 
     def __init__(
         self, pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries, rehearsing: Rehearsing
@@ -180,7 +181,8 @@ class WavePages:
         return self._pages.page("waves/wave.html", **self._values(wave_id, state, after))
 
     async def simulate(self, wave_id: UUID, form: Sent) -> Response:
-        """Sources are asked how large VMs are: not at each look. With other numbers filled in: what they would change."""
+        """Asks sources for the sizes of VMs, so it runs only on request. With other numbers filled in: what they would
+        change."""
         wave = wave_of(await run_in_threadpool(self._waves.rows.get, wave_id))
         found, picture = await self._forecaster.pictured(wave_id, what_if(form, wave))
         return self._pages.page("waves/simulated.html", wave=wave, found=found, picture=picture, form=form)
@@ -276,7 +278,7 @@ class WavePages:
 
 
 def what_if(form: Form, wave: Wave) -> WhatIf:
-    """As the page of a forecast sends it; what is left empty stays as it is. BadRequest."""
+    """The numbers in the page of a forecast; an empty one changes nothing. BadRequest."""
     document: dict[str, Any] = {}
     if form.text("more_destinations"):
         document["more_destinations"] = form.text("more_destinations")
@@ -301,7 +303,7 @@ def what_if(form: Form, wave: Wave) -> WhatIf:
 
 
 def possible(wave: Wave) -> list[Asked]:
-    """What the page offers, in its order."""
+    """The actions that the page offers, in its order."""
     names = [name for name, action in ACTIONS.items() if wave.state in action.states]
     canary_waits = wave.canary is not None and wave.canary.gate == "approval" and wave.canary_approval is None
     return [name for name in names if name != "canary" or canary_waits]
@@ -322,13 +324,13 @@ def possible_of_member(wave: Wave, member: Member) -> list[MemberAsked]:
 
 
 def words_missing(member: Member) -> list[str]:
-    """Whose word it still needs before its cut-over."""
+    """The approvals that it still needs before its cut-over."""
     given = {one.approver for one in member.approvals}
     return [] if member.state in MEMBER_ENDS else [name for name in member.approvers if name not in given]
 
 
 def openings(wave: Wave, at: datetime) -> list[Opening]:
-    """The open windows first, then the others as they open; those that never open again last."""
+    """Open windows first, then the others by their next start; those that never open again last."""
     found = [(window, next((span for span in spans if span.end > at), None)) for window, spans in _windows(wave, at)]
     found.sort(key=lambda one: (one[1] is None, one[1].start if one[1] else at))
     shown = []
@@ -351,7 +353,7 @@ def _windows(wave: Wave, at: datetime) -> list[tuple[Window, Any]]:
 
 
 def wave_tone(state: str) -> str:
-    """Which colour a state of a wave or of a member has: a class of the style sheet."""
+    """The colour of a state of a wave or a member: a class of the style sheet."""
     return "bad" if state == MemberState.FAILED else _TONES.get(state, "quiet")
 
 
