@@ -1,6 +1,6 @@
-"""A client of the service: HTTP over its Unix socket, or HTTPS. The command line's own, and anyone's who imports it.
+"""A client of the service: HTTP over its Unix socket, or HTTPS. The command line uses it, and other programs may import it.
 
-What the service refuses comes back as the same SynvirtError it raised. Blocking code.
+Errors of the service come back as the same SynvirtError that it raised. Blocking code.
 """
 
 import socket
@@ -22,14 +22,14 @@ from synvirt.errors import BadRequest, Internal, ServiceUnreachable, SynvirtErro
 from synvirt.model.job import Migration
 from synvirt.model.plan import MigrationPlan
 
-# Submitting looks into the file: a few seconds on a slow share.
+# A submitted plan's file is read: a few seconds on a slow share.
 ANSWER_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
-# The service answers an upload once all of it is on its disk, which may be a slow one with gigabytes still to write.
+# The service answers an upload only when all of it is on its disk: a slow one may still have gigabytes to write.
 UPLOAD_TIMEOUT_S = 600.0
-# Three heartbeats: a stream that says nothing for longer is dead.
+# Three heartbeats: a stream that is silent for longer is dead.
 STREAM_TIMEOUT_S = 45.0
-# A service that restarts is back in seconds; an upgraded one in less than this.
+# A restarted service is back in seconds; an upgraded one in less than this.
 PATIENCE_S = 120.0
 RECONNECT_EVERY_S = 1.0
 # An event is a Migration: its manifest and domain XML are well below this. A peer that sends more is not the service.
@@ -47,7 +47,7 @@ class StreamEvent:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What a stream is about: its path, and the parameter that narrows it to one."""
+    """The subject of a stream: its path, and the parameter that limits it to one thing."""
 
     path: str
     parameter: str
@@ -90,15 +90,15 @@ class Client(AbstractContextManager["Client"]):
     def __exit__(self, *_exception: object) -> None:
         self._http.close()
 
-    # ── what the service answers, as its own text ────────────────────────────────────────────────────────────────────
+    # ── the service's answers as text ────────────────────────────────────────────────────────────────────────────────
 
     def ask(self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None) -> str:
-        """One request under {base_url}/api/v1, for a path of /backup, /tokens, /audit and /waves, and else under its
-        /migrator; the answer's body. The service's refusal is raised as what it is."""
+        """The body of one answer. Paths of /backup, /tokens, /audit and /waves are under {base_url}/api/v1, others under its
+        /migrator. An error of the service is raised as its own class."""
         return self._asked(method, _under(path), json=json, params=params)
 
     def health(self) -> str:
-        """The answer of GET /healthz, which lies at the root of the service's address, whatever its {base_url}."""
+        """The answer of GET /healthz, which is at the root of the service's address, with any {base_url}."""
         return self._asked("GET", str(self._http.base_url.copy_with(raw_path=b"/healthz")))
 
     def _asked(self, method: str, url: str, **content: Any) -> str:
@@ -111,7 +111,7 @@ class Client(AbstractContextManager["Client"]):
         return self._answer(response)
 
     def send(self, path: str, content: bytes, *, params: dict[str, Any]) -> str:
-        """POST of a file that the service reads at once and asks its sources about: it may take a minute."""
+        """POST of a file. The service reads it at once and asks its sources about it: that may take a minute."""
         timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         headers = {"Content-Type": "application/octet-stream"}
         self._knock()
@@ -122,7 +122,7 @@ class Client(AbstractContextManager["Client"]):
         return self._answer(response)
 
     def fetch(self, path: str) -> bytes:
-        """What is no text: a picture."""
+        """A binary answer: a picture."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._knock()
         try:
@@ -133,7 +133,7 @@ class Client(AbstractContextManager["Client"]):
         return response.content
 
     def save(self, path: str, file: BinaryIO) -> None:
-        """What may be large, as it comes."""
+        """Writes a large answer to a file as it comes."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._knock()
         try:
@@ -154,8 +154,9 @@ class Client(AbstractContextManager["Client"]):
     def upload(
         self, path: Path, *, sha256: str | None = None, on_sent: Callable[[int, int], None] = lambda _sent, _total: None
     ) -> str:
-        """Send a file; the service's answer, an Upload. The file's SHA-256 is taken while it is sent and goes behind it, so the
-        service checks what arrived; `sha256` is checked instead where it is given. `on_sent` gets bytes sent and in all."""
+        """Sends a file; returns the service's answer, an Upload. The file's SHA-256 is calculated during sending and sent after
+        it, so the service checks what arrived; if `sha256` is given, it is checked instead. `on_sent` gets bytes sent and in
+        all."""
         body = Sending(path, sha256, on_sent)
         timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
@@ -172,7 +173,7 @@ class Client(AbstractContextManager["Client"]):
         return self._job("GET", f"/migrations/{job_id}")
 
     def cancel(self, job_id: UUID | str, *, lose_guest_writes: bool = False) -> Migration:
-        """Asks a job to stop. `lose_guest_writes`: also one whose guest runs already. Conflict where the job has ended."""
+        """Asks a job to stop. `lose_guest_writes`: also one whose guest runs already. Conflict, if the job has ended."""
         asked = "?guest_writes=lose" if lose_guest_writes else ""
         return self._job("POST", f"/migrations/{job_id}/cancel{asked}")
 
@@ -214,9 +215,9 @@ class Client(AbstractContextManager["Client"]):
         patience_s: float = PATIENCE_S,
         on_lost: Callable[[], None] = lambda: None,
     ) -> Iterator[StreamEvent]:
-        """Events without end: a lost service is waited for, and what was missed is replayed.
+        """Events without end: after a lost connection it waits for the service, and missed events are replayed.
 
-        ServiceUnreachable once it was away for `patience_s`, or at once if it never answered.
+        ServiceUnreachable, after the service was away for `patience_s`, or at once if it never answered.
         """
         last_event_id: int | None = None
         lost_at: float | None = None
@@ -236,7 +237,7 @@ class Client(AbstractContextManager["Client"]):
             time.sleep(RECONNECT_EVERY_S)
 
     def _knock(self) -> None:
-        """Does a service listen on the Unix socket? httpcore would leave a socket open where none does, and say less."""
+        """Whether a service listens on the Unix socket. httpcore would leave a socket open if none does, and report less."""
         if self._socket_path is None:
             return
         with socket.socket(socket.AF_UNIX) as probe:
@@ -294,7 +295,7 @@ def _refusal(response: httpx.Response, where: str) -> SynvirtError:
     if hint and str(hint).startswith("/openapi.json"):
         hint = "--help says what this command takes"
     error = from_code(str(code), str(detail), hint)
-    # A service of an earlier version says it by a source's code.
+    # An earlier version of the service reports it by a source's code.
     return (
         error
         if response.status_code != Unauthorized.status or isinstance(error, Unauthorized)
@@ -307,7 +308,7 @@ def _stranger(where: str, answer: str) -> Internal:
 
 
 def _lines(text: Iterator[str]) -> Iterator[str]:
-    """At line feeds alone: httpx also splits at U+2028, which a VM's name may have."""
+    """Splits only at line feeds: httpx also splits at U+2028, which a VM's name may contain."""
     rest = ""
     for part in text:
         *whole, rest = (rest + part).split("\n")
@@ -317,7 +318,7 @@ def _lines(text: Iterator[str]) -> Iterator[str]:
 
 
 def _events(lines: Iterator[str]) -> Iterator[StreamEvent]:
-    """Server-sent events (WHATWG HTML, section 9.2.6), as far as the service sends them."""
+    """Server-sent events (WHATWG HTML, section 9.2.6), as far as the service uses them."""
     name, data, id_ = "message", "", None
     for line in lines:
         if len(line) > LINE_LIMIT_CHARS:

@@ -1,4 +1,4 @@
-"""All commands, put together. Modules that one needs are imported when it runs: `synvirt --help` has nothing to wait for."""
+"""All commands, assembled. A command's modules are imported when it runs, so that `synvirt --help` is quick."""
 
 import re
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
 from synvirt.nearest import none_of
 
-# As `synvirt --help` lists them: what a new user needs first, then what runs every day, then what is set up once.
+# The order of `synvirt --help`: what a new user needs first, then the daily commands, then those for setting up.
 _ORDER = (
     "demo", "serve", "doctor", "inspect", "import", "migrations", "sources", "waves",
     "rehearse", "rehearsals", "receipt", "backup", "disk", "files", "uploads", "destinations", "hosts",
@@ -27,9 +27,9 @@ _ORDER = (
 )  # fmt: skip
 
 
-# Of a value of an enumeration, as Typer says it.
+# Typer's message for a wrong value of an enumeration.
 _NO_CHOICE = re.compile(r"'(.*)' is not one of (.*)\.")
-# Where a context keeps whether --json was typed anywhere: a command that cannot be parsed has noted no options.
+# The key in a context that holds whether --json was typed anywhere: a command that cannot be parsed has stored no options.
 _JSON = "synvirt.json"
 
 
@@ -40,7 +40,7 @@ class Program(TyperGroup):
         return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Of Click. Wrong usage is worded here, and printed as JSON where the command line has `--json`."""
+        """Click's. Wrong usage gets its message here, and is printed as JSON if the command line has `--json`."""
         as_json = "--json" in args
         try:
             context = super().make_context(info_name, args, parent, **extra)
@@ -63,13 +63,14 @@ class Program(TyperGroup):
 
 
 def _json_is_wanted(context: Any) -> bool:
-    """--json of the command that failed, wherever it stood."""
+    """Whether the failed command had --json, at any place."""
     given = context.find_root().obj
     return isinstance(given, Options) and given.json
 
 
 def _worded(error: Any, *, as_json: bool) -> Any:
-    """A wrong option or argument, which Typer prints with the command's usage: in words for a person, and as JSON besides."""
+    """The message for a wrong option or argument, which Typer prints with the command's usage: in words for people, and as JSON
+    too."""
     cause = error.__cause__
     if hasattr(cause, "errors"):  # pydantic's ValidationError, of a value
         error.message = worded(cause.errors(include_url=False)[0])
@@ -84,7 +85,7 @@ app = typer.Typer(
     cls=Program,
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # it would print the values of variables: passwords among them
+    pretty_exceptions_enable=False,  # it would print the values of variables, including passwords
     rich_markup_mode=None,
     help="Moves virtual machines to this KVM host, from other platforms and from files.",
 )

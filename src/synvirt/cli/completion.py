@@ -1,4 +1,4 @@
-"""synvirt completion: what a shell needs to complete our commands. The shell then asks `synvirt` itself."""
+"""synvirt completion: the script for a shell to complete our commands. The shell then asks `synvirt` itself."""
 
 import os
 from enum import StrEnum
@@ -15,10 +15,10 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-# Where the program looks for a shell's question: click's own name for it.
+# A shell's question is in this variable, by click's name for it.
 VARIABLE = "_SYNVIRT_COMPLETE"
 
-if VARIABLE in os.environ:  # a shell asks: typer's answers for shells, which it otherwise installs with options of its own
+if VARIABLE in os.environ:  # a shell asks: load typer's answers, which typer otherwise installs with options of its own
     from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()

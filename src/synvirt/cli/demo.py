@@ -1,4 +1,4 @@
-"""`synvirt demo`: the main job on a sample that it makes, over the same HTTP interface that everyone uses.
+"""`synvirt demo`: a whole migration of a sample that it makes, over the same HTTP interface as for everyone.
 
     sample OVA ─▶ POST /migrations ─▶ the stream, until Completed ─▶ ask the guest which disk it runs from ─▶ tidy up
 
@@ -30,7 +30,7 @@ SERVICE_START_TIMEOUT_S = 30
 
 
 class RunningService(Protocol):
-    """What the demo needs of the service it starts: the one of main/."""
+    """What the demo uses of the service that it starts: that of main/."""
 
     @property
     def address(self) -> str: ...
@@ -44,7 +44,7 @@ StartService = Callable[["Settings"], AbstractContextManager[RunningService]]
 
 
 def demo(start: StartService, settings: "Settings", *, payload_mib: int, stay: bool) -> bool:
-    """True when the sample ended as a running guest. `stay`: leave service and guest running until Ctrl-C."""
+    """True, if the sample ended as a running guest. `stay`: leave service and guest running until Ctrl-C."""
     from synvirt.cli.client import Client
 
     say("Making a sample appliance: Debian's kernel, busybox and the QEMU guest agent on a disk that boots by itself")
@@ -76,7 +76,7 @@ def demo(start: StartService, settings: "Settings", *, payload_mib: int, stay: b
 def _sample(settings: "Settings", payload_mib: int) -> "Sample":
     from synvirt.sample import build
 
-    # A name of its own: a demo that was killed may have left its guest behind.
+    # A name of its own: a killed demo may have left its guest.
     return build(settings.imports_dir, payload_mib=payload_mib, name=f"synvirt-demo-{uuid4().hex[:6]}")
 
 
@@ -107,7 +107,7 @@ def _migrate(client: "Client", sample: "Sample") -> Migration | None:
 
 
 def _prove(service: RunningService, job: Migration, sample: "Sample") -> None:
-    """The guest's own word, by its agent: the id on the file system it runs from is the id of the disk we made."""
+    """Asks the guest's agent: the id of the file system that it runs from must be the id of the disk that we made."""
     from synvirt.sample import ID_PATH
 
     if job.domain is None:

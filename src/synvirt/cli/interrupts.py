@@ -1,4 +1,4 @@
-"""Ctrl-C: when it ends the process where it is, and when it is KeyboardInterrupt, after which all that was begun is tidied up.
+"""Ctrl-C: when it ends the process at once, and when it is KeyboardInterrupt, after which everything begun is tidied up.
 
     modules are loaded         ends it: nothing is begun, and a traceback from the middle of an import helps nobody
     a command runs             KeyboardInterrupt
@@ -6,7 +6,7 @@
                                for a guest to boot would keep the process alive
     a service runs             it stops (api/server.py)
 
-What was set for Ctrl-C before us (nohup has it ignored) is left as it is.
+If Ctrl-C was set otherwise before (nohup ignores it), that stays.
 """
 
 import signal
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# How soon a Ctrl-C that came while a module was loaded is heard again.
+# How soon a Ctrl-C that came during an import is handled.
 AGAIN_S = 0.02
 
 
 def end_at_once() -> None:
-    """From here on Ctrl-C ends the process where it is."""
+    """From here on, Ctrl-C ends the process at once."""
     if _is_ours_to_change(signal.default_int_handler, _interrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Within it Ctrl-C is KeyboardInterrupt."""
+    """Within the block, Ctrl-C raises KeyboardInterrupt."""
     if not _is_ours_to_change(signal.SIG_DFL):
         yield
         return
@@ -41,8 +41,8 @@ def raised() -> Iterator[None]:
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:
-    """Not in the middle of an import: a module of C or Rust makes a crash or a wrong type of it, and the next import finds half
-    a module."""
+    """Not during an import: a module in C or Rust crashes or raises another type, and the next import finds an incomplete
+    module."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)

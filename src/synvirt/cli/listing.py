@@ -1,4 +1,4 @@
-"""Lists of things that have ids: their table, and the id that a beginning of one means."""
+"""Lists of things with ids: their table, and the full id for the beginning of one."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,33 +10,33 @@ from synvirt.nearest import did_you_mean
 if TYPE_CHECKING:
     from datetime import datetime
 
-# Below this many columns a UUID leaves no room for the rest of a row.
+# With fewer columns, a UUID leaves no room for the rest of a row.
 NARROW = 110
 ID_CHARS = 8
-# An upload has none of its own.
+# These have names; an upload has none of its own.
 _NAMED = ("migration", "source")
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Things of one kind: where the service lists them, and the command that shows them."""
+    """Things of one kind: the service's list of them, and the command that shows them."""
 
     noun: str
     path: str
     command: str
-    # The field by which people call them, where one may be given for an id.
+    # The field with a name that people may use instead of an id.
     name: str | None = None
 
 
 def full_id(client: Any, noun: str, beginning: str) -> str:
-    """Of one of those at /`noun`s."""
+    """The full id of a thing at /`noun`s."""
     name = "name" if noun in _NAMED else None
     return id_of(client, Listed(noun, f"/{noun}s", f"synvirt {noun}s list", name), beginning)
 
 
 def id_of(client: Any, listed: Listed, beginning: str) -> str:
-    """The id, of those that are listed, that begins so, or whose thing is called so. An id in full is not looked up; none or
-    several that fit are the caller's to see to."""
+    """The id in the list that begins with the text, or whose thing has it as its name. A full id is not looked up. The caller
+    handles none or several."""
     from synvirt.errors import BackupBadRequest, BackupNotFound, BadRequest, NotFound
 
     if _is_whole(beginning):
@@ -56,7 +56,7 @@ def id_of(client: Any, listed: Listed, beginning: str) -> str:
 
 
 def _every(client: Any, path: str) -> Iterator[Any]:
-    """All that are listed, page by page."""
+    """All things of the list, page by page."""
     import json
 
     cursor: dict[str, str] = {}
@@ -79,7 +79,7 @@ def _is_whole(id_: str) -> bool:
 
 
 def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_json: bool) -> None:
-    """A page of a list of the service's, by `show`; `none` is what is said of an empty one."""
+    """Prints a page of one of the service's lists with `show`; `none` is the text for an empty one."""
     import json
 
     if as_json:
@@ -95,12 +95,12 @@ def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_
 
 
 def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Only the column NAME may wrap; of an ID a narrow terminal shows the beginning, which every command takes. What is printed
-    is `shown` already."""
+    """Only the column NAME may wrap; a narrow terminal shows the beginning of an ID, which every command accepts. The cells
+    have gone through `shown` already."""
     from rich.console import Console
     from rich.table import Table
 
-    # Not a terminal: no line is cut at 80 columns, a script may read it.
+    # Not a terminal: no line is cut at 80 columns, as a script may read it.
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = 200
@@ -117,7 +117,7 @@ def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 
 
 def at(time: "str | datetime") -> str:
-    """A time of an answer, as people read it: by this host's clock, as the lines of a job that is watched. "" stays so."""
+    """A time of an answer for people: by this host's clock, like the lines of a watched job. "" stays so."""
     from datetime import datetime
 
     moment = time if isinstance(time, datetime) else datetime.fromisoformat(time) if time else None

@@ -1,4 +1,4 @@
-"""The options that every command takes, before it or after it, and what follows from them."""
+"""The options that every command takes, before it or after it, and their meaning."""
 
 import inspect
 import os
@@ -11,7 +11,7 @@ import typer
 
 from synvirt.cli.secret import secret
 
-if TYPE_CHECKING:  # imported where they are used: `synvirt --help` is quick without them
+if TYPE_CHECKING:  # imported at their use, so that `synvirt --help` is quick
     from synvirt.cli.client import Client
     from synvirt.settings import Settings
 
@@ -29,19 +29,19 @@ class Options:
     insecure: bool = False
 
     def over(self, other: "Options") -> "Options":
-        """What was given after the command wins over what was given before it."""
+        """Options after the command override those before it."""
         return Options(**{field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(Options)})
 
     @property
     def settings(self) -> "Settings":
-        """The service's own: of --config, else of its settings file where it has one and no folder is named."""
+        """The service's own settings: of --config, else of its settings file, if there is one and no folder is named."""
         from synvirt.settings import load
 
         return load(config=self.settings_file, flags={"data_dir": self.data_dir})
 
     @property
     def settings_file(self) -> Path | None:
-        """The settings file to read; None: there is none, or --data-dir stands for it."""
+        """The settings file to read; None: there is none, or --data-dir replaces it."""
         from synvirt.settings import service_config
 
         return self.config or (None if self.data_dir else service_config())
@@ -51,8 +51,8 @@ class Options:
         return self.server or os.environ.get("SYNVIRT_SERVER")
 
     def work_here(self, why: str, *, about_service: bool = False) -> None:
-        """BadRequest, where a service elsewhere is named to a command that works on this host alone; `why` it does.
-        `about_service`: SYNVIRT_SERVER names one, too, which of a command about files means nothing."""
+        """BadRequest, if a remote service is named for a command that works only on this host; `why` it does. `about_service`:
+        SYNVIRT_SERVER counts too; for a command about files it has no meaning."""
         from synvirt.errors import BadRequest
 
         if self.address if about_service else self.server:
@@ -60,7 +60,7 @@ class Options:
             raise BadRequest(f"a service elsewhere is named, and {why}", hint=f"leave {names} out")
 
     def _check_cacert(self) -> None:
-        """BadRequest, before a password is asked for in vain."""
+        """BadRequest, before it asks for a password in vain."""
         from synvirt.errors import BadRequest
         from synvirt.nearest import hint_for
 
@@ -73,7 +73,7 @@ class Options:
             raise BadRequest(f"the certificate file {self.cacert} cannot be read: {error.strerror}", hint=hint) from error
 
     def check_whose(self) -> None:
-        """BadRequest for options of a service elsewhere where none is named."""
+        """BadRequest for options of a remote service, if none is named."""
         from synvirt.errors import BadRequest
 
         given = [name for name in ("user", "cacert", "insecure") if getattr(self, name)]
@@ -83,7 +83,7 @@ class Options:
             )
 
     def connect(self) -> "Client":
-        """The service at --server, else the one of this host by its Unix socket. It is first spoken to by the first request."""
+        """The service at --server, else this host's by its Unix socket. The first request connects."""
         from synvirt.cli.client import Client
 
         if self.address is None:
@@ -96,7 +96,7 @@ class Options:
 
 
 def confirm(options: Options, question: str, *, sure: bool) -> None:
-    """Asks before what cannot be taken back; `sure`: --yes was given. A script that wants JSON is not asked: BadRequest."""
+    """Asks before an action that cannot be undone; `sure`: --yes was given. With --json it does not ask: BadRequest."""
     from synvirt.errors import BadRequest
 
     if sure:
@@ -111,7 +111,7 @@ def _option(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="Service", show_default=False)
 
 
-# One row an option of `Options`, in its order.
+# A row for each option of `Options`, in its order.
 SHARED: dict[str, Any] = {
     "data_dir": Annotated[
         Path | None, _option("--data-dir", help="The service's folder [env: SYNVIRT_DATA_DIR]; its Unix socket is in it")
@@ -130,10 +130,10 @@ SHARED: dict[str, Any] = {
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes of `command(options, …)` a Typer command that takes the shared options too. A parameter whose type is a data class
-    stands for all its fields: each is an option.
+    """Makes a Typer command of `command(options, …)` that takes the shared options too. A parameter with a data class as its
+    type stands for all its fields: each is an option.
 
-    The program's own callback is one as well: what it was given, the commands find in the root context.
+    The program's own callback is such a command as well: the commands find its options in the root context.
     """
     declared = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     groups: dict[str, Any] = {one.name: one.annotation for one in declared if is_dataclass(one.annotation)}
@@ -146,7 +146,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         given = Options(**{name: values.pop(name) for name in SHARED})
         before = context.find_root().obj
         context.obj = given.over(before) if isinstance(before, Options) else given
-        context.find_root().obj = context.obj  # the printer of the command's errors looks there whether to print JSON
+        context.find_root().obj = context.obj  # the printer of the command's errors finds there whether to print JSON
         if context.parent is not None:
             context.obj.check_whose()
         for name, group in groups.items():
@@ -180,7 +180,7 @@ def _unset(name: str) -> Any:
 
 
 def size_given(size: str | None, option: str) -> int | None:
-    """Bytes, of a text such as 4GiB; None where it was not given. typer.BadParameter."""
+    """Bytes of a text such as 4GiB; None, if it was not given. typer.BadParameter."""
     if size is None:
         return None
     from synvirt.offline.units import size_bytes

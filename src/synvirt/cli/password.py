@@ -1,4 +1,4 @@
-"""synvirt password [USER]: set a password in the users file. It holds at once, also in a service that runs."""
+"""synvirt password [USER]: sets a password in the users file. It works at once, also in a running service."""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +27,7 @@ def password(
 
 
 def users_file(options: Options) -> "Path":
-    """BadRequest, where there is none to write to."""
+    """The users file. BadRequest, if there is none to write to."""
     from synvirt.errors import BadRequest
     from synvirt.settings import prepare_data_dir
 

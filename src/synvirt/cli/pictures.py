@@ -1,4 +1,4 @@
-"""A guest's screen as the service kept it, into a file."""
+"""Saves the service's picture of a guest's screen as a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def save(options: Options, client: "Client", path: str, file: Path) -> None:
-    """The picture at `path` of the service as `file`, which must not be there yet."""
+    """Saves the picture at `path` of the service as `file`, which must not exist yet."""
     import json
 
     picture = client.fetch(path)

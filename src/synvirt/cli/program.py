@@ -1,4 +1,4 @@
-"""What every command has in common: errors as `code: detail` and a hint on stderr, never a traceback; the exit codes.
+"""The common part of all commands: errors as `code: detail` and a hint on stderr, never a traceback; the exit codes.
 
 0 done · 1 the job failed, or the service refused or is not there · 2 wrong usage
 """
@@ -12,15 +12,15 @@ FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
 def failed(error: Exception, *, as_json: bool = False) -> int:
-    """Tell an error of any command; the program's exit code. With SYNVIRT_LOG_LEVEL=debug what is not ours is raised.
+    """Prints an error of any command; returns the exit code. With SYNVIRT_LOG_LEVEL=debug, foreign errors are raised.
 
-    `as_json`: on stdout too, as {"error": {code, detail, hint}}: a script that reads the answer there finds the error there.
+    `as_json`: also on stdout, as {"error": {code, detail, hint}}, so that a script that reads the answer finds the error there.
     """
     if isinstance(error, SynvirtError):
         if as_json:
             tell_as_json(error)
         tell(error.code, error.detail, error.hint)
-        # BadRequest: an option or a setting is wrong, wherever that was noticed.
+        # BadRequest: an option or a setting is wrong, wherever that was found.
         return WRONG_USAGE if isinstance(error, BadRequest) else FAILED
     if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
         raise error
@@ -43,12 +43,12 @@ def tell(code: str, detail: str, hint: str | None) -> None:
 
 
 def say(text: str, *, as_json: bool) -> None:
-    """Prints a line for a person: where the output is JSON, beside it."""
+    """Prints a line for people: on stderr, if stdout is JSON."""
     print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
 def shown(text: str) -> str:
-    """Names come from hostile archives: a terminal must not obey what is in them."""
+    """A text for a terminal. Names come from hostile archives, and must not control the terminal."""
     return "".join(
         character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}" for character in text
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Signed receipts of what was moved.")
 
-# Of the blocks of a volume that differ, so many are named.
+# The most differing blocks of a volume that are listed.
 NAMED_MOST = 10
 
 
@@ -66,7 +66,7 @@ def key(options: Options) -> None:
 
 @app.command()
 @with_options
-def verify(  # noqa: PLR0917 - the framework gives them by name
+def verify(  # noqa: PLR0917 - the framework passes them by name
     options: Options,
     folder: Annotated[Path, typer.Argument(help="A receipt's folder", metavar="FOLDER")],
     volume: Annotated[

@@ -1,6 +1,6 @@
-"""Secrets that a command needs: from the environment, else asked for on a terminal, else a line of the standard input.
+"""Secrets for a command: from the environment, else asked for on a terminal, else a line of the standard input.
 
-Never an option's value: anyone who lists the processes of this host could read it.
+Never an option's value: any user who lists the processes of this host could read it.
 """
 
 import os
@@ -10,9 +10,9 @@ import typer
 
 
 def secret(what: str, *, variable: str | None = None, confirm: bool = False) -> str:
-    """The secret. `variable`: the environment's, which is looked at first. `confirm`: it is new, and is typed twice.
+    """The secret. `variable`: of the environment, which comes first. `confirm`: it is new, and is typed twice.
 
-    BadRequest, where nobody gave one.
+    BadRequest, if there is none.
     """
     from synvirt.errors import BadRequest
 
@@ -32,7 +32,7 @@ def secret(what: str, *, variable: str | None = None, confirm: bool = False) -> 
 
 
 def _on_a_terminal() -> bool:
-    """Also where the standard input is a document that the command has read: the prompt goes to the terminal itself."""
+    """Also if the standard input is a document that the command has read: the prompt goes to the terminal itself."""
     try:
         os.close(os.open(os.ctermid(), os.O_RDWR | os.O_NOCTTY))
     except OSError:

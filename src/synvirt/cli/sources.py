@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="The platforms that VMs are moved f
 keyring = typer.Typer(no_args_is_help=True, help="The key that seals the credentials of sources.")
 
 SourceId = Annotated[str, typer.Argument(metavar="SOURCE", help="The source's name, its id, or the id's beginning")]
-# Spelled out: the enumeration's module is too slow to load for `--help`. A test holds the two together.
+# Spelled out: the enumeration's module is too slow to load for `--help`. A test compares the two.
 KINDS = ("vim_api", "wmi_api", "pve_api", "libvirt_remote", "xen_api", "prism_api")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What you call it")]
@@ -174,7 +174,7 @@ def test(
     with options.connect() as client:
         id_ = source_id(client, source)
         if vm is not None:
-            with suppress(AuthFailed, SourceUnreachable):  # the test itself will say so
+            with suppress(AuthFailed, SourceUnreachable):  # the test itself will report it
                 vm = _vm_id(client, id_, source, vm)
         asked: dict[str, Any] = {"deep": deep} | ({"vm_id": vm} if vm else {})
         answer = client.ask("POST", f"/sources/{id_}/test", params=asked)
@@ -296,11 +296,11 @@ def rotate(options: Options) -> None:
     )
 
 
-# ── what others ask ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── for other commands ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def source_id(client: Any, source: str) -> str:
-    """The id of the one source that is called so, or whose id begins so."""
+    """The id of the one source that has this name, or whose id begins with it."""
     return full_id(client, "source", source)
 
 
@@ -314,7 +314,7 @@ def live_vm(client: Any, source: str, vm: str) -> tuple[dict[str, str], dict[str
 
 
 def _vm_id(client: Any, id_: str, source: str, vm: str) -> str:
-    """Of the one VM of that source which has this id or name."""
+    """The id of the one VM of that source with this id or name."""
     import json
 
     from synvirt.errors import BadRequest, VmNotFound

@@ -1,1 +1,1 @@
-"""synvirt backup. `commands.py` puts it together; the others are its parts."""
+"""synvirt backup. `commands.py` assembles it from the other files."""

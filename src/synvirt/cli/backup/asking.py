@@ -1,4 +1,4 @@
-"""What the commands of `synvirt backup` have in common: what they list, what they ask, and the runs that come of it."""
+"""Common parts of the commands of `synvirt backup`: lists, requests, and runs that they start."""
 
 from typing import Annotated, Any
 
@@ -32,7 +32,7 @@ def list_things(options: Options, listed: Listed, table: Any, limit: int, cursor
 
 
 def ask(options: Options, method: str, listed: Listed, one: str, rest: str = "", *, said: str, json: Any = None) -> None:
-    """Something that is done when it is answered."""
+    """A request that is done when it is answered."""
     with options.connect() as client:
         id_ = id_of(client, listed, one)
         answer = client.ask(method, f"{listed.path}/{id_}{rest}", json=json)
@@ -43,7 +43,7 @@ def ask(options: Options, method: str, listed: Listed, one: str, rest: str = "",
 
 
 def start_run(options: Options, listed: Listed, one: str, rest: str, *, json: Any = None, params: Any = None) -> None:
-    """Something that becomes a run."""
+    """A request that starts a run."""
     with options.connect() as client:
         path = f"{listed.path}/{id_of(client, listed, one)}/{rest}"
         follow(options, client, client.ask("POST", path, json=json, params=params))

@@ -38,7 +38,7 @@ def mount(
             hint="leave --server and SYNVIRT_SERVER out",
         )
     output = sys.stdout
-    # The log goes elsewhere: our output is for who called us.
+    # The log goes to stderr, as stdout is for the caller.
     with contextlib.redirect_stdout(sys.stderr), _repository(options, point) as (repository, manifest):
         # Before any thread is begun, so that each of them leaves these signals to the one that waits for them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
@@ -57,7 +57,7 @@ def mount(
 
 @contextlib.contextmanager
 def _repository(options: Options, point: str) -> Iterator[Any]:
-    """The open repository of that restore point, and the point's manifest: the very one whose author was checked."""
+    """The open repository of that restore point, and the manifest whose author was checked."""
     from synvirt.backups.authors import UNKNOWN, Authors, doubt
     from synvirt.backups.points import Points
     from synvirt.backups.repositories import Repositories
@@ -89,7 +89,7 @@ def _repository(options: Options, point: str) -> Iterator[Any]:
 
 
 def _chosen(points: Any, beginning: str) -> Any:
-    """The one whose id begins so."""
+    """The point whose id begins with the text."""
     found = [point for point in points if str(point.id).startswith(beginning)]
     if not found:
         raise BackupNotFound(f"there is no restore point {beginning}", hint="synvirt backup points")
@@ -99,7 +99,7 @@ def _chosen(points: Any, beginning: str) -> Any:
 
 
 def _check_there(data_dir: Path) -> None:
-    """Else a store would be made where there is none."""
+    """Checks that the store exists, as it would be made otherwise."""
     if not (data_dir / "keyring").is_dir():
         raise BackupBadRequest(
             f"there is no service's data in {data_dir}", hint="name its folder: --data-dir; and be the service's user, or root"

@@ -1,4 +1,4 @@
-"""What this host keeps for other SynVirts: synvirt backup offers, show-offer, release-point."""
+"""What this host stores for other SynVirts: synvirt backup offers, show-offer, release-point."""
 
 from typing import Annotated, Any
 from urllib.parse import quote

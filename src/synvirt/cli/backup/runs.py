@@ -1,4 +1,4 @@
-"""Following a backup run from the stream: a bar on a terminal, lines elsewhere, and what came of it at the end."""
+"""Follows a backup run by the stream: a bar on a terminal, lines elsewhere, and its result at the end."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def follow(options: "Options", client: Any, answer: str, *, print_events: bool = False) -> None:
-    """To the run's end; exits 1 where it is not completed. Ctrl-C leaves the run as it is. With --json: the stream's data as it
-    comes, or else the ended run."""
+    """Follows the run to its end; exits 1, if it is not completed. Ctrl-C leaves the run as it is. With --json: the stream's
+    data as it comes, or else the ended run."""
     from synvirt.backups.model import BackupRun, Status
     from synvirt.cli.migrating.watching import display
 
@@ -36,7 +36,7 @@ def follow(options: "Options", client: Any, answer: str, *, print_events: bool =
 
 
 def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bool) -> "BackupRun":
-    """The stream of one run begins with that run, also when it has ended."""
+    """The stream of one run begins with that run, also after it has ended."""
     from synvirt.backups.model import ENDS, BackupRun, RunUpdate
     from synvirt.cli.client import RUNS
     from synvirt.errors import Internal
@@ -64,7 +64,7 @@ def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bo
 
 
 def show_result(run: "BackupRun") -> None:
-    """What came of it."""
+    """Prints the run's result."""
     if run.error is not None:
         tell(run.error.code, run.error.message, run.error.hint)
     if run.kind == "backup":
@@ -96,7 +96,7 @@ def _show_report(report: "Report") -> None:
 
 
 def sheet(run: "BackupRun") -> None:
-    """All of one run, a line each."""
+    """All fields of one run, a line each."""
     from synvirt.cli.migrating.watching import described
 
     rows = [("id", str(run.id)), ("kind", run.kind.replace("_", " ")), ("status", str(run.status)), ("trigger", run.trigger)]

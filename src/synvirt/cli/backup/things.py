@@ -1,4 +1,4 @@
-"""One thing of the backups, looked at or removed: synvirt backup show-job, show-point, show-repository, remove-run …"""
+"""Shows or removes one thing of the backups: synvirt backup show-job, show-point, show-repository, remove-run …"""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""synvirt disk map and synvirt disk compare: verdicts and exit codes are those of `qemu-img map` and `qemu-img compare`."""
+"""synvirt disk map and synvirt disk compare: results and exit codes are those of `qemu-img map` and `qemu-img compare`."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _NUMBER_WIDTH: Final = 16
 
 @contextmanager
 def opened(found: Found) -> Iterator[DiskReader]:
-    """The disk, open for the block."""
+    """The disk, open within the block."""
     reader = open_reader(found.reader)
     try:
         yield reader
@@ -27,7 +27,7 @@ def opened(found: Found) -> Iterator[DiskReader]:
 
 
 def print_map(found: Found, *, as_json: bool) -> None:
-    """Line by line, so that a disk of a million extents takes no memory. The JSON is one array, as qemu-img's is."""
+    """Prints line by line, so that a disk of a million extents takes no memory. The JSON is one array, like qemu-img's."""
     with opened(found) as reader:
         extents = coalesced(reader.extents())
         if as_json:
@@ -49,7 +49,7 @@ def _print_array(extents: Iterator[Extent]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """`offset` of the first sector that differs, None where the content is the same."""
+    """`offset` of the first sector that differs; None, if the content is the same."""
 
     first_bytes: int
     second_bytes: int
@@ -62,20 +62,20 @@ class Compared:
 
     @property
     def _sizes_differ(self) -> bool:
-        """Disks have whole sectors: a raw file that ends within one goes on with zeros, to QEMU and to its guests."""
+        """Disks have whole sectors: a raw file that ends within one continues with zeros, for QEMU and for its guests."""
         return _sectors(self.first_bytes) != _sectors(self.second_bytes)
 
     def lines(self) -> list[str]:
-        """The verdict in the words of `qemu-img compare`."""
+        """The result in the words of `qemu-img compare`."""
         if self.strict and self._sizes_differ:
             return ["Strict mode: Image size mismatch!"]
         verdict = "Images are identical." if self.offset is None else f"Content mismatch at offset {self.offset}!"
-        # As QEMU does it: sizes are a matter only when what both have is the same.
+        # Like QEMU: sizes matter only if the common part is the same.
         in_both = self.offset is not None and self.offset < min(self.first_bytes, self.second_bytes)
         return ["Warning: Image size mismatch!", verdict] if self._sizes_differ and not in_both else [verdict]
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict for --json. `mismatch_offset`: in bytes, null where they are the same."""
+        """The result for --json. `mismatch_offset`: in bytes, null if they are the same."""
         return {
             "identical": self.exit_code == IDENTICAL,
             "first_size_bytes": self.first_bytes,
@@ -89,8 +89,8 @@ def _sectors(size: int) -> int:
 
 
 def compared(first: DiskReader, second: DiskReader, *, strict: bool, threads: int | None) -> Compared:
-    """Compares two disks. `strict`: other sizes are a difference. DiskReadFailed."""
-    # What is strictly different need not be read.
+    """Compares two disks. `strict`: different sizes are a difference. DiskReadFailed."""
+    # With `strict`, different sizes already decide: nothing is read.
     read = not strict or _sectors(first.size) == _sectors(second.size)
     offset = first_difference(first, second, threads=threads) if read else None
     return Compared(first.size, second.size, offset, strict)

@@ -1,4 +1,4 @@
-"""synvirt disk convert: one copy(), and what is checked of it."""
+"""synvirt disk convert: one copy(), and its checks."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from synvirt.disks.specs import BlockWriterSpec
 from synvirt.errors import BadRequest, Conflict, DiskWriteFailed
 from synvirt.nearest import did_you_mean_file
 
-if TYPE_CHECKING:  # loaded only where something is to be hashed
+if TYPE_CHECKING:  # loaded only for hashing
     from synvirt.disks.checking.ledger import Ledger
 
 Show = Callable[[int, int], None]  # bytes done, bytes in all
@@ -30,7 +30,7 @@ Show = Callable[[int, int], None]  # bytes done, bytes in all
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a caller asks for, besides the disk and the target."""
+    """What a caller wants, besides the disk and the target."""
 
     force: bool = False
     threads: int | None = None
@@ -39,7 +39,7 @@ class Wanted:
 
 
 def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: bool) -> dict[str, Any]:
-    """Copy the disk; what was done, in the words of --json."""
+    """Copies the disk; returns what was done, in the words of --json."""
     if wanted.ledger is not None and not wanted.force and os.path.lexists(wanted.ledger):
         raise Conflict(f"{wanted.ledger.name} is there already", hint="--force replaces it")
     _refuse_target(image, target)
@@ -47,7 +47,7 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
         began = time.monotonic()
         reader = open_reader(found.reader)
         stack.callback(reader.close)
-        fresh = not target.is_block_device()  # a device holds what was on it before; a new file reads as zeros
+        fresh = not target.is_block_device()  # a device still has its old content; a new file reads as zeros
         writer = stack.enter_context(_writer(target, reader.size, force=wanted.force))
         conversion = _Conversion(found, reader, writer, fresh, target, wanted, quiet, began)
         hashed = wanted.verify or wanted.ledger is not None
@@ -56,7 +56,7 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
 
 
 def _refuse_target(image: Path, target: Path) -> None:
-    """What no --force makes a target of. BadRequest."""
+    """Refuses targets that --force does not allow either. BadRequest."""
     if target.is_dir():
         raise BadRequest(f"{target} is a folder", hint=f"name the file to make: {target / image.with_suffix('.raw').name}")
     if not target.parent.is_dir():
@@ -83,7 +83,7 @@ class _Conversion:
         return self._figures(copied, rest.bytes_cloned)
 
     def copied_and_hashed(self) -> dict[str, Any]:
-        """Nothing is cloned: what is shared is not read, so there would be nothing to compare."""
+        """Clones nothing: shared data is not read, so it could not be compared."""
         from synvirt.disks.checking.ledger import ALGORITHM, Hashing
 
         hashing = Hashing(self.reader)
@@ -137,7 +137,7 @@ class _Conversion:
 
 @contextmanager
 def _checked(found: Found) -> Iterator[Callable[[], bool]]:
-    """The digests that an archive gives, checked during the copy; it must have ended well when they are all right."""
+    """Checks the digests of an archive during the copy; all of them must be right at the end."""
     if not found.checksums:
         yield lambda: False
         return
@@ -167,7 +167,7 @@ def _writer(target: Path, size: int, *, force: bool) -> Iterator[DiskWriter]:
 
 @contextmanager
 def _reread(writer: DiskWriter, target: Path) -> Iterator[DiskReader]:
-    """What was written, read from the storage as far as that can be asked for: what is clean leaves the memory."""
+    """Reads what was written, from the storage if possible: clean pages are dropped from memory."""
     # A new file has no name yet.
     flags = os.O_RDONLY | os.O_CLOEXEC
     descriptor = os.dup(writer.descriptor) if isinstance(writer, RawWriter) else os.open(target, flags)
@@ -180,7 +180,7 @@ def _reread(writer: DiskWriter, target: Path) -> Iterator[DiskReader]:
 
 
 def _write_lines(path: Path, lines: Iterator[str]) -> None:
-    """The whole file, or none."""
+    """Writes the whole file, or none."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with unfinished.open("x") as file:
@@ -210,7 +210,7 @@ def _progress(title: str, *, quiet: bool) -> Iterator[Show]:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM is Ctrl-C: the threads end, and nothing half-made is left."""
+    """Handles SIGTERM like Ctrl-C: the threads end, and incomplete files are removed."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Which disks a file or folder has that a person names on the command line."""
+"""Finds the disks of a file or folder that the command line names."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance, promised, roo
 
 
 class Found(NamedTuple):
-    """A disk that an image or an appliance has, how it is read, and what else is checked."""
+    """A disk of an image or an appliance, how it is read, and its further checks."""
 
     name: str
     reader: ReaderSpec
@@ -19,9 +19,9 @@ class Found(NamedTuple):
 
 
 def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = True) -> list[Found]:
-    """The disks of an appliance, or the image itself. Files that it names must lie next to it.
+    """The disks of an appliance, or the image itself. Files that it names must be next to it.
 
-    `key_needed`: BadRequest, where there is nothing for the key to open.
+    `key_needed`: BadRequest, if nothing is encrypted with the key.
     """
     where = image.resolve()
     key = None if key_file is None else str(key_file.resolve())
@@ -53,7 +53,7 @@ def chosen(disks: list[Found], wanted: str | None, image: Path) -> Found:
 
 
 def _may_be_appliance(where: Path) -> bool:
-    """Is it worth loading the importers? A disk with a partition table (MBR, or GPT's protective one) is no appliance."""
+    """Whether the importers must be loaded. A disk with a partition table (MBR, or GPT's protective one) is no appliance."""
     if where.is_dir():
         return True
     with where.open("rb") as file:
@@ -62,14 +62,14 @@ def _may_be_appliance(where: Path) -> bool:
 
 
 def _disks_of_appliance(where: Path) -> list[Found] | None:
-    """None: it is none, so a file is a raw disk."""
+    """None, if it is no appliance: then a file is a raw disk."""
     from synvirt.offline.registry import UnknownKind
     from synvirt.offline.registry import detect as detect_appliance
 
     root = root_of(where)
     try:
         importer = detect_appliance(where, root)
-    except UnknownKind:  # what is known to be something else, packed perhaps, is refused: a copy of it would be no disk
+    except UnknownKind:  # a file of another known kind, for example a packed one, is refused: a copy of it would be no disk
         return None
     opened = [(disk.key, importer.open_disk(where, root, disk.key)) for disk in importer.inspect(where, root).disks]
     return [Found(key, disk.reader, disk.checksums) for key, disk in opened]

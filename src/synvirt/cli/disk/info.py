@@ -1,4 +1,4 @@
-"""synvirt disk info: what a disk's image says of itself, and how much of it is data."""
+"""synvirt disk info: the facts in a disk's image, and how much of it is data."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from synvirt.disks.specs import paths as paths_of
 
 
 def described(found: Found) -> dict[str, Any]:
-    """In the words of --json."""
+    """The description in the words of --json."""
     spec = found.reader
     head: dict[str, Any] = {"name": found.name, "format": format_name(spec), "over": _over(spec)}
     if isinstance(spec, QemuSpec):
@@ -64,7 +64,7 @@ def _said(name: str, value: Any) -> str:
 
 
 def _over(spec: ReaderSpec) -> list[str]:
-    """What the image lies in, outwards: a VMDK in a gzip in a raw file."""
+    """The containers of the image, from the inside out: a VMDK in a gzip in a raw file."""
     found: list[str] = []
     while isinstance(spec, ImageSpec | ChangedSpec | XvaSpec | GzipSpec):
         spec = spec.over
@@ -73,7 +73,7 @@ def _over(spec: ReaderSpec) -> list[str]:
 
 
 def _encrypted(spec: QemuSpec) -> dict[str, Any]:
-    """What the header of an encrypted image says, without its key; nothing, if it is not."""
+    """The facts in the header of an encrypted image, without its key; nothing, if it is not encrypted."""
     from synvirt.disks.qcow2.header import read_header
     from synvirt.disks.qcow2.reader import facts_of
 
@@ -99,7 +99,7 @@ def _hints(spec: ReaderSpec) -> dict[str, Any]:
 
 
 def _files(spec: ReaderSpec) -> dict[str, Any]:
-    """The size of the files that are named outright, and how much of that takes room on this host."""
+    """The size of the named files, and how much space they use on this host."""
     key = getattr(spec, "key_file", None)
     found = [Path(path).stat() for path in {*paths_of(spec)} if path != key]
     return {

@@ -1,7 +1,7 @@
-"""synvirt disk: the data path alone, with no service and no job.
+"""synvirt disk: only the data path, without a service or a job.
 
-Parsed by argparse, and each command's modules are imported when it runs: `synvirt disk convert` of a small disk takes little
-longer than Python takes to start, where Typer alone would take three times that.
+argparse parses it, and each command's modules are imported when it runs: `synvirt disk convert` of a small disk takes little
+longer than the start of Python; Typer alone would take three times that.
 """
 
 import argparse
@@ -19,7 +19,7 @@ _IMAGE = "a disk image, an OVA, or the folder or description of a VM"
 
 
 def main(arguments: Sequence[str], *, json: bool = False) -> int:
-    """Run one command, `arguments` being what follows `synvirt disk`; the program's exit code. `json`: --json came before."""
+    """Runs one command; returns the exit code. `arguments`: those after `synvirt disk`. `json`: --json came before."""
     try:
         options, unknown = _parser().parse_known_args(list(arguments) or ["--help"])
         if unknown:
@@ -207,7 +207,7 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int],
         name, help=about.partition(". ")[0].rstrip("."), description=about, allow_abbrev=False
     )
     command.set_defaults(run=run, parser=command)
-    # What stood before the command holds.
+    # An option before the command stays valid.
     command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     command.add_argument("--key-file", metavar="FILE", type=_existing, help="holds the passphrase of an encrypted image")
     return command

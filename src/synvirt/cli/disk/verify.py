@@ -1,4 +1,4 @@
-"""synvirt disk verify: a volume compared with the hashes of what was copied to it, and repaired from the source."""
+"""synvirt disk verify: compares a volume with the hashes of what was copied to it, and repairs it from the source."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,14 +16,14 @@ from synvirt.disks.raw.files import RawWriter, open_block_writer, open_file_writ
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import BadRequest, MalformedArchive, NotFound, cause_of
 
-# Of the extents, so many are named to people, and so many in JSON.
+# The most extents that are listed, for people and in JSON.
 NAMED_MOST: Final = 20
 LISTED_MOST: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """`repaired`: None, where nothing was to be repaired."""
+    """`repaired`: None, if no repair was requested."""
 
     volume: str
     ledger: Ledger
@@ -32,7 +32,7 @@ class Verified:
 
     @property
     def exit_code(self) -> int:
-        """0, where nothing differs any more; else FAILED."""
+        """0, if nothing differs any more; else FAILED."""
         left = self.differing if self.repaired is None else self.repaired.left
         return FAILED if left else 0
 
@@ -60,7 +60,7 @@ class Verified:
 
 
 def verified(volume: Path, ledger: Ledger, source: Found | None, *, threads: int | None) -> Verified:
-    """`source`: to mend from; None: nothing is written."""
+    """`source`: for repairs; None: nothing is written."""
     if source is None:
         with closing(open_reader(RawSpec(path=str(volume.absolute())))) as reader:
             return Verified(str(volume), ledger, tuple(differing_rows(ledger, reader, threads=threads)), None)
@@ -74,7 +74,7 @@ def verified(volume: Path, ledger: Ledger, source: Found | None, *, threads: int
 
 
 def ledger_of(ledger: Path | None, receipt: Path | None, disk: str | None, key: Path | None) -> Ledger:
-    """Of a file that `disk convert --ledger` wrote, or of a disk of a receipt that is as it was signed."""
+    """The ledger in a file written by `disk convert --ledger`, or of a disk of a receipt that is as it was signed."""
     if (ledger is None) == (receipt is None):
         raise BadRequest("--ledger or --receipt is wanted, and not both")
     try:

@@ -1,1 +1,1 @@
-"""synvirt import, inspect, migrations: a plan sent, and its job watched. Read `importing.py`, then `watching.py`."""
+"""synvirt import, inspect, migrations: sends a plan, and watches its job. Read `importing.py`, then `watching.py`."""

@@ -1,4 +1,4 @@
-"""What a plan would do, before it does anything: `synvirt import --dry-run`, `synvirt migrations dry-run`."""
+"""What a plan would do, without doing it: `synvirt import --dry-run`, `synvirt migrations dry-run`."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from synvirt.sizes import counted, duration
 if TYPE_CHECKING:
     from synvirt.cli.client import Client
 
-# A plan is some kilobytes; a thousand disks' names some more.
+# A plan has some kilobytes; the names of a thousand disks need some more.
 _PLAN_BYTES_MAX = 4 << 20
 
 
@@ -28,8 +28,8 @@ _PLAIN = {row.field: option_of(name) for name, row in ROWS.items() if not re.sea
 
 
 def _named() -> Iterator[tuple[re.Pattern[str], str]]:
-    """What the API calls a thing, and what `synvirt import` does. A field of one plain word, as `name`, may be any word of a
-    sentence."""
+    """Finds the API's name of a field, and gives the option of `synvirt import`. A field of one plain word, like `name`, may be
+    any word of a sentence."""
     yield re.compile(r"\bset target\.identity to new\b"), "give --new-identity"
     yield re.compile(r"\bset target\.start to false\b"), "give --no-start"
     yield re.compile(r"\btarget\.identity is new\b"), "--new-identity asks for it"
@@ -44,7 +44,7 @@ _OPTIONS = tuple(_named())
 
 
 def as_options(text: str) -> str:
-    """The API's words for a plan's fields as this command's options."""
+    """Replaces the API's words for a plan's fields by this command's options."""
     for field, option in _OPTIONS:
         text = field.sub(option, text)
     return text
@@ -52,7 +52,7 @@ def as_options(text: str) -> str:
 
 @contextmanager
 def speaking_as_options() -> Iterator[None]:
-    """What the service refuses, in the words of who typed options."""
+    """The service's errors, in terms of the typed options."""
     try:
         yield
     except SynvirtError as error:
@@ -78,7 +78,8 @@ def plan_in(path: Path) -> dict[str, Any]:
 
 
 def patch_of(changes: Sequence[str]) -> dict[str, Any]:
-    """`target.name=web2` each, as a patch of a plan. A value that is JSON is that, and a text otherwise. BadRequest."""
+    """Makes a patch of a plan from texts like `target.name=web2`. A value that is JSON is used as such, else as a text.
+    BadRequest."""
     patch: dict[str, Any] = {}
     for change in changes:
         path, equals, text = change.partition("=")
@@ -99,7 +100,7 @@ def patch_of(changes: Sequence[str]) -> dict[str, Any]:
 
 
 def show_dry_run(options: Options, client: "Client", plan: dict[str, Any]) -> None:
-    """Exits 1 where something is wrong with the plan."""
+    """Exits 1, if something is wrong with the plan."""
     answer = client.ask("POST", "/migrations", json={"plan": plan}, params={"dry_run": "true"})
     found = json.loads(answer)
     if options.json:

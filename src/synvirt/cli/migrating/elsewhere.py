@@ -1,4 +1,4 @@
-"""A file elsewhere on the command line: its URL, and the credentials, which are in no argument."""
+"""A remote file on the command line: its URL, and its credentials, which are in no argument."""
 
 import os
 import re
@@ -34,7 +34,7 @@ class ElsewhereOptions:
 
 _ANY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SCHEMES = ("http://", "https://", "s3://", "smb://")
-# What the environment has them called: ours, and those that every S3 tool knows.
+# The names in the environment: ours, and those of every S3 tool.
 _VARIABLES = {
     "http": {"token": "SYNVIRT_REMOTE_TOKEN"},
     "https": {"token": "SYNVIRT_REMOTE_TOKEN"},
@@ -48,7 +48,7 @@ _VARIABLES = {
 
 
 def is_url(path: str) -> bool:
-    """Whether a file is meant that lies elsewhere. BadRequest for a URL of a kind that is not read."""
+    """Whether the argument is the URL of a remote file. BadRequest for a URL of a kind that is not read."""
     if path.lower().startswith(_SCHEMES):
         return True
     scheme = _ANY_SCHEME.match(path)
@@ -68,14 +68,14 @@ def request(
 ) -> dict[str, Any]:
     """The body of POST /remote-files/inspect; with `kind`, a plan's source_ref.
 
-    Credentials: those of the file, else those of the environment. A user without a password is asked for it.
+    Credentials come from the file, else from the environment. For a user without a password, the command asks for it.
     """
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     credentials = _of_file(given.credentials) if given.credentials is not None else _of_environment(scheme, environ)
     user, password, url = _without_login(scheme, rest) if scheme != "s3" else ("", "", url)
     user = given.login or user
-    if scheme == "smb" and ";" in user:  # smb://DOMAIN;user@host, as other tools write it
+    if scheme == "smb" and ";" in user:  # smb://DOMAIN;user@host, the form of other tools
         credentials["domain"], _, user = user.partition(";")
     if user and "token" not in credentials:
         credentials["username"] = user

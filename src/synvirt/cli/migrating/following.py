@@ -1,4 +1,4 @@
-"""Watches jobs to their end, and makes of it the command's exit code: what every command that begins jobs ends with."""
+"""Watches jobs to their end, and makes the exit code of the command: for every command that begins jobs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from synvirt.cli.program import FAILED, INTERRUPTED, say
 
 
 def follow(options: Options, client: Any, job_id: str, *, print_events: bool = False) -> None:
-    """Watch to the end; exits 1 when the job failed. With --json: the stream's data as it comes, or else the ended job."""
+    """Watches the job to its end; exits 1, if it failed. With --json: the stream's data as it comes, or else the ended job."""
     from synvirt.cli.migrating.watching import display, verdict, watch
 
     try:
@@ -26,7 +26,7 @@ def follow(options: Options, client: Any, job_id: str, *, print_events: bool = F
 
 
 def follow_several(options: Options, client: Any, ids: list[str]) -> None:
-    """The same of the jobs `ids`, or of all that run where it is empty."""
+    """The same for the jobs `ids`; empty: all that run."""
     from synvirt.cli.migrating.watching import verdict
     from synvirt.cli.migrating.watching_several import watch_several
 

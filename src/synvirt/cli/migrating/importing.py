@@ -1,6 +1,6 @@
 """synvirt import PATH and synvirt inspect PATH: an appliance or a disk image, from a file, a folder or a URL.
 
-The service says of which kind a file is. One that is not where the service can see it is sent there first (`--upload`).
+The service finds the kind of a file. A file that the service cannot reach is sent to it first (`--upload`).
 """
 
 import os
@@ -39,9 +39,9 @@ SourceOrVm = Annotated[
         metavar="PATH", help="A file or folder, in the import root or here; its URL (http, https, s3, smb); with --source a VM"
     ),
 ]
-# Spelled out: the enumeration's module is too slow to load for `--help`. A test holds the two together.
+# Spelled out: the enumeration's module is too slow to load for `--help`. A test compares the two.
 KINDS = ("ova_archive", "ovf_folder", "vmx_folder", "vhdx", "qcow2", "vmdk", "vmcx_export", "vbox_folder", "xva_archive")
-# Of several files: a description and its disks.
+# Kinds of several files: a description and its disks.
 FOLDER_KINDS = ("ovf_folder", "vmx_folder", "vbox_folder", "vmcx_export")
 ChosenVm = Annotated[str | None, typer.Option("--vm", metavar="NAME", help="Of a file with several VMs, the one that is meant")]
 
@@ -88,7 +88,7 @@ def import_(
                 plan["source"] = {"Offline": kind or _kind(client, inspection)}
             if dry_run:
                 show_dry_run(options, client, plan)
-                raise typer.Exit  # no job is made: `kept` says what stays
+                raise typer.Exit  # no job is made: `kept` reports what stays
             stays.append("the service may have taken the job: synvirt migrations list")
             answer = client.ask("POST", "/migrations", json={"plan": plan})
         if wait:
@@ -101,7 +101,7 @@ def import_(
 
 @contextmanager
 def _interruptible(stays: list[str]) -> Iterator[None]:
-    """Ctrl-C ends the command; the last of `stays` says what is left of it."""
+    """Ctrl-C ends the command; the last text of `stays` says what remains."""
     try:
         yield
     except KeyboardInterrupt:
@@ -141,10 +141,10 @@ def _inspected_here(options: Options, path: Path, vm: str | None) -> str:
 
     where = _here(options, path)
     imports = options.settings.imports_dir.absolute()
-    # The files of a VM lie next to one another: outside the import root, its folder is all that may be read.
+    # The files of a VM are next to one another: outside the import root, only its folder may be read.
     if where.is_relative_to(imports):
         root = imports
-    else:  # a person's own links lead where that person says
+    else:  # a person's own links may lead anywhere
         where = where.resolve()
         root = where.parent if where.is_dir() else root_of(where)
     return browsing.inspect(root, str(where), vm=vm).model_dump_json()
@@ -155,7 +155,7 @@ def _inspected_elsewhere(options: Options, asked: dict[str, Any]) -> str:
     from synvirt.offline import browsing
     from synvirt.offline.elsewhere import Rules, place
 
-    # Who runs the command may reach what this host reaches: the rules are for callers of a service.
+    # The person who runs the command may reach what this host reaches: the rules are for callers of a service.
     rules = Rules(allowed_hosts=("0.0.0.0/0", "::/0"), ca_file=options.settings.remote_ca_file)
     where, root = place(_received(RemoteFileRequest, asked), rules)
     return browsing.inspect(root, str(where), vm=asked.get("vm")).model_dump_json()
@@ -168,7 +168,7 @@ def _received(model: type[Received], asked: dict[str, Any]) -> Received:
 
     try:
         return model.model_validate(asked)
-    except ValidationError as error:  # its own words would show the input
+    except ValidationError as error:  # pydantic's message would show the input
         first = error.errors(include_url=False)[0]
         raise BadRequest(f"{place(first['loc'])}: {worded(first)}") from None
 
@@ -186,15 +186,15 @@ def print_inspection(answer: str, *, as_json: bool) -> None:
 
 # ── where the VM is ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-# What a request needs to have the service look at the source: its path and its body.
+# A request for the service to inspect the source: its path and its body.
 Inspection = tuple[str, dict[str, Any]]
 
 
 def _placed(
     options: Options, client: "Client", path: Path, *, vm: str | None, upload: bool, known: bool
 ) -> tuple[dict[str, str], Inspection]:
-    """The plan's source_ref. A service elsewhere sees its own files only: a relative path, or one that it has not, is a file
-    here, and is sent. Where its kind is not `known` it is looked into first: gigabytes that are no VM are not sent."""
+    """The plan's source_ref. A remote service sees only its own files: a relative path, or one that it does not have, is a
+    local file and is sent. If its kind is not `known`, it is inspected first, so that gigabytes without a VM are not sent."""
     elsewhere = options.address is not None
     if not upload and elsewhere:
         upload = not path.is_absolute() or (path.is_file() and not _is_there(client, path))
@@ -213,7 +213,7 @@ def _meant(vm: str | None) -> dict[str, str]:
 
 
 def _require_whole_vm(file: Path, vm: str | None) -> None:
-    """UnsupportedFormat, MalformedArchive; BadRequest for a description, whose disks would not come along."""
+    """UnsupportedFormat, MalformedArchive; BadRequest for a description, whose disks would not be sent."""
     from synvirt.offline import browsing
 
     kind = browsing.inspect(file.parent, str(file), vm=vm).offline_kind
@@ -228,7 +228,7 @@ def _is_there(client: "Client", path: Path) -> bool:
     except (HostPathRejected, NotFound):
         return False
     except SynvirtError:
-        return True  # it is there, and damaged: the service will say how
+        return True  # it exists, and is damaged: the service will report how
     return True
 
 
@@ -244,7 +244,8 @@ def _kind(client: "Client", inspection: Inspection) -> str:
 
 
 def _here(options: Options, path: Path) -> Path:
-    """An absolute path: what lies in the import root by that name, or else from here; `.` and `..` are from here. NotFound."""
+    """An absolute path: in the import root, if that has the name, else from the present folder; `.` and `..` mean the present
+    folder. NotFound."""
     inside = options.settings.imports_dir.absolute() / path
     places = (path.resolve(),) if path.parts[:1] in ((), ("..",)) else (inside, path.absolute())
     for where in places:

@@ -1,4 +1,4 @@
-"""The options of `synvirt import` that set fields of the plan: a row is an option, its help, and its field."""
+"""The options of `synvirt import` that set fields of the plan: each row has an option, its help, and its field."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -19,8 +19,8 @@ def _as_it_is(value: Any, _option: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """Which field of the plan an option sets, and `also` which other. `words`: all that it may be. `value`: what the field is,
-    of what was typed and the option's name; typer.BadParameter."""
+    """The field of the plan that an option sets, and `also` a second one. `words`: the allowed ones. `value`: makes the field's
+    value from the typed text and the option's name; typer.BadParameter."""
 
     field: str
     also: str | None = None
@@ -29,7 +29,7 @@ class Sets:
 
 
 def networks(asked: list[str], option: str) -> list[dict[str, str]]:
-    """A source's network may have any name, an equals sign too: none of this host's has one."""
+    """A source's network may have any name, even with an equals sign; this host's networks have none."""
     pairs = [one.rpartition("=") for one in asked]
     for (source, _, target), one in zip(pairs, asked, strict=True):
         if not source or not target:
@@ -43,7 +43,7 @@ def _capital(word: str, _option: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """As they were typed; `as_plan` makes the plan of them."""
+    """The typed options; `as_plan` makes the plan from them."""
 
     mode: Annotated[
         str,
@@ -209,18 +209,18 @@ ROWS = _rows()
 
 
 def option_of(name: str) -> str:
-    """An option as it is typed: `--disk-bus` of `disk_bus`."""
+    """An option in its typed form: `--disk-bus` for `disk_bus`."""
     return f"--{name.replace('_', '-')}"
 
 
 def checked(option: str, word: str | None, words: Sequence[str]) -> None:
-    """typer.BadParameter for a word that is none of `words`."""
+    """typer.BadParameter for a word that is not in `words`."""
     if word is not None and word not in words:
         raise typer.BadParameter(none_of(word, words), param_hint=option)
 
 
 def as_plan(chosen: PlanOptions) -> dict[str, Any]:
-    """The plan's fields that options set; those that were not given are left out. typer.BadParameter."""
+    """The plan's fields that options set; others are left out. typer.BadParameter."""
     plan: dict[str, Any] = {}
     for name, row in ROWS.items():
         typed, option = getattr(chosen, name), option_of(name)

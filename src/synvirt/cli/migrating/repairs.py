@@ -1,4 +1,4 @@
-"""What `synvirt migrations repair` prints: the job that it began, and what that found."""
+"""The output of `synvirt migrations repair`: the job that it began, and its findings."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -11,7 +11,7 @@ from synvirt.cli.program import FAILED
 from synvirt.model.job import Migration
 from synvirt.model.repair import DiskRepair, Span
 
-# Of each disk; the rest is in the JSON.
+# For each disk; the rest is in the JSON.
 SHOWN_MOST: Final = 20
 
 
@@ -33,7 +33,7 @@ def repair_job(options: Options, client: Any, job_id: str, *, check_only: bool, 
 
 
 def found_by(job: Migration) -> Iterator[str]:
-    """A line for each disk and extent of a repair; none of another job."""
+    """A line for each disk and extent of a repair; none for another job."""
     if job.repair is None:
         return
     yield f"of job {job.repair.of}" + (", nothing is written" if job.repair.check_only else "")

@@ -1,4 +1,4 @@
-"""A file on its way to the service, as one multipart/form-data body (RFC 7578), read once and never held."""
+"""Sends a file to the service as one multipart/form-data body (RFC 7578), without holding it in memory."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Sending(AbstractContextManager["Sending"]):
-    """The part `file`, then the part `sha256`: known only once the file is read. BadRequest when it cannot be read as it is."""
+    """The part `file`, then the part `sha256`, which is known only after the file is read. BadRequest, if it cannot be read."""
 
     def __init__(self, path: Path, sha256: str | None, on_sent: Callable[[int, int], None]) -> None:
         self._path, self._sha256, self._on_sent = path, sha256, on_sent
@@ -36,7 +36,7 @@ class Sending(AbstractContextManager["Sending"]):
         self._file = os.fdopen(descriptor, "rb", buffering=0)
         self.size_bytes = found.st_size
         boundary = token_hex(16)
-        # What browsers escape in a file name; a service ignores the rest of the path.
+        # The characters that browsers escape in a file name; a service ignores the rest of the path.
         name = os.fsencode(path.name).decode(errors="replace").replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
         self._head = (
             f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'

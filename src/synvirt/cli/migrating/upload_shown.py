@@ -1,4 +1,4 @@
-"""An upload with its progress: sent whole, and nothing left of one that is interrupted."""
+"""An upload with its progress. It is sent completely, and nothing stays of an interrupted one."""
 
 import sys
 import time
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 Sent = Callable[[int, int], None]
 
-# A log is read by people: a line at each tenth, or when nothing was said for this long.
+# For people who read a log: a line at each tenth, or after this long without a line.
 LINES_A_FILE = 10
 LINE_EVERY_S = 10.0
 
 
 def send(client: "Client", file: Path, *, sha256: str | None = None, quiet: bool = False) -> str:
-    """Send the file; the service's answer, an Upload. Ctrl-C ends the command: the service keeps nothing of half a file."""
+    """Sends the file; returns the service's answer, an Upload. Ctrl-C ends the command: the service keeps nothing of half a
+    file."""
     try:
         with _progress(file.name, quiet=quiet) as on_sent:
             return client.upload(file, sha256=sha256, on_sent=on_sent)
@@ -33,13 +34,13 @@ def send(client: "Client", file: Path, *, sha256: str | None = None, quiet: bool
 
 
 def file_stays(upload_id: object) -> str:
-    """What is said of a file that was sent, where no job is made of it."""
+    """The text about a file that was sent without a job."""
     return f"the file stays at the service until it expires: synvirt uploads show {upload_id}"
 
 
 @contextmanager
 def kept(upload_id: object) -> Iterator[None]:
-    """What was sent is not lost with the plan that is refused, or only tried: it can be imported by its path there."""
+    """What was sent stays when the plan is refused, or only tried: it can be imported by its path there."""
     try:
         yield
     except (SynvirtError, typer.Exit):

@@ -1,4 +1,4 @@
-"""Watching a job from the stream: progress bars on a terminal, plain lines elsewhere."""
+"""Watches a job by the stream: progress bars on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
     from synvirt.cli.client import Client, StreamEvent
 
-# A log is read by people: a line at each tenth, or when nothing was said for this long.
+# For people who read a log: a line at each tenth, or after this long without a line.
 LINES_A_COPY = 10
 LINE_EVERY_S = 10.0
 
 
 def stage(job: Migration) -> str:
-    """Its state as a person reads it: of a guest that is not to be started, the domain is defined and no more; a repair
-    compares."""
+    """Its state in words: if the guest will not be started, its domain is only defined; a repair compares."""
     if job.repair is not None and job.state is State.COPYING_FULL:
         return "Comparing"
     return "Defining" if job.state is State.STARTING and not job.plan.target.start else str(job.state)
@@ -45,9 +44,9 @@ class Display(Protocol):
 def watch(
     client: "Client", job: Migration, *, show: Display, each: Callable[["StreamEvent"], None] = lambda _: None
 ) -> Migration:
-    """Follow `job` to its end; `each` sees every event as it came. KeyboardInterrupt leaves the job as it is.
+    """Follows `job` to its end; `each` gets every event as it came. KeyboardInterrupt leaves the job as it is.
 
-    The stream of one job begins with that job, also when it has ended.
+    The stream of one job begins with that job, also after it has ended.
     """
     show.moved(job)
     for event in client.follow(job_id=job.id, on_lost=lambda: show.said("the service is gone; waiting for it to come back")):
@@ -75,7 +74,7 @@ def display(*, quiet: bool) -> AbstractContextManager[Display]:
 
 
 def verdict(job: Migration) -> bool:
-    """Tell the error of a job that failed; True when it is Completed."""
+    """Prints the error of a failed job; True, if the job is Completed."""
     if job.state == State.COMPLETED:
         return True
     error = job.last_error
@@ -102,7 +101,7 @@ class _Quiet:
 
 
 class Lines:
-    """A line at each change of state, each new error, each tenth, and each ten silent seconds."""
+    """A line at each change of state, each new error, each tenth, and after ten seconds without one."""
 
     def __init__(self, *, out: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out or (lambda text: print(text, flush=True))
@@ -137,7 +136,7 @@ class Lines:
             self.said(f"{self._state}  {described(progress, state=self._state)}")
 
     def disks(self, rows: Sequence[DiskProgress]) -> None:
-        """A log is not longer for every disk: `synvirt migrations show` lists them."""
+        """Nothing, as a log should not be longer for every disk: `synvirt migrations show` lists them."""
 
     def said(self, text: str) -> None:
         self._shown_at = self._clock()
@@ -145,13 +144,13 @@ class Lines:
 
 
 class Bars(AbstractContextManager["Bars"]):
-    """One bar that grows, and one for each disk where there are several, under a line for each state that is behind it."""
+    """One growing bar, and one for each disk if there are several, under a line for each past state."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        # The service knows the rate and the time to go; rich would guess them again.
+        # The service knows the rate and the remaining time; rich would only estimate them.
         self._bar = RichProgress(
             TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[figures]}", markup=False)
         )
@@ -173,7 +172,7 @@ class Bars(AbstractContextManager["Bars"]):
         self.disks(job.disks)
 
     def disks(self, rows: Sequence[DiskProgress]) -> None:
-        """Until all are copied: what follows is of no disk."""
+        """Until all are copied, as later work belongs to no disk."""
         copied = all(row.state in ("copied", "skipped") for row in rows)
         if len(rows) < 2 or copied:
             for task in self._rows.values():
@@ -201,14 +200,14 @@ class Bars(AbstractContextManager["Bars"]):
 
 
 def outcome(attempt: BootAttempt) -> str:
-    """What came of an attempt to boot, in words."""
+    """The result of an attempt to boot, in words."""
     if attempt.sign is not None:
         return f"booted, seen by: {attempt.sign}"
     return attempt.trouble or "is being tried"
 
 
 def described(progress: Progress, *, state: str | None = None) -> str:
-    """Between two deltas, and when all is done, nothing is copied: then no rate is shown, and no time to go."""
+    """Between two deltas, and at the end, nothing is copied: then there is no rate and no remaining time."""
     percent = f"{100 * progress.bytes_done / progress.bytes_total:.0f} %" if progress.bytes_total else "…"
     parts = [percent, f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}"]
     if progress.bytes_done >= progress.bytes_total > 0 and (state == State.DELTA_SYNCING or not progress.rate_bps):

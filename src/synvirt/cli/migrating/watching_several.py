@@ -1,7 +1,7 @@
-"""Watching several jobs at once: one live table on a terminal, plain lines elsewhere.
+"""Watches several jobs at once: one live table on a terminal, plain lines elsewhere.
 
-The service is asked once a second, not streamed: one that ended before we looked is seen to have ended, and a service that
-restarts is simply asked again.
+The service is asked once a second, not streamed: a job that ended between two requests is seen as ended, and a restarted
+service is simply asked again.
 """
 
 import json
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from synvirt.cli.client import Client
 
 ASK_EVERY_S = 1.0
-# A page of the service's, at its longest: what waits in the queue is the newest, and what runs is the oldest of those.
+# The service's longest page: the queue has the newest jobs, and the running ones are the oldest of these.
 JOBS_MAX = 5000
-# What a terminal of 24 lines shows; the rest are counted.
+# As many as a terminal of 24 lines shows; the rest are counted.
 ROWS_MAX = 20
 
 
 def watch_several(
     client: "Client", ids: list[str], *, as_json: bool, pause: Callable[[float], None] = time.sleep
 ) -> list[Migration]:
-    """Follow them to their ends; the ended jobs. No `ids`: all that have not ended. Ctrl-C leaves them as they are."""
+    """Follows jobs to their ends; returns the ended jobs. No `ids`: all that have not ended. Ctrl-C leaves them as they are."""
     jobs: dict[str, Migration] = {}
     wanted = set(ids)
     looks = _live if sys.stdout.isatty() and not as_json else _lines
@@ -51,7 +51,8 @@ def watch_several(
 
 
 def _asked(client: "Client", wanted: set[str], pause: Callable[[float], None]) -> "Iterator[dict[str, Migration]]":
-    """The jobs as they are, again and again. ServiceUnreachable once the service was away for long, or at once at the first."""
+    """The present jobs, again and again. ServiceUnreachable, after the service was away for long, or at once at the first
+    request."""
     lost_at: float | None = None
     answered = False
     while True:
@@ -74,7 +75,7 @@ def _is_wanted(item: dict[str, Any], wanted: set[str]) -> bool:
     return item["id"] in wanted if wanted else item["finished_at"] is None
 
 
-Showing = Any  # a generator that is sent lists of jobs
+Showing = Any  # a generator that receives lists of jobs
 
 
 def _lines(*, as_json: bool) -> Showing:
@@ -92,7 +93,7 @@ def _lines(*, as_json: bool) -> Showing:
 def _live(*, as_json: bool) -> Showing:
     from rich.live import Live
 
-    del as_json  # it is for machines, which have no terminal to draw on
+    del as_json  # JSON is for programs, which have no terminal
     with Live(refresh_per_second=4) as live:
         while True:
             jobs = yield
@@ -100,7 +101,7 @@ def _live(*, as_json: bool) -> Showing:
 
 
 def table(jobs: list[Migration]) -> "Table":
-    """80 columns hold it. Running jobs come first: the ended ones and the queue may be many."""
+    """Fits into 80 columns. Running jobs come first, as there may be many ended and queued ones."""
     from rich.table import Table
     from rich.text import Text
 

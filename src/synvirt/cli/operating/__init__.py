@@ -1,1 +1,1 @@
-"""The commands of an operator: hosts, settings, destinations, the check of an installation, what support needs."""
+"""An operator's commands: hosts, settings, destinations, the check of an installation, the bundle for support."""

@@ -1,4 +1,4 @@
-"""synvirt config: what the service is set to, and where each value came from."""
+"""synvirt config: the service's settings, and the origin of each value."""
 
 from typing import Any
 

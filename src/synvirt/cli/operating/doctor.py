@@ -1,4 +1,4 @@
-"""synvirt doctor: every requirement of a host, found or missing, what it is for and how to get it."""
+"""synvirt doctor: every requirement of a host, found or missing, with its purpose and how to get it."""
 
 import json
 from typing import Any
@@ -46,7 +46,7 @@ def _here(options: Options) -> dict[str, Any]:
 
 
 def _there(options: Options) -> dict[str, Any]:
-    """ServiceUnreachable, where the service has not looked yet."""
+    """ServiceUnreachable, if the service has not looked yet."""
     from synvirt.errors import ServiceUnreachable
 
     with options.connect() as client:

@@ -1,4 +1,4 @@
-"""synvirt files: what lies in the import root."""
+"""synvirt files: the content of the import root."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""synvirt hosts: those that share one store, and fencing one that is lost."""
+"""synvirt hosts: lists the hosts that share one store, and fences a lost one."""
 
 import json
 from typing import Annotated, Any

@@ -1,8 +1,9 @@
-"""synvirt support-bundle: one archive to send to a helper, without what is secret.
+"""synvirt support-bundle: one archive for a helper, without secrets.
 
     logs, doctor, settings, jobs, sources, backups ─▶ redacted ─▶ NAME.tar.gz, mode 0600
 
-Works without the service too: that is when it is wanted. What cannot be had is said in the archive, and stops nothing else.
+It works without the service too, as that is when it is needed. The archive says what is missing; one missing part stops no
+other.
 """
 
 import io
@@ -21,11 +22,11 @@ from synvirt.cli.program import shown
 if TYPE_CHECKING:
     from synvirt.settings import Settings
 
-# The newest of each: what fits into a mail, and holds the last days of a busy host.
+# The newest of each: small enough for a mail, and enough for the last days of a busy host.
 JOBS_MAX = 500
 LOG_BYTES_MAX = 8 << 20
 JOURNAL_TIMEOUT_S = 60
-# What the service keeps besides its jobs: `demo.log`, and what an operator redirected there.
+# Logs that the service has besides its jobs: `demo.log`, and what an operator redirected there.
 LOG_NAMES = "*.log"
 
 
@@ -62,7 +63,7 @@ def support_bundle(
 
 
 def _pack(target: Path, name: str, parts: Iterator[tuple[str, str]]) -> list[str]:
-    """All of it or nothing, and no other user can read it."""
+    """Writes all of it or nothing; no other user can read it."""
     import tarfile
 
     from synvirt.errors import DiskWriteFailed
@@ -89,7 +90,7 @@ def _pack(target: Path, name: str, parts: Iterator[tuple[str, str]]) -> list[str
 
 
 def _known(settings: "Settings") -> tuple[str, ...]:
-    """Secrets that this process can see, in whatever words they are quoted."""
+    """Secrets that this process can see, in each form in which they may be quoted."""
     from urllib.parse import unquote, urlsplit
 
     named = ("PASSWORD", "TOKEN", "SECRET")
@@ -101,7 +102,7 @@ def _known(settings: "Settings") -> tuple[str, ...]:
 
 
 def _parts(options: Options, settings: "Settings", logs: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-    """Names in the archive, and what is there, redacted."""
+    """The names in the archive, each with its redacted content."""
     from synvirt.redacting import redacted_text
 
     known = _known(settings)
@@ -174,7 +175,7 @@ def _backups(options: Options, settings: "Settings", kind: str, path: str) -> An
 
 
 def _asked_or_read(options: Options, settings: "Settings", path: str, query: str, chosen: tuple[str, ...]) -> Any:
-    """Of the service; where it is down, out of its SQLite file, which is only read."""
+    """Asks the service; if it is down, reads its SQLite file read-only."""
     import json
     import sqlite3
     from urllib.parse import quote
@@ -204,7 +205,7 @@ def _end_of(path: Path) -> str:
 
 
 def _journal() -> str | None:
-    """What systemd kept of the unit `synvirt`; None where there is no systemd."""
+    """The log of the unit `synvirt` in systemd's journal; None without systemd."""
     from synvirt.programs import ProgramFailed, find, run
 
     if find("journalctl") is None or not Path("/run/systemd/system").is_dir():

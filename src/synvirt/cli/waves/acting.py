@@ -1,4 +1,4 @@
-"""What is done to a wave, to a member, or to a delivery of it."""
+"""Actions on a wave, a member, or a delivery."""
 
 import json
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""What the commands of `synvirt waves` share: the arguments, and files in JSON."""
+"""Common parts of the commands of `synvirt waves`: the arguments, and files in JSON."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,12 @@ MemberName = Annotated[str, typer.Argument(metavar="MEMBER", help="Its id in the
 
 
 def read(document: Path) -> Any:
-    """The JSON of a file; of stdin, where it is «-». BadRequest."""
+    """The JSON of a file; of stdin, if the file is «-». BadRequest."""
     return parsed(document, content(document))
 
 
 def content(document: Path) -> bytes:
-    """The bytes of a file; of stdin, where it is «-». BadRequest."""
+    """The bytes of a file; of stdin, if the file is «-». BadRequest."""
     from synvirt.errors import BadRequest
 
     try:

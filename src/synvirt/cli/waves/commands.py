@@ -10,7 +10,7 @@ app = typer.Typer(
     help="Waves: many VMs, in their order and within their windows.\n\nExample: synvirt waves list", no_args_is_help=True
 )
 
-# As `synvirt waves --help` lists them.
+# In the order of `synvirt waves --help`.
 for _name, _command in {
     "import": import_,
     "select": select,

@@ -1,4 +1,4 @@
-"""What is known of waves: lists, members, events, the forecast, deliveries to webhooks, the report."""
+"""Shows waves: lists, members, events, the forecast, deliveries to webhooks, the report."""
 
 import json
 from pathlib import Path
@@ -172,7 +172,7 @@ def report(
 def _forecast(found: dict[str, Any]) -> list[str]:
     forecast = found["forecast"]
     lines = []
-    if found["difference"]:  # it has the end and the bottleneck in it
+    if found["difference"]:  # it contains the end and the bottleneck
         lines.append(found["difference"])
     elif forecast is not None:
         lines.append(f"It ends on {at(forecast['ends_p50'])}, with 95 % by {at(forecast['ends_p95'])}.")
