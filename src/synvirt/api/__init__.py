@@ -1,4 +1,4 @@
-"""The HTTP interface: routes, errors as problems, who may call, the stream of updates, the two sockets."""
+"""The HTTP interface: routes, errors as problems, authentication, the stream of updates, the two sockets."""
 
 from synvirt.api.app import create_app
 from synvirt.api.callers.auth import authenticator

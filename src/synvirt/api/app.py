@@ -1,4 +1,4 @@
-"""The HTTP interface, put together: routes, who may call, errors, the OpenAPI document."""
+"""The HTTP interface, assembled: routes, authentication, errors, the OpenAPI document."""
 
 import threading
 from collections.abc import Callable
@@ -58,9 +58,9 @@ def create_app(
     pace: Pace | None = None,
     checkup: Callable[[], tuple[datetime, list[Finding]] | None] = lambda: None,
 ) -> FastAPI:
-    """`routers` are mounted beside /migrations, behind the same gate; so is what `pages` makes, at {base_url}: it is given what
-    says that its streams are to end. `checkup`: what the doctor found last, at once. `app.state.stopping` ends the streams;
-    what else is mounted adds to `app.state.metrics`; `app.state.coming` counts refused log-ins, see `counts_written`."""
+    """`routers` are mounted next to /migrations, behind the same gate; so is the result of `pages`, at {base_url}: `pages` gets
+    what says that its streams must end. `checkup`: the doctor's last result, at once. `app.state.stopping` ends the streams;
+    other mounted parts add to `app.state.metrics`; `app.state.coming` counts refused log-ins, see `counts_written`."""
     base_url = "/" + settings.base_url.strip("/") if settings.base_url.strip("/") else ""
     api_prefix = f"{base_url}/api/v1"
     app = FastAPI(
@@ -115,7 +115,7 @@ def create_app(
     for router in (tokens_router(store.tokens), audit_router(store.audit)):
         app.include_router(router, prefix=api_prefix, dependencies=[Depends(known_parameters)])
     app.add_middleware(SameOrigin, connects_out=lambda path: connects_out(path.removeprefix(base_url)))
-    # A peer's packs are its own business, thousands an hour; what it did is in the repository. Who left is noted as such.
+    # A peer's packs are not audited: thousands an hour, and the repository shows them. A caller that has left is noted too.
     app.add_middleware(
         Audited,
         write=note,

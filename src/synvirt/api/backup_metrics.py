@@ -1,9 +1,9 @@
-"""What /metrics tells of backups: how runs end, what they read and store, and how old the newest restore points are.
+"""The metrics of backups: how runs end, what they read and store, and how old the newest restore points are.
 
     events of runs since the last look ─▶ counters
     jobs and points, as they are now   ─▶ ages and states, looked at again only when a run was written, and once a minute
 
-No label grows with use but the jobs, which people make by hand: their ids, and the names they gave them.
+No label grows with use except the jobs, which people make by hand: their ids, and their names.
 """
 
 import json
@@ -25,7 +25,7 @@ from synvirt.backups.service import Backups
 from synvirt.model.values import now
 
 EVENTS_A_PAGE = 200
-# Points change without a run, too: they are protected and removed by hand.
+# Points also change without a run: people protect and remove them.
 LOOK_AGAIN_S = 60.0
 POINT_STATES = ("ok", "unverified", "damaged")
 
@@ -45,12 +45,12 @@ class BackupMetrics(Collector):
         self._backups, self._lock = backups, threading.Lock()
         self._cursor = backups.runs.last_event_id()
         self._looked: tuple[int, float, _Seen] | None = None
-        registry.register(self)  # before its counters: it is asked first, and brings them up to date
+        registry.register(self)  # before its counters: it is asked first, and updates them
         self._ended = Counter("synvirt_backup_runs_ended", "Runs that ended", ["kind", "status"], registry=registry)
         self._read = Counter("synvirt_backup_read_bytes", "Bytes that backup runs read of disks", registry=registry)
         self._stored = Counter("synvirt_backup_stored_bytes", "Bytes that repositories grew by", registry=registry)
         for kind in ("backup", "verify"):
-            self._ended.labels(kind, "failed")  # from 0 on: the first one is an increase that an alert sees
+            self._ended.labels(kind, "failed")  # from 0 on: so that an alert sees the first one as an increase
 
     def collect(self) -> Iterator[Metric]:
         """The figures of this moment; the counters are brought up to date first."""

@@ -1,16 +1,16 @@
-"""A body that is too large to hold, as it comes."""
+"""Reads a body that is too large for memory, as it comes."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 from synvirt.sizes import MIB
 
-# A thread is asked once for so much: the event loop only gathers.
+# A thread handles so much at once: the event loop only collects.
 PIECE_BYTES = MIB
 
 
 async def pieces(stream: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
-    """The body in pieces worth a thread's while. TimeoutError when the caller says nothing for so long."""
+    """The body in pieces that are large enough for a thread. TimeoutError, if the caller sends nothing for so long."""
     gathered = bytearray()
     while True:
         async with asyncio.timeout(idle_s):

@@ -1,6 +1,6 @@
-"""Connections of callers, held to limits: who says nothing is let go, and one address cannot have them all.
+"""Limits for callers' connections: a silent one is closed, and one address cannot take them all.
 
-Uvicorn waits for a request for ever, so some hundred silent connections kept everybody else out.
+Uvicorn waits for a request without end, so some hundred silent connections would keep all other callers out.
 """
 
 import asyncio
@@ -10,17 +10,17 @@ from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# A request's head is a few hundred bytes: a caller on the other side of the world, over a bad line, has it here in this time.
+# A request's head is a few hundred bytes: even over a slow line around the world it arrives in this time.
 HEAD_WITHIN_S: Final = 20.0
 # A browser opens six, our own client one for each command and one for its stream; a proxy has its own limits, and many callers.
 PER_ADDRESS_MAX: Final = 256
-# Of the open files that the service may have, what is left for volumes, the store and its workers.
+# Of the files that the service may open, this many are left for volumes, the store and its workers.
 FILES_KEPT: Final = 256
 CONNECTIONS_MAX: Final = 8192
 
 
 class Held(H11Protocol):
-    """One connection. Those by the Unix socket have no address, and count for the whole alone."""
+    """One connection. Those by the Unix socket have no address, and count only in the total."""
 
     _addresses: ClassVar[Counter[str]] = Counter()
     _total: ClassVar[int] = 0
@@ -28,7 +28,7 @@ class Held(H11Protocol):
     _counted: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Counts the connection, and ends it where its address or the service has too many."""
+        """Counts the connection, and closes it if its address or the service has too many."""
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
         self._counted = address
@@ -81,7 +81,7 @@ def connections_max() -> int:
 
 
 def allow_files() -> None:
-    """As many open files as the host lets us have: each connection is one, and the shell's 1,024 or less are soon gone."""
+    """Allows as many open files as the host permits: each connection needs one, and the shell's 1,024 are not enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4 * CONNECTIONS_MAX if hard == resource.RLIM_INFINITY else min(hard, 4 * CONNECTIONS_MAX)
     if soft < wanted:

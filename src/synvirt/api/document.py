@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI cannot know of our errors, bodies, callers and stream is added to what it can."""
+"""The OpenAPI document: adds our errors, bodies, callers and stream, which FastAPI cannot know."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ from synvirt.model.rehearsal import RehearsalRequest, TogetherRequest
 from synvirt.model.sources import SourceChange, SourceRequest
 
 _REF = "#/components/schemas/{model}"
-# Named by hand-written parts of the document, so FastAPI does not see them.
+# Only hand-written parts of the document name these, so FastAPI does not find them.
 _MODELS = (
     PlanEnvelope,
     RetryRequest,
@@ -60,9 +60,9 @@ _MODELS = (
     Migration,
 )
 
-# Whose accounts have no role, and may call nothing else.
+# Their accounts have no role, and may call nothing else.
 _OF_PEERS = "/backup/peer/"
-# Paths whose query names a thing that may not be there, as a plan or another body does.
+# Paths whose query may name a missing thing, as a plan or another body may.
 _NAMING = ("/stream", "/host-files")
 
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDetails")}}}}
@@ -93,7 +93,7 @@ _CONFLICT = {"409": {"description": "E_MIG_CONFLICT: the request does not fit th
 
 
 def problem_described(description: str) -> dict[str, Any]:
-    """One of a route's own `responses`."""
+    """The description of one of a route's own `responses`."""
     return {"description": description} | _PROBLEM
 
 

@@ -1,7 +1,7 @@
-"""The service's two sockets: bound before anything of it is begun, so that who cannot listen has changed nothing.
+"""The service's two sockets. They are bound before anything else begins: a service that cannot listen has changed nothing.
 
-Listening()  the address and {data_dir}/synvirt.sock are ours; who connects is refused, as where no service runs
-listen()     who connects is served: `Server`
+Listening()  the address and {data_dir}/synvirt.sock are ours; connections are refused, as if no service runs listen()
+connections are served: `Server`
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings, listen_address
 
-# sun_path of unix(7), with its ending zero.
+# sun_path of unix(7), with its final zero.
 SOCKET_PATH_BYTES = 107
-# `synvirt serve` and `synvirt demo` take the option alike.
+# `synvirt serve` and `synvirt demo` both have the option.
 ELSEWHERE = "choose another: --listen 127.0.0.1:8442, the setting listen, or SYNVIRT_LISTEN"
 
 _log = structlog.get_logger("synvirt.api")
 
 
 class Listening:
-    """The sockets of one service. `tls`: its certificate and key, None where it serves HTTP."""
+    """The sockets of one service. `tls`: its certificate and key; None for HTTP."""
 
     def __init__(self, settings: Settings) -> None:
-        """Make it under `data_dir_locked`: it takes a socket that nobody answers for its own. BadRequest, Conflict."""
+        """Call it under `data_dir_locked`, as it replaces a socket on which no service answers. BadRequest, Conflict."""
         self._settings = settings
         with contextlib.ExitStack() as undo:
             self.tcp = undo.enter_context(_tcp_socket(settings))
@@ -45,7 +45,7 @@ class Listening:
         self.address = f"{'https' if settings.tls else 'http'}://{host}:{port}"
 
     def listen(self) -> None:
-        """Conflict, where another program bound the same port meanwhile."""
+        """Conflict, if another program has bound the same port meanwhile."""
         try:
             self.tcp.listen()
             self.unix.listen()
@@ -94,7 +94,7 @@ def _unix_socket(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(str(path))
-        path.chmod(0o600)  # before listen(): until then nobody can connect
+        path.chmod(0o600)  # before listen(): until then no connection is possible
     except OSError as error:
         sock.close()
         raise BadRequest(f"cannot listen on {path}: {error.strerror}") from error
@@ -103,7 +103,7 @@ def _unix_socket(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """A service that was killed leaves its socket behind. One that answers is not stale."""
+    """Removes the socket of a killed service. One that answers is in use."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise Conflict(f"{path} is in the way: it is no socket", hint="move it elsewhere")

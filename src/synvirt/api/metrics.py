@@ -1,12 +1,12 @@
-"""/metrics: what a Prometheus server collects of this host (text format 0.0.4, or OpenMetrics where it is asked for).
+"""/metrics: what a Prometheus server collects of this host (text format 0.0.4, or OpenMetrics on request).
 
     store's events since the last look ─▶ counters (ends, errors, bytes)   ─┐
     board, counts of the store          ─▶ what is so at this moment        ─┼─▶ text
     each answer of the HTTP interface   ─▶ a histogram                      ─┘
 
-No label grows with use: states, codes, kinds of source and routes are lists of ours, destinations are the settings'. A look
-costs two short queries and the events that came since the last one: with 5,000 ended jobs as little as with none. Counters
-begin at the service's start, as Prometheus expects of them.
+No label grows with use: states, codes, kinds of source and routes are lists of ours, destinations are the settings'. A request
+costs two short queries and the events since the last one, whether there are 5,000 ended jobs or none. Counters begin at the
+service's start, as Prometheus expects.
 """
 
 import json
@@ -35,15 +35,15 @@ from synvirt.model.kinds import ENDS, State
 from synvirt.model.values import Time, now
 from synvirt.store import Store
 
-# Events of a look: what one that comes after days without any makes a caller wait. The next look goes on.
+# The most events that one request counts, so that a caller after a long pause does not wait. The next request goes on.
 EVENTS_A_LOOK = 2000
 EVENTS_A_PAGE = 200
-# From the next look of the scheduler to a window that was missed.
+# From the scheduler's next tick to a missed window.
 FORECAST_BUCKETS_S = (60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86400.0, 7 * 86400.0)
-# From an answer out of memory to a source that is asked over a slow line; a stream counts until it begins.
+# From an answer out of memory to a query of a source over a slow line; a stream counts until it begins.
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 DOWNTIME_BUCKETS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-# What is none of ours: a path that nobody serves, a method that somebody invented, a code of a later version.
+# For unknown values: a path that is not served, an unknown method, a code of a later version.
 OTHER = "other"
 METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"})
 CODES = tuple(sorted(code for code in BY_CODE if code.startswith("E_MIG_")))
@@ -59,7 +59,7 @@ class _Seen:
 
 
 class Metrics:
-    """One per service. `host`: whose jobs are counted, where several share a database. `refusals`: of log-ins, so far."""
+    """One for each service. `host`: whose jobs are counted, if several share a database. `refusals`: of log-ins, so far."""
 
     def __init__(
         self, store: Store, board: Board, *, host: str, jobs_at_once: int, refusals: Callable[[], int] = lambda: 0
@@ -75,7 +75,7 @@ class Metrics:
         self._ended = Counter("synvirt_jobs_ended", "Jobs that ended", ["state", "source"], registry=self.registry)
         self._errors = Counter("synvirt_job_errors", "Errors of jobs, by E_ code", ["code"], registry=self.registry)
         for code in (*CODES, OTHER):
-            self._errors.labels(code)  # from 0 on: the first one is an increase that an alert sees
+            self._errors.labels(code)  # from 0 on: so that an alert sees the first one as an increase
         way = ["source", "destination"]
         self._bytes = Counter("synvirt_copied_bytes", "Bytes of disks copied", way, registry=self.registry)
         self._downtime = Histogram(
@@ -115,14 +115,14 @@ class Metrics:
         self.registry.register(_Present(self))
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """All of it, and its media type. Blocking."""
+        """All metrics as text, and the media type. Blocking."""
         encode, media_type = choose_encoder(accept)
         with self._lock:
             self._catch_up()
             return encode(self.registry), media_type
 
     def present(self) -> Iterator[Metric]:
-        """What is so at this moment."""
+        """The state at this moment."""
         yield _gauge("synvirt_build", "The version that runs", ["version"], {(__version__,): 1})
         refused = CounterMetricFamily("synvirt_logins_refused", "Log-ins that were refused")
         refused.add_metric([], self._refusals())
@@ -148,7 +148,7 @@ class Metrics:
         yield _gauge("synvirt_copy_rate_bytes_per_second", "Copied at this moment", ["source", "destination"], rates)
 
     def _bytes_ways(self) -> set[tuple[str, ...]]:
-        """Ways that bytes went before: their rate is 0 when nothing goes there, not missing."""
+        """The ways of earlier bytes: without new bytes their rate is 0, not missing."""
         return {
             tuple(sample.labels[name] for name in ("source", "destination"))
             for metric in self._bytes.collect()
@@ -173,12 +173,12 @@ class Metrics:
             if len(events) < EVENTS_A_PAGE:
                 break
         for id_, (_, progress) in self._board.latest().items():
-            # A job of before our start that has not moved since: its document tells the way, once.
+            # A job from before our start that has not changed since: its document gives the way, once.
             seen = self._seen.get(str(id_)) or self._first_seen(json.loads(self._store.get(id_).model_dump_json()))
             self._count_bytes(seen, progress.bytes_done)
 
     def _first_seen(self, job: dict[str, Any]) -> _Seen:
-        """What was copied before our start, or by the job that this one takes up, is not counted again."""
+        """Bytes copied before our start, or by the job that this one continues, are not counted again."""
         ours = job["created_at"] >= self._began_at and job["retry_of"] is None
         seen = _Seen(way=_way(job), bytes_done=0 if ours else job["progress"]["bytes_done"], error_at=self._began_at)
         self._seen[job["id"]] = seen
@@ -202,7 +202,7 @@ class Metrics:
             del self._seen[job["id"]]
 
     def _count_bytes(self, seen: _Seen, bytes_done: int) -> None:
-        # The board is ahead of the document, and a pass that went back to its watermark is behind: only what is new counts.
+        # The board is ahead of the document, and a pass that went back to its watermark is behind: only new bytes count.
         new = bytes_done - seen.bytes_done
         if new > 0:
             self._bytes.labels(*seen.way).inc(new)
@@ -249,7 +249,7 @@ class Timed:
             raise
 
     def _route(self, scope: Scope) -> str:
-        """The route's template. What a router was mounted under is not in it, as FastAPI keeps it; the API's two are added."""
+        """The route's template. FastAPI's lacks the prefix of a mounted router, so the API's two prefixes are added."""
         template = getattr(scope.get("route"), "path_format", None)
         if template is None:
             return OTHER
@@ -278,14 +278,14 @@ def _gauge(name: str, help_: str, labels: list[str], values: dict[tuple[str, ...
 
 
 def _way(job: dict[str, Any]) -> tuple[str, str]:
-    """The kind of the source, `repair` of a job that compares; and the destination's name: `default` until the job has
-    chosen."""
+    """The kind of the source, `repair` for a job that compares; and the destination's name: `default` until the job has chosen
+    one."""
     (kind,) = job["plan"]["source"].values() if job.get("repair") is None else ("repair",)
     return kind, job["destination"] or job["plan"]["target"]["destination"] or "default"
 
 
 def _json_time() -> str:
-    """Now, as times stand in a job's document: they sort as text."""
+    """The present time in the form of a job's document: such times sort as text."""
     return str(_TIME.dump_python(now(), mode="json"))
 
 

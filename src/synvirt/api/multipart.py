@@ -1,7 +1,8 @@
 """multipart/form-data (RFC 7578) with one file, as it comes: pieces in, the file's bytes out, nothing kept.
 
-The framework's own parser spools a file to a temporary one before anyone can refuse it; this one hands each piece on at once.
-Two parts are known: `file`, and `sha256`, before or after it. Blocking code: `feed` is called in a thread, one at a time.
+The framework's own parser first writes the file to a temporary one, before it can be refused; this parser passes each piece on
+at once. It knows two parts: `file`, and `sha256`, before or after it. Blocking code: `feed` is called in a thread, one at a
+time.
 """
 
 import re
@@ -16,7 +17,7 @@ from synvirt.errors import BadRequest, UploadTooLarge
 from synvirt.migrations.uploads import too_large
 from synvirt.sizes import KIB
 
-# All of the body but the file: boundaries, headers, the digest, and what some clients put before and after.
+# The body without the file: boundaries, headers, the digest, and what some clients send before and after.
 FRAMING_BYTES = 64 * KIB
 PARTS_MAX = 8
 DIGEST_PART_BYTES = 256
@@ -34,7 +35,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Sink(Protocol[T_co]):
-    """Where the file goes: migrations/uploads.py's Incoming, or memory."""
+    """The target of the file: migrations/uploads.py's Incoming, or memory."""
 
     def write(self, data: memoryview) -> None: ...
     def finish(self, announced_sha256: str | None) -> T_co: ...
@@ -42,12 +43,12 @@ class Sink(Protocol[T_co]):
 
 
 class UploadForm(Generic[T]):
-    """`feed` the body in pieces of any size, `finish` at its end, `discard` in any case: only what is finished is left."""
+    """`feed` the body in pieces of any size, `finish` at its end, `discard` in any case: only a finished file stays."""
 
     def __init__(
         self, content_type: str, *, cap_bytes: int, begin: Callable[[str], Sink[T]], blank_sha256: bool = False
     ) -> None:
-        """`blank_sha256`: an empty one announces nothing."""
+        """`blank_sha256`: an empty digest counts as none."""
         self._begin, self._cap_bytes, self._blank_sha256 = begin, cap_bytes, blank_sha256
         self._body_bytes = 0
         self._parts = 0
@@ -58,9 +59,9 @@ class UploadForm(Generic[T]):
         self._sha256: str | None = None
         self._sink: Sink[T] | None = None
         self._ended = self._closed = False
-        # Of the file: a form in which nobody chose one sends neither.
+        # Of the file: a form without a chosen file sends neither.
         self._named = self._filled = False
-        # When the service ends, `discard` is called while a piece may still be on its way to the disk.
+        # When the service ends, `discard` is called while a piece may still be written to the disk.
         self._lock = threading.Lock()
         self._parser = _parser(content_type, self)
 
@@ -78,7 +79,7 @@ class UploadForm(Generic[T]):
                 raise BadRequest(f"the body is not multipart/form-data: {error}", hint=_HINT) from error
 
     def finish(self) -> T:
-        """What the sink made of the file, once the body has ended. BadRequest where it is incomplete."""
+        """The sink's result, after the body has ended. BadRequest, if it is incomplete."""
         with self._lock:
             if not self._ended:
                 raise BadRequest("the body ends before its last boundary: the upload was cut off", hint="send the file again")
@@ -93,7 +94,7 @@ class UploadForm(Generic[T]):
             return upload
 
     def discard(self) -> None:
-        """Gives the upload up, and removes what came of it. It may be called twice."""
+        """Gives the upload up, and removes its data. It may be called twice."""
         with self._lock:
             if self._sink is not None and not self._closed:
                 self._sink.discard()
@@ -120,7 +121,7 @@ class UploadForm(Generic[T]):
         self._field, self._value = bytearray(), bytearray()
 
     def on_headers_finished(self) -> None:
-        """The parser's callback: the headers of a part are complete. BadRequest for a part that is not known."""
+        """The parser's callback: the headers of a part are complete. BadRequest for an unknown part."""
         disposition, options = parse_options_header(self._headers.get("content-disposition", ""))
         self._name = options.get(b"name", b"").decode(errors="replace")
         encoding = self._headers.get("content-transfer-encoding", "binary").strip().lower()
@@ -148,7 +149,7 @@ class UploadForm(Generic[T]):
                 raise BadRequest("sha256: is longer than a digest", hint=_HINT)
 
     def on_part_end(self) -> None:
-        """The parser's callback: the part is complete. BadRequest for a digest that is none."""
+        """The parser's callback: the part is complete. BadRequest for an invalid digest."""
         if self._name == "sha256":
             self._sha256 = self._announced.decode("latin-1").strip()
             if self._blank_sha256 and not self._sha256:
@@ -161,7 +162,7 @@ class UploadForm(Generic[T]):
 
 
 def refuse_length(content_length: str | None, cap_bytes: int) -> int:
-    """The announced length of the body (0: none was), if it can be a file under the cap: refused before a byte is read."""
+    """The announced length of the body (0: none). A length over the cap is refused before a byte is read."""
     if content_length is None or not content_length.isdecimal():
         return 0
     if len(content_length) > 19 or int(content_length) > cap_bytes + FRAMING_BYTES:

@@ -1,4 +1,4 @@
-"""Pages of a list: `?cursor=` is the `next_cursor` of the page before, a number of the store's own."""
+"""Pages of a list: `?cursor=` is the `next_cursor` of the page before, a number of the store."""
 
 from typing import Annotated
 
@@ -6,14 +6,14 @@ from fastapi import Query
 
 from synvirt.errors import BadRequest, SynvirtError
 
-# What SQL's BIGINT holds.
+# The limit of SQL's BIGINT.
 CURSOR_LIMIT = 2**63 - 1
 
 Cursor = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,18}$", description="`next_cursor` of a page")]
 
 
 def number_of(cursor: str | None, refused: type[SynvirtError] = BadRequest) -> int | None:
-    """The cursor as the store has it; `refused`, where it is larger than any that the store gave out."""
+    """The cursor in the store's form; `refused`, if it is larger than any that the store gave out."""
     number = int(cursor) if cursor is not None else None
     if number is not None and number > CURSOR_LIMIT:
         raise refused(f"cursor: {cursor} was never given out")
@@ -21,5 +21,5 @@ def number_of(cursor: str | None, refused: type[SynvirtError] = BadRequest) -> i
 
 
 def cursor_of(number: int | None) -> str | None:
-    """None: this was the last page."""
+    """The next page's cursor. None: this was the last page."""
     return None if number is None else str(number)

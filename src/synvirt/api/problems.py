@@ -1,7 +1,7 @@
-"""Errors become `application/problem+json` (RFC 9457) here and nowhere else.
+"""Makes `application/problem+json` (RFC 9457) of errors; no other module does.
 
-A SynvirtError tells its code, detail and hint. What nobody foresaw tells nothing but an incident number: the log has the rest,
-so that no traceback, secret or path of the host leaves the service.
+A SynvirtError gives its code, detail and hint. An unexpected error gives only an incident number, and the log has the rest: so
+no traceback, secret or path of the host leaves the service.
 """
 
 import json
@@ -43,22 +43,22 @@ from synvirt.model.values import Received
 from synvirt.programs import ProgramFailed
 
 MEDIA_TYPE = "application/problem+json"
-# A person mends one mistake at a time, and a hostile body can hold a million.
+# A person corrects one mistake at a time, and a hostile body can contain a million.
 MISTAKES_SHOWN = 5
-# What the caller sent comes back in `detail` (a field's name): enough to recognise it.
+# The caller's text comes back in `detail` (a field's name): enough to recognise it.
 NAME_CHARS_SHOWN = 100
 
-# pydantic names the chosen branch of a union as if it were a field: the caller never sent one of that name.
+# pydantic names the chosen branch of a union like a field: the caller never sent a field with that name.
 _BRANCHES = frozenset({"live_vm", "offline_host_path", "upload", "remote_url"})
 
 _log = structlog.get_logger("synvirt.api")
 
 
 def problem(error: SynvirtError, *, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
-    """`status`: another than the error's own, and the title with it (RFC 9110 section 15)."""
+    """`status`: replaces the error's own, and the title with it (RFC 9110 section 15)."""
     title = error.title() if status is None else HTTPStatus(status).phrase
     details = ProblemDetails(title=title, status=status or error.status, code=error.code, detail=error.detail, hint=error.hint)
-    # ASCII: a caller's lone surrogate in a name can be escaped, but not encoded.
+    # ASCII: a lone surrogate in a caller's name can be escaped, but not encoded.
     return Response(
         json.dumps(details.model_dump()).encode("ascii"),
         status_code=details.status,
@@ -87,14 +87,14 @@ def refused(mistakes: Sequence[ErrorDetails | Mapping[str, Any]]) -> SynvirtErro
 def _mistake(mistake: ErrorDetails | Mapping[str, Any]) -> str:
     of, *path = mistake["loc"] or ("request",)
     names = [part if isinstance(part, int) else part[:NAME_CHARS_SHOWN] for part in path if part not in _BRANCHES]
-    if of == "query":  # a parameter that may be repeated is a list to pydantic, and to nobody else
+    if of == "query":  # only pydantic sees a repeatable parameter as a list
         names = [name for name in names if isinstance(name, str)]
     where = place(names) or f"the {of}"
     return f"{where}: {worded(mistake)}{_meant(names[-1]) if mistake['type'] == 'extra_forbidden' and names else ''}"
 
 
 def _meant(name: str | int) -> str:
-    """The field that is called most like it, of all that any request has."""
+    """The field with the most similar name, of all fields of requests."""
     near = get_close_matches(str(name), _fields(), n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near and near[0] != name else ""
 
@@ -110,7 +110,7 @@ def _fields() -> tuple[str, ...]:
 
 
 def incident(error: BaseException) -> Internal:
-    """Log what nobody foresaw, and the error that may be shown of it."""
+    """Logs an unexpected error, and returns the error that may be shown for it."""
     number = uuid4().hex[:12]
     _log.error("unexpected error", incident=number, exc_info=error)
     return Internal(
@@ -120,7 +120,7 @@ def incident(error: BaseException) -> Internal:
 
 
 class Incidents:
-    """The outermost layer: an exception that nothing else caught is an incident, and the answer says which."""
+    """The outermost layer: an exception that nothing else caught is an incident, and the answer has its number."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -141,7 +141,7 @@ class Incidents:
         except Exception as error:
             answer = problem(error if isinstance(error, SynvirtError) else incident(error))
             if started:
-                raise  # the answer is under way and cannot be taken back: the server cuts the connection
+                raise  # the answer has begun and cannot be changed: the server closes the connection
             await answer(scope, receive, send)
 
 
@@ -155,11 +155,11 @@ def install(app: FastAPI) -> None:
 
 def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, SynvirtError)
-    # A program's own words may hold any path of the host.
+    # A program's own message may contain any path of the host.
     return problem(incident(error) if isinstance(error, ProgramFailed) else of_its_side(request.url.path, error))
 
 
-# What any request can get wrong has a code of the side that it was sent to.
+# Common mistakes of requests have a code of the side (migrations or backups) that got the request.
 _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
     BadRequest: BackupBadRequest,
     InvalidPlan: BackupBadRequest,
@@ -172,7 +172,7 @@ _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
 
 
 def of_its_side(path: str, error: SynvirtError) -> SynvirtError:
-    """The error as the side says it that `path`, a request's, belongs to."""
+    """The error with the code of the side to which the request's `path` belongs."""
     kind = _OF_BACKUPS.get(type(error)) if "/api/v1/backup/" in f"{path}/" else None
     return error if kind is None else kind(error.detail, hint=error.hint)
 
@@ -202,8 +202,8 @@ def _on_routing(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """RFC 9110 section 15.5.6: all that the path takes. The router's own answer names only its first route's. A path that is
-    a template's own text is that one's alone: /waves/import is no wave."""
+    """All methods of the path (RFC 9110 section 15.5.6); the router's own answer has only its first route's. If the path is
+    equal to a template, only that counts: /waves/import is no wave."""
     paths, path = request.app.openapi()["paths"], request.url.path
     matching = [path] if path in paths else [template for template in paths if compile_path(template)[0].match(path)]
     found = {method.upper() for template in matching for method in paths[template]}

@@ -1,6 +1,6 @@
-"""What a caller sends, read strictly: the body's size, type and every field of it.
+"""Reads what a caller sends, strictly: the body's size, type and every field of it.
 
-FastAPI's own way accepts "4" for 4 and "yes" for true, and parses before it counts. Here the OpenAPI document is the truth.
+FastAPI's own way accepts "4" for 4 and "yes" for true, and parses before it checks the size. Here the OpenAPI document holds.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,9 +16,9 @@ from synvirt.errors import BadRequest
 from synvirt.model.values import Received
 from synvirt.sizes import MIB
 
-# A plan that names a thousand networks and disks is 100 KiB; what is larger is a mistake or an attack.
+# A plan with a thousand networks and disks has 100 KiB; a larger body is a mistake or an attack.
 BODY_LIMIT_BYTES = MIB
-# What is larger takes the event loop's time from all others while it is parsed.
+# While a larger body is parsed, the event loop serves no other request.
 AT_ONCE_BYTES = MIB
 
 Body = TypeVar("Body", bound=Received)
@@ -42,7 +42,7 @@ def json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Call
 
 
 def optional_json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Callable[[Request], Awaitable[Body]]:
-    """As `json_body`; the model's defaults, where there is no body at all."""
+    """Like `json_body`, but without a body it gives the model's defaults."""
     read = json_body(model, limit_bytes=limit_bytes)
 
     async def read_or_default(request: Request) -> Body:
@@ -61,14 +61,14 @@ def documented(model: type[Received], *, required: bool = True) -> dict[str, Any
 def _check_type(content_type: str) -> None:
     message = Message()
     message["content-type"] = content_type
-    # get_content_type answers text/plain for what it cannot read.
+    # get_content_type gives text/plain for what it cannot read.
     if message.get_content_type() != "application/json":
         said = repr(content_type[:100]) if content_type else "missing"
         raise BadRequest(f"the body's Content-Type is {said}; it must be application/json")
 
 
 async def bounded(request: Request, limit_bytes: int = BODY_LIMIT_BYTES) -> bytes:
-    """The body. BadRequest, where it is longer than any that a person or a client of ours sends."""
+    """The body. BadRequest, if it is longer than a person or a client of ours would send."""
     declared = request.headers.get("content-length", "")
     body = bytearray()
     if not (declared.isdecimal() and len(declared) < 20 and int(declared) > limit_bytes):

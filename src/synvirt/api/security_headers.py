@@ -1,14 +1,14 @@
-"""What every answer says to anyone who keeps or shows it."""
+"""Headers of every answer for programs that store or show it."""
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# RFC 6797: a browser that was here once by HTTPS comes by nothing else for a year.
+# RFC 6797: a browser that was here once by HTTPS uses only HTTPS for a year.
 HSTS = "max-age=31536000"
 
 
 class Headed:
-    """No proxy or browser keeps an answer, unless its route says how; and a browser takes a type for what it says."""
+    """Proxies and browsers store no answer, unless its route allows it; and a browser does not guess types."""
 
     def __init__(self, app: ASGIApp, *, tls: bool) -> None:
         self._app, self._tls = app, tls

@@ -1,4 +1,4 @@
-"""The two ways in, of one app in one process: HTTPS for the network, a Unix socket for this host's own callers.
+"""The two entrances to one app in one process: HTTPS for the network, a Unix socket for this host's own callers.
 
 {data_dir}/synvirt.sock (0600, no password) ─▶ FromSocket ─┐
 settings.listen (HTTPS, Basic)              ───────────────┴▶ app
@@ -25,9 +25,9 @@ from synvirt.api.listening import Listening
 from synvirt.errors import Conflict
 from synvirt.settings import Settings
 
-# Answers under way may end; a stream whose client does not read is cut. A supervisor waits for us.
+# Present answers may end; a stream whose client does not read is cut. A supervisor waits for us.
 GRACE_S = 1
-# With TLS 1.2, ciphers that hold what they encrypt to its sum (AEAD), and keys that are forgotten; TLS 1.3 has no others.
+# With TLS 1.2, only ciphers with authentication (AEAD) and forward secrecy; TLS 1.3 has no others.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 _log = structlog.get_logger("synvirt.api")
@@ -35,7 +35,8 @@ _log = structlog.get_logger("synvirt.api")
 
 @contextmanager
 def data_dir_locked(data_dir: Path) -> Iterator[None]:
-    """Hold {data_dir} for this process: two services on one store would both run its jobs. Conflict when another has it."""
+    """Locks {data_dir} for this process: two services on one store would both run its jobs. Conflict, if another has the
+    lock."""
     with (data_dir / "synvirt.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,8 +55,8 @@ def data_dir_locked(data_dir: Path) -> Iterator[None]:
 class Server:
     """`run()` blocks until `stop()`, SIGTERM or SIGINT, and takes two seconds at most to end after that.
 
-    Making it opens both sockets. `sockets`: those that were bound before; without, they are bound now, which needs
-    `data_dir_locked`. BadRequest, Conflict.
+    The constructor opens both sockets. `sockets`: bound earlier; without them, they are bound now, under `data_dir_locked`.
+    BadRequest, Conflict.
     """
 
     def __init__(self, app: FastAPI, settings: Settings, sockets: Listening | None = None) -> None:
@@ -86,12 +87,13 @@ class Server:
         self._stopping = True
 
     def connections(self) -> int:
-        """How many there are now, of both sides."""
+        """The number of connections now, of both sockets."""
         return sum(len(server.server_state.connections) for server, _ in self._servers)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Not the loop's own handlers: what it puts in their place at its end would raise KeyboardInterrupt wherever we are."""
+        """Does not use the loop's own handlers: at its end, the loop restores handlers that would raise KeyboardInterrupt
+        anywhere."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -112,8 +114,8 @@ class Server:
             await self._cut()
 
     async def _cut(self) -> None:
-        """Closing TLS waits half a minute for the other side's goodbye (asyncio's ssl_shutdown_timeout), and an idle browser
-        says none: the event loop would end before, and leave the connection open."""
+        """Cuts connections: closing TLS waits half a minute for the other side (asyncio's ssl_shutdown_timeout), and an idle
+        browser does not answer: the event loop would end first, and leave the connection open."""
         for server, _ in self._servers:
             for connection in list(server.server_state.connections):
                 connection.transport.abort()
@@ -127,7 +129,7 @@ class Server:
             await asyncio.sleep(0.02)
         _log.info("serving", address=self.address, socket=self._sockets.unix.getsockname())
         on_ready()
-        # Polled: an event of asyncio's could not be set from another thread, nor any event from two signals at once.
+        # Polled: asyncio's events cannot be set from another thread, and no event can be set from two signals at once.
         while not self._stopping:
             await asyncio.sleep(0.1)
         self._app.state.stopping.set()
@@ -141,7 +143,7 @@ def serve(app: FastAPI, settings: Settings, *, on_ready: Callable[[], None] = la
 
 
 class _Quiet(uvicorn.Server):
-    """Uvicorn's server without its signal handlers: there are two of them, and `Server` listens for both."""
+    """Uvicorn's server without its signal handlers: there are two of them, and `Server` handles signals for both."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -158,7 +160,7 @@ def _config(app: ASGIApp, identity: tuple[Path, Path] | None) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        # X-Forwarded-For would let any caller choose the address that failures are counted by.
+        # With X-Forwarded-For, any caller could choose the address by which failures are counted.
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE_S,
         ssl_certfile=identity[0] if identity else None,

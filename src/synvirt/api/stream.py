@@ -1,10 +1,10 @@
-"""The stream of updates, of migrations and of backup runs: read once, written once as bytes, sent to however many listen.
+"""The stream of updates, of migrations and of backup runs: read once, made into bytes once, and sent to all clients.
 
     store, board ─▶ Feed: looks four times a second ─▶ the last events, and each running job's newest figures, as bytes
                                                           └▶ each client takes what its cursor has not seen, at its own pace
 
-There is no queue per client: all that one costs is its cursor and which figures it saw last. One that reads slowly waits in its
-own `yield`, sees fewer figures, and has what it missed read from the store again; no job and no other client waits for it.
+There is no queue for each client: it costs only its cursor and the figures that it saw last. A slow client waits in its own
+`yield`, gets fewer figures, and its missed events are read from the store again; no job and no other client waits for it.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from synvirt.model.values import Model
 
 _log = structlog.get_logger("synvirt.stream")
 
-# One page of a replay: what a client that was away for long makes us hold at once.
+# One page of a replay: the most that we hold at once for a client after a long absence.
 REPLAY_PAGE = 100
-# Of events, for clients that are a little behind. Who is further behind asks the store.
+# Events for clients that are a little behind. For others the store is read.
 KEPT_EVENTS, KEPT_BYTES = 200, 4 << 20
-# What SQL's BIGINT holds, in digits.
+# The digits of SQL's BIGINT.
 EVENT_ID_DIGITS = 18
-# No proxy is to keep it, or to wait for more of it.
+# Proxies must not store it, or wait for more of it.
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 FIRST, BEAT = format_sse_event(comment="synvirt"), format_sse_event(comment="still here")
 NOBODY = UUID(int=0)
@@ -40,7 +40,7 @@ NOBODY = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`ask_every_s`: another host that shares the database writes events without this host's board knowing."""
+    """`ask_every_s`: another host with the same database writes events that this host's board does not see."""
 
     tick_s: float = 0.25
     ask_every_s: float = 1.0
@@ -49,7 +49,7 @@ class Pace:
 
 
 class Happened(Protocol):
-    """`document`: the job as it was then."""
+    """`document`: the job at that moment."""
 
     @property
     def id(self) -> int: ...
@@ -66,7 +66,7 @@ S_co = TypeVar("S_co", covariant=True)
 
 
 class Events(Protocol[E_co]):
-    """What is written of jobs, in its order."""
+    """The stored events of jobs, in order."""
 
     def last_event_id(self) -> int: ...
     def newest_events(self, *, job_id: UUID | None) -> Sequence[E_co]: ...
@@ -74,7 +74,7 @@ class Events(Protocol[E_co]):
 
 
 class Figured(Protocol[S_co]):
-    """What is not written: the newest figures of jobs that run. `commits` grows whenever something was written."""
+    """The newest figures of running jobs, which are not stored. `commits` grows with every write."""
 
     @property
     def commits(self) -> int: ...
@@ -82,14 +82,14 @@ class Figured(Protocol[S_co]):
 
 
 def event_id_of(header: str | None) -> int | None:
-    """Of a Last-Event-ID. One that is none of ours (a proxy's) is no reason to refuse a browser: it gets all from the start."""
+    """The number in a Last-Event-ID. A foreign id (a proxy's) is no reason to refuse a browser: it gets all from the start."""
     ours = header is not None and header.isascii() and header.isdigit() and len(header) <= EVENT_ID_DIGITS
     return int(header) if ours and header else None
 
 
 @dataclass(frozen=True, slots=True)
 class Words(Generic[E, S]):
-    """What is sent, as server-sent events; called in a thread, once for all clients."""
+    """The messages as server-sent events; called in a thread, once for all clients."""
 
     event: Callable[[E], bytes]
     figures: Callable[[UUID, S, Progress], bytes]
@@ -116,7 +116,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Figure(Generic[S]):
-    """`version` is another one whenever the content is."""
+    """`version` changes with the content."""
 
     version: int
     state: S
@@ -126,7 +126,7 @@ class _Figure(Generic[S]):
 
 
 class Feed(Generic[E, S]):
-    """What happens to jobs, for all who listen in one event loop. It looks while anybody listens.
+    """The events of jobs, for all clients in one event loop. It looks as long as there are clients.
 
     All events after `_since` and up to `_cursor` are in `_kept`.
     """
@@ -149,9 +149,9 @@ class Feed(Generic[E, S]):
         self._figures: dict[UUID, _Figure[S]] = {}
 
     async def follow(self, *, job_id: UUID | None, last_event_id: int | None) -> AsyncIterator[bytes]:
-        """What happens, for ever: until the client leaves, the service stops, or the store fails.
+        """The events, until the client leaves, the service stops, or the store fails.
 
-        The newest events of a new client ascend, so a client that is cut off in the middle of them gets the rest by a replay.
+        The newest events of a new client ascend, so a client that is interrupted among them gets the rest by a replay.
         """
         self._listeners += 1
         try:
@@ -159,7 +159,7 @@ class Feed(Generic[E, S]):
             cursor = await run_in_threadpool(self._events.last_event_id)
             if self._looking is None or self._looking.done():
                 self._begin(cursor)
-            if last_event_id is None or last_event_id > cursor:  # above: an id of a database that is no more
+            if last_event_id is None or last_event_id > cursor:  # above: an id of an earlier database
                 for written in await run_in_threadpool(self._newest, job_id):
                     yield written.content
                     cursor = max(cursor, written.id)
@@ -168,7 +168,7 @@ class Feed(Generic[E, S]):
             seen: dict[UUID, tuple[int, float]] = {}
             beat_at = time.monotonic()
             while not self._ended():
-                news = self._news  # before we look: what comes meanwhile is not slept through
+                news = self._news  # before we look, so that no event is missed during the wait
                 async for written in self._after(cursor, job_id):
                     cursor = written.id
                     if written.content and job_id in (None, written.job_id):
@@ -180,7 +180,7 @@ class Feed(Generic[E, S]):
                     beat_at = time.monotonic()
                 within_s = beat_at + self._pace.heartbeat_every_s - time.monotonic()
                 if any(seen.get(id_, (0, 0.0))[0] != figure.version for id_, figure in self._figures_of(job_id)):
-                    within_s = min(within_s, self._pace.progress_every_s)  # one that came too soon after the last
+                    within_s = min(within_s, self._pace.progress_every_s)  # one came too soon after the last
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), max(0.0, within_s))
         finally:
@@ -189,7 +189,7 @@ class Feed(Generic[E, S]):
     def _begin(self, newest: int) -> None:
         self._since = self._cursor = newest
         self._kept, self._kept_bytes, self._figures, self._news = deque(), 0, {}, asyncio.Event()
-        # In a context of its own: what the log says of the first client's request is not true of us.
+        # In its own context: the log's context of the first client's request does not apply here.
         self._looking = asyncio.get_running_loop().create_task(self._look(), context=contextvars.Context())
 
     def _ended(self) -> bool:
@@ -208,7 +208,7 @@ class Feed(Generic[E, S]):
                     self._wake()
                 await asyncio.sleep(self._pace.tick_s)
         except Exception as error:
-            # Clients come again, and begin another look.
+            # Clients connect again, which starts another look.
             _log.warning("the streams end", error=str(error))
         finally:
             self._wake()
@@ -231,7 +231,7 @@ class Feed(Generic[E, S]):
             more = len(page) == REPLAY_PAGE
 
     async def _draw(self) -> None:
-        """New figures, those of a job spaced by `progress_every_s`."""
+        """New figures, for each job at least `progress_every_s` apart."""
         latest, now = self._board.latest(), time.monotonic()
         for id_ in self._figures.keys() - latest.keys():
             del self._figures[id_]
@@ -257,11 +257,11 @@ class Feed(Generic[E, S]):
         return [_Written(event.id, event.job_id, self._words.event(event)) for event in events]
 
     async def _after(self, cursor: int, job_id: UUID | None) -> AsyncIterator[_Written]:
-        """Of all jobs, or of one; the last may be empty, and only says how far we came. One at a time: a client that does not
-        read holds no more than that."""
+        """Events of all jobs, or of one; the last may be empty, and only marks the position. One at a time, so that a client
+        that does not read holds no more than that."""
         while cursor < self._cursor:
             if cursor < self._since:
-                since = self._since  # before the store is asked: its answer then has all up to here
+                since = self._since  # before the store is read, so that its answer includes all up to here
                 page = await run_in_threadpool(self._read, cursor, job_id)
                 for written in page:
                     yield written
@@ -277,7 +277,7 @@ class Feed(Generic[E, S]):
         return [(id_, figure) for id_, figure in self._figures.items() if job_id in (None, id_)]
 
     def _unseen(self, seen: dict[UUID, tuple[int, float]], job_id: UUID | None) -> Iterator[_Figure[S]]:
-        """What one client has not seen, each job's spaced by `progress_every_s` for it too."""
+        """What one client has not seen, with at least `progress_every_s` between the figures of each job."""
         figures = self._figures_of(job_id)
         for id_ in seen.keys() - {id_ for id_, _ in figures}:
             del seen[id_]
@@ -285,5 +285,5 @@ class Feed(Generic[E, S]):
             version, at = seen.get(id_, (0, float("-inf")))
             if figure.version != version and time.monotonic() - at >= self._pace.progress_every_s:
                 yield figure
-                # Now, when the client has taken it: what a slow one gets late is spaced too.
+                # Now, as the client has taken it: so late figures of a slow client keep their distance too.
                 seen[id_] = (figure.version, time.monotonic())

@@ -1,4 +1,4 @@
-"""What a request may ask beyond its path: the query parameters that its route takes, and HEAD wherever GET works."""
+"""Requests beyond their path: the query parameters that a route takes, and HEAD for every GET."""
 
 import difflib
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt.errors import BadRequest
 
-# What the caller sent comes back in the answer: enough to recognise it.
+# The caller's text comes back in the answer: enough to recognise it.
 _NAME_CHARS_SHOWN = 100
 
 
 def known_parameters(request: Request) -> None:
-    """BadRequest for a query parameter that the route does not take: a filter that is ignored answers with everything."""
+    """BadRequest for an unknown query parameter: if a filter were ignored, the answer would contain everything."""
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
         return
@@ -43,7 +43,7 @@ def _parameters(dependant: Dependant) -> Iterator[str]:
 
 
 class Heads:
-    """HEAD as RFC 9110 section 9.3.2 has it: what GET would answer, without its body. Load balancers ask so."""
+    """HEAD by RFC 9110 section 9.3.2: GET's answer without its body, for load balancers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class Heads:
         answered = False
 
         async def heard() -> Message:
-            # A stream of events ends when its caller goes, and has no end otherwise.
+            # A stream of events ends only when its caller leaves.
             return {"type": "http.disconnect"} if answered else await receive()
 
         async def head_only(message: Message) -> None:

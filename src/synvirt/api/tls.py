@@ -1,4 +1,4 @@
-"""The certificate of the HTTPS side: the operator's, or one made on first start. Blocking code."""
+"""The certificate for HTTPS: the operator's, or one made at the first start. Blocking code."""
 
 import ipaddress
 import os
@@ -22,7 +22,8 @@ RENEW_DAYS = 30
 
 
 def certificate(settings: Settings) -> tuple[Path, Path]:
-    """The paths of certificate and key, made now if the settings name none and there are none that are good for a month."""
+    """The paths of certificate and key. They are made now, if the settings name none and there are none valid for another
+    month."""
     given = (settings.tls_certificate, settings.tls_key)
     if given[0] is not None and given[1] is not None:
         _check(given[0], given[1])
@@ -47,7 +48,7 @@ def _check(path: Path, key: Path) -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256 of the certificate, as browsers and `openssl x509 -fingerprint` show it."""
+    """SHA-256 of the certificate, in the form of browsers and `openssl x509 -fingerprint`."""
     return x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex(":").upper()
 
 
@@ -57,16 +58,16 @@ def _still_good(path: Path, key: Path) -> bool:
     try:
         until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except ValueError:
-        return False  # cut off by a full disk: made again
+        return False  # incomplete after a full disk: made again
     return until > datetime.now(UTC) + timedelta(days=RENEW_DAYS)
 
 
 def _make(path: Path, key_path: Path) -> None:
-    """RFC 5280, self-signed, no authority over others: trusting it trusts this host and nothing else."""
+    """RFC 5280, self-signed, not an authority: trusting it means trusting this host and nothing else."""
     key = ec.generate_private_key(ec.SECP256R1())
     host = socket.gethostname()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64] or "synvirt")])
-    # A host's own name can be one that DNS cannot hold (an underscore, a space): then localhost must do.
+    # A host's own name may be invalid in DNS (an underscore, a space): then there is only localhost.
     hosts = dict.fromkeys(["localhost", *([host] if host.isascii() and host else [])])
     addresses = [ipaddress.ip_address(text) for text in ("127.0.0.1", "::1")]
     start = datetime.now(UTC) - timedelta(days=1)  # clocks differ

@@ -1,9 +1,9 @@
-"""Who may call: accounts of this host (`pam`), or of {data_dir}/keyring/users (`file`). Blocking code.
+"""Checks passwords, of accounts of this host (`pam`), or of {data_dir}/keyring/users (`file`). Blocking code.
 
     Remembering ─▶ Throttled ─▶ FileAccounts │ pam_accounts
 
-A password check costs a core 50 ms (scrypt) or an outside module (PAM), by design. So what was right is remembered for a
-minute, and what was wrong too often is refused unasked.
+A password check costs a core 50 ms (scrypt) or an outside module (PAM), on purpose. So a right password is remembered for a
+minute, and an address with too many wrong ones is refused without a check.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from synvirt.settings import Settings
 REMEMBERED_FOR_S = 60.0
 REMEMBERED_MAX = 256
 
-# Ten wrong passwords a minute and address is a person's bad day, and no way to guess twenty random letters.
+# Ten wrong passwords a minute from one address happen to people, but cannot guess twenty random letters.
 FAILURES_ALLOWED = 10
-# An account is guessed from many addresses at once; its owner may well be wrong a few times meanwhile.
+# An account is guessed from many addresses at once; its owner may type it wrong a few times meanwhile.
 FAILURES_ALLOWED_ACCOUNT = 30
 FAILURES_WINDOW_S = 60.0
 ADDRESSES_WATCHED_MAX = 4096
@@ -41,7 +41,7 @@ Check = Callable[[str, str, str], None]
 
 
 def pam_accounts(privileged: Privileged) -> Check:
-    """A check by the host's accounts, asked of PAM. It raises Unauthorized."""
+    """A check by the host's accounts, by PAM. It raises Unauthorized."""
 
     def authenticate(user: str, password: str, address: str) -> None:
         if not privileged.authenticate(user, password):
@@ -51,8 +51,8 @@ def pam_accounts(privileged: Privileged) -> Check:
 
 
 class Throttled:
-    """Refuses an address, or an account, that was wrong too often, without asking; one window later it may try again. An
-    attempt counts before it is checked, so that many at once are no way around; one that was right does not count."""
+    """Refuses an address, or an account, with too many wrong passwords, without a check; after one window it may try again. An
+    attempt counts before it is checked, so that many at once cannot avoid the limit; a right one does not count."""
 
     def __init__(self, inner: Check, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._inner, self._clock = inner, clock
@@ -89,7 +89,7 @@ class Throttled:
 
 
 class Remembering:
-    """What was right stays right for a minute. It keeps a keyed hash: a dump of our memory must not be a list of passwords.
+    """A right password is remembered for a minute, as a keyed hash: a dump of our memory must not be a list of passwords.
 
     `version()` changes when the accounts may have changed: then nothing is remembered.
     """
@@ -109,13 +109,13 @@ class Remembering:
         self._right: OrderedDict[bytes, tuple[float, object]] = OrderedDict()
 
     def knows(self, user: str, password: str) -> bool:
-        """Whether this password was right within the last REMEMBERED_FOR_S. Nothing is asked."""
+        """Whether this password was right within the last REMEMBERED_FOR_S. It makes no check."""
         with self._lock:
             until, version = self._right.get(self._digest(user, password), (0.0, None))
         return self._clock() < until and version == self.version()
 
     def check(self, user: str, password: str, address: str) -> None:
-        """Asks for the password, and remembers a right one. Unauthorized."""
+        """Checks the password, and remembers a right one. Unauthorized."""
         version = self.version()
         self._inner(user, password, address)
         with self._lock:
@@ -128,7 +128,7 @@ class Remembering:
 
 
 def authenticator(settings: Settings, *, announce: Callable[[str], None], privileged: Privileged | None = None) -> Authenticate:
-    """As settings.auth says. `announce` gets the one line that shows the first start's password; it is shown once."""
+    """The check by settings.auth. `announce` gets the one line with the password of the first start; it is shown once."""
     if settings.auth == "pam":
         groups = pam_groups(settings)
         throttled = Throttled(pam_accounts(privileged or Here(settings.pam_service)))
@@ -142,7 +142,7 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
 
 
 def pam_groups(settings: Settings) -> dict[Role, str]:
-    """BadRequest, where none is set: every account of the host would be let in, mail and backup users among them."""
+    """The groups by role. BadRequest, if none is set: every account of the host could call, mail and backup users included."""
     found = {
         role: group
         for role, group in (
@@ -162,7 +162,7 @@ def pam_groups(settings: Settings) -> dict[Role, str]:
 
 
 def role_by_group(groups: Mapping[Role, str], user: str) -> Role:
-    """The highest role that one of the account's groups gives. Forbidden, where none does."""
+    """The highest role of the account's groups. Forbidden, if none gives one."""
     try:
         account = pwd.getpwnam(user)
         theirs = set(os.getgrouplist(account.pw_name, account.pw_gid))

@@ -23,11 +23,11 @@ from synvirt.repeating import repeated
 from synvirt.store.access import AuditEntry
 
 LOG_IN, LOG_OUT = "LOGIN", "LOGOUT"
-# How one came; an entry's resource.
+# The way of a log-in, which is an entry's resource.
 PAGE, OIDC, BASIC, TOKEN = "page", "oidc", "basic", "token"
-# As much of an account's name as the audit trail and a job keep, and of the reason why it was refused.
+# The most characters of an account's name in the audit trail and a job, and of the reason of a refusal.
 ACCOUNT_CHARS_MAX, WHY_CHARS_MAX = 100, 500
-# A path of a caller may be as long as its request line.
+# A caller's path may be as long as its request line.
 RESOURCE_CHARS_MAX, METHOD_CHARS_MAX = 500, 10
 # A caller that sends credentials with each request is new again when a session would have ended.
 NEW_AFTER_S = AGE_S
@@ -50,7 +50,7 @@ class _Refused:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: `account` of the users file or the host, `token:NAME`, `oidc:NAME`, or `local` by the Unix socket."""
+    """The caller: `account` of the users file or the host, `token:NAME`, `oidc:NAME`, or `local` by the Unix socket."""
 
     account: str
     role: Role
@@ -60,7 +60,7 @@ class Caller:
 
 
 class Coming:
-    """`write` puts an entry into the trail, or logs that it cannot. Blocking code, but `is_new`."""
+    """`write` adds an entry to the trail, or logs that it cannot. Blocking code, except `is_new`."""
 
     def __init__(self, write: Callable[[AuditEntry], None], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock
@@ -70,7 +70,7 @@ class Coming:
         self.refused = 0
 
     def is_new(self, account: str, address: str, way: str) -> bool:
-        """Whether this caller, who sends credentials with each request, is new; from now on it is not. It answers at once."""
+        """Whether this caller, which sends credentials with each request, is new; from now on it is not. It answers at once."""
         key, at = (account, network_of(address), way), self._clock()
         with self._lock:
             if at < self._known.get(key, 0.0):
@@ -110,7 +110,7 @@ class Coming:
         self._write(entry)
 
     def tell(self, *, at_end: bool = False) -> None:
-        """Write how many more were refused, of those that have been counted for long enough; at the end of all."""
+        """Writes how many more were refused, of those that were counted for long enough; at the end of all."""
         at = self._clock()
         with self._lock:
             over = [key for key, one in self._counted.items() if at_end or at - one.since >= COUNTED_FOR_S]
@@ -134,8 +134,8 @@ def counts_written(coming: Coming) -> Iterator[None]:
 def entry_of(
     caller: Caller, method: str, resource: str, result: int, detail: str = "", *, digest: str | None = None
 ) -> AuditEntry:
-    """Of now. An account that was refused, and one of a provider or of the host, may be anything that can be typed; what is
-    asked for, anything that a path may hold."""
+    """An entry of the present time. A refused account, and one of a provider or of the host, may be any typed text; the
+    requested path may be any text too."""
     return AuditEntry(
         at=now(),
         account=shown_account(caller),
@@ -150,7 +150,7 @@ def entry_of(
 
 
 def shown_account(caller: Caller) -> str:
-    """As the trail, and jobs that it submits, name it."""
+    """The account's name in the trail, and in its jobs."""
     return _shown(caller.account, ACCOUNT_CHARS_MAX)
 
 

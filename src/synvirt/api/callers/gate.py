@@ -1,4 +1,4 @@
-"""The gate: every path needs credentials, except the few that are named here; callers of the Unix socket need none.
+"""The gate: every path needs credentials, except the few in this file; callers of the Unix socket need none.
 
 Credentials are HTTP Basic, a token, or the cookie of a session. The page's log-in gives a session, by a password or by an
 OpenID provider; a browser without credentials is sent there.
@@ -31,19 +31,19 @@ from synvirt.errors import Forbidden, NotFound, SynvirtError, Unauthorized
 
 
 class Authenticate(Protocol):
-    """Who may call. `address` is where the caller is; "" is the Unix socket's."""
+    """Checks callers. `address`: the caller's; "" is the Unix socket's."""
 
     def knows(self, user: str, password: str) -> bool:
-        """Was this right a moment ago? At once: it is asked in the event loop, for each request."""
+        """Whether this was right a moment ago. At once: it is called in the event loop, for each request."""
         ...
 
     def check(self, user: str, password: str, address: str) -> None:
-        """Unauthorized if it is wrong. Blocking, and slow by design: it is called in a thread."""
+        """Unauthorized, if it is wrong. Blocking, and slow on purpose: it is called in a thread."""
         ...
 
     @property
     def role_of(self) -> Callable[[str], Role]:
-        """Of an account whose password was right. Forbidden, where it has none. Blocking, and quick."""
+        """The role of an account whose password was right. Forbidden, if it has none. Blocking, and quick."""
         ...
 
     @property
@@ -52,36 +52,36 @@ class Authenticate(Protocol):
         ...
 
 
-# What is noted of a caller.
+# The noted facts of a caller.
 Said = TypeVarTuple("Said")
-# The role of a token's secret, and its name; None: there is no such. Blocking.
+# The role and name of a token, by its secret; None: there is no such token. Blocking.
 FindToken = Callable[[str], tuple[str, Role] | None]
 
 
-# Each is a core and 16 MiB (scrypt), or seconds (PAM, when it is wrong). In threads of their own: however many strangers
-# guess, those who are known and the endpoints' own threads do not wait for them.
+# Each takes a core and 16 MiB (scrypt), or seconds (PAM, for a wrong one). They have their own threads: however many strangers
+# guess, known callers and the endpoints' threads do not wait for them.
 CHECKS_AT_ONCE = 4
-# Likewise who waits for an OpenID provider, which may be silent.
+# The same for calls to an OpenID provider, which may not answer.
 PROVIDER_AT_ONCE = 4
-# What a load balancer asks, and what a client generator reads: neither says anything about this host. Who sends credentials
-# there all the same is known (`KNOWN`), and may learn more.
+# For load balancers and client generators: neither shows anything about this host. A caller that sends credentials there all
+# the same is authenticated (`KNOWN`), and may see more.
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 # The page's, under {base_url}.
 LOGIN_PATHS = ("/login", "/login/oidc", "/login/oidc/callback")
-# Longer is no password: PAM and scrypt read all of it.
+# A longer text is no password: PAM and scrypt would read all of it.
 CREDENTIALS_CHARS_MAX = 2048
-# Set by the server on the Unix socket, in the scope: nothing a caller can send reaches it.
+# Set by the server on the Unix socket, in the scope: a caller cannot send it.
 LOCAL = "synvirt.local"
-# Set by the gate: the caller is authenticated; and who that is.
+# Set by the gate: that the caller is authenticated, and its identity.
 KNOWN, CALLER = "synvirt.known", "synvirt.caller"
 # The gate itself, for the page's log-in.
 DOOR = "synvirt.door"
-TOKEN_PREFIX = "svt_"  # noqa: S105 - how every token begins, and no token
+TOKEN_PREFIX = "svt_"  # noqa: S105 - the beginning of every token, not a token
 
 
 class Gate:
-    """`confined`: accounts that may call nothing but what is under these paths. `needed`: the role that a method and a path
-    under {base_url} need. `proxies`: networks whose X-Forwarded-For is believed."""
+    """`confined`: accounts that may call only these paths. `needed`: the role that a method and a path under {base_url} need.
+    `proxies`: networks whose X-Forwarded-For is trusted."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Gate:
         self._app, self._authenticate = app, authenticate
         self._base_url, self._needed, self._find_token = base_url, needed, find_token
         self._proxies = tuple(ipaddress.ip_network(proxy, strict=False) for proxy in proxies)
-        # Where the host's accounts are asked, one may answer to any spelling of its name.
+        # The host may accept any spelling of an account's name.
         self._confined = {user.casefold(): paths for user, paths in confined.items()}
         self._limiter = CapacityLimiter(CHECKS_AT_ONCE)
         self._coming = coming or Coming(lambda entry: None)
@@ -160,7 +160,7 @@ class Gate:
         return Caller(user, await to_thread.run_sync(self._authenticate.role_of, user), address)
 
     async def _permit(self, caller: Caller, scope: Scope) -> None:
-        """Forbidden, where it takes another role; who tried to change something is in the audit trail."""
+        """Forbidden, if it needs another role; an attempt to change something is in the audit trail."""
         if scope["path"] in OPEN_PATHS or caller.confined:
             return
         needed = self._needed(scope["method"], scope["path"].removeprefix(self._base_url))
@@ -175,7 +175,7 @@ class Gate:
         raise error
 
     async def _noted(self, tell: Callable[[*Said], None], *said: *Said) -> None:
-        """Before it is answered: what is not in the trail yet may never be."""
+        """Notes it before the answer, as it might never be noted afterwards."""
         await to_thread.run_sync(tell, *said, limiter=self._limiter)
 
     async def log_in(self, scope: Scope, user: str, password: str) -> str:
@@ -198,13 +198,13 @@ class Gate:
         return await to_thread.run_sync(self._authenticate.role_of, user)
 
     async def begin_oidc(self, scope: Scope, following: str) -> Began:
-        """Where the browser goes to log in by the OpenID provider. SourceUnreachable."""
+        """The address at which the browser logs in by the OpenID provider. SourceUnreachable."""
         oidc = self._oidc()
         address = self._address(scope)
         return await to_thread.run_sync(oidc.begin, address, following, limiter=self._provider_limiter)
 
     async def end_oidc(self, scope: Scope, said: Mapping[str, str]) -> tuple[str, str]:
-        """The secret of a new session, and where its person was going. Unauthorized, Forbidden, SourceUnreachable."""
+        """The secret of a new session, and the page that its person wanted. Unauthorized, Forbidden, SourceUnreachable."""
         oidc, address = self._oidc(), self._address(scope)
 
         def refuse(account: str, error: SynvirtError) -> None:
@@ -216,7 +216,7 @@ class Gate:
         return await to_thread.run_sync(self._sessions.begin, ended.account, ended.role), ended.following
 
     def log_out(self, scope: Scope) -> bool:
-        """True: who it was is still logged in at the OpenID provider, perhaps. Blocks."""
+        """True, if the person may still be logged in at the OpenID provider. Blocks."""
         secret = secret_in(Headers(scope=scope).get("cookie", ""))
         login = self._sessions.of(secret)
         self._sessions.end(secret)
@@ -232,7 +232,7 @@ class Gate:
         return self.oidc
 
     def _refusal(self, scope: Scope, error: SynvirtError) -> Response:
-        """A browser is led to the page's log-in: its own password box keeps what was typed until it is closed."""
+        """A browser is sent to the page's log-in, as its own password box keeps the password until the browser closes."""
         headers = Headers(scope=scope)
         refusal = problem(of_its_side(scope["path"], error))
         if not isinstance(error, Unauthorized) or "authorization" in headers or "sec-fetch-site" not in headers:
@@ -263,7 +263,7 @@ class Gate:
         return Caller(f"token:{name}", role, address)
 
     def _address(self, scope: Scope) -> str:
-        """The caller's: of one behind a proxy of ours what the proxy itself added last."""
+        """The caller's address; behind one of our proxies, the one that the proxy itself added last."""
         client = scope.get("client")
         address = client[0] if client else ""
         forwarded = Headers(scope=scope).get("x-forwarded-for", "").rpartition(",")[2].strip()
@@ -280,7 +280,7 @@ class Gate:
 
 
 class FromSocket:
-    """What the Unix socket's server serves: the app, which learns that its callers were let in by the file's mode."""
+    """The app for the Unix socket's server: its callers count as authenticated, by the file's mode."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -291,7 +291,7 @@ class FromSocket:
 
 
 def _credentials(header: str | None) -> tuple[str, str]:
-    """RFC 7617: base64 of user:password, in UTF-8."""
+    """User and password, by RFC 7617: base64 of user:password, in UTF-8."""
     if header is None:
         raise Unauthorized("no credentials were sent", hint="send HTTP Basic credentials, or use the Unix socket on the host")
     scheme, _, encoded = header.partition(" ")

@@ -1,13 +1,13 @@
-"""What one caller has of addresses."""
+"""The addresses that belong to one caller."""
 
 import ipaddress
 
-# Who has one IPv6 address has its whole /64.
+# A caller with one IPv6 address has its whole /64.
 IPV6_PREFIX_BITS = 64
 
 
 def network_of(address: str) -> str:
-    """What one caller has of addresses: an IPv4 one, or the /64 of an IPv6 one."""
+    """The addresses that belong to one caller: an IPv4 address, or the /64 of an IPv6 one."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

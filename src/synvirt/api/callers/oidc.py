@@ -1,9 +1,9 @@
-"""Logging in on the page by another's accounts: OpenID Connect, the authorization code flow with PKCE.
+"""Log-ins on the page by another service's accounts: OpenID Connect, the authorization code flow with PKCE.
 
     POST /login/oidc ─▶ Oidc.begin ─▶ the provider's page ─▶ GET /login/oidc/callback ─▶ Oidc.end ─▶ a session
 
-A log-in that was begun is known by its state, once, for ten minutes, and by the browser that began it (a cookie): so nobody
-can be logged in as somebody else by a link. A person without a role by the settings' table is refused. Blocking code.
+A begun log-in is identified once by its state, for ten minutes, and by its browser (a cookie): so a link cannot log a person in
+as another. A person without a role in the settings' table is refused. Blocking code.
 """
 
 import base64
@@ -30,20 +30,20 @@ from synvirt.errors import BadRequest, Forbidden, SynvirtError, Unauthorized
 from synvirt.settings import Settings
 from synvirt.transport import Trust
 
-# The browser that began; SameSite=Lax, since it comes back from the provider's site.
+# Identifies the browser; SameSite=Lax, as it comes back from the provider's site.
 COOKIE: Final = "__Host-synvirt-oidc"
-# Who has to look for a second factor first.
+# Long enough to find a second factor.
 BEGUN_FOR_S: Final = 600.0
-# Nobody has shown who he is yet: what strangers begin is bounded, of one caller and in all. The oldest goes.
+# Begun log-ins come from unknown callers, so they are limited, for one caller and in all. The oldest is removed.
 BEGUN_MAX, BEGUN_MAX_NETWORK = 1024, 16
-# RFC 7636 section 4.1: 32 bytes of chance.
+# RFC 7636 section 4.1: 32 random bytes.
 SECRET_BYTES: Final = 32
-# What a code may be as long as, and what a person is called.
+# The most characters of a code, and of a person's name.
 CODE_CHARS_MAX, NAME_CHARS_MAX = 4096, 90
 PREFIX: Final = "oidc:"
 _AGAIN: Final = "log in again, from this service's page"
 
-# The account, and why.
+# The account, and the reason.
 Refuse = Callable[[str, SynvirtError], None]
 
 _log = structlog.get_logger("synvirt.api")
@@ -51,7 +51,7 @@ _log = structlog.get_logger("synvirt.api")
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """`url`: where the browser goes. `browser`: what it keeps meanwhile."""
+    """`url`: where the browser goes. `browser`: what it stores meanwhile."""
 
     url: str
     browser: str
@@ -59,7 +59,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Who has logged in by a provider, with which role, and the page to go on to."""
+    """The person who has logged in by a provider, the role, and the page to continue with."""
 
     account: str
     role: Role
@@ -77,7 +77,7 @@ class _Begun:
 
 
 class Oidc:
-    """`roles`: by the names in the claim `roles_claim`. `label`: what the provider is called on the page."""
+    """`roles`: by the names in the claim `roles_claim`. `label`: the provider's name on the page."""
 
     def __init__(
         self,
@@ -95,20 +95,20 @@ class Oidc:
         self._roles_claim, self._roles, self._name_claim, self.label = roles_claim, roles, name_claim, label
         self._lock = threading.Lock()
         self._begun: OrderedDict[str, _Begun] = OrderedDict()
-        # Who was logged in by other settings logs in again.
+        # A person who logged in under other settings has to log in again.
         said = [provider.issuer, provider.client_id, roles_claim, sorted(roles.items())]
         self.grants = hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     @property
     def ends(self) -> str:
-        """Where a person may log out of the provider itself; "": nowhere that is known."""
+        """The address for logging out of the provider itself; "", if none is known."""
         ends = self._provider.ends
         return (
             f"{ends}{'&' if urlsplit(ends).query else '?'}{urlencode({'client_id': self._provider.client_id})}" if ends else ""
         )
 
     def begin(self, address: str, following: str) -> Began:
-        """SourceUnreachable, where the provider does not answer."""
+        """Begins a log-in. SourceUnreachable, if the provider does not answer."""
         found = self._provider.found()
         state, browser, nonce, verifier = (secrets.token_urlsafe(SECRET_BYTES) for _ in range(4))
         begun = _Begun(_hashed(browser), nonce, verifier, following, network_of(address), self._clock())
@@ -132,8 +132,8 @@ class Oidc:
         return Began(f"{found.authorize}{'&' if urlsplit(found.authorize).query else '?'}{urlencode(query)}", browser)
 
     def end(self, said: Mapping[str, str], browser: str, refuse: Refuse) -> Ended:
-        """`said`: what the browser brings from the provider. Unauthorized, Forbidden (no role), SourceUnreachable; `refuse` is
-        notified of each, and who it was, as far as that is known."""
+        """`said`: what the browser brings from the provider. Unauthorized, Forbidden (no role), SourceUnreachable; `refuse`
+        gets each of these, with the person as far as known."""
         who = ""
         try:
             begun = self._known(said.get("state", ""), browser)
@@ -153,7 +153,7 @@ class Oidc:
         return Ended(account, role, begun.following)
 
     def _known(self, state: str, browser: str) -> _Begun:
-        """Whether it was right or not, it is not known again."""
+        """The begun log-in, removed: right or wrong, it works only once."""
         with self._lock:
             begun = self._begun.pop(_hashed(state), None)
         if begun is None or not 0 <= self._clock() - begun.at < BEGUN_FOR_S:
@@ -176,7 +176,7 @@ class Oidc:
         return self._provider.claims(token, begun.nonce)
 
     def _role(self, claims: Mapping[str, Any]) -> Role | None:
-        """The highest that one of the names gives."""
+        """The highest role of the names."""
         found = _claim(claims, self._roles_claim)
         names = [found] if isinstance(found, str) else found if isinstance(found, list) else []
         given = {self._roles[name] for name in names if isinstance(name, str) and name in self._roles}
@@ -189,7 +189,7 @@ class Oidc:
 
 
 def oidc(settings: Settings) -> Oidc | None:
-    """As the settings say; None, where they name no issuer. BadRequest, where something of it is missing."""
+    """The provider of the settings; None, if they name no issuer. BadRequest, if a needed setting is missing."""
     if not settings.oidc_issuer:
         return None
     settings.check_oidc()
@@ -232,7 +232,7 @@ def take_browser(response: Response) -> None:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:
-    """By its whole name, else by its parts: realm_access.roles is one within another."""
+    """The claim by its whole name, else by its parts: realm_access.roles is one within another."""
     if name in claims:
         return claims[name]
     found: Any = claims

@@ -1,9 +1,9 @@
-"""No other site may act through a browser that knows our password.
+"""Refuses requests that another site makes through a browser that knows our password.
 
-A browser sends the password it was given to whatever page asks for our addresses, so a form on a stranger's page could cancel
-a job. Browsers say where a request comes from (Fetch Metadata, `Sec-Fetch-Site`; or `Origin`, RFC 6454, on every POST since
-2020), and no page can forge that: what may change something and comes from elsewhere is refused. Programs that are no browser
-send neither, and hold their password themselves.
+A browser sends its stored password to us from any page that requests our addresses, so a form on a stranger's page could cancel
+a job. Browsers state where a request comes from (Fetch Metadata, `Sec-Fetch-Site`; or `Origin`, RFC 6454, on every POST since
+2020), and no page can forge that: a request from elsewhere that may change something is refused. Other programs send neither
+header, and hold their password themselves.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class SameOrigin:
-    """`connects_out`: paths whose reading makes the service connect elsewhere; those are no other page's to read either."""
+    """`connects_out`: paths whose reading makes the service connect elsewhere; other pages may not read those either."""
 
     def __init__(self, app: ASGIApp, *, connects_out: Callable[[str], bool] = lambda path: False) -> None:
         self._app, self._connects_out = app, connects_out
@@ -37,7 +37,7 @@ class SameOrigin:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """A proxy in front of us may end TLS: the scheme is not compared, and `Host` is what the caller asked for."""
+    """A proxy in front of us may end TLS: so the scheme is not compared, and `Host` is the caller's."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")

@@ -1,8 +1,8 @@
-"""An OpenID provider: what it says of itself, and who it says has logged in there. Blocking code.
+"""An OpenID provider: its description of itself, and the persons that it has logged in. Blocking code.
 
     found()     where to send a browser        OpenID Connect Discovery 1.0
     redeem()    a code for an ID token         RFC 6749 section 4.1.3, RFC 7636 (PKCE)
-    claims()    what the token says, proven    OpenID Connect Core 1.0 section 3.1.3.7
+    claims()    the token's content, checked   OpenID Connect Core 1.0 section 3.1.3.7
 
 The guard checks each connection, like those to sources: `source_allowed_hosts` applies to a provider, too.
 """
@@ -23,21 +23,21 @@ from joserfc.jwk import KeySet
 from synvirt.errors import SourceUnreachable, Unauthorized
 from synvirt.transport import Answer, HttpClient, Trust
 
-# What it says of itself and its keys hold for so long; a key that is not known is looked for at most once a minute.
+# Its description and its keys are kept for so long; an unknown key is looked up at most once a minute.
 FOUND_FOR_S: Final = 3600.0
 KEYS_AGAIN_S: Final = 60.0
 # A person waits for it.
 TIMEOUT_S: Final = 10.0
-# Of one answer: the largest known set of keys has some 20 KiB.
+# For one answer: the largest known set of keys has some 20 KiB.
 ANSWER_BYTES_MAX: Final = 1 << 20
 TOKEN_CHARS_MAX: Final = 64 << 10
-# Two clocks that are not quite the same.
+# The most that two clocks may differ.
 LEEWAY_S: Final = 60.0
-# A token is made when the code is redeemed: an old one was meant for another log-in.
+# A token is made when the code is redeemed: an older one belongs to another log-in.
 TOKEN_AGE_S: Final = 600.0
 # The year 5138.
 MOMENT_MAX: Final = 1e11
-# With a key of which the public part is known to all: no `none`, and no secret that signs (RFC 8725 section 3.1, 3.2).
+# Only with a key whose public part is published: no `none`, and no shared secret (RFC 8725 section 3.1, 3.2).
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 _PUBLIC: Final = frozenset({"RSA", "EC", "OKP"})
 _HINT: Final = "the provider's own log may say more; this service's settings begin with oidc_"
@@ -45,8 +45,8 @@ _HINT: Final = "the provider's own log may say more; this service's settings beg
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a provider says of itself. `ends`: where a person may log out of it, "" if nowhere. `names_itself`: it says in each
-    answer who it is (RFC 9207)."""
+    """A provider's description of itself. `ends`: the address for logging out of it, "" if there is none. `names_itself`: each
+    of its answers names it (RFC 9207)."""
 
     authorize: str
     token: str
@@ -57,7 +57,7 @@ class Found:
 
 
 class Provider:
-    """`secret`: reads the client's, "" for none. `trust`: this host's authorities, or a pin."""
+    """`secret`: reads the client's, "" for none. `trust`: this host's certificate authorities, or a pin."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Provider:
         self._keys: tuple[float, KeySet] | None = None
 
     def found(self) -> Found:
-        """SourceUnreachable, where it does not answer, or says what cannot be."""
+        """The provider's description. SourceUnreachable, if it does not answer, or the description is invalid."""
         known = self._found
         if known is not None and known[0] <= self._clock() < known[0] + FOUND_FOR_S:
             return known[1]
@@ -96,16 +96,16 @@ class Provider:
 
     @property
     def ends(self) -> str:
-        """As `Found` has it, of what is known already: nobody is asked."""
+        """As in `Found`, if it is known already: it makes no request."""
         return "" if self._found is None else self._found[1].ends
 
     def redeem(self, code: str, verifier: str, redirect_uri: str) -> str:
-        """The ID token, unproven. Unauthorized, where the provider refuses the code."""
+        """The ID token, not checked yet. Unauthorized, if the provider refuses the code."""
         found, secret = self.found(), self._secret()
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect_uri, "code_verifier": verifier}
         headers = {"accept": "application/json"}
         if secret and not found.by_post:
-            # RFC 6749, section 2.3.1: each is encoded as a form's field first.
+            # RFC 6749, section 2.3.1: each is first encoded like a form's field.
             pair = f"{quote_plus(self.client_id)}:{quote_plus(secret)}"
             headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         else:
@@ -122,7 +122,7 @@ class Provider:
         return token
 
     def claims(self, token: str, nonce: str) -> Mapping[str, Any]:
-        """Of a token that this provider signed, for us, now, for the log-in with this nonce. Else Unauthorized."""
+        """The claims of a token that this provider signed, for us, now, for the log-in with this nonce. Else Unauthorized."""
         said = self._signed(token)
         at, audience = self._clock(), said.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
@@ -183,7 +183,7 @@ class Provider:
 
 
 def _address(said: Mapping[str, Any], name: str) -> str:
-    """What goes there is worth a log-in: never in clear."""
+    """A request there may carry a log-in: never without encryption."""
     url = said.get(name)
     try:
         if isinstance(url, str) and len(url) <= 2000 and url.isascii() and url.isprintable():
@@ -197,7 +197,7 @@ def _address(said: Mapping[str, Any], name: str) -> str:
 
 def _moment(said: Mapping[str, Any], name: str) -> float:
     value = said.get(name)
-    # Python reads NaN and numbers of any length as JSON, and compares the first as no later than anything.
+    # Python reads NaN and numbers of any length as JSON, and NaN is never later than another number.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOMENT_MAX:
         raise Unauthorized(f"the provider's ID token is refused: its {name} is no time", hint=_HINT)
     return float(value)

@@ -1,4 +1,4 @@
-"""Which role a request needs: a table of paths. What it does not name is read by viewers and changed by operators."""
+"""The role that a request needs: a table of paths. Viewers read, and operators change, what it does not name."""
 
 import re
 from typing import Final
@@ -16,18 +16,18 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     (_ANY, "/api/v1/migrator/keyring(/.*)?", Role.ADMIN),
     (_ANY, "/api/v1/backup/repositories/[^/]+/recovery-key", Role.ADMIN),
     (_ANY, "/backups/repositories/[^/]+/key", Role.ADMIN),
-    # What is asked of a platform: an operator may, and may test whether it answers; it goes out with stored credentials.
+    # Operators may make requests to a platform and test whether it answers; stored credentials are used.
     (frozenset({"POST"}), "(/api/v1/migrator)?/sources/[^/]+/(test|deep)", Role.OPERATOR),
     (frozenset({"GET"}), "/api/v1/migrator/sources/[^/]+/vms(/.*)?", Role.OPERATOR),
     (frozenset({"GET"}), "/new/(machine|source|several)(/.*)?", Role.OPERATOR),
-    # Leaving.
+    # Logging in and out.
     (frozenset({"POST"}), "/(login(/oidc)?|logout)", Role.VIEWER),
-    # Sources, repositories, hosts: what holds credentials or decides where data goes.
+    # Sources, repositories, hosts: they hold credentials or decide where data goes.
     (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "(/api/v1/migrator)?/sources(/.*)?", Role.ADMIN),
     (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "/api/v1/migrator/hosts(/.*)?", Role.ADMIN),
     (frozenset({"POST"}), "(/api/v1/backup|/backups)/repositories/[^/]+/verify", Role.OPERATOR),
     (frozenset({"POST", "PUT", "PATCH", "DELETE"}), "(/api/v1/backup|/backups)/repositories(/.*)?", Role.ADMIN),
-    # Removing. An upload is its sender's own.
+    # Removing. Operators may remove uploads.
     (frozenset({"DELETE"}), "/api/v1/migrator/uploads/[^/]+", Role.OPERATOR),
     (frozenset({"DELETE"}), "/.*", Role.ADMIN),
     (frozenset({"POST"}), "/api/v1/backup/jobs/[^/]+/retention", Role.ADMIN),
@@ -37,15 +37,15 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
     (frozenset({"PATCH"}), "/api/v1/backup/restore-points/[^/]+", Role.ADMIN),  # its protection
 )
 _COMPILED: Final = tuple((methods, re.compile(path), role) for methods, path, role in RULES)
-# The GETs that make the service connect elsewhere: another site's page must not cause it, whatever the browser knows. They are
-# what a source's machines are looked through by, and what a repository is shown by, which may lie on a peer: in the API, whose
-# clients know them as GETs, and on the pages. tests/api/test_roles.py asks every GET, and holds these to be all.
+# The GETs that make the service connect elsewhere: another site's page must not cause that, whatever the browser knows. They
+# list a source's machines, and show a repository, which may be on a peer: in the API, whose clients know them as GETs, and on
+# the pages. tests/api/test_roles.py calls every GET, and checks that these are all.
 CONNECTING: Final = re.compile(
     r"/api/v1/migrator/sources/[^/]+/vms(/.*)?|/new/(machine|source|several)(/.*)?"
     r"|(/api/v1/backup|/backups)/repositories(/[^/]+)?"
 )
 
-# The one GET that shows a secret, what opens every backup: who looked is in the audit trail. The page asks for it by POST.
+# The one GET that shows a secret, which opens every backup: the audit trail records its readers. The page uses POST for it.
 KEYS: Final = re.compile("/api/v1/backup/repositories/[^/]+/recovery-key")
 
 

@@ -1,7 +1,7 @@
-"""Who is logged in on the page: the secret in a cookie identifies an account for a limited time.
+"""Sessions of the page: the secret in a cookie identifies an account for a limited time.
 
-Kept in {data_dir}/keyring/sessions, so that a page finds the service again after its restart. What is kept is a hash: neither
-the file nor a dump of our memory is a list of what logs in.
+They are stored in {data_dir}/keyring/sessions, so that they survive a restart of the service. Only hashes are stored: neither
+the file nor a dump of our memory contains a secret.
 """
 
 import contextlib
@@ -22,11 +22,12 @@ from starlette.responses import Response
 from synvirt.accounts import Role
 from synvirt.durable import put_private_file
 
-# A browser takes a name of this prefix only by HTTPS, for this host alone and for every path (RFC 6265bis, section 4.1.3.2).
+# A browser accepts a name with this prefix only by HTTPS, for this host alone and for every path (RFC 6265bis, section
+# 4.1.3.2).
 COOKIE = "__Host-synvirt"
-# A working day; and who is away for an hour, with no page of ours open, has left (NIST SP 800-63B, section 4.2.3).
+# A working day; and a person who has had no page of ours open for an hour has left (NIST SP 800-63B, section 4.2.3).
 AGE_S, IDLE_S = 12 * 3600.0, 3600.0
-# Of one account: more browsers than a person has. The oldest goes.
+# For one account: more browsers than a person has. The oldest is removed.
 SESSIONS_MAX = 16
 SECRET_BYTES = 32
 
@@ -34,7 +35,7 @@ _log = structlog.get_logger("synvirt.api")
 
 
 class Login(NamedTuple):
-    """Who is logged in. `role`: what another's accounts gave at the log-in; None: that of the account, as it is now."""
+    """A logged-in person. `role`: from another service's accounts at the log-in; None: the account's present role."""
 
     account: str
     role: Role | None = None
@@ -49,8 +50,8 @@ class _Session:
 
 
 class Sessions:
-    """`version()` changes when the accounts may have changed, passwords among them: then all are logged out. `grants` is the
-    same of those whose role another gave: what the settings say of it. `path` None: they end with the service."""
+    """`version()` changes when the accounts, including their passwords, may have changed: then all are logged out. `grants` is
+    the same for persons whose role another service gave: the settings for it. `path` None: they end with the service."""
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class Sessions:
         self._sessions = {} if path is None else _read(path, clock())
 
     def begin(self, account: str, role: Role | None = None) -> str:
-        """Of one whose password was right, or whom another vouches for with a role. The cookie's secret. Blocks."""
+        """Begins a session after a right password, or after another service gave the person a role. Returns the cookie's
+        secret. Blocks."""
         secret, at, login = secrets.token_urlsafe(SECRET_BYTES), self._clock(), Login(account, role)
         with self._lock:
             self._forget_ended()
@@ -77,7 +79,7 @@ class Sessions:
         return secret
 
     def of(self, secret: str) -> Login | None:
-        """At once: it is asked in the event loop, for each request."""
+        """The session's person. At once: it is called in the event loop, for each request."""
         with self._lock:
             found = self._sessions.get(_hashed(secret))
             if found is None or not self._holds(found):
@@ -104,7 +106,7 @@ class Sessions:
         self._sessions = {key: one for key, one in self._sessions.items() if self._holds(one)}
 
     def _write(self) -> None:
-        """What is used is not written: after a restart an hour begins from the start."""
+        """Times of use are not stored: after a restart the hour begins again."""
         if self._path is None:
             return
         kept = {key: [one.login.account, one.version, one.begun, one.login.role or ""] for key, one in self._sessions.items()}
@@ -112,13 +114,13 @@ class Sessions:
             put_private_file(self._path, json.dumps(kept).encode())
         except OSError as error:
             _log.warning("sessions are not kept over a restart", why=error.strerror)
-            # One that was ended must not come back.
+            # An ended session must not come back.
             with contextlib.suppress(OSError):
                 self._path.unlink()
 
 
 def _read(path: Path, at: float) -> dict[str, _Session]:
-    """None, where there is no file, or a damaged one: then everybody logs in again."""
+    """None, if there is no file, or a damaged one: then everybody logs in again."""
     try:
         found = json.loads(path.read_bytes())
         return {key: _kept(at, *fields) for key, fields in found.items()}
@@ -127,7 +129,7 @@ def _read(path: Path, at: float) -> dict[str, _Session]:
 
 
 def _kept(at: float, account: str, version: str, begun: float, role: str = "") -> _Session:
-    """An earlier version of ours kept no role."""
+    """An earlier version stored no role."""
     return _Session(Login(str(account), Role(role) if role else None), str(version), float(begun), at)
 
 
@@ -136,7 +138,7 @@ def secret_in(cookie_header: str) -> str:
 
 
 def give(response: Response, secret: str) -> None:
-    """Without an age of its own: it goes with the browser, and the service ends it before."""
+    """Sets the cookie without an age: it ends with the browser, and the service ends it before."""
     response.set_cookie(COOKIE, secret, path="/", secure=True, httponly=True, samesite="strict")
 
 

@@ -1,4 +1,4 @@
-"""The endpoints, a module a resource: each reads a request, calls one room below, and answers.
+"""The endpoints, a module for each resource: each reads a request, calls one room below, and answers.
 
-`migrations.py` is the one to read first.
+Read `migrations.py` first.
 """

@@ -1,5 +1,5 @@
-"""Who did what: each request that may change something, or shows a key, is an entry of the audit trail, and
-{base_url}/api/v1/audit shows it. Log-ins and log-outs are in it too (`callers/coming.py`)."""
+"""The audit trail: each request that may change something, or shows a key, is an entry, and {base_url}/api/v1/audit shows the
+entries. Log-ins and log-outs are entries too (`callers/coming.py`)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,15 +25,15 @@ PAGE = 500
 # Some megabytes for each answer; a collector asks again after the last entry.
 LINES = 5000
 LINES_TYPE = "application/x-ndjson"
-# A day more or less is nothing to what is kept for months.
+# Entries are kept for months, so an hour does not matter.
 EXPIRE_EVERY_S = 3600.0
 
 _log = structlog.get_logger("synvirt.audit")
 
 
 class Audited:
-    """A layer of the app, inside the gate. The answer goes out once its entry is written. `quiet`: paths below which nothing
-    is noted. `shows_key`: paths that are noted when they are read, too."""
+    """A layer of the app, inside the gate. The answer is sent after its entry is written. `quiet`: paths without entries.
+    `shows_key`: paths with entries for reading, too."""
 
     def __init__(
         self,
@@ -67,16 +67,16 @@ class Audited:
 
 
 def write(rows: AuditRows, entry: AuditEntry) -> None:
-    """Adds an entry to the trail. A store that fails is logged, with the entry: what was done is done."""
+    """Adds an entry to the trail. If the store fails, the entry is logged: the action is done already."""
     try:
         rows.add(entry)
     except SynvirtError as error:
-        # The log is the second trail. To refuse what was done already would be no truer.
+        # The log is the second trail. The action is done, so a refusal would be wrong.
         _log.error("not in the audit trail", why=error.detail, **entry.model_dump(mode="json", exclude={"seq"}))
 
 
 def expiring(rows: AuditRows, days: float) -> AbstractContextManager[None]:
-    """Entries go when they are older, as long as the block lasts. 0 days: none."""
+    """Removes older entries while the block runs. 0 days: none."""
 
     def expire() -> None:
         try:
@@ -136,7 +136,7 @@ def audit_router(rows: AuditRows) -> APIRouter:
 
 
 def verified(rows: AuditRows) -> AuditVerified:
-    """Reads the whole trail, and says where its chain of hashes is broken, if it is."""
+    """Reads the whole trail, and reports where its chain of hashes is broken, if it is."""
     count = 0
 
     def counted() -> Iterator[AuditEntry]:

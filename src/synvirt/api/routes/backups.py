@@ -276,7 +276,7 @@ def _stream(router: APIRouter, backups: Backups, *, stopping: Callable[[], bool]
     ) -> Response:
         """Follow the runs as they move."""
         if run_id is not None:
-            await run_in_threadpool(backups.runs.get, run_id)  # BackupNotFound now, as a problem, and not a silent stream
+            await run_in_threadpool(backups.runs.get, run_id)  # BackupNotFound now, as a problem, instead of a silent stream
         happening = feed.follow(job_id=run_id, last_event_id=event_id_of(last_event_id))
         return EventSourceResponse(happening, headers=STREAM_HEADERS)
 

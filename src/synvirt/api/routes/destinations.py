@@ -1,4 +1,4 @@
-"""{base_url}/api/v1/migrator/destinations: where volumes can go, by the names that plans use."""
+"""{base_url}/api/v1/migrator/destinations: where volumes can go, by the names in plans."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -40,7 +40,7 @@ def destinations_router(destinations: Mapping[str, Destination]) -> APIRouter:
 
 
 def shown(destinations: Mapping[str, Destination]) -> list[DestinationShown]:
-    """Each is asked how much is free: blocking."""
+    """The destinations with their free bytes: blocking."""
     return [_shown(name, one, default=not number) for number, (name, one) in enumerate(destinations.items())]
 
 

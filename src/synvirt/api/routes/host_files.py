@@ -1,4 +1,4 @@
-"""{base_url}/api/v1/migrator/host-files: browse the import root, and say what is in a file of it."""
+"""{base_url}/api/v1/migrator/host-files: lists the import root, and inspects a file of it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +11,14 @@ from synvirt.jobs.inspecting.looking import Looking
 from synvirt.model.files import HostFileRequest, HostFolder, Inspection
 from synvirt.offline import browsing
 
-# Each entry of a page is opened to say what it is: a page of the largest size takes a second on a slow share.
+# Each entry of a page is opened to find its kind: the largest page takes a second on a slow share.
 PAGE_LIMIT, PAGE_DEFAULT = 1000, 200
 
 
 def host_files_router(
     import_root: Path, *, free_bytes: Callable[[], int] | None = None, looking: Looking = browsing
 ) -> APIRouter:
-    """`free_bytes`: the destination's, to say of a VM whether it fits. `looking`: where files are looked into."""
+    """`free_bytes`: the destination's, to check whether a VM fits. `looking`: inspects files."""
     router = APIRouter(prefix="/host-files", tags=["host files"])
 
     @router.get("", response_model=HostFolder)

@@ -1,6 +1,6 @@
 """{base_url}/api/v1/migrator/migrations: submit, list, load, cancel, cut over, repair, and the stream of updates.
 
-Endpoints are `def` where they block (the store, the intake), so that the framework runs them in threads.
+Endpoints are `def` if they block (the store, the intake), so that the framework runs them in threads.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -28,9 +28,9 @@ from synvirt.model.values import Model
 from synvirt.store.documents import parsed
 from synvirt.store.filters import Only
 
-# The specification's list is "all migrations": a page holds what a large host gathers in years, and bounds our memory.
+# The specification's list is "all migrations": a page holds a large host's jobs of years, and limits our memory.
 PAGE_LIMIT = 5000
-# Some hundreds of kilobytes: memory that is used again for the next piece.
+# Some hundreds of kilobytes, in memory that is used again for the next piece.
 JOBS_A_PIECE = 64
 # `{"id":"` and then the UUID's 36 characters: a Migration's document begins with its id.
 _ID_IN_DOCUMENT = slice(7, 7 + 36)
@@ -69,7 +69,7 @@ class MigrationPage(Model):
 
 
 def _second_ways(router: APIRouter, intake: Intake) -> None:
-    """What a job that ended, or whose host is lost, may still come to."""
+    """Further actions on a job that has ended, or whose host is lost."""
 
     @router.post("/{migration_id}/take-over", response_model=Migration)
     def take_over(
@@ -150,7 +150,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         return job
 
     @router.get("", response_model=MigrationPage)
-    def list_migrations(  # noqa: PLR0917 - the framework gives them by name
+    def list_migrations(  # noqa: PLR0917 - the framework passes them by name
         limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
         cursor: Cursor = None,
         state: Annotated[list[State] | None, Query(description="Only jobs in one of these states")] = None,
@@ -169,7 +169,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     ) -> Response:
         """Follow the jobs as they move."""
         if migration_id is not None:
-            await run_in_threadpool(store.get, migration_id)  # NotFound now, as a problem, and not a silent stream
+            await run_in_threadpool(store.get, migration_id)  # NotFound now, as a problem, instead of a silent stream
         happening = feed.follow(job_id=migration_id, last_event_id=event_id_of(last_event_id))
         return EventSourceResponse(happening, headers=STREAM_HEADERS)
 
@@ -206,9 +206,9 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
 
 
 async def page(documents: list[str], following: int | None, board: Board) -> AsyncIterator[bytes]:
-    """The list's answer by joining text: only a running job, whose progress is on the board, is parsed.
+    """Makes the list's answer by joining texts: only running jobs, whose progress is on the board, are parsed.
 
-    In pieces: thousands of jobs are tens of megabytes, and making those in one piece takes ten times as long.
+    In pieces: thousands of jobs are tens of megabytes, and one piece would take ten times as long.
     """
     running = {str(id_) for id_ in board.latest()}
     before = '{"items":['
@@ -224,6 +224,6 @@ async def page(documents: list[str], following: int | None, board: Board) -> Asy
 
 
 def _patch(conversion: str | None, disk_bus: str | None) -> dict[str, Any]:
-    """The query's part of a plan's patch."""
+    """The patch in the query."""
     patch: dict[str, Any] = {} if conversion is None else {"conversion": conversion}
     return patch if disk_bus is None else patch | {"target": {"disk_bus": disk_bus}}

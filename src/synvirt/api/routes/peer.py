@@ -1,5 +1,5 @@
-"""{base_url}/api/v1/backup/peer/{offer}: a folder in which another SynVirt keeps its backups. What it asks for is done by
-`repository/peer_offer.py`, or refused; its account may call nothing else."""
+"""{base_url}/api/v1/backup/peer/{offer}: a folder for another SynVirt's backups. `repository/peer_offer.py` executes its
+requests, or refuses them; its account may call nothing else."""
 
 import asyncio
 import contextlib
@@ -30,12 +30,12 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 _BYTES: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 _OFFSET_MAX = 1 << 40
-# Of one offer: a worker has a connection a thread, and an offer several runs; each piece of theirs that nobody reads is 1 MiB.
+# For one offer: a worker has a connection for each thread, and an offer several runs; each unread piece takes 1 MiB.
 STREAMS_MAX = 64
 
 
 def confined(settings: Settings, api_prefix: str) -> dict[str, tuple[str, ...]]:
-    """The accounts that folders are offered to, and the paths of these."""
+    """The accounts that have an offered folder, and the paths of these folders."""
     found: dict[str, tuple[str, ...]] = {}
     for name, offer in settings.backup_offers.items():
         found[offer.user] = (*found.get(offer.user, ()), f"{api_prefix}/backup/peer/{name}")
@@ -43,14 +43,14 @@ def confined(settings: Settings, api_prefix: str) -> dict[str, tuple[str, ...]]:
 
 
 class Streams:
-    """How many files of one offer are on their way at once, in and out. In the event loop alone."""
+    """Counts the files of one offer that are being sent or received. Only in the event loop."""
 
     def __init__(self) -> None:
         self._count = 0
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """BackupBusy, where there are so many already."""
+        """BackupBusy, if there are too many already."""
         if self._count >= STREAMS_MAX:
             raise BackupBusy(f"{STREAMS_MAX} files of this offer are on their way already", hint="ask again in a moment")
         self._count += 1
@@ -61,7 +61,7 @@ class Streams:
 
 
 class _Counted(StreamingResponse):
-    """Counts for as long as it is sent, however that ends."""
+    """Counts while it is sent, until its end of any kind."""
 
     def __init__(self, streams: Streams, content: Iterator[bytes], size: int) -> None:
         super().__init__(content, media_type="application/octet-stream", headers={"Content-Length": str(size)})
@@ -157,5 +157,5 @@ async def _received(offer: Offer, name: str, request: Request, idle_s: float) ->
     except TimeoutError as error:
         raise BackupBadRequest(f"nothing came for {idle_s:.0f} s: {name} was given up") from error
     finally:
-        # The event loop's own threads: it waits for them when it ends, which is when this is cancelled as well.
+        # In the event loop's own threads: at its end, which also cancels this, it waits for them.
         await asyncio.to_thread(receiving.discard)

@@ -13,7 +13,7 @@ TAR = "application/x-tar"
 
 
 def receipts_router(store: Store, receipts: Receipts | None) -> APIRouter:
-    """`receipts`: None, where the settings switch them off."""
+    """`receipts`: None, if the settings switch them off."""
     router = APIRouter(tags=["receipts"])
 
     @router.get("/migrations/{migration_id}/receipt", response_class=Response, responses={200: {"content": {TAR: {}}}})

@@ -1,4 +1,4 @@
-"""POST /migrations/:id/rehearse, POST /rehearsals for several at once, and what came of a job's rehearsals."""
+"""POST /migrations/:id/rehearse, POST /rehearsals for several at once, and the results of a job's rehearsals."""
 
 from typing import Annotated
 from uuid import UUID
@@ -68,7 +68,7 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
     def rehearsal_screenshot(migration_id: UUID, rehearsal_id: UUID) -> Response:
         """The last screen of the rehearsed guest, as a PNG. 404 where there is none."""
         picture = rehearsing.screenshot(migration_id, rehearsal_id)
-        # The guest drew it: a browser must not take it for anything but a picture.
+        # The guest drew it: a browser must treat it only as a picture.
         return Response(picture, media_type=PNG, headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})
 
     return router

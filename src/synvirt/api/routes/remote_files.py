@@ -1,4 +1,4 @@
-"""{base_url}/api/v1/migrator/remote-files: what is in a file elsewhere, by its URL."""
+"""{base_url}/api/v1/migrator/remote-files: inspects a remote file, by its URL."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ _ELSEWHERE: dict[int | str, dict[str, Any]] = {
 
 
 def remote_files_router(rules: Rules, *, free_bytes: Callable[[], int] | None = None, looking: Looking = browsing) -> APIRouter:
-    """`free_bytes`: the destination's, to say of a VM whether it fits. `looking`: where files are looked into."""
+    """`free_bytes`: the destination's, to check whether a VM fits. `looking`: inspects files."""
     router = APIRouter(prefix="/remote-files", tags=["remote files"])
 
     @router.post("/inspect", response_model=Inspection, responses=_ELSEWHERE, openapi_extra=documented(RemoteFileRequest))

@@ -1,4 +1,4 @@
-"""GET /migrations/:id/screenshot: what the screen of a guest showed that did not boot."""
+"""GET /migrations/:id/screenshot: the screen of a guest that did not boot."""
 
 from collections.abc import Callable
 from uuid import UUID
@@ -13,7 +13,7 @@ PNG = "image/png"
 
 
 def screenshots_router(store: Store, screenshot: Callable[[UUID], bytes | None]) -> APIRouter:
-    """`screenshot`: of a job, a PNG; None where there is none."""
+    """`screenshot`: of a job, a PNG; None, if there is none."""
     router = APIRouter(prefix="/migrations", tags=["migrations"])
 
     @router.get("/{migration_id}/screenshot", response_class=Response, responses={200: {"content": {PNG: {}}}})
@@ -23,7 +23,7 @@ def screenshots_router(store: Store, screenshot: Callable[[UUID], bytes | None])
         picture = screenshot(job.id)
         if picture is None:
             raise NotFound(f"job {job.id} has no screenshot", hint="only a guest that was started and did not boot leaves one")
-        # The guest drew it: a browser must not take it for anything but a picture.
+        # The guest drew it: a browser must treat it only as a picture.
         return Response(picture, media_type=PNG, headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})
 
     return router

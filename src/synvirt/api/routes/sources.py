@@ -1,6 +1,6 @@
-"""{base_url}/api/v1/migrator/sources: the live platforms that are registered, and the VMs on them.
+"""{base_url}/api/v1/migrator/sources: the registered live platforms, and their VMs.
 
-What blocks (the store, the sealing) is `def`, and run in threads; what speaks to a platform is `async def`.
+Blocking functions (the store, the sealing) are `def`, and run in threads; those that connect to a platform are `async def`.
 """
 
 from typing import Annotated, Any
@@ -20,10 +20,10 @@ from synvirt.model.sources import Source, SourceChange, SourceRequest, SourceTes
 from synvirt.model.values import Model
 
 PAGE_LIMIT = 1000
-# A row is some 200 bytes: what a large vCenter has fits into one answer.
+# A row has some 200 bytes: the VMs of a large vCenter fit into one answer.
 VMS_LIMIT = 5000
 
-# So many of them fit into a request's first line, however they are written.
+# This many fit into a request's first line, in any form.
 RECORDED_MAX = 20
 VmText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 VmId = Annotated[str, Path(min_length=1, max_length=1024)]

@@ -1,4 +1,5 @@
-"""{base_url}/api/v1/tokens: secrets for scripts, sent as `Authorization: Bearer`. Shown once; what is kept is their hash."""
+"""{base_url}/api/v1/tokens: secrets for scripts, sent as `Authorization: Bearer`. Each is shown once; only its hash is
+stored."""
 
 import hashlib
 import secrets
@@ -58,7 +59,7 @@ def tokens_router(rows: TokenRows) -> APIRouter:
         asked: Annotated[TokenRequest, Depends(json_body(TokenRequest))], request: Request, response: Response
     ) -> TokenMade:
         """Make an API token. Only this answer has its secret."""
-        # 256 bits of chance need no slow hash: nobody tries them all.
+        # 256 random bits need no slow hash: they cannot be guessed.
         secret = TOKEN_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
         at = now()
         made = Token(

@@ -1,4 +1,4 @@
-"""{base_url}/api/v1/migrator/uploads: send an archive, list, load, remove, and say what is in one."""
+"""{base_url}/api/v1/migrator/uploads: sends, lists, loads, removes and inspects archives."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,9 +25,9 @@ from synvirt.model.values import Model
 from synvirt.offline import browsing
 
 PAGE_LIMIT = 1000
-# A caller whose network is gone says nothing at all; what it began must not stay for ever.
+# A caller without a network sends nothing more; what it began must not stay forever.
 IDLE_S = 60.0
-# How long a refused caller may go on sending: closing a connection with unread bytes can take the answer back (RFC 9112 9.6).
+# How long a refused caller may go on sending: closing a connection with unread bytes can discard the answer (RFC 9112 9.6).
 LINGER_S = 2.0
 
 _BODY: dict[str, Any] = {
@@ -68,7 +68,7 @@ class UploadPage(Model):
 def uploads_router(
     uploads: Uploads, *, idle_s: float = IDLE_S, free_bytes: Callable[[], int] | None = None, looking: Looking = browsing
 ) -> APIRouter:
-    """`free_bytes`: the destination's, to say of a VM whether it fits. `looking`: where files are looked into."""
+    """`free_bytes`: the destination's, to check whether a VM fits. `looking`: inspects files."""
     router = APIRouter(prefix="/uploads", tags=["uploads"])
 
     @router.post("", status_code=201, response_model=Upload, openapi_extra=_BODY, responses=_REFUSALS)
@@ -113,9 +113,9 @@ def uploads_router(
 
 
 async def received(request: Request, uploads: Uploads, idle_s: float, *, blank_sha256: bool = False) -> Upload:
-    """The one file of a multipart body, whole and listed; of a body that is refused or breaks off, nothing is left.
+    """The one file of a multipart body, complete and listed; nothing is left of a refused or interrupted body.
 
-    `blank_sha256`: a browser's form sends the field that nobody filled in, too."""
+    `blank_sha256`: a browser's form also sends an empty field."""
     length = refuse_length(request.headers.get("content-length"), uploads.cap_bytes)
     await run_in_threadpool(uploads.check_room, length)
     form = UploadForm(
@@ -133,14 +133,14 @@ async def received(request: Request, uploads: Uploads, idle_s: float, *, blank_s
     except TimeoutError as error:
         raise BadRequest(f"nothing came for {idle_s:.0f} s: the upload was given up", hint="send the file again") from error
     finally:
-        # The event loop's own threads: it waits for them when it ends, which is when this is cancelled as well.
+        # In the event loop's own threads: at its end, which also cancels this, it waits for them.
         await asyncio.to_thread(form.discard)
 
 
 class Parting(Response):
-    """A refusal that does not wait for the rest of twenty gigabytes, yet is heard by callers who read it only after sending.
+    """A refusal that does not wait for the rest of twenty gigabytes, but also reaches callers that read it only after sending.
 
-    The answer goes at once and whole; what still comes is dropped for a moment, and then the connection is closed.
+    The answer is sent at once; what still arrives is dropped for a moment, and then the connection is closed.
     """
 
     def __init__(self, refusal: Response) -> None:

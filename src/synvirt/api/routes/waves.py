@@ -1,4 +1,4 @@
-"""{base_url}/api/v1/waves: make waves, let them go, hold them, give members back. All of it blocks, and runs in threads."""
+"""{base_url}/api/v1/waves: make waves, start them, hold them, give members back. All of it blocks, and runs in threads."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     }
 }
 
-# What a browser sends from a form of another site without asking is not among them.
+# The types that another site's form can send without a check of the browser are not among them.
 SHEET_TYPES = (
     "text/csv",
     "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
@@ -97,7 +97,7 @@ SIMULATION_DOCUMENTED: dict[int | str, dict[str, Any]] = {
 }
 
 
-# Of a page or a picture that is shown by itself and runs nothing: names in it are of strangers.
+# For a page or a picture that is shown alone and runs nothing: its names come from strangers.
 ALONE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Content-Type-Options": "nosniff"}
 
 
@@ -137,7 +137,7 @@ class WaveExport(Model):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All that answers for waves."""
+    """All that waves need."""
 
     waves: Waves
     forecaster: Forecaster
@@ -388,13 +388,13 @@ def _stream(router: APIRouter, rows: WaveRows, board: Board, *, stopping: Callab
     ) -> Response:
         """Follow waves as they move."""
         if wave_id is not None:
-            await run_in_threadpool(rows.get, wave_id)  # NotFound now, as a problem, and not a silent stream
+            await run_in_threadpool(rows.get, wave_id)  # NotFound now, as a problem, instead of a silent stream
         happening = feed.follow(job_id=wave_id, last_event_id=event_id_of(last_event_id))
         return EventSourceResponse(happening, headers=STREAM_HEADERS)
 
 
 class _WaveEvents:
-    """The events of waves, for a stream; there are no figures beside them."""
+    """The events of waves, for a stream; waves have no other figures."""
 
     def __init__(self, rows: WaveRows, board: Board) -> None:
         self._rows, self._board = rows, board
