@@ -37,7 +37,7 @@ WRONG = "the user or the password is wrong"
 
 
 class Role(StrEnum):
-    """Each role may do what the roles before it may."""
+    """Each may do what those before it may."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
