@@ -129,7 +129,7 @@ def _alone(image: DiskReader, name: str) -> dict[str, Any]:
 def _qcow2(image: DiskReader, name: str) -> dict[str, Any]:
     header = read_header(image, name, encrypted_too=True)
     _refuse_further_files(header.backing_file is not None or header.external_data, name)
-    # Only an encrypted qcow2 image is given to QEMU.
+    # Encryption is why a qcow2 image is given to QEMU.
     ways = {1: "aes", 2: "luks"}
     if not header.encryption:
         return {"backing": None}
