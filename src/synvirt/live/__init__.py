@@ -1,10 +1,10 @@
-"""Live adapters: a package for each platform. asyncio: a warm job waits for days, and thousands wait at once.
+"""Live adapters: a package for each platform. asyncio, as a warm job waits for days, and thousands wait at once.
 
-    registry.py   a line for each platform: its form (what a source of it takes) and its adapter
+    registry.py   a line for each platform: its form (the settings of a source) and its adapter
     form.py       endpoints, credentials and options, checked before anything is tried
     sessions.py   logins that one job after another uses
     ssh.py        sockets of another host, by SSH
-    recording.py  what a platform answers, recorded for tests
+    recording.py  records a platform's answers for tests
 
 An adapter in the registry is also in the contract suite.
 """
@@ -27,8 +27,8 @@ from synvirt.transport import Recorder
 
 
 class SnapshotRef(Model):
-    """A snapshot that an adapter made. `id` finds it again after a crash. `change_ids`: by disk key, what `open_disk(since=…)`
-    of a later snapshot takes. A disk without a change id cannot give a delta."""
+    """A snapshot that an adapter made. `id` finds it again after a crash. `change_ids`: by disk key, the value for
+    `open_disk(since=…)` of a later snapshot. A disk without a change id cannot give a delta."""
 
     id: str
     change_ids: dict[str, str] = Field(default_factory=dict)
@@ -36,7 +36,7 @@ class SnapshotRef(Model):
 
 @dataclass(frozen=True, slots=True)
 class VmRow:
-    """A VM in a source's list. `folder`: where the platform shows it. None: the platform does not say. `host`: as in its
+    """A VM in a source's list. `folder`: its folder at the platform; None: the platform reports none. `host`: as in its
     manifest; empty, where it runs on no host, or on the only one."""
 
     vm_id: str
@@ -53,7 +53,7 @@ class VmRow:
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
     """What an adapter needs. `folder`: the service's own, for sockets and scratch files; it may not exist yet. `recorder`: for
-    the adapter's HttpClient; it records what the platform answers (`live/recording.py`)."""
+    the adapter's HttpClient; it records the platform's answers (`live/recording.py`)."""
 
     endpoint: str
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -64,8 +64,8 @@ class SourceAccess:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The address of a platform. `tls`: its certificate can be checked before the login; `own_authority`: the credentials say
-    who must have signed it, and nothing on this host does."""
+    """The address of a platform. `tls`: its certificate can be checked before the login; `own_authority`: the authority is in
+    the credentials, and this host has no other for it."""
 
     host: str
     port: int
@@ -75,9 +75,8 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a platform says about itself after the login. `checks`: what our user may do there, one for each privilege.
-    `instance_id`: the platform's own id, as inventories write it beside a VM's (vSphere's instance UUID); empty where it has
-    none."""
+    """A platform's facts after the login. `checks`: what our user may do there, one per privilege. `instance_id`: the
+    platform's own id, which inventories write beside a VM's (vSphere's instance UUID); empty, where it has none."""
 
     product: str
     version: str
@@ -91,14 +90,15 @@ class KeepsUefiVariables(Protocol):
     converted to it (XenServer)."""
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
-        """The variable store of a VM that is off, as its firmware reads it. None, where there is none or it cannot be read."""
+        """The variable store of a VM that is off, in the form of its firmware. None, where there is none or it cannot be
+        read."""
         ...
 
 
 @runtime_checkable
 class TellsOfGuest(Protocol):
-    """Also implemented by adapters whose platform knows what runs inside a guest, by an agent or tools in it. Each platform has
-    a table, in its `guest_facts.py`."""
+    """Also implemented by adapters whose platform knows what runs inside a guest, from an agent or tools in it. Each platform
+    has a table, in its `guest_facts.py`."""
 
     async def guest_facts(self, vm_id: str) -> dict[str, str]:
         """Facts of the guest, by the names of `model/facts.py`. Unknown facts are left out; none, where it runs no agent."""

@@ -1,4 +1,4 @@
-"""The folder where a session keeps its secrets and sockets: its own while it lasts, and gone after. Blocking code."""
+"""The folder with a session's secrets and sockets: only the session uses it, and it is removed with it. Blocking code."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,8 @@ _FOLDER_PREFIX: Final = "synvirt-live-"
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new one with a short path, as Unix sockets need; locked while its session lasts. Those of killed services go."""
+    """A new folder with a short path, as Unix sockets need; locked while its session lasts. Removes folders of killed
+    services."""
     place = _folders()
     _sweep(place)
     folder, descriptor = _locked_folder(place)
@@ -26,7 +27,7 @@ def private_folder() -> Iterator[Path]:
 
 
 def _locked_folder(place: Path) -> tuple[Path, int]:
-    """Until it is locked, the sweep of another session may take it for a killed service's: then another is made."""
+    """Before it is locked, another session's cleanup may take it for a killed service's: then another is made."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=place))
         with contextlib.suppress(FileNotFoundError):
@@ -38,7 +39,7 @@ def _locked_folder(place: Path) -> tuple[Path, int]:
 
 
 def _folders() -> Path:
-    """Kept in memory where there is such a place: secrets are to lie on no disk."""
+    """In memory, where that is possible: secrets must not be on a disk."""
     if os.geteuid() == 0 and os.access("/run", os.W_OK):
         return Path("/run")
     return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())

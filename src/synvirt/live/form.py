@@ -1,6 +1,7 @@
-"""What a source of a kind takes: the endpoint's form, the credentials, the options. Checked before anything is tried.
+"""The settings of a kind of source: the endpoint's form, the credentials, the options. They are checked before anything is
+tried.
 
-A platform's file states it as data:
+A platform's file describes them as data:
 
     class Login(Received):
         user: str
@@ -34,7 +35,7 @@ _BETWEEN_PARTS = re.compile(r"[,-]")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The parts of an endpoint. `path` has no slash at its end; `reach` is None where the network is not used."""
+    """The parts of an endpoint. `path` has no slash at its end; `reach` is None, where the network is not used."""
 
     scheme: str
     user: str | None
@@ -54,7 +55,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[C, O]):
-    """`schemes`: each with its default port; None where it has no host. `user_in_endpoint`: the endpoint may name a user."""
+    """`schemes`: each with its default port; None, where it has no host. `user_in_endpoint`: whether the endpoint may name a
+    user."""
 
     kind: LiveKind
     schemes: Mapping[str, int | None]
@@ -73,7 +75,7 @@ class Form(Generic[C, O]):
 
     def read_options(self, options: Mapping[str, Any]) -> O:
         """The options. A value with several parts may also be one text, as on a command line: `10809-10872` or `10809,10872`;
-        and texts by name as `pve1=10.0.0.1;pve2=10.0.0.2`."""
+        texts by name as `pve1=10.0.0.1;pve2=10.0.0.2`."""
         read: O = _validated(self.options, {key: self._in_parts(key, value) for key, value in options.items()}, "options")
         return read
 

@@ -1,10 +1,10 @@
-"""A guest's file systems held still by a process of its own, which thaws them whatever becomes of the service.
+"""Freezes a guest's file systems by a separate process, which thaws them even if the service dies.
 
-    stdin   one line: which guest, and how its platform is reached; then it stays open, and its end means: thaw
+    stdin   one line: the guest, and the access to its platform; then it stays open, and its end means: thaw
     stdout  «frozen», or why not
 
-`python -m MODULE`, one for each platform that freezes so: it gives `main` what holds a guest. A frozen guest hangs until it is
-thawed, so thawing must not depend on the service alone, which may be killed in that moment.
+`python -m MODULE`, one module for each platform that freezes so: it passes `main` a function that freezes a guest. A frozen
+guest hangs until it is thawed, so thawing must not depend only on the service, which may be killed at that moment.
 """
 
 import contextlib
@@ -25,28 +25,30 @@ from synvirt.live import SourceAccess
 
 log = structlog.get_logger(__name__)
 
-# Longer than a backup takes to begin, shorter than what users of the guest would call a fault.
+# Longer than the start of a backup, shorter than what users of the guest would call a fault.
 FROZEN_MOST_S: Final = 15.0
-# To connect there, and to ask the agent, which writes out what the guest has in memory first.
+# The time to connect, and for the agent, which first writes out the guest's memory.
 SAY_TIMEOUT_S: Final = 90.0
-# For a guest that thaws. One that does not, or that froze when nobody waited for it any more, is thawed again and again by the
-# process that froze it, by new connections, also after the service has gone on.
+# The time for a guest that thaws. A guest that does not, or that froze after the service gave up, is thawed again and again by
+# the process that froze it, with new connections, also after the service has gone on.
 THAW_TIMEOUT_S: Final = 60.0
 THAW_MOST_S: Final = 600.0
 THAW_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0)
 FROZEN: Final = "frozen"
-# Where a user's own libvirt is found, and the keys in an agent; the rest of the service's environment may hold secrets.
+# The variables that lead to a user's own libvirt and to the keys in an agent. The rest of the service's environment may have
+# secrets.
 _ENVIRONMENT: Final = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
 
 
 class Hold:
-    """Does the guest stand still? `quiet` once, and `lasted` until now. `killed`: nobody has thawed it, nor will."""
+    """Whether the guest is frozen: `quiet` once it is, and `lasted` while it is. `killed`: the process has died without a
+    thaw."""
 
     def __init__(self, child: "subprocess.Popen[str] | None" = None, *, quiet: bool = False) -> None:
         self._child, self.quiet = child, quiet
 
     def lasted(self) -> bool:
-        """The process says it when it thaws of itself."""
+        """The process reports it when it thaws by itself."""
         if not self.quiet or self._child is None or self._child.stdout is None:
             return False
         ready, _, _ = select.select([self._child.stdout], [], [], 0)
@@ -59,7 +61,7 @@ class Hold:
 
 @contextlib.contextmanager
 def frozen(module: str, access: SourceAccess, vm_id: str) -> Iterator[Hold]:
-    """Thawed at the end of the block, or after FROZEN_MOST_S, or when this process ends."""
+    """The guest is thawed at the end of the block, or after FROZEN_MOST_S, or when this process ends."""
     order = {"endpoint": access.endpoint, "credentials": dict(access.credentials), "options": dict(access.options)}
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", module],
@@ -95,7 +97,7 @@ def frozen(module: str, access: SourceAccess, vm_id: str) -> Iterator[Hold]:
 
 
 def _line(descriptor: int) -> str:
-    """Byte by byte: what comes after it must be left for `select` to see."""
+    """Byte by byte: `select` must still see what comes after the line."""
     said = bytearray()
     while (one := os.read(descriptor, 1)) not in (b"", b"\n"):
         said += one
@@ -110,7 +112,7 @@ def access_of(order: dict[str, Any]) -> SourceAccess:
 
 
 def while_wanted() -> None:
-    """The guest is frozen, and is to be thawed when this returns."""
+    """Waits while the guest must stay frozen; the caller thaws it then."""
     say(FROZEN)
     ended, _, _ = select.select([sys.stdin], [], [], FROZEN_MOST_S)
     if not ended:
@@ -124,8 +126,8 @@ def say(what: str) -> None:
 
 
 def main(hold: Callable[[dict[str, Any]], None], *errors: type[Exception]) -> None:
-    """`errors`: what its platform raises beside ours."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who stops the service stops all its processes, and this one has yet to thaw
+    """`errors`: the platform's exceptions beside ours."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the service's stop signals all its processes; this one must still thaw
     expected: tuple[type[Exception], ...] = (SynvirtError, ValueError, KeyError, *errors)
     try:
         hold(json.loads(sys.stdin.readline()))

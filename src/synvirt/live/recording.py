@@ -1,9 +1,9 @@
-"""What a platform's control plane answered at a real site, as a file that replays in tests: `synvirt sources record`.
+"""Records the answers of a platform's control plane at a real site, as a file for replay in tests: `synvirt sources record`.
 
     HttpClient ─▶ Recording (in memory) ─▶ Scrubbed ─▶ JSON lines: docs/recordings.md
 
-Secrets go, and so do names, addresses, MACs and UUIDs: each is replaced by one that stands for it in the whole file, so that
-what refers to each other still does. Headers are not kept. An adapter joins by handing `access.recorder` to its HttpClient.
+Secrets are removed. Names, addresses, MACs and UUIDs are replaced, each by the same value in the whole file, so that references
+still work. Headers are not kept. An adapter takes part by passing `access.recorder` to its HttpClient.
 """
 
 import ipaddress
@@ -23,29 +23,29 @@ from synvirt.redacting import GONE, redacted, redacted_text
 from synvirt.transport import Answer
 
 FORMAT: Final = 1
-# A site of thousands of VMs answers some hundred MiB in all; a file that people send stays below.
+# A site of thousands of VMs answers some hundred MiB in all; people send smaller files.
 EXCHANGES_MAX: Final = 20_000
 BYTES_MAX: Final = 256 << 20
 
-# Fields whose text is somebody's own: names, which are replaced wherever they stand, and prose, which is replaced as a whole.
+# Fields with people's own text: names, which are replaced wherever they occur, and prose, which is replaced as a whole.
 _NAMES: Final = re.compile(
     r"^(?!pretty-name$|os_name$|product)(?:.*[_-])?"
     r"(?:name|hostname|node|host|pool|storage|user|userid|username|clustername|group|owner|label|folder|fqdn|realm|guest)$"
     r"|(?:^|[a-z])(?:Name|Host|HostName|DomainName)$|^name_label$"
 )
 _PROSE: Final = re.compile(r"^(description|notes?|comment|comments|tags|annotation|title|name_description|message|subject)$")
-# A certificate is public, and made out to names.
+# A certificate is public, but contains names.
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-# XenServer's export name opens a disk; UEFI variables hold keys of a guest's owner.
+# XenServer's export name opens a disk; UEFI variables have keys of a guest's owner.
 _SECRETS: Final = re.compile(r"ticket|csrf|session|passw|secret|cookie|jwt|exportname|EFI-variables", re.IGNORECASE)
 # XenServer's: the name of a guest system, not of a guest.
 _SYSTEM: Final = "os_version"
-# Words of the platforms' own among those fields: without them nothing could be read any more.
+# The platforms' own words in those fields: without them the file could not be read any more.
 _KEPT: Final = frozenset(
     {"root", "pam", "pve", "local", "local-lvm", "vmbr0", "current", "admin", "Administrator", "none", "default"}
     | {"qemu", "lxc", "storage", "node", "cluster", "true", "false"}
 )
-# Names within a text: a volume's storage, a card's bridge.
+# Names in a text: a volume's storage, a card's bridge.
 _WITHIN: Final = (
     re.compile(r"(?:^|,|file=|volume=)([A-Za-z][\w.-]*):(?:vm-|base-|iso/|import/|backup/|snippets/|[0-9]+/)"),
     re.compile(r"\b(?:bridge|pool|storage)=([\w.-]+)"),
@@ -58,7 +58,7 @@ _MAIL: Final = re.compile(r"\b[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+\b")
 
 
 class Recording:
-    """The Recorder of one session. Safe from several threads; what is over its limits is left out, and counted."""
+    """The Recorder of one session. Safe from several threads; what exceeds its limits is left out, and counted."""
 
     def __init__(self) -> None:
         self.exchanges: list[tuple[str, str, dict[str, str], bytes | None, Answer]] = []
@@ -67,7 +67,7 @@ class Recording:
         self._lock = threading.Lock()
 
     def answered(self, method: str, path: str, query: Mapping[str, str], sent: bytes | None, answer: Answer) -> None:
-        """Keeps a request and its answer, up to EXCHANGES_MAX and BYTES_MAX; what is over is counted in `left_out`."""
+        """Keeps a request and its answer, up to EXCHANGES_MAX and BYTES_MAX; `left_out` counts the rest."""
         with self._lock:
             self._bytes += len(answer.body)
             if len(self.exchanges) >= EXCHANGES_MAX or self._bytes > BYTES_MAX:
@@ -83,7 +83,7 @@ def lines(
     names: Iterable[str],
     secrets: Iterable[str],
 ) -> Iterator[str]:
-    """The file, a line at a time. `names`: what is known to be one; `secrets`: the source's credentials, whatever they are."""
+    """The file, line by line. `names`: known names; `secrets`: the source's credentials."""
     scrub = Scrubbed(secrets)
     bodies = [_read(answer.body) for *_, answer in recording.exchanges]
     scrub.learn_names(names)
@@ -102,7 +102,7 @@ def lines(
 
 
 def named(rows: Iterable[VmRow], manifests: Iterable[VmManifest]) -> Iterator[str]:
-    """What the adapter itself found to be names: of platforms whose answers are no JSON, too."""
+    """The names that the adapter itself found, for platforms whose answers are no JSON, too."""
     for row in rows:
         yield row.name
         yield from row.folder.split("/")
@@ -111,7 +111,7 @@ def named(rows: Iterable[VmRow], manifests: Iterable[VmManifest]) -> Iterator[st
 
 
 class Scrubbed:
-    """What stands for what, in one file."""
+    """The replacements in one file."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = tuple(sorted((one for one in secrets if one), key=len, reverse=True))
@@ -149,7 +149,7 @@ class Scrubbed:
     # ── replaced ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def value(self, given: Any, field: str = "") -> Any:
-        """A JSON value without secrets and names. `field`: the name that it stands under, which may make it a secret."""
+        """A JSON value without secrets and names. `field`: the name of its field, which may make it a secret."""
         if isinstance(given, dict):
             return {self.text(str(name)): self.value(held, str(name)) for name, held in given.items()}
         if isinstance(given, list):
@@ -188,14 +188,14 @@ class Scrubbed:
         return self.stand_in(f"ipv{address.version}", str(address))
 
     def stand_in(self, kind: str, given: str) -> str:
-        """What stands for this value in the whole file: the same value has the same stand-in."""
+        """The replacement for this value in the whole file: the same value has the same one."""
         if (kind, given) not in self._stand_ins:
             number = sum(1 for known, _ in self._stand_ins if known == kind) + 1
             self._stand_ins[kind, given] = {
                 "uuid": f"00000000-0000-4000-8000-{number:012x}",
                 "mac": ":".join(f"02{number:010x}"[at : at + 2] for at in range(0, 12, 2)),
                 "mail": f"person-{number}@example.org",
-                # For documentation (RFC 2544, RFC 3849): nobody has such an address.
+                # For documentation (RFC 2544, RFC 3849): no host has such an address.
                 "ipv4": f"198.{18 + (number >> 16)}.{number >> 8 & 255}.{number & 255}",
                 "ipv6": f"2001:db8::{number:x}",
                 "volume": f"{number:08x}-00000000-0000-000000000000",
@@ -204,7 +204,7 @@ class Scrubbed:
 
 
 def _kept(body: Any, scrub: Scrubbed) -> Any:
-    """An answer's body, scrubbed. SOAP stays XML: what reads it again needs its types and their order."""
+    """An answer's body, scrubbed. SOAP stays XML, as its readers need its types and their order."""
     if isinstance(body, Element):
         return recording_soap.written(recording_soap.scrubbed(body, scrub))
     return scrub.value(body)

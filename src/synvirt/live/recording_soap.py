@@ -1,8 +1,8 @@
-"""SOAP messages of vSphere in a recording: names found, secrets taken out, the form kept.
+"""SOAP messages of vSphere in a recording: finds names, removes secrets, keeps the form.
 
-An answer stays the XML that it was, prefix by prefix, so that pyvmomi reads it again; a question becomes JSON, for people to
-read and for a replay to find: {"soap": "RetrievePropertiesEx", "given": {…}}.
-Form: vSphere Web Services API reference (vim25), and SOAP 1.1.
+An answer stays XML with the same prefixes, so that pyvmomi can read it again. A request becomes JSON, for people to read and
+for a replay to find: {"soap": "RetrievePropertiesEx", "given": {…}}. Form: vSphere Web Services API reference (vim25), and SOAP
+1.1.
 """
 
 import re
@@ -18,35 +18,35 @@ from defusedxml import common, sax
 
 from synvirt.redacting import GONE
 
-# What pyvmomi's types nest is some 20 deep; who walks a message by recursion has a thousand frames.
+# pyvmomi's types nest some 20 deep; a recursive walk has a thousand frames.
 _DEPTH_MAX: Final = 100
-# As many as a recording's bytes allow would be gigabytes in memory; a page of 500 VMs has some 20,000.
+# Within a recording's limit of bytes there could be elements of gigabytes in memory; a page of 500 VMs has some 20,000.
 _ELEMENTS_MAX: Final = 1_000_000
 _ENVELOPE: Final = re.compile(rb"\A\s*(?:<\?xml[^>]{0,300}\?>\s*)?<(?:[\w.-]{1,40}:)?Envelope[\s>]")
 
-# Leaves whose whole text is a name that somebody gave.
+# Leaves whose whole text is a name from a person.
 _NAMES: Final = frozenset(
     {"name", "userName", "fullName", "hostName", "domainName", "searchDomain"}
     | {"deviceName", "networkName", "network", "switchName"}
 )
-# A property's last part, where it is one.
+# The last parts of properties that are names.
 _NAMED_PROPERTIES: Final = frozenset({"name", "hostName"})
 _PROSE: Final = frozenset({"annotation", "description", "faultstring", "localizedMessage", "message", "keyId"})
 _SECRET: Final = re.compile(r"passw|secret|ticket|cookie|thumbprint|certificate", re.IGNORECASE)
-# An extraConfig holds whatever its owner lays there: cloud-init's user data and passwords for one. What we read of it stays.
+# An extraConfig may have anything, for example cloud-init's user data and passwords. Entries that we read stay.
 _SETTINGS_KEPT: Final = re.compile(r"(?:\A|\.)ctkEnabled\Z|\AHDCS\.agent\Z", re.IGNORECASE)
 _SETTINGS: Final = frozenset({"extraConfig", "OptionValue"})
-# The names that vSphere itself gives to what lies in each datacenter, and that our adapter knows them by.
+# vSphere's own names of objects in each datacenter, by which our adapter knows them.
 _VMWARES: Final = frozenset({"vm", "host", "network", "datastore", "Datacenters", "Resources", "VM Network", "view"})
 _IN_DATASTORE: Final = re.compile(r"\A\[([^\]]{1,255})\] ?(.*)\Z", re.DOTALL)
-# What VMware adds to a disk's name for its parts and snapshots.
+# VMware's suffixes of a disk's name for its parts and snapshots.
 _PART: Final = re.compile(r"(?:-(?:flat|ctk|delta|sesparse|rdmp?|[0-9]{6}))*\.\w{1,10}\Z")
-# A VMFS volume's own id, which ends in a MAC of the host that made it.
+# A VMFS volume's own id, which ends with a MAC of the host that made it.
 _VOLUME: Final = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
 
 
 class Scrub(Protocol):
-    """What `recording.Scrubbed` does of it."""
+    """The part of `recording.Scrubbed` that is used here."""
 
     def text(self, given: str) -> str: ...
     def stand_in(self, kind: str, given: str) -> str: ...
@@ -54,7 +54,7 @@ class Scrub(Protocol):
 
 @dataclass(slots=True)
 class Element:
-    """`name` and `attributes` as written, with their prefixes. An element with children has no text that says anything."""
+    """`name` and `attributes` as written, with their prefixes. The text of an element with children has no meaning."""
 
     name: str
     attributes: Mapping[str, str]
@@ -67,7 +67,7 @@ class Element:
 
     @property
     def kind(self) -> str:
-        """Its type by xsi:type, without the prefix."""
+        """Its type from xsi:type, without the prefix."""
         return self.attributes.get("xsi:type", "").rpartition(":")[2]
 
     def leaf(self, tag: str) -> str:
@@ -101,7 +101,7 @@ class _Builder(ContentHandler):
 
 
 def read(message: bytes) -> Element | None:
-    """None where it is no SOAP message, or one with a document type."""
+    """None, where it is no SOAP message, or has a document type."""
     if not _ENVELOPE.match(message):
         return None
     builder = _Builder()
@@ -120,7 +120,7 @@ def written(element: Element) -> str:
 
 
 def question(envelope: Element) -> dict[str, Any]:
-    """Its operation and what is given to it, as JSON; what comes several times is a list."""
+    """Its operation and arguments, as JSON; repeated ones become a list."""
     body = next((one for one in envelope.children if one.tag == "Body"), envelope)
     asked = next(iter(body.children), body)
     return {"soap": asked.tag, "given": _plain(asked)}
@@ -145,18 +145,18 @@ def _plain(element: Element) -> Any:
 
 
 def names(element: Element, above: str = "") -> Iterator[str]:
-    """What is a name in it, whatever somebody called their things."""
+    """The names in it that people gave to their objects."""
     if _is_about(element):
         return
     if element.tag == "propSet":
-        # <name>summary.name</name><val>its name</val>; in a question there are a type and paths instead
+        # <name>summary.name</name><val>its name</val>; a request has a type and paths instead
         if element.leaf("name").rpartition(".")[2] in _NAMED_PROPERTIES:
             yield from _given(element.leaf("val"))
         for one in element.children:
             if one.tag == "val":
                 yield from names(one, "val")
         return
-    if element.leaf("loginTime"):  # a UserSession: its key opens what our user may see
+    if element.leaf("loginTime"):  # a UserSession: its key gives all rights of our user
         yield element.leaf("key")
     if not element.children and "type" not in element.attributes:
         if element.tag in _NAMES and above != "selectSet":
@@ -195,11 +195,11 @@ def scrubbed(element: Element, scrub: Scrub, above: str = "") -> Element:
 def _scrubbed_text(element: Element, scrub: Scrub, above: str) -> str:
     tag, text = element.tag, element.text
     if not text or tag in ("pathSet", "type", "path") or (tag == "name" and above in ("propSet", "selectSet")):
-        return text  # the words of the interface
+        return text  # the interface's own words
     if "type" not in element.attributes:
         if _SECRET.search(tag):
             return GONE
-        if tag in _PROSE or above == "providerId":  # of a key server
+        if tag in _PROSE or above == "providerId":  # a key server's
             return scrub.stand_in("text", text)
     return scrub.text(_VOLUME.sub(lambda one: scrub.stand_in("volume", one.group().lower()), text))
 
@@ -210,5 +210,5 @@ def _is_dropped(element: Element) -> bool:
 
 
 def _is_about(element: Element) -> bool:
-    """An AboutInfo, whose names are the product's."""
+    """Whether it is an AboutInfo, whose names are the product's."""
     return bool(element.leaf("apiVersion") or element.leaf("productLineId"))

@@ -1,4 +1,4 @@
-"""The platforms, a line for each. Every one of them is served under its kind, and is in the contract suite."""
+"""The platforms, one line each. Every one is served under its kind, and is in the contract suite."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from synvirt.model.kinds import LiveKind
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """`form`: what a source of it takes. `open`: makes its adapter, without a connection; BadRequest, where the access does not
+    """`form`: the settings of a source. `open`: makes its adapter, without a connection; BadRequest, where the access does not
     fit the form."""
 
     form: Form[Any, Any]

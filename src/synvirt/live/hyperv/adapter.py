@@ -1,10 +1,10 @@
 """Hyper-V hosts and clusters of Windows Server 2016 and later: scripts by WinRM, disks in place by SMB.
 
-    adapter (asyncio, here) ─▶ threads ─▶ hosts      the host, or the nodes of a cluster: which has a VM
+    adapter (asyncio, here) ─▶ threads ─▶ hosts      the host, or the nodes of a cluster: the one with a VM
                                             session   one PowerShell session: scripts/*.ps1, parameters as data, JSON back
                                             machines  VMs as manifests, concerns          no I/O
                                             tracking  recovery snapshots, reference points, RCT
-                                            journal   which of them are ours, in the VM's notes   no I/O
+                                            journal   those of them that are ours, in the VM's notes   no I/O
                                             places    Windows paths as shares             no I/O
                                             exporting the second way: Hyper-V writes disks to a share
                                             power     off, on, marked
@@ -45,7 +45,7 @@ class WmiApi:
 
     def __init__(self, access: SourceAccess) -> None:
         place, login, self._options = FORM.read(access)
-        # A recorder is given each script that was run: its name as a path, its parameters, what it answered.
+        # A recorder gets each script that was run: its name as a path, its parameters, its answer.
         self._hosts = Hosts(place, login, self._options, access.recorder)
         self._closed = threading.Event()
 
@@ -54,7 +54,7 @@ class WmiApi:
         await asyncio.to_thread(self._hosts.open)
 
     async def rest(self) -> None:
-        """The shells are kept; one that its host has ended is opened again."""
+        """The shells stay open; one that its host has ended is opened again."""
         self._closed.set()
         self._closed = threading.Event()
 
@@ -114,7 +114,7 @@ class WmiApi:
             raise CbtUnsupported(f"{manifest.name}: {'; '.join(dict.fromkeys(reasons))}")
 
     async def snapshot(self, vm_id: str, name: str, disks: Collection[str] | None = None) -> SnapshotRef:
-        """Of the whole VM: Hyper-V knows no less."""
+        """Of the whole VM, as Hyper-V cannot do less."""
 
         def taken(host: Host) -> SnapshotRef:
             return tracking.take(host, vm_id, name, lambda state: ways.exports_of(host, state["drives"]) is None)
@@ -127,7 +127,7 @@ class WmiApi:
     def _opened(self, host: Host, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         state, drive = tracking.drive_in(host, vm_id, snapshot, disk.key)
         exports = ways.exports_of(host, state["drives"])
-        # One of a VM that is off has no snapshot, if its files were to be read in place when it was taken.
+        # A VM that is off has no snapshot, if it was decided then to read its files in place.
         if exports is not None and snapshot.id != tracking.OFF:
             return Exporting(host, exports, vm_id, self._closed).opened(snapshot, disk, since)
         whole = host.shares.reader(drive["chain"], frozen=snapshot.id != tracking.OFF)
@@ -163,7 +163,7 @@ class WmiApi:
         await self._at(vm_id, lambda host: power.mark(host, vm_id, note))
 
     async def _at(self, vm_id: str, use: Callable[[Host], T]) -> T:
-        """By the host that has the VM."""
+        """Calls `use` with the host that has the VM."""
         return await asyncio.to_thread(lambda: self._hosts.at(vm_id, use))
 
 

@@ -1,4 +1,5 @@
-"""What may go wrong with a Hyper-V VM, from what inspect.ps1 answered; those of every source by machines/concerns. No I/O."""
+"""What may go wrong with a Hyper-V VM, by the answer of inspect.ps1; concerns of every source are in machines/concerns. No
+I/O."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import PureWindowsPath
@@ -9,14 +10,14 @@ from synvirt.machines.texts import clean
 from synvirt.model.machine import Concern, GuestOs
 from synvirt.sizes import MIB
 
-# Ids of integration services, the same in all languages: the device's part of VMIntegrationComponent.Id.
+# Ids of integration services, the same in all languages: the device part of VMIntegrationComponent.Id.
 SHUTDOWN: Final = "9F8233AC-BE49-4C79-8EE3-E7E1985B2077"
 VSS: Final = "5CED1297-4598-4915-A5FC-AD21BB4D02A4"
 CHECKPOINTS_DISABLED: Final = 2
 SAVED_STATES: Final = frozenset({6, 9, 32773, 32776, 32779, 32780, 32783, 32788, 32789, 32792, 32793, 32795, 32796})
 _PMEM: Final = 2
 _ACCESS, _TRUNK, _PRIVATE = 1, 2, 3
-# Not all versions have VMReplicationMode; a state other than Disabled says that there is replication.
+# Not all versions have VMReplicationMode; a state other than Disabled means that there is replication.
 _NO_REPLICATION: Final = 0
 
 

@@ -3,9 +3,8 @@
     recovery snapshot ─▶ ExportSystemDefinition(the snapshot, a reference point as its base) ─▶ EXPORT_TO\\NAME\\whole | since-N
                                                                   whole: a VHDX      since-N: a differencing VHDX, read alone
 
-For VMs whose own files may not be read, or that lie where no share leads to. It takes longer: all is written before it is
-read. A VM that is off is snapshot for it, too. What is on the share is noted in the VM's journal first, and removed with its
-snapshot.
+For VMs whose files may not be read, or are on no share. It takes longer: all is written before it is read. It needs a snapshot
+also of a VM that is off. An export is noted in the VM's journal before it is made, and removed with its snapshot.
 """
 
 import re
@@ -32,21 +31,22 @@ from synvirt.remote import Remote, smb_shares
 log = structlog.get_logger(__name__)
 
 POLL_S: Final = 2.0
-# What a journal says of an export that is whole; before that it is the id of Hyper-V's job.
+# The journal's value for a complete export; before that it is the id of Hyper-V's job.
 DONE: Final = "done"
 _COMPLETED, _FORGOTTEN = 7, 0
-# Win32's ERROR_DISK_FULL and ERROR_HANDLE_DISK_FULL, as Hyper-V's jobs report them.
+# Win32's ERROR_DISK_FULL and ERROR_HANDLE_DISK_FULL, in the form of Hyper-V's jobs.
 _DISK_FULL: Final = re.compile(r"0x800700(?:70|27)", re.IGNORECASE)
 _FULL_CODES: Final = frozenset({0x80070070, 0x80070027, 0x70, 0x27})
 _ENDINGS: Final[Mapping[str, ImageFormat]] = {".vhdx": "vhdx", ".avhdx": "vhdx", ".vhd": "vhd", ".avhd": "vhd"}
-# Disks, their change tracking, configurations and states: all that an export has. Nothing else is removed from a share.
+# All types of files in an export: disks, their change tracking, configurations and states. Nothing else is removed from a
+# share.
 _WRITTEN: Final = frozenset({*_ENDINGS, ".rct", ".mrt", ".vmcx", ".vmrs", ".vmgs", ".xml", ".bin", ".vsv", ".hrl"})
 _NAME: Final = re.compile(r"[A-Za-z0-9-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """Where to, and when: `always`, or only for VMs that cannot be read in place."""
+    """Where exports go, and when: `always`, or only for VMs that cannot be read in place."""
 
     shares: Shares
     to: str
@@ -65,7 +65,7 @@ class Exports:
         return None
 
     def path(self, name: str) -> str:
-        """The folder of a snapshot's exports, as Windows names it."""
+        """The folder of a snapshot's exports, in Windows' spelling."""
         if not _NAME.fullmatch(name):
             raise Internal(f"{name[:100]!r} is no name of a snapshot of ours")
         return f"{self.to.rstrip(chr(92))}\\{name}"
@@ -77,7 +77,7 @@ class Exports:
 
 
 def remove(exports: Exports, path: str) -> None:
-    """A folder of ours, and nothing else: its name is a snapshot's."""
+    """Removes a folder of ours, and nothing else: its name is a snapshot's."""
     if _NAME.fullmatch(PureWindowsPath(path).name) is None:
         raise Internal(f"{path[:300]!r} is no folder of an export of ours")
     remote, name = exports.remote(path)
@@ -86,7 +86,7 @@ def remove(exports: Exports, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Exporting:
-    """One disk's question. `closed`: the session ends, and the export is not waited for any more."""
+    """The export of one disk. `closed`: the session is ending, and does not wait for the export any more."""
 
     host: Runs
     exports: Exports
@@ -94,7 +94,7 @@ class Exporting:
     closed: threading.Event
 
     def opened(self, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ImageSpec:
-        """CbtReset: changes since that one are not known. SnapshotFailed: the snapshot is gone, or its share is full."""
+        """CbtReset: changes since that one are unknown. SnapshotFailed: the snapshot is gone, or its share is full."""
         state, drive = tracking.drive_in(self.host, self.vm_id, snapshot, disk.key)
         name = self._name_of(state, snapshot)
         base = "" if since is None else str(tracking.point_of(self.vm_id, state, disk.key, since)["id"])
@@ -122,7 +122,7 @@ class Exporting:
     # ── written ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _exported(self, snapshot: SnapshotRef, name: str, part: str, base: str) -> None:
-        """Goes on with the export that was begun before a crash, where Hyper-V still knows its job."""
+        """Goes on with an export that was begun before a crash, if Hyper-V still knows its job."""
         for _ in range(2):
             job = self._entry(name).e.get(part, "")
             job = job or self._begun(snapshot, name, part, base)
@@ -137,7 +137,7 @@ class Exporting:
         folder = f"{self.exports.path(name)}\\{part}"
         self._note(name, part, "")
         remote, inner = self.exports.remote(folder)
-        # What one that was cut off has left.
+        # The leftovers of an interrupted export.
         smb_shares.remove_folder(remote, inner, _WRITTEN)
         smb_shares.make_folder(remote, inner)
         try:
@@ -149,7 +149,7 @@ class Exporting:
         return job
 
     def _ends(self, job: str, base: str) -> bool:
-        """Once it is whole. False: Hyper-V does not know the job."""
+        """True, once the export is complete. False: Hyper-V does not know the job."""
         logged = -1
         while job != DONE:
             found = self.host.run("job", JobId=job)
@@ -201,7 +201,7 @@ class Exporting:
 
 
 def _file_of(drive: Mapping[str, Any], files: Sequence[str], folder: str) -> str:
-    """Of a disk, among all that were written: it keeps its file's name, perhaps with another ending."""
+    """The disk's file among all written files: it keeps its name, perhaps with another ending."""
     wanted = PureWindowsPath(str(drive["chain"][0]["path"]))
     disks = [one for one in files if PureWindowsPath(one).suffix.lower() in _ENDINGS]
     for same in (

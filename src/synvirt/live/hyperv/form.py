@@ -1,4 +1,4 @@
-"""What a Hyper-V source takes: its endpoint, its credentials, its options."""
+"""The settings of a Hyper-V source: its endpoint, its credentials, its options."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,7 +10,7 @@ from synvirt.model.kinds import LiveKind
 from synvirt.model.values import Name, Received
 
 HTTPS_PORT, HTTP_PORT, SMB_PORT = 5986, 5985, 445
-# A cluster has 64 nodes at most; a host rarely has more volumes than letters.
+# A cluster has at most 64 nodes; a host rarely has more volumes than letters.
 PAIRS_MAX = 64
 
 
@@ -35,7 +35,7 @@ def _are_pairs(text: str) -> str:
 _Pairs = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[^\x00-\x1f\x7f]*$"), AfterValidator(_are_pairs)]
 
 
-# A folder of a share, or of a drive of the host; never a drive's root.
+# A folder of a share, or of a drive of the host; never the root of a drive.
 _FOLDER = r"^$|^(\\\\[^\\/?.*<>|\":\x00-\x1f][^\\/?*<>|\":\x00-\x1f]*|[A-Za-z]:)(\\[^\\/?*<>|\":\x00-\x1f]+)+\\?$"
 
 

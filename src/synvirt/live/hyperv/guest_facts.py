@@ -1,5 +1,5 @@
-"""What runs in a guest, by the word of its integration services: the key-value pairs of Msvm_KvpExchangeComponent
-(GuestIntrinsicExchangeItems), in the names that every platform's facts have (TellsOfGuest). Pure.
+"""Facts of a guest from its integration services: the key-value pairs of Msvm_KvpExchangeComponent
+(GuestIntrinsicExchangeItems), with the common names of all platforms' facts (TellsOfGuest). Pure.
 
 Windows and Linux (hv_kvp_daemon) write the same names. On Linux `OSName` is the distribution's, `OSBuildNumber` the kernel's
 release (hv_kvp_daemon.c, kvp_get_os_info).
@@ -14,7 +14,7 @@ _WINDOWS = "windows"
 
 
 def guest_facts(pairs: Mapping[str, str], cards: Sequence[tuple[str, Sequence[str]]]) -> dict[str, str]:
-    """None, while no integration services run. `cards`: each one's MAC address and its addresses. Prefixes are not known."""
+    """None, while no integration services run. `cards`: the MAC address of each, and its addresses. Prefixes are not known."""
     facts: dict[str, str] = {}
     names = (("host name", "FullyQualifiedDomainName"), ("system", "OSName"))
     facts |= {fact: short(pairs[key]) for fact, key in names if pairs.get(key)}

@@ -1,6 +1,6 @@
-"""A Hyper-V host, or the nodes of a cluster: which of them has a VM. Blocking code.
+"""A Hyper-V host, or the nodes of a cluster: finds the one that has a VM. Blocking code.
 
-Each node has a login of its own: a session cannot pass our login on to another host (the second hop). A VM that has moved to
+Each node needs its own login: a session cannot pass our login on to another host (the second hop). A VM that has moved to
 another node, or whose node is down, is looked for again.
 """
 
@@ -30,20 +30,20 @@ NODES_MAX: Final = 64
 
 
 class Host:
-    """One host: its session, and how its files are reached. `node`: its name in a cluster, else empty. `exports`: where it may
+    """One host: its session, and the access to its files. `node`: its name in a cluster, else empty. `exports`: where it may
     write disks for us, if it may."""
 
     def __init__(self, session: Session, shares: Shares, node: str = "", exports: Exports | None = None) -> None:
         self.session, self.shares, self.node, self.exports = session, shares, node, exports
-        # Of each share's URL: how it is spoken to, and whether it lets us in. See ways.py.
+        # For each share's URL: its protocol, and whether it lets us in. See ways.py.
         self.spoken: dict[str, tuple[str, bool]] = {}
 
     def run(self, name: str, **parameters: object) -> Any:
         return self.session.run(name, **parameters)
 
     def remove_export(self, path: str) -> None:
-        """Removes the folder that a snapshot's disks were exported to, on whatever share it was written."""
-        # The options may name another folder by now, or none: it goes from where it was written to.
+        """Removes the folder that a snapshot's disks were exported to, on whichever share it is."""
+        # The options may now name another folder, or none: it is removed where it was written.
         exporting.remove(self.exports or Exports(self.shares, "", always=False), path)
 
 
@@ -101,7 +101,7 @@ class Hosts:
         return Host(Session(where, credentials, self._recorder), shares, node, exports)
 
     def _keep_certificate(self) -> tuple[Path, Path]:
-        """As files, since the library reads nothing else: in memory, ours alone, and gone with the session."""
+        """As files in memory, since the library reads nothing else: only for us, and removed with the session."""
         folder = self._files.enter_context(private_folder())
         key = self._login.key.get_secret_value() if self._login.key else ""
         paths = folder / "certificate.pem", folder / "key.pem"
@@ -113,7 +113,7 @@ class Hosts:
     # ── who has it ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def all(self) -> list[Host]:
-        """The host alone; of a cluster its nodes that are up."""
+        """The host; or the nodes of a cluster that are up."""
         nodes = self.first.run("about")
         up = [str(one["name"]) for one in nodes["nodes"] or () if one["up"]][:NODES_MAX]
         if not up:
@@ -133,7 +133,7 @@ class Hosts:
         return (host, int(port)) if colon and port.isdigit() and "]" not in port else (given, self._port)
 
     def list_vms(self) -> list[VmRow]:
-        """Of all nodes, one answer each; a node that does not answer is no reason to show nothing."""
+        """The VMs of all nodes, one answer each; if a node does not answer, the others' are still shown."""
         hosts, found, failure = self.all(), list[VmRow](), None
         answered = 0
         for host in hosts:
@@ -153,7 +153,7 @@ class Hosts:
         return found
 
     def at(self, vm_id: str, use: Callable[[Host], T]) -> T:
-        """`use` of the host that has the VM; looked for once more, where it has it no longer. VmNotFound."""
+        """Calls `use` with the host that has the VM; looks for it once more, if it has moved. VmNotFound."""
         if not _is_guid(vm_id):
             raise VmNotFound(f"{vm_id[:100]!r} is no id of a Hyper-V VM", hint="list its VMs")
         known = self._at.get(vm_id.lower())
@@ -188,7 +188,7 @@ class Hosts:
             if vm_id.lower() in present:
                 self._at[vm_id.lower()] = host
                 return host
-        if failure is not None:  # it may be there
+        if failure is not None:  # the VM may be there
             raise failure
         raise VmNotFound(f"none of the cluster's {len(hosts)} nodes has the VM {vm_id}", hint="list its VMs")
 

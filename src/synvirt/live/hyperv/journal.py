@@ -1,9 +1,9 @@
-"""What we have made of a VM, written in the VM's notes: recovery snapshots and reference points have no names. No I/O.
+"""A record in the VM's notes of what we have made of it, as recovery snapshots and reference points have no names. No I/O.
 
     #SYNVIRT# {"synvirt-7b…-2": {"s": "GUID of the snapshot", "p": "InstanceID of the reference point", …}}
 
-One line at the end of the notes, which moves with the VM to another host of its cluster, and is removed with the last thing of
-ours. It is written before a thing is made, and says what was there by then: only what came since is ours.
+One line at the end of the notes, which moves with the VM to another host of its cluster, and is removed with our last object.
+It is written before an object is made, and lists what existed by then: only what came since is ours.
 """
 
 import json
@@ -16,7 +16,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from synvirt.model.values import Model
 
 MARK: Final = "#SYNVIRT# "
-# A VM is moved by one job, which has two snapshots at the most; and a test of its source may leave one.
+# One job at a time moves a VM, and has at most two snapshots; a test of its source may leave one.
 ENTRIES_MAX: Final = 64
 
 _LINE: Final = re.compile(r"(\r?\n)?^#SYNVIRT# [^\r\n]*", re.MULTILINE)
@@ -24,10 +24,10 @@ _Id = Annotated[str, StringConstraints(max_length=512)]
 
 
 class Entry(Model):
-    """`s`: the snapshot's id, empty while it is not known. `b`: the recovery snapshots that were there before it was made.
-    `x`: the folder that its disks are exported to, if they are; `e`: of each export there Hyper-V's job, or that it is whole.
-    `p`: the reference point that it became. `q`: the reference points before that. `sure`: `p` was answered by Hyper-V itself;
-    one that was found afterwards may be removed, and never says what changed."""
+    """`s`: the snapshot's id, empty while it is unknown. `b`: the recovery snapshots that existed before it was made. `x`: the
+    folder that its disks are exported to, if any; `e`: for each export there, Hyper-V's job, or that it is complete. `p`: the
+    reference point that it became. `q`: the reference points before that. `sure`: Hyper-V itself has reported `p`; one that was
+    found later may be removed, but is never used for changes."""
 
     s: _Id = ""
     b: Annotated[tuple[_Id, ...], Field(max_length=256)] = ()
@@ -42,7 +42,7 @@ Journal = dict[str, Entry]
 
 
 def read(notes: str) -> Journal:
-    """An administrator may have edited the notes: what is no entry is none."""
+    """An administrator may have edited the notes: invalid entries are ignored."""
     for line in notes.splitlines():
         if line.startswith(MARK):
             try:
@@ -54,7 +54,7 @@ def read(notes: str) -> Journal:
 
 
 def written(notes: str, journal: Journal) -> str:
-    """The notes with this journal instead of the one that they have; with an empty one as they were before us."""
+    """The notes with this journal instead of their present one; with an empty one as they were before us."""
     own = _LINE.sub("", notes)
     if not journal:
         return own
@@ -63,7 +63,7 @@ def written(notes: str, journal: Journal) -> str:
 
 
 def noted(notes: str, note: str) -> str:
-    """With a line for people, above the journal."""
+    """The notes with a line for people, above the journal."""
     own = _LINE.sub("", notes)
     if note in own.splitlines():
         return notes
@@ -71,12 +71,12 @@ def noted(notes: str, note: str) -> str:
 
 
 def only_new(present: Iterable[str], before: Iterable[str]) -> str | None:
-    """The one that came since; None where there is none, or more than one."""
+    """The only one that came since; None, where there is none, or more than one."""
     known = set(before)
     new = [one for one in present if one not in known]
     return new[0] if len(new) == 1 else None
 
 
 def same_job(name: str, other: str) -> bool:
-    """The names of a job's snapshots differ in the number after their last dash alone."""
+    """The names of a job's snapshots differ only in the number after their last dash."""
     return name.rpartition("-")[0] == other.rpartition("-")[0]

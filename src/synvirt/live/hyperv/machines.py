@@ -1,4 +1,4 @@
-"""Hyper-V's virtual machines as ours: a line of discovery, and the manifest. No I/O: what the scripts answered is handed in.
+"""Hyper-V's virtual machines as ours: a row of discovery, and the manifest. No I/O: the caller passes in the scripts' answers.
 
 Numbers are those of Hyper-V's cmdlets: VMState, ControllerType (0 IDE, 1 SCSI, 2 PMEM), VhdFormat.
 """
@@ -37,7 +37,7 @@ def power_of(state: object) -> Power:
 
 
 def row(found: Mapping[str, Any], node: str) -> VmRow:
-    """A VM as a list of a source shows it. `node`: the host that has it."""
+    """A VM for a source's list. `node`: the host that has it."""
     return VmRow(
         vm_id=str(found["id"]).lower(),
         name=clean(str(found["name"])),
@@ -50,7 +50,7 @@ def row(found: Mapping[str, Any], node: str) -> VmRow:
 
 
 def manifest(vm_id: str, found: Mapping[str, Any], read_by: Concern, *, node: str = "") -> VmManifest:
-    """`node`: its owner's name in a cluster. `read_by`: the way to the disks' bytes."""
+    """`node`: its owner's name in a cluster. `read_by`: the way to read the disks."""
     disks = _disks(found)
     of_vm = untracked(found)
     reason = of_vm or "; ".join(disk.cbt_reason for disk in disks if disk.cbt_reason) or None
@@ -88,13 +88,13 @@ def manifest(vm_id: str, found: Mapping[str, Any], read_by: Concern, *, node: st
 
 
 def key_of(drive: Mapping[str, Any]) -> str:
-    """By the place that it is plugged in at."""
+    """By the place where it is attached."""
     name = _BUSES.get(int(drive["bus"]), ("disk", "scsi"))[0]
     return f"{name}{drive['controller']}:{drive['location']}"
 
 
 def untracked(found: Mapping[str, Any]) -> str | None:
-    """Why no changes of the VM can be tracked; None: they can, as far as its disks can be."""
+    """Why no changes of the VM can be tracked; None: they can, if its disks can."""
     version = str(found["version"])
     number = version.partition(".")[0]
     if number.isdigit() and int(number) < TRACKED_VERSION:
@@ -140,7 +140,7 @@ def _disks(found: Mapping[str, Any]) -> tuple[Disk, ...]:
             unit=int(drive["location"]),
             boot_order=order.index(key) + 1 if key in order else None,
             source_path=str(drive["path"] or ""),
-            # Of the platform's own accord, from the first reference point on.
+            # Hyper-V tracks by itself, from the first reference point on.
             cbt_enabled=why is None and of_all is None,
             cbt_reason=of_all or (f"{key} {why}" if why else None),
         )
@@ -170,7 +170,7 @@ def _nic(found: Mapping[str, Any]) -> Nic:
 
 
 def facts_of_guest(found: Mapping[str, Any]) -> dict[str, str]:
-    """Facts of a guest, by the answer of the script `inspect`."""
+    """Facts of a guest, from the answer of the script `inspect`."""
     cards = [_nic(one) for one in found["nics"]]
     return guest_facts(_pairs(found), [(card.mac, card.ip_addresses) for card in cards if card.mac])
 
@@ -180,7 +180,7 @@ def _pairs(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _guest_os(found: Mapping[str, Any]) -> GuestOs:
-    """By the key-value pairs of the guest's integration services; else by whose boot loaders its firmware trusts."""
+    """From the key-value pairs of the guest's integration services; else by the boot loaders that its firmware trusts."""
     pairs = _pairs(found)
     if name := pairs.get("OSName", ""):
         return guest_os(vendor_id=pairs.get("OSVersion", ""), description=name)
@@ -190,7 +190,7 @@ def _guest_os(found: Mapping[str, Any]) -> GuestOs:
 
 
 def _pair(text: str) -> tuple[str, str] | None:
-    """An Msvm_KvpExchangeDataItem as text (CIM DTD 2.0): its Name and Data. A guest wrote the latter."""
+    """An Msvm_KvpExchangeDataItem as text (CIM DTD 2.0): its Name and Data. A guest wrote the Data."""
     if len(text) > _KVP_CHARS_MAX:
         return None
     try:

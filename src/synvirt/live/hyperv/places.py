@@ -1,8 +1,8 @@
-"""Where a Windows path lies for us: a share, and a name in it. And a disk's chain of files as a reader. No I/O.
+"""Translates a Windows path to a share and a name in it, and a disk's chain of files to a reader. No I/O.
 
 D:\\VMs\\web\\web.vhdx                         //host/D$   VMs/web/web.vhdx        the administrative share
 C:\\ClusterStorage\\Volume1\\web\\web.vhdx      //node/C$   ClusterStorage/…        a cluster's shared volume, by its node
-\\\\files\\vms\\web.vhdx                        //files/vms web.vhdx                where Hyper-V keeps it on a share itself
+\\\\files\\vms\\web.vhdx                        //files/vms web.vhdx                if Hyper-V itself has it on a share
 """
 
 import re
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How files of one Hyper-V host are reached. `named`: the share that a folder of the host is, from options.shares."""
+    """How to reach files of one Hyper-V host. `named`: the shares of the host's folders, from options.shares."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ class Shares:
     named: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, path: str) -> Place:
-        """UnsupportedFormat where no share leads to it."""
+        """UnsupportedFormat, where no share leads to it."""
         plain = path.removeprefix(_PREFIX) if not path.upper().startswith("\\\\?\\UNC\\") else path
         lower = plain.lower()
         folders = sorted(self.named, key=len, reverse=True)
@@ -63,7 +63,7 @@ class Shares:
         raise UnsupportedFormat(f"{path[:300]!r} is no file of a drive or a share", hint=_SHARES_HINT)
 
     def remote(self, place: Place, *, frozen: bool = False, named: bool = False) -> Remote:
-        """`named`: the operator did, and no answer of Hyper-V's."""
+        """`named`: the operator named it, and not an answer of Hyper-V."""
         host = place.host or self.host
         authority = f"[{host}]" if ":" in host else host
         domain, backslash, user = self.user.rpartition("\\")
@@ -71,14 +71,14 @@ class Shares:
         return Remote(
             url=f"smb://{authority}:{self.port}/{quote(place.share, safe='$')}/",
             credentials=tuple(credentials),
-            # The operator named this host. One that Hyper-V names is none by which this machine reaches itself, unless an
-            # operator says where sources may be.
+            # The operator named this host. A host that Hyper-V names must not be an address of this machine, unless an operator
+            # says where sources may be.
             of_source=named or place.host is None or bool(outgoing.permitted()),
             frozen=frozen,
         )
 
     def reader(self, chain: Sequence[Mapping[str, Any]], *, frozen: bool = False) -> ReaderSpec:
-        """Of a disk: its newest file, and those that it lies over, all in one share; `frozen`: under a snapshot.
+        """The reader of a disk: its newest file, and its parents, all in one share; `frozen`: under a snapshot.
         UnsupportedFormat."""
         for one in chain:
             if one.get("error"):

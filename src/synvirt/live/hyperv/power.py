@@ -1,4 +1,4 @@
-"""A Hyper-V VM switched off and on, and the note on one that has moved. Blocking code; all of it idempotent."""
+"""Switches a Hyper-V VM off and on, and adds the note to one that has moved. Blocking code; all of it idempotent."""
 
 import time
 from typing import Final
@@ -15,7 +15,7 @@ POWER_TIMEOUT_S: Final = 300.0
 
 
 def shut_down(host: Runs, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
-    """By the guest itself, where its integration services answer; by force once `timeout_s` are over. Off when it returns."""
+    """The guest shuts down by itself, where its integration services answer; after `timeout_s` it is forced. Off on return."""
     if _power(host, vm_id) == "off":
         return
     if manner != "force" and _heard(host, vm_id) and _comes(host, vm_id, "off", timeout_s):
@@ -37,7 +37,7 @@ def power_on(host: Runs, vm_id: str) -> None:
 
 
 def last_start(host: Runs, vm_id: str) -> str:
-    """When the VM's state changed last: a start changes it. To read a VM that is off changes nothing of it."""
+    """The time when the VM's state last changed, as a start changes it. Reading a VM that is off does not change it."""
     return str(state_of(host, vm_id)["changed"])
 
 

@@ -2,7 +2,7 @@
 
     session.run("state", VmId="…")  ─▶ the text of scripts/state.ps1, its parameters beside it as data ─▶ JSON
 
-The scripts are this package's own files and nothing else is ever run: no text of a caller's becomes part of one.
+Only this package's own script files are ever run: no text of a caller becomes part of one.
 """
 
 import importlib
@@ -29,15 +29,15 @@ SCRIPTS: Final = (
     *("about", "list", "inspect", "state", "take", "convert", "destroy", "changes", "export", "job", "power", "notes"),
 )
 CONNECT_TIMEOUT_S: Final = 10
-# WinRM answers a question that takes longer with «not yet» after OPERATION_TIMEOUT_S, and is asked again.
+# After OPERATION_TIMEOUT_S WinRM answers a longer request with «not yet», and is asked again.
 OPERATION_TIMEOUT_S: Final = 20
 READ_TIMEOUT_S: Final = 60
 # A snapshot of a busy guest, and the merge after it, take minutes.
 SCRIPT_TIMEOUT_S: Final = 1800.0
-# 5,000 VMs with all their fields are under 2 MiB; the ranges of 64 GiB that was written all over are under 40.
+# 5,000 VMs with all their fields are under 2 MiB; the ranges of 64 GiB with writes everywhere are under 40.
 ANSWER_CHARS_MAX: Final = 64 << 20
 ENVELOPE_BYTES_MAX: Final = 16 << 20
-# WSManFault codes (wsmerror.h): the limits of WinRM's own, and what each is called where an administrator sets it.
+# WSManFault codes (wsmerror.h): WinRM's own limits, and the names of their settings for an administrator.
 _QUOTAS: Final[Mapping[int, str]] = {
     0x803381A5: "MaxShellsPerUser",
     0x803381A6: "MaxConcurrentOperationsPerUser",
@@ -60,7 +60,7 @@ _FAILED_MARK: Final = "SYNVIRT "
 
 
 class HyperVRefused(Internal):
-    """Hyper-V did not do what it was asked: `call` is the method, `value` its return or error code."""
+    """Hyper-V refused a request: `call` is the method, `value` its return or error code."""
 
     def __init__(self, detail: str, *, call: str, value: int, said: str) -> None:
         super().__init__(detail, hint="the event log of Hyper-V-VMMS on the host says more")
@@ -69,7 +69,7 @@ class HyperVRefused(Internal):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a host's WinRM is reached. A `fingerprint` is trusted instead of all authorities."""
+    """The address of a host's WinRM. A `fingerprint` is trusted instead of all authorities."""
 
     host: str
     port: int
@@ -95,12 +95,12 @@ class Credentials:
 
 @cache
 def script(name: str) -> str:
-    """Its text, as it is sent."""
+    """The script's text, in the form that is sent."""
     return (resources.files(__package__) / "scripts" / f"{name}.ps1").read_text("utf-8")
 
 
 class Session:
-    """One runspace. From several threads, one script at a time."""
+    """One runspace. It runs one script at a time, from any thread."""
 
     def __init__(self, address: Address, credentials: Credentials, recorder: Recorder | None = None) -> None:
         if not address.tls and credentials.auth in ("basic", "certificate"):
@@ -126,11 +126,11 @@ class Session:
                 if thing is not None:
                     try:
                         thing.close()
-                    except Exception as error:  # whatever a broken connection says, it is gone
+                    except Exception as error:  # whatever a broken connection raises, it is gone
                         log.debug("a session did not end in order", host=self.address.host, cause=str(error)[:200])
 
     def run(self, name: str, **parameters: object) -> Any:
-        """What the script answers. SourceUnreachable, AuthFailed, VmNotFound, HyperVRefused."""
+        """The script's answer. SourceUnreachable, AuthFailed, VmNotFound, HyperVRefused."""
         if name not in SCRIPTS:
             raise Internal(f"there is no script {name!r}")
         with self._lock:
@@ -138,7 +138,7 @@ class Session:
                 text = self._run_once_more(script(name), parameters)
             except SynvirtError:
                 raise
-            except Exception as error:  # a library's own, of which there are many
+            except Exception as error:  # one of the library's many own types
                 self._lost()
                 raise _translated(error, self.address, f"run {name}.ps1") from error
         try:
@@ -161,7 +161,7 @@ class Session:
         powershell = _library("pypsrp.powershell")
         try:
             self._wsman = self._connection()
-            # Kept before it is open: a shell that was begun is to be ended, too.
+            # Stored before it is open, as a started shell must be ended, too.
             pool = self._pool = powershell.RunspacePool(self._wsman)
             pool.open()
             self._invoked(pool, script("common"), {}, local=False)
@@ -193,19 +193,19 @@ class Session:
             **extra,
         )
         transport = wsman.transport
-        transport.session = transport._build_session()  # noqa: SLF001 - where the library lets nobody choose the trust
+        transport.session = transport._build_session()  # noqa: SLF001 - as the library offers no other way to choose the trust
         # Neither proxies nor authorities from the service's environment.
         transport.session.trust_env = False
         if address.tls:
             trust = tls.context(address.name, verify=address.verify, fingerprint_sha256=address.fingerprint)
             transport.session.mount("https://", _adapter(trust))
-        # Also where it is not asked by that: a redirect of the host's would otherwise go past the guard.
+        # Also for http: else a redirect from the host would bypass the guard.
         transport.session.mount("http://", _adapter(None))
         transport.session.max_redirects = 0
         return wsman
 
     def _run_once_more(self, text: str, parameters: Mapping[str, object]) -> str:
-        """A host ends a shell that was idle for two hours: then nothing was run, and it is run in a new one."""
+        """A host ends a shell that was idle for two hours: then nothing has run, and the script is run in a new one."""
         try:
             return self._invoked(self._opened(), text, parameters, local=True)
         except _library("pypsrp.exceptions").WSManFaultError as error:
@@ -237,7 +237,7 @@ class Session:
         return "".join(str(part) for part in shell.output)
 
     def _lost(self) -> None:
-        """The next call connects again. The shell at the host goes after its idle time; it holds nothing."""
+        """The next call connects again. The host ends the old shell after its idle time; nothing depends on it."""
         pool, self._pool = self._pool, None
         wsman, self._wsman = self._wsman, None
         if pool is not None:
@@ -259,7 +259,7 @@ def _unwrapped(found: dict[str, Any]) -> Any:
 
 
 def _recordable(found: Any) -> Any:
-    """Without what people wrote or are called: of a VM's notes our own line is kept."""
+    """Without texts and names of people: of a VM's notes only our own line is kept."""
     if isinstance(found, dict):
         return {key: _LEFT_OUT[key](value) if key in _LEFT_OUT else _recordable(value) for key, value in found.items()}
     return [_recordable(one) for one in found] if isinstance(found, list) else found
@@ -286,7 +286,7 @@ def _library(name: str) -> Any:
 
 
 def _adapter(trust: Any) -> Any:
-    """requests' transport with our trust, and a limit on what comes back in one envelope."""
+    """requests' transport with our trust, and a limit on the size of one envelope."""
     adapters = _library("requests.adapters")
 
     class Trusting(adapters.HTTPAdapter):  # type: ignore[misc,name-defined]
@@ -315,7 +315,7 @@ def _adapter(trust: Any) -> Any:
 
 
 def _failure(address: Address, errors: list[str]) -> SynvirtError:
-    """What a script threw."""
+    """The error that a script threw."""
     said = " ".join((errors[0] if errors else "it does not say why").split())
     marked = said.partition(_FAILED_MARK)[2]
     if marked:
@@ -335,7 +335,7 @@ _GONE: Final = 404
 
 
 def _translated(error: Exception, address: Address, what: str) -> SynvirtError:
-    """The library's errors as ours; a pin that did not match comes out of its depths as it went in."""
+    """The library's errors as ours; the error of a wrong pin passes through it unchanged."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SynvirtError):

@@ -1,10 +1,10 @@
-"""Recovery snapshots, the reference points that they become, and what changed since one. Blocking code.
+"""Recovery snapshots, the reference points that they become, and the changes since one. Blocking code.
 
     take ─▶ recovery snapshot: the VM writes to new files, those before it are frozen and read
     release ─▶ ConvertToReferencePoint: the new files are merged, RCT ids stay
     areas ─▶ GetVirtualDiskChanges(the frozen file of the next snapshot, the RCT id of the one before)
 
-The cycle is that of Microsoft's sample xHyper-VBackup. The journal in the VM's notes says which of these are ours.
+The cycle is that of Microsoft's sample xHyper-VBackup. The journal in the VM's notes lists those of these that are ours.
 """
 
 import time
@@ -24,12 +24,12 @@ from synvirt.sizes import GIB
 
 log = structlog.get_logger(__name__)
 
-# The id of a snapshot of a VM that is off: its files are read as they lie, and no snapshot is made of it.
+# The snapshot id of a VM that is off: its files are read directly, without a snapshot.
 OFF: Final = "off"
-# How much of a disk one question is about, and how many answers of one disk may stay short of what was asked.
+# How much of a disk one request covers, and how many answers for one disk may cover less than requested.
 QUESTION_BYTES: Final = 64 * GIB
 QUESTIONS_MAX: Final = 100_000
-# Merging the files of a snapshot goes on after it was converted, also when the VM is off by then.
+# Merging a snapshot's files goes on after its conversion, also if the VM is off by then.
 MERGE_TIMEOUT_S: Final = 3600.0
 MERGE_PAUSE_S: Final = 2.0
 _MERGING: Final = frozenset(
@@ -38,7 +38,7 @@ _MERGING: Final = frozenset(
 _RCT: Final = 2
 _APPLICATION, _CRASH = 1, 2
 _GONE: Final = 404
-# Of Hyper-V's return codes those that pass by themselves: timeout, in use, not available, out of memory.
+# Hyper-V's return codes for conditions that pass: timeout, in use, not available, out of memory.
 _PASSING: Final = frozenset({32772, 32774, 32777, 32778})
 _DENIED: Final = 32769
 
@@ -46,16 +46,16 @@ State = Mapping[str, Any]
 
 
 class Runs(Protocol):
-    """What runs the scripts of this package on the host that has a VM."""
+    """Runs this package's scripts on the host that has a VM."""
 
     def run(self, name: str, **parameters: object) -> Any: ...
 
     def remove_export(self, path: str) -> None:
-        """The folder that a snapshot's disks were exported to; nothing to do where it is not there."""
+        """Removes the folder that a snapshot's disks were exported to; does nothing where it does not exist."""
 
 
 def state_of(host: Runs, vm_id: str) -> State:
-    """The state of a VM, as state.ps1 answers it. VmNotFound."""
+    """The state of a VM, from the answer of state.ps1. VmNotFound."""
     found: State = host.run("state", VmId=vm_id)
     return found
 
@@ -64,8 +64,8 @@ def state_of(host: Runs, vm_id: str) -> State:
 
 
 def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = lambda _: True) -> SnapshotRef:
-    """The snapshot of this name, made if there is none. Of a VM that is off none is needed where its files are read in place:
-    nothing changes them."""
+    """The snapshot of this name, made if there is none. A VM that is off needs none if its files are read in place, as nothing
+    changes them."""
     state = state_of(host, vm_id)
     if machines.power_of(state["state"]) == "off":
         _merged(host, vm_id, state)
@@ -78,7 +78,7 @@ def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = 
             write(host, vm_id, state, journal | {name: journal[name].model_copy(update={"s": present})})
         return _reference(state, name, present)
     if name in journal:
-        cleanup(host, vm_id, name)  # of one that was removed or released: it is made again
+        cleanup(host, vm_id, name)  # what is left of one that was removed or released: it is made again
     for other in [one for one in journal if one != name and journals.same_job(one, name)]:
         release(host, vm_id, other)
     state = state_of(host, vm_id)
@@ -99,7 +99,7 @@ def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = 
 
 
 def _make(host: Runs, vm_id: str) -> None:
-    """With a quiet guest where it can be; else as after a power failure, which is said in the log."""
+    """With a quiet guest where possible; else as after a power failure, which the log says."""
     try:
         host.run("take", VmId=vm_id, Level=_APPLICATION)
     except HyperVRefused as error:
@@ -117,8 +117,8 @@ def _make(host: Runs, vm_id: str) -> None:
 
 
 def _found(state: State, name: str, entry: Entry | None) -> str | None:
-    """The id of the VM's recovery snapshot of this name: as it was noted; or, where a crash came before that, the one that has
-    this entry of the journal in its own notes, which Hyper-V copied from the VM's; or the only one that came since."""
+    """The id of the VM's recovery snapshot of this name: the noted one. If a crash came before the note: the one whose own
+    notes, copied by Hyper-V from the VM's, have this entry of the journal; or the only one that came since."""
     ids = [str(one["id"]) for one in state["snapshots"]]
     if entry is None:
         return None
@@ -132,7 +132,7 @@ def _found(state: State, name: str, entry: Entry | None) -> str | None:
 
 
 def _reference(state: State, name: str, snapshot_id: str) -> SnapshotRef:
-    """Change ids are the snapshot's name: what Hyper-V knows of it is known once it was converted."""
+    """A change id is the snapshot's name: what Hyper-V has for it is known once it was converted."""
     drives = _drives_of(state, snapshot_id)
     if machines.untracked(state) is not None:
         return SnapshotRef(id=snapshot_id)
@@ -141,7 +141,7 @@ def _reference(state: State, name: str, snapshot_id: str) -> SnapshotRef:
 
 
 def _merged(host: Runs, vm_id: str, state: State) -> None:
-    """Waits until Hyper-V has put the files of converted snapshots together: it writes to them meanwhile."""
+    """Waits until Hyper-V has merged the files of converted snapshots, as it writes to them meanwhile."""
     deadline = time.monotonic() + MERGE_TIMEOUT_S
     while str(state["status"]) in _MERGING:
         if time.monotonic() > deadline:
@@ -156,7 +156,7 @@ def _merged(host: Runs, vm_id: str, state: State) -> None:
 
 
 def drive_in(host: Runs, vm_id: str, snapshot: SnapshotRef, key: str) -> tuple[State, Mapping[str, Any]]:
-    """The VM, and the disk as it is in the snapshot. SnapshotFailed where one of them is gone."""
+    """The VM, and its disk in the snapshot. SnapshotFailed, where one of them is gone."""
     state = state_of(host, vm_id)
     if snapshot.id == OFF:
         if machines.power_of(state["state"]) != "off":
@@ -180,7 +180,7 @@ def _drives_of(state: State, snapshot_id: str) -> Sequence[Mapping[str, Any]]:
 
 
 def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> tuple[tuple[int, int], ...]:
-    """What changed on the disk since the snapshot of that name: (start, length) each. CbtReset: that is not known any more."""
+    """What changed on the disk since the snapshot of that name: (start, length) each. CbtReset: this is not known any more."""
     key = machines.key_of(drive)
     limit = _tracking_id(vm_id, state, drive, since)
     top = drive["chain"][0]
@@ -218,7 +218,7 @@ def _asked(host: Runs, key: str, **question: object) -> Mapping[str, Any]:
 
 
 def point_of(vm_id: str, state: State, key: str, since: str) -> Mapping[str, Any]:
-    """The reference point that the snapshot `since` became; CbtReset where there is none, or it is not sure which it is."""
+    """The reference point that the snapshot `since` became; CbtReset, where there is none, or it is not certain which it is."""
     entry = journals.read(state["notes"]).get(since)
     point = None if entry is None else next((one for one in state["points"] if one["id"] == entry.p), None)
     if entry is None or point is None or not entry.sure:
@@ -232,7 +232,7 @@ def point_of(vm_id: str, state: State, key: str, since: str) -> Mapping[str, Any
 
 def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> str:
     """The RCT id of this disk in the reference point that the snapshot `since` became. A disk is found by its own identifier;
-    by its place in the list only where there is no other."""
+    only without one by its place in the list."""
     key = machines.key_of(drive)
     point = point_of(vm_id, state, key, since)
     disks = [str(one or "") for one in point["disks"] or ()]
@@ -254,7 +254,7 @@ def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str)
 
 
 def release(host: Runs, vm_id: str, name: str) -> None:
-    """The snapshot becomes a reference point, if it has not yet."""
+    """Converts the snapshot to a reference point, if it is not yet one."""
     state = state_of(host, vm_id)
     journal = journals.read(state["notes"])
     entry = journal.get(name)
@@ -284,7 +284,7 @@ def release(host: Runs, vm_id: str, name: str) -> None:
 
 
 def _adopt(host: Runs, vm_id: str, state: State, name: str) -> None:
-    """A crash came between the conversion and our note of it: what came since may be removed by us, and is not relied on."""
+    """A crash came between the conversion and our note of it: we may remove what came since, but do not rely on it."""
     journal = journals.read(state["notes"])
     entry = journal.get(name)
     if entry is None or entry.q is None:
@@ -295,7 +295,7 @@ def _adopt(host: Runs, vm_id: str, state: State, name: str) -> None:
 
 
 def cleanup(host: Runs, vm_id: str, name: str) -> None:
-    """Nothing of that name is left, nor its entry. VmNotFound: neither is the VM, and what there was of ours with it."""
+    """Removes all of that name, with its entry. VmNotFound: the VM is gone, and all of ours with it."""
     state = state_of(host, vm_id)
     entry = journals.read(state["notes"]).get(name)
     if entry is None:
@@ -316,7 +316,7 @@ def cleanup(host: Runs, vm_id: str, name: str) -> None:
 
 
 def _done(ask: Any) -> Any:
-    """A refusal that may end by itself is the source's error; a thing that is gone already counts as removed."""
+    """A refusal that may pass is the source's error; an object that is gone counts as removed."""
     try:
         return ask()
     except HyperVRefused as error:

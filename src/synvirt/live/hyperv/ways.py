@@ -1,10 +1,10 @@
-"""By which way a VM's disks are read, chosen from what is known when a job is planned, and said in its manifest. Blocking.
+"""The way to read a VM's disks. It is chosen when a job is planned, and shown in its manifest. Blocking.
 
     in place   the VM's own files, over SMB
     exported   Hyper-V writes them to a share first (exporting.py)
 
-The choice rests on the source's options and on where the files lie: it is the same for all passes of a job, unless the VM's
-files are moved meanwhile. Then the way changes with them, and no pass is lost: both build on the same reference points.
+The choice depends on the source's options and on the files' place. It is the same for all passes of a job, unless the VM's
+files are moved meanwhile. Then the way changes, and no pass is lost: both ways use the same reference points.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,8 @@ def exports_of(host: Host, drives: Drives) -> Exports | None:
 
 
 def read_by(host: Host, drives: Drives) -> Concern:
-    """The way as a concern, a warning where it cannot be used: a share that refuses us is known before the job begins."""
+    """The way as a concern. It is a warning if the way cannot be used: so a share that refuses us is known before the job
+    begins."""
     files = [drive for drive in drives if drive["path"] and not drive["physical"]]
     exports = exports_of(host, drives)
     if exports is not None:
@@ -67,7 +68,7 @@ def _in_place(host: Host, path: str) -> tuple[str, bool]:
 
 
 def _spoken(host: Host, remote: Remote) -> tuple[str, bool]:
-    """Asked once in a session, of each share."""
+    """Asked once per session for each share."""
     if remote.url not in host.spoken:
         try:
             host.spoken[remote.url] = smb_shares.spoken(remote), True

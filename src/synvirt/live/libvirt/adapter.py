@@ -1,13 +1,13 @@
 """libvirt_remote: the virtual machines of another libvirt, by SSH, TLS or TCP, or of this host's own.
 
-    adapter (asyncio, here) ─▶ threads ─▶ host      the connection, tunnels, where its disks are reached
-                                          domain    off and on, marks, agent, what is seen
+    adapter (asyncio, here) ─▶ threads ─▶ host      the connection, tunnels, access to its disks
+                                          domain    off and on, marks, agent, its facts
                                           backup    pull-mode backup jobs, checkpoints with dirty bitmaps
-                                          freeze    a process that holds a guest still for that moment
+                                          freeze    a process that freezes a guest for that moment
                                           manifest  domain XML as a VmManifest
 
-Changes are tracked by QEMU, in bitmaps inside qcow2 images: docs/platforms/libvirt.md. All libvirt calls block, and may do so
-for ever: each method runs in a thread of its own, for a limited time (limit).
+QEMU tracks changes in bitmaps inside qcow2 images: docs/platforms/libvirt.md. All libvirt calls block, possibly for ever: each
+method runs in a thread of its own, for a limited time (limit).
 """
 
 import asyncio
@@ -51,18 +51,18 @@ __all__ = ["FORM", "LibvirtRemote", "Login", "Options", "libvirt_remote"]
 
 log = structlog.get_logger(__name__)
 
-# The first with backups in pull mode and checkpoints switched on for everybody: 7.6.0.
+# The first version where backups in pull mode and checkpoints are switched on for everybody: 7.6.0.
 LEAST_VERSION: Final = 7_006_000
-# Debian 11's, which has backups of whole disks: a cold copy. Ubuntu 20.04's 6.0 refuses those too.
+# Debian 11's, which can back up whole disks: a cold copy. Ubuntu 20.04's 6.0 cannot even do that.
 OLDEST_VERSION: Final = 7_000_000
-# The checkpoint that is made to see whether one can be. A service that is killed meanwhile leaves it, and a domain that was
-# started for it: the next of our jobs that tidies up removes both.
+# A checkpoint that is only made to test whether one can be. A service that is killed meanwhile leaves it, and a domain that was
+# started for it: the next cleanup of one of our jobs removes both.
 PROBE: Final = f"{backup.PREFIX}probe"
-# No answer takes so long: who waits for a domain's lock gives up after half a minute, a freeze and a thaw take two minutes
-# and a half at most, and a guest with much memory is started within some. What takes longer hangs.
+# No answer takes so long: a wait for a domain's lock ends after half a minute, a freeze and a thaw take at most two minutes and
+# a half, and a guest with much memory starts within a few. A call that takes longer hangs.
 ANSWER_TIMEOUT_S: Final = 600.0
-# For a call that is under way when its session is closed: a login's limit, and then some. It is waited for, since what it
-# makes on the other host is cleared away by the next session, and must be there by then.
+# For a call that is running when its session is closed: a login's limit, and some more. It is waited for, since the next
+# session cleans up what it makes on the other host, and that must exist by then.
 CLOSE_WAIT_S: Final = 60.0
 
 T = TypeVar("T")
@@ -78,11 +78,11 @@ class LibvirtRemote:
             raise BadRequest("endpoint: an embedded driver belongs to one process, and cannot be shared with it")
         self._plain = place.scheme == "qemu+tcp" and not self._options.allow_plain_nbd
         self._host = Host(place, login, self._options)
-        # One thing at a time: a session is short, and its tunnels are made as they are needed.
+        # One call at a time: a session is short, and its tunnels are made when they are needed.
         self._lock = threading.Lock()
         self._watch: scratch.Watch | None = None
         self._closing = threading.Event()
-        # A connection at rest may be lost before its next user comes.
+        # An idle connection may be lost before its next use.
         self._rested = False
 
     @property
@@ -96,7 +96,7 @@ class LibvirtRemote:
         await self._asked("connect", self._host.open)
 
     async def rest(self) -> None:
-        """The connection is kept. Tunnels to disks are closed: sshd has room for a few."""
+        """The connection stays open. Tunnels to disks are closed, as sshd has room for only a few."""
         await self._asked("come to rest", self._rest)
 
     def _rest(self) -> None:
@@ -120,7 +120,7 @@ class LibvirtRemote:
                 self._lock.release()
 
     def _end_watch(self, limit_s: float | None = None) -> bool:
-        """Has its last look ended?"""
+        """Whether its last check has ended."""
         watch, self._watch = self._watch, None
         return watch is None or watch.stop(limit_s)
 
@@ -145,7 +145,7 @@ class LibvirtRemote:
         return About(f"libvirt on {self._host.name}", versions, tuple(checks))
 
     def _rights(self) -> SourceCheck:
-        """By what changes nothing but could, and so is refused to who may only look; the second one asks for secrets."""
+        """By calls that change nothing here but could, so they are refused to a read-only user; the second asks for secrets."""
         libvirt, connection, who = library(), self._host.connection, self._host.user_name
         questions: list[Callable[[], object]] = [
             partial(connection.domainXMLFromNative, "none", "nothing", 0),
@@ -172,7 +172,7 @@ class LibvirtRemote:
         return None
 
     def _unreadable(self) -> str | None:
-        """Why no copy can be made of its domains, not even of those that are off."""
+        """Why no copy of its domains is possible, not even of those that are off."""
         connection = self._host.connection
         if str(connection.getType()) != "QEMU":
             return f"its hypervisor is {connection.getType()}, and disks are read from QEMU only"
@@ -186,7 +186,7 @@ class LibvirtRemote:
         return await self._asked("list its domains", self._list_vms)
 
     def _list_vms(self) -> list[VmRow]:
-        """One question for all, whatever their number; one whose monitor is busy says less."""
+        """One request for all of them; a domain whose monitor is busy has fewer facts."""
         libvirt = library()
         wanted = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_VCPU | libvirt.VIR_DOMAIN_STATS_BALLOON
         found = self._host.connection.getAllDomainStats(wanted, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT)
@@ -214,7 +214,7 @@ class LibvirtRemote:
         await self._with_domain(vm_id, "track its changes", lambda domain: self._enable_cbt(domain, frozenset(disks)))
 
     def _enable_cbt(self, domain: Any, disks: frozenset[str]) -> None:
-        """By trying: an image of qcow2's first version holds no bitmap, and some snapshots go with none."""
+        """By trying: an image of qcow2's first version has no bitmaps, and some snapshots exclude them."""
         before = domains.tracked(domain)
         if disks <= before:
             return
@@ -247,7 +247,7 @@ class LibvirtRemote:
                     hint="wait until it is over; virsh domjobinfo NAME tells about it",
                 )
             self._refuse_closed(domain)
-            # Its pass is done, and its bitmap stays: what it froze is of no use any more.
+            # Its pass is done, and its bitmap stays: its frozen data is not needed any more.
             backup.end(domain, lambda other: other != name)
             found = None
         if found is None:
@@ -275,7 +275,7 @@ class LibvirtRemote:
             raise
 
     def _refuse_closed(self, domain: Any) -> None:
-        """A guest may take minutes to freeze. If the session was closed meanwhile, what was there is cleared away already."""
+        """A guest may take minutes to freeze. If the session was closed meanwhile, its objects were already removed."""
         if self._closing.is_set():
             raise SourceUnreachable(f"the session was closed before {domain.name()} could be read")
 
@@ -297,7 +297,7 @@ class LibvirtRemote:
 
     @contextlib.contextmanager
     def _quiet(self, domain: Any, name: str) -> Iterator[None]:
-        """The guest's file systems frozen, where its agent does so; thawed again, whatever happens."""
+        """The guest's file systems are frozen, where its agent can; they are thawed again in any case."""
         quiesce = self._options.quiesce
         if domains.power_state(domain) != "on" or quiesce == "off":
             yield
@@ -351,8 +351,8 @@ class LibvirtRemote:
         return spec
 
     def _knock(self, domain: Any, snapshot: str, spec: NbdSpec) -> None:
-        """While libvirt lists the job, its disks are there and the way to them is not: what was read of them counts. A firewall
-        may be in between, sshd may have too many callers, and a socket has a mode."""
+        """While libvirt lists the job, its disks exist and only the way to them is broken: what was read of them counts. The
+        cause may be a firewall, an sshd with too many callers, or the mode of a socket."""
         try:
             open_reader(spec).close()
         except SourceUnreachable as error:
@@ -360,14 +360,14 @@ class LibvirtRemote:
             said = f"the disks of {domain.name()} are not served: {error.detail}"
             if now is None or now.snapshot != snapshot:
                 raise SnapshotFailed(said) from error
-            # sshd does not say why it opens no socket: the file's mode is what remains.
+            # sshd does not say why it opens no socket: the file's mode is the likely cause.
             if self._host.needs_leave:
                 raise AuthFailed(
                     f"{self._host.user_name} may not open the socket of the disks of {domain.name()}: {error.detail}",
                     hint=f"log in as root, or as {_USER}",
                 ) from error
             if self._host.encrypted and UNTRUSTED_DISKS.search(error.detail):
-                # QEMU has read it when the job began: with another one comes another job.
+                # QEMU read it when the job began: the next job uses a new one.
                 hint = f"QEMU shows the one in backup_tls_x509_cert_dir: {self._host.pki.wanted_of_disks}"
                 raise SnapshotFailed(said, hint=hint) from error
             raise SourceUnreachable(said, hint=self._host.way_to_disks) from error
@@ -383,7 +383,7 @@ class LibvirtRemote:
 
     async def cleanup(self, vm_id: str, name: str) -> None:
         await self._unless_gone(vm_id, f"clear {name} away", lambda domain: self._cleanup(domain, name))
-        # Of a domain that is gone, too: its files may still be there.
+        # Also for a domain that is gone: its files may still exist.
         await self._asked("clear up", lambda: scratch.clear(self._host.connection, self._options.scratch_dir, name))
 
     def _cleanup(self, domain: Any, name: str) -> None:
@@ -416,7 +416,7 @@ class LibvirtRemote:
         await self._with_domain(vm_id, "start", domains.power_on)
 
     async def mark(self, vm_id: str, note: str) -> None:
-        """A domain that is gone needs no mark: it cannot start."""
+        """A domain that is gone needs no mark, as it cannot start."""
         await self._unless_gone(vm_id, "be marked", lambda domain: domains.mark_moved(domain, note))
 
     # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,10 +1,10 @@
 """Backup jobs and checkpoints of a domain: libvirt.org/formatbackup.html, formatcheckpoint.html. Blocking code.
 
-    backupBegin(pull, since the last checkpoint) with a new checkpoint ─▶ an NBD export a disk, as it was at that moment,
+    backupBegin(pull, since the last checkpoint) with a new checkpoint ─▶ an NBD export per disk, as it was at that moment,
                                                                          with a bitmap of what changed since
 
-A snapshot of ours is such a job; its name is the checkpoint's, and is part of the exports' names, by which the job is
-found again after a crash. QEMU has one backup job a domain. A checkpoint outlives it, in a bitmap inside the qcow2 image.
+A snapshot of ours is such a job. Its name is the checkpoint's, and is part of the exports' names: by these the job is found
+again after a crash. QEMU has one backup job per domain. A checkpoint stays after it, in a bitmap inside the qcow2 image.
 """
 
 import re
@@ -13,14 +13,14 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
+from xml.etree import ElementTree as ET  # only for writing: foreign XML is read by xml_document
 
 from synvirt.errors import Internal, SnapshotFailed, SynvirtError
 from synvirt.live.libvirt.host import busy, library
 from synvirt.live.libvirt.manifest import backed_up_disks, parse
 
 PREFIX: Final = "synvirt-"
-# A job ends in milliseconds once it is asked to; its scratch file is removed with it.
+# A job ends in milliseconds on request; its scratch file is removed with it.
 END_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.05
 _PORT_TAKEN = re.compile(r"[Aa]ddress already in use")
@@ -30,7 +30,7 @@ _CONFINED = re.compile(r"[Pp]ermission denied")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where QEMU serves: a folder for a socket, or an address and the ports to choose from. `scratch` is a folder too."""
+    """Where QEMU serves: a folder for a socket, or an address and a range of ports. `scratch` is a folder too."""
 
     scratch: str
     address: str | None = None
@@ -40,7 +40,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An NBD export of a disk: its name, and the dirty bitmap to ask it for; None: the whole disk."""
+    """An NBD export of a disk: its name, and the dirty bitmap to request; None: the whole disk."""
 
     name: str
     bitmap: str | None
@@ -48,7 +48,8 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A backup job as libvirt has it now. `snapshot` is None where it is not ours; `since` is the checkpoint it counts from."""
+    """A backup job in libvirt's present state. `snapshot` is None, where it is not ours; `since` is the checkpoint whose
+    changes it has."""
 
     snapshot: str | None
     since: str | None
@@ -58,7 +59,7 @@ class Running:
 
 
 def running(domain: Any) -> Running | None:
-    """The backup job of a domain; None where there is none."""
+    """The backup job of a domain; None, where there is none."""
     libvirt = library()
     try:
         root = parse(domain.backupGetXMLDesc())
@@ -83,7 +84,7 @@ def running(domain: Any) -> Running | None:
 
 
 def backed_up(domain: Any, disks: Collection[str] | None) -> list[str]:
-    """Which of these disks, by key, a backup job can hold still; None: of all. SnapshotFailed, where it can hold none."""
+    """The disks of these, by key, that a backup job can freeze; None: of all. SnapshotFailed, where it can freeze none."""
     found = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0))) if disks is None or key in disks]
     if not found:
         raise SnapshotFailed(f"{domain.name()} has no disk to read")
@@ -91,15 +92,15 @@ def backed_up(domain: Any, disks: Collection[str] | None) -> list[str]:
 
 
 def begin(domain: Any, name: str, server: Server, *, disks: Collection[str] | None = None, track: Collection[str]) -> None:
-    """Begin the job, with a checkpoint of those disks to `track`. SnapshotFailed; libvirtError, where the domain is busy.
+    """Begins the job, with a checkpoint of the disks to `track`. SnapshotFailed; libvirtError, where the domain is busy.
 
     What libvirt may refuse is left out step by step: the delta (a checkpoint was lost: the caller sees it by `since`), then the
-    checkpoint (the image cannot hold one).
+    checkpoint (the image cannot have one).
     """
     wanted = backed_up(domain, disks)
     track = [key for key in wanted if key in track]
     if track and name in _checkpoints(domain):
-        # A job of that name was lost with its data: what the bitmap says is no longer what anybody has read.
+        # The data of an earlier job of that name is lost: its bitmap does not fit anything that was read.
         delete(domain, name)
     since = _before(domain, name) if track else None
     steps: list[tuple[str | None, bool]] = [(since, True)] if since else []
@@ -148,7 +149,7 @@ def _begin_at_free_port(
 
 
 def _ports(name: str, server: Server) -> Iterator[int | None]:
-    """All of them, from one that hangs on the name: two jobs seldom try the same first."""
+    """All ports, from one that depends on the name: so two jobs seldom try the same first."""
     if server.address is None:
         yield None
         return
@@ -159,8 +160,8 @@ def _ports(name: str, server: Server) -> Iterator[int | None]:
 
 
 def _backup_xml(name: str, disks: Mapping[str, str | None], server: Server, port: int | None) -> str:
-    """`disks`: each with the checkpoint since which it is wanted; one for all of them, or None where the whole disk is. libvirt
-    leaves a disk alone that is not listed."""
+    """`disks`: each with the checkpoint for its changes, which is the same for all of them, or None for the whole disk. libvirt
+    ignores a disk that is not listed."""
     root = ET.Element("domainbackup", mode="pull")
     if (since := next(filter(None, disks.values()), None)) is not None:
         ET.SubElement(root, "incremental").text = since
@@ -223,7 +224,7 @@ def has_checkpoint(domain: Any, name: str) -> bool:
 
 
 def any_checkpoint(domain: Any) -> bool:
-    """Is one of ours left, of whatever job?"""
+    """Whether a checkpoint of ours is left, of any job."""
     return any(name.startswith(PREFIX) for name in _checkpoints(domain))
 
 
@@ -238,7 +239,7 @@ def _before(domain: Any, name: str) -> str | None:
 
 
 def delete(domain: Any, name: str) -> None:
-    """Checkpoint and bitmap, of a domain that is active; nothing where there is none. A lost bitmap is no hindrance."""
+    """Deletes checkpoint and bitmap of an active domain; does nothing where there is none. A lost bitmap is no error."""
     libvirt = library()
     try:
         checkpoint = domain.checkpointLookupByName(name)
@@ -255,9 +256,9 @@ def delete(domain: Any, name: str) -> None:
 
 
 def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str | None:
-    """None, or why these disks cannot: found out by making one and deleting it."""
+    """None, or why these disks cannot: it makes a checkpoint and deletes it."""
     libvirt = library()
-    delete(domain, name)  # a service that was killed may have left it
+    delete(domain, name)  # a killed service may have left it
     try:
         domain.checkpointCreateXML(_checkpoint_xml(name, track), 0)
     except libvirt.libvirtError as error:
@@ -272,10 +273,10 @@ def can_hold_checkpoint(domain: Any, name: str, track: Collection[str]) -> str |
 
 
 def end(domain: Any, ours: Callable[[str], bool]) -> None:
-    """End the backup job of a snapshot that is `ours`, and wait until it is gone; nothing where there is none.
+    """Ends the backup job of a snapshot that is `ours`, and waits until it is gone; does nothing where there is none.
 
-    One that a killed service had just asked for is waited for first: libvirt goes on with what it was asked, and libvirt 9.0
-    itself ended where its checkpoint was deleted in that moment."""
+    It first waits for a job that a killed service had just started: libvirt still completes the request, and libvirt 9.0 itself
+    crashed when its checkpoint was deleted at that moment."""
     libvirt = library()
     deadline = time.monotonic() + END_TIMEOUT_S
     while (found := running(domain)) is None and _is_beginning(domain) and time.monotonic() < deadline:
@@ -285,7 +286,7 @@ def end(domain: Any, ours: Callable[[str], bool]) -> None:
     try:
         domain.abortJob()
     except libvirt.libvirtError as error:
-        if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:  # it has ended already
+        if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:  # it has already ended
             raise
     deadline = time.monotonic() + END_TIMEOUT_S
     while (now := running(domain)) is not None and now.snapshot == found.snapshot:
@@ -295,7 +296,7 @@ def end(domain: Any, ours: Callable[[str], bool]) -> None:
 
 
 def _is_beginning(domain: Any) -> bool:
-    """libvirt holds a job of this kind for it, and has none yet to show: «backup job data missing», or its operation alone."""
+    """Whether libvirt has a job of this kind that it cannot show yet: «backup job data missing», or only its operation."""
     libvirt = library()
     try:
         stats = domain.jobStats()

@@ -1,7 +1,7 @@
-"""A domain on another host: what is seen of it, and how it is switched off and on. Blocking code.
+"""A domain on another host: its facts, and how to switch it off and on. Blocking code.
 
-A domain that is off is read by starting it without letting it run: QEMU opens its disks, serves them, and no guest instruction
-is carried out. Its configuration says so before it is started, so that an operator who finds it knows that it counts as off.
+To read a domain that is off, it is started but not run: QEMU opens its disks and serves them, and executes no guest
+instruction. Before that a note in its configuration says so, so that an operator who finds it knows that it counts as off.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
-from xml.etree import ElementTree as ET  # only written here: what is read goes through xml_document
+from xml.etree import ElementTree as ET  # only for writing: foreign XML is read by xml_document
 from xml.etree.ElementTree import Element
 
 import structlog
@@ -26,10 +26,10 @@ log = structlog.get_logger(__name__)
 # Marks a domain in its metadata: names, not addresses to fetch.
 STATE_NAMESPACE: Final = "https://synvirt.org/xmlns/live/1"
 MOVED_NAMESPACE: Final = "https://synvirt.org/xmlns/moved/1"
-# A guest agent answers in milliseconds, or is not there; but to freeze, a guest writes out what it has in memory first.
+# A guest agent answers in milliseconds, or is missing; but before a freeze, a guest writes out its memory.
 AGENT_TIMEOUT_S: Final = 5
 FREEZE_TIMEOUT_S: Final = 60
-# After a polite request was refused or not answered, before it is made again: a guest that boots answers none.
+# The pause after a polite request was refused or not answered: a guest that boots does not answer.
 ASK_AGAIN_S: Final = 20.0
 POLL_S: Final = 0.2
 
@@ -38,8 +38,8 @@ POLL_S: Final = 0.2
 
 
 def noted(domain: Any) -> dict[str, str]:
-    """`tracking`: its snapshots get checkpoints of these disks; `reading`: it was started to be read, for the snapshot of that
-    name."""
+    """`tracking`: its snapshots get checkpoints of these disks; `reading`: it was started only to be read, for the snapshot of
+    that name."""
     libvirt = library()
     try:
         found = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, STATE_NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
@@ -58,7 +58,7 @@ def tracked(domain: Any) -> frozenset[str]:
 
 
 def note(domain: Any, **changed: str | None) -> None:
-    """Into its configuration; None takes a note away."""
+    """Writes notes into its configuration; None removes a note."""
     libvirt = library()
     before = noted(domain)
     after = {key: value for key, value in {**before, **changed}.items() if value is not None}
@@ -69,7 +69,7 @@ def note(domain: Any, **changed: str | None) -> None:
 
 
 def mark_moved(domain: Any, text: str) -> None:
-    """A note for people; and the domain has no autostart any more: it would run next to its copy."""
+    """Adds a note for people, and switches autostart off, as the domain would run next to its copy."""
     libvirt = library()
     xml = ET.tostring(ET.Element("moved", {"note": text}), encoding="unicode")
     domain.setMetadata(
@@ -83,14 +83,14 @@ def mark_moved(domain: Any, text: str) -> None:
 
 
 def being_read(domain: Any) -> bool:
-    """Started for its disks alone. One that an operator resumed has run, whatever the note says, and is paused for another
-    reason: what it holds in memory would be lost."""
+    """Whether it was started only for its disks. If an operator resumed it, it has run, whatever the note says. Then it is
+    paused for another reason: a stop would lose its memory."""
     libvirt = library()
     return bool(domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED) and "reading" in noted(domain) and not _has_run(domain)
 
 
 def _has_run(domain: Any) -> bool:
-    """The first instructions of a guest read its disks. What QEMU serves of them to us is not counted there."""
+    """The first instructions of a guest read its disks. QEMU's reads for us are not counted there."""
     libvirt = library()
     for key, _ in data_disks(described(domain)):
         try:
@@ -116,14 +116,14 @@ def power_state(domain: Any) -> PowerState:
 
 
 def last_start(domain: Any) -> str:
-    """libvirt counts the starts of all its domains: the number of this one's, as long as it is active. What holds a domain to
-    be read has one, too, and is another once its guest has run."""
+    """libvirt counts the starts of all its domains: the number of this one's, while it is active. A domain that was started
+    only to be read has a number too, and another one once its guest has run."""
     number = domain.ID()
     return "off" if number < 0 else f"{number} {'held' if being_read(domain) else 'started'}"
 
 
 def start_to_read(domain: Any, name: str) -> None:
-    """Disks open, guest still. Nothing, where the domain is active already."""
+    """Opens its disks, without running the guest. Does nothing, where the domain is already active."""
     libvirt = library()
     if domain.isActive():
         return
@@ -149,13 +149,13 @@ def stop_reading(domain: Any) -> None:
     """Ends a domain that was only started to be read. One that runs is left alone."""
     if being_read(domain):
         _off(domain)
-    with contextlib.suppress(library().libvirtError):  # gone with its domain, where that was transient
+    with contextlib.suppress(library().libvirtError):  # if transient, it was removed with its domain
         note(domain, reading=None)
 
 
 @contextlib.contextmanager
 def active(domain: Any, name: str) -> Iterator[None]:
-    """Bitmaps change in an open image only: a domain that is off is started without running, and off again after."""
+    """Bitmaps change only in an open image: a domain that is off is started without running, and stopped afterwards."""
     was_off = not domain.isActive()
     if was_off:
         start_to_read(domain, name)
@@ -167,7 +167,7 @@ def active(domain: Any, name: str) -> Iterator[None]:
 
 
 def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool], manner: Shutdown = "polite") -> None:
-    """Politely, and by force once `timeout_s` are over; off when it returns. SourceUnreachable once `stop()` is true."""
+    """Politely, and by force after `timeout_s`; off on return. SourceUnreachable, once `stop()` is true."""
     libvirt = library()
     if being_read(domain):
         stop_reading(domain)
@@ -175,7 +175,7 @@ def shut_down(domain: Any, timeout_s: float, stop: Callable[[], bool], manner: S
     while domain.isActive() and time.monotonic() < deadline:
         if stop():
             raise SourceUnreachable(f"the session was closed while {domain.name()} was shutting down")
-        # A paused guest answers nothing.
+        # A paused guest does not answer.
         if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
             break
         if time.monotonic() >= ask_at:
@@ -209,12 +209,12 @@ def _off(domain: Any) -> None:
         domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL)
     except libvirt.libvirtError as error:
         if error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID:
-            return  # it went off already
+            return  # it is already off
         domain.destroy()
 
 
 def power_on(domain: Any) -> None:
-    """Starts the domain; one that is only started to be read is ended first."""
+    """Starts the domain; one that was only started to be read is stopped first."""
     if being_read(domain):
         stop_reading(domain)
     if not domain.isActive():
@@ -225,13 +225,13 @@ def power_on(domain: Any) -> None:
 
 
 def may_freeze(domain: Any) -> bool:
-    """It runs, and has an agent to ask."""
+    """Whether it runs and has an agent to ask."""
     return bool(domain.state()[0] == library().VIR_DOMAIN_RUNNING) and agent_connected(parse(domain.XMLDesc(0)))
 
 
 @contextlib.contextmanager
 def _answering(domain: Any, timeout_s: int) -> Iterator[None]:
-    """Its agent has so long for an answer; afterwards for ever, as libvirt itself has it: others ask, too."""
+    """Sets the agent's time limit for an answer; afterwards none, as in libvirt itself, since others use the agent, too."""
     libvirt = library()
     domain.agentSetResponseTimeout(timeout_s, 0)
     try:
@@ -242,18 +242,18 @@ def _answering(domain: Any, timeout_s: int) -> Iterator[None]:
 
 
 def freeze(domain: Any) -> None:
-    """libvirtError: they may freeze all the same, later, unless `agent_refused`."""
+    """libvirtError: they may still freeze later, unless `agent_refused`."""
     with _answering(domain, FREEZE_TIMEOUT_S):
         domain.fsFreeze()
 
 
 def agent_refused(error: Any) -> bool:
-    """Did the agent itself say no? Then it has thawed again what it had frozen."""
+    """Whether the agent itself refused: then it has thawed again what it had frozen."""
     return "unable to execute QEMU agent command" in str(error)
 
 
 def thaw(domain: Any) -> bool:
-    """Is nothing frozen any more? Idempotent."""
+    """Whether nothing is frozen any more. Idempotent."""
     libvirt = library()
     if not domain.isActive():
         return True
@@ -270,12 +270,12 @@ def thaw(domain: Any) -> bool:
 
 
 def described(domain: Any) -> Element:
-    """As it runs, hot-plugged disks included; else as it would start."""
+    """The running domain's XML, with hot-plugged disks; else its configuration."""
     return parse(domain.XMLDesc(0))
 
 
 def seen(domain: Any, root: Element, *, too_old: str | None, unreadable: str | None) -> Seen:
-    """What libvirt and the agent say of a domain beyond its XML. `too_old`, `unreadable`: what its host cannot do, as a
+    """The facts of a domain from libvirt and the agent beyond its XML. `too_old`, `unreadable`: what its host cannot do, as a
     reason."""
     agent = power_state(domain) == "on" and agent_connected(root)
     guest = _os_of_guest(domain) if agent else {}
@@ -294,7 +294,7 @@ def seen(domain: Any, root: Element, *, too_old: str | None, unreadable: str | N
 
 
 def capacity_bytes(domain: Any, disks: Iterable[str]) -> int:
-    """Of these disks together."""
+    """The total of these disks."""
     return sum(_size(domain, key).capacity_bytes for key in disks)
 
 
@@ -305,7 +305,7 @@ def _size(domain: Any, key: str) -> DiskSize:
     except libvirt.libvirtError as error:
         if busy(error):
             raise
-        return DiskSize(0, 0)  # a network disk of a domain that is off: its manifest says that it is not known
+        return DiskSize(0, 0)  # a network disk of a domain that is off: its manifest says that the size is unknown
     return DiskSize(int(capacity), min(int(allocation), int(capacity)))
 
 

@@ -1,4 +1,4 @@
-"""What a libvirt source takes: its endpoint's schemes, its credentials, its options."""
+"""The settings of a libvirt source: its endpoint's schemes, its credentials, its options."""
 
 from typing import Annotated, Literal, Self
 
@@ -9,7 +9,7 @@ from synvirt.model.access import SourceOptions
 from synvirt.model.kinds import LiveKind
 from synvirt.model.values import Name, Received
 
-# QEMU's own NBD port, and as many after it as one host has backups at once.
+# QEMU's own NBD port, and as many more as a host has backups at the same time.
 NBD_PORTS = (10809, 10872)
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - for another host, whose operator chose it
 _Pem = Annotated[str, StringConstraints(min_length=1, max_length=65536)]
@@ -45,7 +45,7 @@ class Options(SourceOptions):
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 180
 
     def nbd_host(self, endpoint_host: str | None) -> str | None:
-        """Where its NBD server is reached; one that listens everywhere is where libvirt is, behind a router too."""
+        """The address of its NBD server; for a server on all addresses it is libvirt's, behind a router too."""
         return endpoint_host if self.nbd_address is None or self.nbd_address in _EVERYWHERE else self.nbd_address
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The process that holds a guest of a libvirt host still (holding.py): `python -m synvirt.live.libvirt.freeze`."""
+"""The process that freezes a guest of a libvirt host (holding.py): `python -m synvirt.live.libvirt.freeze`."""
 
 import itertools
 import time
@@ -42,7 +42,7 @@ def _hold(order: dict[str, Any]) -> None:
 
 
 def _thaw(host: Host, vm_id: str, limit_s: float) -> None:
-    """Once at least; by a new connection where the old one is lost."""
+    """At least once; with a new connection where the old one is lost."""
     deadline = time.monotonic() + limit_s
     for pause_s in itertools.chain(THAW_PAUSES_S, itertools.repeat(THAW_PAUSES_S[-1])):
         try:

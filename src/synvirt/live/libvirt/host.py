@@ -1,12 +1,12 @@
-"""A session with another libvirt: the connection, and how its disks' NBD sockets are reached. Blocking code.
+"""A session with another libvirt: the connection, and the access to its disks' NBD sockets. Blocking code.
 
     qemu+ssh   both by Unix sockets through SSH tunnels
     qemu+tls   both by TLS, with one certificate authority and one client certificate
-    qemu+tcp   both in the clear, and the disks only where the operator says so
+    qemu+tcp   both in the clear, and the disks only if the operator permits it
     qemu       this host's own libvirtd, by its Unix socket
 
-libvirt.org/uri.html and libvirt.org/remote.html. Secrets that libraries want as files lie in a folder of the session, in memory
-where the system has such a place, and are removed with it; what a killed service left is swept by the next session.
+libvirt.org/uri.html and libvirt.org/remote.html. Secrets that libraries need as files are in a folder of the session, in memory
+where possible, and are removed with it. The next session removes the leftovers of a killed service.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ from synvirt.live.libvirt.pki import Pki
 from synvirt.live.ssh import Door, Tunnel, pinned_key
 
 CONNECT_TIMEOUT_S: Final = 10.0
-# libvirt's own way to connect has no limit, and its keep-alive begins after it. A login is a few questions, each answered in
+# libvirt's own connect has no time limit, and its keep-alive begins after it. A login is a few requests, each answered in
 # milliseconds; a daemon that systemd starts for it, or a domain controller behind SASL, takes some seconds.
 OPEN_TIMEOUT_S: Final = 30.0
-# To say goodbye is one question. One who does not answer it is left without.
+# The goodbye is one request. A host that does not answer it does not get one.
 CLOSE_TIMEOUT_S: Final = 10.0
-# A connection with nothing heard for this long is closed by libvirt, so that every call that waits on it ends.
+# libvirt closes a connection that is silent for this long, so every call that waits on it ends.
 KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX = 5, 3
-# Where a host's libvirt listens: the one daemon, or the modular one.
+# The sockets of a host's libvirt: of the one daemon, or of the modular one.
 SOCKETS: Final = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 BUSY_HINT: Final = "another operation on this domain is under way there: try again when it is over"
-# A name that ssh would take for an option, or that no host has.
+# Without names that ssh would read as an option, or that no host has.
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\]-]*")
 
 _LOST = re.compile(
@@ -49,14 +49,14 @@ _LOST = re.compile(
     r"[Uu]nable to connect|Failed to connect|No route to host|Broken pipe|not connected|No such file or directory"
 )
 UNTRUSTED: Final = re.compile(r"certificate|TLS handshake|GNUTLS", re.IGNORECASE)
-# In libnbd's words: a handshake that is cut off is no refusal.
+# In libnbd's words: a handshake that is cut off is not a refusal.
 UNTRUSTED_DISKS: Final = re.compile(r"certificate|fatal alert", re.IGNORECASE)
 
 
-# libvirt's virErrorNumber: our user may not do it, by whatever rule.
+# libvirt's virErrorNumber for a call that our user may not make, by any rule.
 _NO_RIGHT: Final = ("AUTH_FAILED", "AUTH_CANCELLED", "AUTH_UNAVAILABLE", "ACCESS_DENIED", "OPERATION_DENIED")
 _LOCKED_SOCKET: Final = re.compile(r"Failed to connect socket to .*: Permission denied")
-# What it says then, and what to do about it. First match wins.
+# libvirt's text for it, and a hint. First match wins.
 _RIGHTS: Final = (
     (
         re.compile(r"read only access"),
@@ -74,7 +74,7 @@ _RIGHTS: Final = (
 
 
 class Silent(SourceUnreachable):
-    """Somebody takes the connection, and says nothing."""
+    """The host accepts the connection, and is silent."""
 
 
 class Host:
@@ -88,28 +88,28 @@ class Host:
         self._closing = contextlib.ExitStack()
         self._folder: Path | None = None
         self._tunnels: dict[str, Tunnel] = {}
-        # Of their sockets: a path that was given out never leads elsewhere.
+        # For their sockets: a path that was given out never leads elsewhere.
         self._numbers = itertools.count()
         self._open: Any = None
 
     @property
     def name(self) -> str:
-        """How errors call it."""
+        """Its name in errors."""
         return self._place.host or "this host's libvirt"
 
     @property
     def by_network(self) -> bool:
-        """The disks come by TCP, not by a Unix socket."""
+        """Whether the disks come by TCP, not by a Unix socket."""
         return self._place.scheme in ("qemu+tls", "qemu+tcp")
 
     @property
     def needs_leave(self) -> bool:
-        """QEMU's socket is opened by a user who is not root, so that its mode decides: its owner and group may."""
+        """Whether QEMU's socket is opened by a user who is not root, so that its mode decides: its owner and group may."""
         return not self.by_network and self.user_name != "root"
 
     @property
     def user_name(self) -> str:
-        """Our user there: without a name, ssh takes the local one; by the network it is a certificate, or none."""
+        """Our user there. Without a name, ssh uses the local one; over the network it is a certificate, or none."""
         user = self._login.user or self._place.user if self._place.host is not None else None
         ours = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
         return user or ("this client" if self.by_network else ours)
@@ -136,8 +136,8 @@ class Host:
             raise SourceUnreachable(f"the session with {self.name} was closed while it was opened")
 
     def close(self, *, in_use: bool = False) -> None:
-        """`in_use`: a call of another thread does not end. Then the connection is left to that thread, and is closed with the
-        last reference to it: libvirt frees what the call is using."""
+        """`in_use`: a call of another thread does not end. Then that thread keeps the connection, which is closed with its last
+        reference: libvirt would free what the call is using."""
         for tunnel in list(self._tunnels.values()):
             tunnel.close()
         self._tunnels.clear()
@@ -148,13 +148,13 @@ class Host:
         self._closing.close()
 
     def renew(self) -> None:
-        """A connection that was lost at rest is made again. SourceUnreachable, AuthFailed."""
+        """Makes a connection again that was lost while idle. SourceUnreachable, AuthFailed."""
         if self._open is not None and not _alive(self._open):
             self.close()
             self.open()
 
     def leave_disks(self) -> None:
-        """Only the tunnel of the connection itself stays."""
+        """Closes all tunnels except the connection's own."""
         for remote in [remote for remote in self._tunnels if remote not in (self._socket(), *SOCKETS)]:
             self._tunnels.pop(remote).close()
 
@@ -189,7 +189,7 @@ class Host:
         return otherwise(said, hint=hint)
 
     def lacking(self, error: Any) -> str | None:
-        """What to do about a right that our user has not; None, where the error is of something else."""
+        """A hint about a right that our user lacks; None, where the error has another cause."""
         libvirt = library()
         codes = {getattr(libvirt, f"VIR_ERR_{name}") for name in _NO_RIGHT}
         said = error.get_error_message() or str(error)
@@ -212,13 +212,14 @@ class Host:
             case "qemu+tcp":
                 return self._opened(f"qemu+tcp://{_bracketed(self._check_port())}:{place.port}{place.path or '/system'}")
             case "qemu":
-                # The daemon, by its socket: where this process has the embedded driver open, that one takes qemu:/// and fails.
+                # Through the daemon's socket: where this process has the embedded driver open, qemu:/// would lead to that and
+                # fail.
                 return self._opened(f"qemu+unix://{place.path or '/system'}{_socket_query(self._socket())}")
             case _:
                 return self._opened(f"{place.scheme}://{place.path or '/system'}{_socket_query(self._socket())}")
 
     def _by_ssh(self) -> Any:
-        """A tunnel opens whether or not anybody listens there: who does is found by trying."""
+        """A tunnel opens even if nothing listens there: the daemon's socket is found by trying."""
         chosen = self._socket()
         failure: SynvirtError | None = None
         for remote in (chosen,) if chosen else SOCKETS:
@@ -226,7 +227,7 @@ class Host:
             try:
                 return self._opened(f"qemu+unix://{self._place.path or '/system'}{_socket_query(str(local))}")
             except Silent:
-                raise  # it is there: no use in looking for the other
+                raise  # it exists: the other one need not be tried
             except SourceUnreachable as error:
                 said = self._tunnels[remote].said().splitlines()
                 failure = SourceUnreachable(
@@ -260,7 +261,7 @@ class Host:
             raise SourceUnreachable(f"{self.name} cannot be reached: {said}", hint="is its libvirtd running?") from error
 
     def _answer(self, asked: list[list[Any]], _opaque: object) -> int:
-        """SASL asks. Nothing to answer with: the login fails."""
+        """SASL asks. There is no answer: the login fails."""
         libvirt = library()
         password = self._login.password.get_secret_value() if self._login.password else None
         answers = {libvirt.VIR_CRED_AUTHNAME: self._login.user or self._place.user, libvirt.VIR_CRED_PASSPHRASE: password}
@@ -271,8 +272,8 @@ class Host:
         return 0
 
     def _check_port(self) -> str:
-        """The address that answers: without TLS, libvirt is given it in place of the name. It would itself wait for minutes for
-        a host that says nothing."""
+        """The address that answers: without TLS, libvirt gets it instead of the name. For a silent host libvirt itself would
+        wait for minutes."""
         assert self._place.host is not None
         assert self._place.port is not None
         try:
@@ -297,7 +298,8 @@ class Host:
         return self._folder
 
     def nbd_address(self) -> str:
-        """What a backup's NBD server shall listen on. As we see the host: its own name may lead it to 127.0.1.1."""
+        """The address for a backup's NBD server to listen on. It is the host's address as we see it: its own name may lead it
+        to 127.0.1.1."""
         if self._options.nbd_address is not None:
             return self._options.nbd_address
         try:
@@ -321,7 +323,7 @@ class Host:
 
     @property
     def way_to_disks(self) -> str:
-        """What may be in it, for people."""
+        """The possible obstacles on the way, for people."""
         if self.by_network:
             return "does every firewall let options.nbd_ports through?"
         if self._place.scheme == "qemu+ssh":
@@ -363,7 +365,7 @@ def library() -> Any:
 
 
 def busy(error: Any) -> bool:
-    """Did libvirt wait in vain for the domain's lock? That says nothing about the domain: ask again later."""
+    """Whether libvirt waited in vain for the domain's lock. This says nothing about the domain: ask again later."""
     return bool(error.get_error_code() == library().VIR_ERR_OPERATION_TIMEOUT)
 
 

@@ -1,7 +1,7 @@
 """Calls that may never return, each in a thread of its own that is not waited for.
 
-libvirt's calls cannot be ended from outside: a host that takes a connection and does not answer blocks its caller without end.
-The threads of asyncio's pool are few, and a process waits for them at its end; these are daemons.
+libvirt's calls cannot be ended from outside: a host that accepts a connection and does not answer blocks its caller for ever.
+asyncio's pool has few threads, and a process waits for them at its end; these threads are daemons.
 """
 
 import contextvars
@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 
 def begun(call: Callable[[], T], *, unwanted: Callable[[T], None] = lambda _: None) -> Future[T]:
-    """`call` under way, in its caller's context. Cancelling the future ends no call: what that returns later is `unwanted`."""
+    """Runs `call` in its caller's context. Cancelling the future does not end the call: its later result is passed to
+    `unwanted`."""
     future: Future[T] = Future()
     context = contextvars.copy_context()
 
@@ -35,11 +36,11 @@ def begun(call: Callable[[], T], *, unwanted: Callable[[T], None] = lambda _: No
 
 
 def within(limit_s: float, call: Callable[[], T], *, unwanted: Callable[[T], None] = lambda _: None) -> T:
-    """What `call` returns or raises. TimeoutError, once `limit_s` are over: the call itself goes on."""
+    """The result or the error of `call`. TimeoutError after `limit_s`: the call itself goes on."""
     future = begun(call, unwanted=unwanted)
     try:
         return future.result(limit_s)
     except TimeoutError:
         if future.cancel():
             raise
-        return future.result()  # it came in that very moment, or raised a TimeoutError of its own
+        return future.result()  # it came at that very moment, or raised a TimeoutError of its own

@@ -27,7 +27,7 @@ PowerState = Literal["on", "off", "suspended", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class DiskSize:
-    """How large a disk is, and how much of it is allocated, in bytes."""
+    """A disk's size, and how much of it is allocated, in bytes."""
 
     capacity_bytes: int
     used_bytes: int
@@ -35,8 +35,8 @@ class DiskSize:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the XML does not say: the sizes by target, the power state, which disks are tracked, what the guest's agent says,
-    and what else is there. `too_old`, `unreadable`: why its host cannot track changes, or have disks read at all."""
+    """Facts beyond the XML: the sizes by target, the power state, the tracked disks, the guest agent's facts, and other things.
+    `too_old`, `unreadable`: why its host cannot track changes, or cannot have disks read at all."""
 
     sizes: dict[str, DiskSize]
     power_state: PowerState
@@ -51,12 +51,12 @@ class Seen:
 
 
 def parse(xml: str) -> Element:
-    """Internal, where it is no XML that libvirt would write."""
+    """Internal, where libvirt would not write such XML."""
     return xml_document.parse(xml, "libvirt's XML", wrong=Internal)
 
 
 def data_disks(domain: Element) -> Iterator[tuple[str, Element]]:
-    """The disks whose bytes are the VM's: (target, element). No CD-ROMs, no floppies, no empty drives."""
+    """The VM's own disks: (target, element). No CD-ROMs, no floppies, no empty drives."""
     for disk in domain.iterfind("devices/disk"):
         target = disk.find("target")
         if disk.get("device", "disk") in ("disk", "lun") and target is not None and disk.find("source") is not None:
@@ -64,12 +64,12 @@ def data_disks(domain: Element) -> Iterator[tuple[str, Element]]:
 
 
 def backed_up_disks(domain: Element) -> Iterator[tuple[str, Element]]:
-    """Those that a backup job can hold still: not the host's own SCSI devices, which are passed through."""
+    """The disks that a backup job can freeze: not the host's own SCSI devices, which are passed through."""
     return ((key, disk) for key, disk in data_disks(domain) if disk.get("device") != "lun")
 
 
 def untracked(domain: Element) -> dict[str, str]:
-    """Of the disks whose changes cannot be tracked, by key, the reason: only qcow2 holds a persistent bitmap."""
+    """The reason for each disk, by key, whose changes cannot be tracked: only qcow2 has persistent bitmaps."""
     reasons = {}
     for key, disk in data_disks(domain):
         kind = disk_format(disk)
@@ -84,7 +84,7 @@ def untracked(domain: Element) -> dict[str, str]:
 
 
 def disk_format(disk: Element) -> str:
-    """The format of a disk, as its domain says; `raw` where it says none."""
+    """The format of a disk in its domain; `raw` where it has none."""
     driver = disk.find("driver")
     return (driver.get("type") if driver is not None else None) or "raw"
 
@@ -143,7 +143,7 @@ def _number(text: str | None) -> int:
 
 
 def _memory(domain: Element) -> int:
-    """What the guest has; `memory` is what it may be given."""
+    """The guest's present memory; `memory` is the most that it may get."""
     for path in ("currentMemory", "memory"):
         found = domain.find(path)
         if found is not None:
@@ -152,7 +152,7 @@ def _memory(domain: Element) -> int:
 
 
 def guest_os(domain: Element, said: dict[str, str]) -> GuestOs:
-    """As the agent says, else by libosinfo's mark, which was chosen when the domain was made."""
+    """By the agent, else by libosinfo's mark, which was chosen when the domain was made."""
     if said:
         windows = said.get("id") == "mswindows"
         name = said.get("pretty-name") or said.get("name") or ("Windows" if windows else "Linux")
@@ -283,7 +283,7 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             assessment="it uses devices of its host (hostdev), which do not come along",
             remedy="Give it such devices here after the migration.",
         )
-    # Devices of the host, whole or as disks, have words of their own above.
+    # Devices of the host, passed through or as disks, have concerns of their own above.
     items = [one for one in rebuilt(domain).left_out if not one.startswith(("devices/hostdev", "devices/disk@device=lun"))]
     if items:
         yield left_out(items)

@@ -1,10 +1,10 @@
-"""Who is trusted by TLS: the files that libvirt and libnbd take certificates from. Blocking code.
+"""Trust by TLS: the files with certificates for libvirt and libnbd. Blocking code.
 
-    pinned   that certificate and no other, in the handshake itself: an attacker in between could let a separate look pass
+    pinned   only that certificate, checked in the handshake itself: an attacker in between could let a separate check pass
     else     by its authority: credentials.ca_certificate; any, where verify_tls is false
 
-Either must also be made out to the endpoint's host (libvirt.org/kbase/tlscerts.html). QEMU may have a certificate of its own to
-serve disks with: it is trusted by its authority, where that is given; else by the same pin.
+Both must also be issued for the endpoint's host (libvirt.org/kbase/tlscerts.html). QEMU may serve disks with a certificate of
+its own: it is trusted by its authority, if that is given; else by the same pin.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from synvirt.transport import tls
 
 @dataclass(frozen=True, slots=True)
 class Pki:
-    """Of one host by qemu+tls."""
+    """The trust for one host by qemu+tls."""
 
     place: Place
     login: Login
@@ -30,22 +30,23 @@ class Pki:
 
     @property
     def query(self) -> str:
-        """For libvirt's URI. A host's certificate is no authority's, and may be all that is trusted: libvirt shall not mind."""
+        """For libvirt's URI. A pinned certificate is not an authority's, and may be the only trusted one: libvirt must accept
+        that."""
         return "&no_sanity=1" + ("" if self.checked else "&no_verify=1")
 
     @property
     def wanted(self) -> str:
-        """What libvirt's certificate must be, as a hint."""
+        """The requirement for libvirt's certificate, as a hint."""
         return self._must(self.place.host, pinned=self._pinned)
 
     @property
     def wanted_of_disks(self) -> str:
-        """What the certificate that disks come with must be, as a hint."""
+        """The requirement for the certificate of disks, as a hint."""
         return self._must(self.options.nbd_host(self.place.host), pinned=self._pinned and not self._knows_signer)
 
     def write(self, folder: Path) -> Path:
-        """The files, in the names that libvirt wants and, beside them, those that libnbd wants; the folder. Neither begins
-        without an authority, whether it is asked or not. AuthFailed, SourceUnreachable."""
+        """Writes the files, under libvirt's names and also under libnbd's; the folder. Neither starts without an authority,
+        even if it is not checked. AuthFailed, SourceUnreachable."""
         authority, key = self.login.ca_certificate, self.login.client_key
         if authority is None and not self._pinned and self.options.verify_tls:
             raise AuthFailed(
@@ -79,7 +80,7 @@ class Pki:
         return f"the certificate must {by}, and be made out to {host}"
 
     def _shown(self) -> str:
-        """PEM of what the host shows, if it is the pinned one or none is pinned."""
+        """PEM of the host's certificate, if it is the pinned one or none is pinned."""
         host, port, pinned = self.place.host, self.place.port, self.options.fingerprint_sha256
         assert host is not None
         assert port is not None

@@ -1,7 +1,7 @@
-"""The folder on another host where a backup job keeps what the guest overwrites meanwhile. Blocking code.
+"""The folder on another host where a backup job saves old data that the guest overwrites. Blocking code.
 
-libvirt makes and removes the files themselves; the folder, and what is left of a job whose QEMU was killed, is reached by a
-storage pool of libvirt's that lasts for a moment: it works over every transport, and no command is run on that host.
+libvirt makes and removes the files themselves. The folder, and the leftovers of a job whose QEMU was killed, are reached
+through a short-lived storage pool of libvirt: this works over every transport, and no command runs on that host.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
-from xml.etree import ElementTree as ET  # only written here
+from xml.etree import ElementTree as ET  # only for writing
 
 import structlog
 
@@ -23,10 +23,10 @@ from synvirt.sizes import MIB
 log = structlog.get_logger(__name__)
 
 POOL_NAME: Final = "synvirt-scratch"
-# What a guest may overwrite between two looks, and then some.
+# More than a guest may overwrite between two checks.
 LEAST_FREE_BYTES: Final = 512 * MIB
 LOOK_EVERY_S: Final = 1.0
-# Another service has the pool for milliseconds; one that stays longer was left by one that was killed.
+# Another service has the pool for milliseconds; one that stays longer was left by a killed service.
 TAKEN_TRIES: Final = 50
 TAKEN_PAUSE_S: Final = 0.1
 LEFT_AFTER_TRIES: Final = 20
@@ -35,8 +35,8 @@ _lock = threading.Lock()
 
 
 def make(connection: Any, folder: str) -> int | None:
-    """The folder is there when it returns: how many bytes are free in it. None, where libvirt may not look after it: what
-    forbids it will be said by the backup that does not begin."""
+    """Makes the folder, and gives its free bytes. None, where libvirt is not allowed to check it: the backup will then fail
+    with the reason."""
     try:
         with _pool(connection, folder) as pool:
             return int(pool.info()[3])
@@ -46,12 +46,13 @@ def make(connection: Any, folder: str) -> int | None:
 
 
 def least_free(capacity_bytes: int) -> int:
-    """What must be free for a backup of disks of this size: never more than all of them, once overwritten."""
+    """The space that a backup of disks of this size needs: at most their size, if all is overwritten once."""
     return min(LEAST_FREE_BYTES, capacity_bytes)
 
 
 class Watch:
-    """Ends a backup before its scratch folder is full: QEMU would pause the guest, or fail its writes, and not the backup."""
+    """Ends a backup before its scratch folder is full: else QEMU would pause the guest or fail its writes, instead of the
+    backup."""
 
     def __init__(self, connection: Any, folder: str, least_bytes: int, end: Callable[[], None]) -> None:
         self._connection, self._folder, self._least_bytes, self._end = connection, folder, least_bytes, end
@@ -60,7 +61,7 @@ class Watch:
         self._thread.start()
 
     def stop(self, limit_s: float | None = None) -> bool:
-        """Has its last look ended, `limit_s` later? None: waits until it has."""
+        """Whether its last check has ended after `limit_s`. None: waits until it has."""
         self._stopped.set()
         self._thread.join(limit_s)
         return not self._thread.is_alive()
@@ -76,7 +77,7 @@ class Watch:
 
 
 def clear(connection: Any, folder: str, name: str) -> None:
-    """Remove what a snapshot left there, if anything. Idempotent."""
+    """Removes a snapshot's leftovers there. Idempotent."""
     libvirt = library()
     try:
         with _pool(connection, folder) as pool:
@@ -89,7 +90,7 @@ def clear(connection: Any, folder: str, name: str) -> None:
 
 @contextlib.contextmanager
 def _pool(connection: Any, folder: str) -> Iterator[Any]:
-    """A pool over the folder: theirs, where that host has one, since libvirt allows no second; else ours, for this moment."""
+    """A pool over the folder: the host's own, if it has one, since libvirt allows no second; else ours, for this moment."""
     with _lock:
         for attempt in range(TAKEN_TRIES):
             if (found := theirs(connection, folder)) is not None:
@@ -99,7 +100,7 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
                 pool = _made(connection, folder)
             except library().libvirtError as error:
                 taken = _taken(connection)
-                if taken is None and attempt:  # at once, it may just have been released
+                if taken is None and attempt:  # at once, as it may just have been released
                     raise Internal(f"the folder {folder} cannot be made: {error.get_error_message() or error}") from error
                 if taken is not None and attempt >= LEFT_AFTER_TRIES:
                     with contextlib.suppress(library().libvirtError):
@@ -117,10 +118,10 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
 
 
 def theirs(connection: Any, folder: str) -> Any | None:
-    """The pool that the host has over the folder, looked at again: it knows room and files of when that was done last."""
+    """The host's own pool over the folder, refreshed: it knows room and files only as of the last refresh."""
     libvirt = library()
     for pool in connection.listAllStoragePools(libvirt.VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE):
-        with contextlib.suppress(libvirt.libvirtError):  # another one's momentary pool is gone again
+        with contextlib.suppress(libvirt.libvirtError):  # another service's short-lived pool is gone again
             if pool.name() == POOL_NAME or parse(pool.XMLDesc(0)).findtext("target/path") != folder:
                 continue
             with contextlib.suppress(libvirt.libvirtError):  # it is in use
@@ -130,7 +131,7 @@ def theirs(connection: Any, folder: str) -> Any | None:
 
 
 def _made(connection: Any, folder: str) -> Any:
-    """A folder that is there keeps its owner and mode, which libvirt would change; one that is made is QEMU's. libvirtError."""
+    """An existing folder keeps its owner and mode, which libvirt would change; a new one is QEMU's. libvirtError."""
     libvirt = library()
     root = ET.Element("pool", type="dir")
     ET.SubElement(root, "name").text = POOL_NAME
@@ -139,7 +140,7 @@ def _made(connection: Any, folder: str) -> Any:
     try:
         return connection.storagePoolCreateXML(ET.tostring(root, encoding="unicode"), 0)
     except libvirt.libvirtError as error:
-        # virReportSystemError keeps the errno there.
+        # virReportSystemError stores the errno there.
         if error.get_error_code() != libvirt.VIR_ERR_SYSTEM_ERROR or error.get_int1() != errno.ENOENT:
             raise
     permissions = ET.SubElement(target, "permissions")
@@ -150,7 +151,7 @@ def _made(connection: Any, folder: str) -> Any:
 
 
 def _qemu_user(connection: Any) -> tuple[str, ...]:
-    """User and group that QEMU runs as there, which makes the sockets; none where libvirt changes no owners."""
+    """User and group that QEMU runs as there, as it makes the sockets; none, where libvirt changes no owners."""
     root = parse(connection.getCapabilities())
     for model in root.iterfind("host/secmodel"):
         if model.findtext("model") == "dac":

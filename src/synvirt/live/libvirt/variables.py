@@ -1,7 +1,7 @@
-"""A guest's UEFI variables, read where its libvirt keeps them. Blocking code.
+"""Reads a guest's UEFI variables from its libvirt host. Blocking code.
 
-libvirt hands out files as volumes of storage pools only: a pool that has the file is used; else one is made over the file's
-folder for as long as the reading takes, which leaves what is in there alone (libvirt.org/formatstorage.html, type dir).
+libvirt gives files only as volumes of storage pools. A pool that has the file is used; else one is made over the file's folder
+while it is read, which does not change the folder's files (libvirt.org/formatstorage.html, type dir).
 """
 
 import contextlib
@@ -9,22 +9,22 @@ import posixpath
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
-from xml.etree import ElementTree as ET  # only written here
+from xml.etree import ElementTree as ET  # only for writing
 from xml.etree.ElementTree import Element
 
 from synvirt.errors import Internal
 from synvirt.live.libvirt.host import library
 from synvirt.live.libvirt.scratch import theirs
 
-# The largest flash that OVMF is built for has 4 MiB, of which the variables are an eighth.
+# OVMF's largest flash has 4 MiB; an eighth of that is for variables.
 LIMIT_BYTES = 4 << 20
 _PIECE_BYTES = 256 << 10
-# Of the system's driver (libvirt, src/qemu/qemu_conf.c: nvramDir).
+# The folder of the system's driver (libvirt, src/qemu/qemu_conf.c: nvramDir).
 _FOLDER = "/var/lib/libvirt/qemu/nvram"
 
 
 def uefi_variables(connection: Any, domain: Element) -> bytes | None:
-    """None where the domain has none, or was never started. libvirtError, Internal."""
+    """None, where the domain has none, or was never started. libvirtError, Internal."""
     path = _path(domain)
     if path is None:
         return None
@@ -34,7 +34,7 @@ def uefi_variables(connection: Any, domain: Element) -> bytes | None:
 
 
 def _path(domain: Element) -> str | None:
-    """A domain that leaves the choice of firmware to libvirt names its file only while it runs, in older versions."""
+    """Older versions name the file only while the domain runs, if libvirt chose the firmware."""
     named = (domain.findtext("os/nvram") or "").strip()
     chosen = domain.find("os[@firmware='efi']") is not None
     return named or (f"{_FOLDER}/{domain.findtext('name', '')}_VARS.fd" if chosen else None)
@@ -42,7 +42,7 @@ def _path(domain: Element) -> str | None:
 
 @contextlib.contextmanager
 def _pool_over(connection: Any, folder: str) -> Iterator[None]:
-    """Nothing is made where a pool has that folder already."""
+    """Makes no pool where one has that folder already."""
     libvirt = library()
     if theirs(connection, folder) is not None:
         yield
@@ -55,7 +55,7 @@ def _pool_over(connection: Any, folder: str) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(libvirt.libvirtError):
-            pool.destroy()  # the pool; its files stay
+            pool.destroy()  # removes the pool; its files stay
 
 
 def _volume(connection: Any, path: str) -> Any | None:

@@ -1,7 +1,7 @@
 """prism_api: Nutanix AHV by Prism Central, Prism Element or both. The LiveAdapter; its parts: this package's docstring.
 
-    endpoint ─▶ which Prism is it? ─▶ control plane: Central's v4 where there is one, else Element's v3
-                                   └▶ ways of reading (ways.py): one for all disks of a VM, chosen when it is looked at
+    endpoint ─▶ Central or Element? ─▶ control plane: Central's v4 where there is one, else Element's v3
+                                   └▶ ways of reading (ways.py): one for all disks of a VM, chosen when it is inspected
 
 All calls block: each method runs in a thread.
 """
@@ -35,7 +35,7 @@ PORT: Final = 9440
 
 
 class PrismApi:
-    """A VM's id is its UUID, the same at both Prisms; a change id belongs to the way that its snapshot was taken by."""
+    """A VM's id is its UUID, the same at both Prisms; a change id belongs to the way of its snapshot."""
 
     def __init__(self, access: SourceAccess) -> None:
         place, self._login, self._options = FORM.read(access)
@@ -83,7 +83,7 @@ class PrismApi:
             )
 
     def _pin_of_element(self, origin: str) -> str | None:
-        """One host may be both: a cluster of one's own with its certificate pinned once."""
+        """One host may be both: a cluster with its own Prism Central, whose certificate is pinned once."""
         options = self._options
         return options.element_fingerprint_sha256 or (options.fingerprint_sha256 if origin == self._origin else None)
 
@@ -97,12 +97,12 @@ class PrismApi:
         return made
 
     def _element_at(self, address: str) -> Prism:
-        """For a token of Prism Central's: no password goes there."""
+        """With a token of Prism Central: no password is sent there."""
         origin = self._element_origin or _origin(address, PORT)
         return Prism(Where(origin, Trust(self._options.verify_tls, self._pin_of_element(origin))))
 
     async def rest(self) -> None:
-        """What serves the API is not asked again; which ways to a disk are closed is."""
+        """The next user asks again which ways to a disk are closed, but not what serves the API."""
         self._closed = {}
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ class PrismApi:
         found = control.vms()
         product = "Nutanix Prism Central" if self._central is not None else "Nutanix Prism Element"
         allowed = list(self._rights(len(found)))
-        # What is not shown to us would be missed by the ways, too.
+        # The ways, too, would miss what we are not shown.
         ways = self._ways_checked(found) if all(one.ok for one in allowed) else []
         return About(product, self._version(), (*ways, *allowed))
 
@@ -144,7 +144,7 @@ class PrismApi:
         return f"API {self._central.version('vmm')}"
 
     def _rights(self, count: int) -> Iterator[SourceCheck]:
-        """By name, as far as Prism Central shows them; of Prism Element, that it shows VMs and snapshots."""
+        """By name, as far as Prism Central shows rights; for Prism Element, that it shows VMs and snapshots."""
         if self._central is not None:
             yield from rights.of_central(self._central, self._login.user)
         detail = f"{self._login.user} sees {count or 'no'} VM{'' if count == 1 else 's'}"
@@ -152,7 +152,7 @@ class PrismApi:
         yield SourceCheck(name="privilege: see VMs", ok=True, warning=not count, detail=detail, hint=hint)
 
     def _ways_checked(self, found: list[FoundVm]) -> list[SourceCheck]:
-        """By a VM that has a disk, and the containers of its disks alone."""
+        """With a VM that has a disk, and only the containers of its disks."""
         vm = next((one for one in found if one.disks), None)
         if vm is None:
             return []
@@ -169,7 +169,7 @@ class PrismApi:
         return checks
 
     async def supports_warm(self) -> bool:
-        """As far as its Prisms go; each VM's own disks may say otherwise."""
+        """By its Prisms alone; the disks of a VM may not allow it."""
         return self._options.transport != "image" and (
             self._element is not None or (self._central is not None and self._central.serves("dataprotection") is not None)
         )
@@ -193,7 +193,7 @@ class PrismApi:
         return chosen(self._options.transport, self._why_closed(vm))
 
     def _why_closed(self, vm: FoundVm) -> Mapping[WayName, str | None]:
-        """Of each way, what closes it; asked once a session, of each set of containers."""
+        """For each way, what closes it; asked once per session for each set of containers."""
         containers = sorted({disk.container for disk in vm.disks if disk.container})
         answers: dict[WayName, str | None] = {}
         for name in ORDER:
@@ -232,7 +232,7 @@ class PrismApi:
         return images.Images(maker)
 
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
-        """Nothing is switched on: any two snapshots can be compared."""
+        """Nothing is switched on, as any two snapshots can be compared."""
         reason = (await self.inspect(vm_id)).cbt_reason
         if reason is not None:
             raise CbtUnsupported(f"the changes of {vm_id} are not known: {reason}", hint="move it cold")
@@ -255,8 +255,8 @@ class PrismApi:
                 return self._images().take(vm, name, disks)
 
     def _way_of_job(self, vm: FoundVm, name: str) -> Way:
-        """As its earlier snapshots were taken, which the next is compared with: a server that is away for a moment closes a way
-        to a job that begins, and to no other."""
+        """The way of the job's earlier snapshots, which the next is compared with. So a server that is away for a moment closes
+        a way only to new jobs."""
         stem, _, number = name.rpartition("-")
         if self._element is not None and self._options.transport in ("auto", "nfs") and self._snapshots().began(vm.id, stem):
             return Way("nfs")
@@ -270,7 +270,7 @@ class PrismApi:
         return await asyncio.to_thread(self._open_disk, vm_id, snapshot, disk, since)
 
     def _open_disk(self, vm_id: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
-        """By the way that the snapshot was taken by, whatever is open now."""
+        """By the way of the snapshot, whatever is open now."""
         vm = self._control().vm(vm_id)
         if snapshot.id.startswith(snapshots.PREFIX):
             return self._snapshots().open(vm, snapshot, disk, since)
@@ -282,7 +282,7 @@ class PrismApi:
         raise SnapshotFailed(f"{snapshot.id[:100]!r} is no snapshot of a Prism")
 
     async def release(self, vm_id: str, name: str) -> None:
-        """A snapshot stays: the next one is compared with it. What was made of it to be read goes."""
+        """The snapshot stays, as the next one is compared with it. What was made from it for reading is removed."""
         await asyncio.to_thread(self._release, name)
 
     def _release(self, name: str) -> None:
@@ -291,7 +291,7 @@ class PrismApi:
         self._images().cleanup(name)
 
     async def cleanup(self, vm_id: str, name: str) -> None:
-        """By each way that is there: which one it was may have been chosen otherwise then."""
+        """By every existing way, as another one may have been chosen then."""
         await asyncio.to_thread(self._cleanup, vm_id, name)
 
     def _cleanup(self, vm_id: str, name: str) -> None:
@@ -312,8 +312,8 @@ class PrismApi:
         return await asyncio.to_thread(self._last_start, vm_id)
 
     def _last_start(self, vm_id: str) -> str:
-        """Prism Element's counter of the VM's changes, which a switch on or off is one of: set_power_state compares it. Prism
-        Central has no such counter, and its `updateTime` is what v4 calls the VM's last update."""
+        """Prism Element's counter of the VM's changes: a switch on or off counts, and set_power_state compares it. Prism
+        Central has no such counter; its `updateTime` is v4's time of the VM's last update."""
         start = self._control().vm(vm_id).start
         counted = None if self._element is None else self._element.changes_counted(vm_id)
         return start if counted is None else f"change {counted}"
@@ -325,7 +325,7 @@ class PrismApi:
         await asyncio.to_thread(self._mark, vm_id, note)
 
     def _mark(self, vm_id: str, note: str) -> None:
-        """A VM that is gone needs no mark: it cannot start."""
+        """A VM that is gone needs no mark, as it cannot start."""
         try:
             self._control().describe(vm_id, note)
         except VmNotFound:

@@ -1,8 +1,8 @@
-"""This host on a container's NFS allow-list, for as long as snapshots are read, where the operator permits. Blocking code.
+"""Puts this host on a container's NFS allow-list while snapshots are read, if the operator permits it. Blocking code.
 
-A container that inherits the cluster's list has none of its own; with the first entry of its own it does not inherit any more.
-So it gets the cluster's entries too, and all hosts that had access keep it. The old list is noted in a file before it is
-changed, and put back when no snapshot of ours is left; a service that is killed in between finds the file.
+A container that inherits the cluster's list has none of its own; with its own first entry it no longer inherits. So it gets the
+cluster's entries too, and all hosts that had access keep it. The old list is noted in a file before it is changed, and restored
+when no snapshot of ours is left. A service that was killed in between finds the file.
 """
 
 import json
@@ -25,13 +25,13 @@ log = structlog.get_logger(__name__)
 
 
 class AllowList:
-    """`folder` is the service's own, and keeps what the containers were."""
+    """`folder` is the service's own, with the containers' old lists."""
 
     def __init__(self, element: Element, folder: Path, client_address: str | None) -> None:
         self._element, self._folder, self._client_address = element, folder, client_address
 
     def extend(self, container: str) -> None:
-        """AuthFailed: there is no such container, or its list is not for us to change."""
+        """AuthFailed: there is no such container, or we may not change its list."""
         found = next((one for one in self._element.containers() if text(one, "name") == container), None)
         if found is None:
             raise AuthFailed(f"{self._element.host} shows no container {container} to let this host in to")
@@ -48,11 +48,11 @@ class AllowList:
         self._element.change_container({**found, "nfs_whitelist": [*entries, entry], "nfs_whitelist_inherited": False})
 
     def restore(self) -> None:
-        """What we added, and no more: others may have changed the list since."""
+        """Removes only what we added, as others may have changed the list since."""
         for note in sorted(self._folder.glob("allow-list-*.json")) if self._folder.is_dir() else ():
             kept = json.loads(note.read_text())
             for found in self._element.containers():
-                # Gone already: a service was killed after it put the list back, and before it struck out its note.
+                # Already done: a service was killed after it restored the list, and before it removed its note.
                 if _id(found) == kept["container"] and kept["entry"] in (found.get("nfs_whitelist") or ()):
                     self._element.change_container(self._without(found, kept))
             note.unlink(missing_ok=True)
@@ -63,7 +63,7 @@ class AllowList:
         return {**container, "nfs_whitelist": [] if inherited else entries, "nfs_whitelist_inherited": inherited}
 
     def _address(self) -> str:
-        """As the cluster sees this host, unless it is behind a router that hides it."""
+        """This host's address as the cluster sees it, unless a router hides it."""
         if self._client_address:
             return self._client_address
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,8 +1,8 @@
 """Prism Central's v4 API: VMs, power, recovery points, volume groups, images, tasks. Blocking code.
 
-Paths, fields and enums are those of the vendor's own SDK (PyPI: ntnx-vmm-py-client 4.3.2 and its siblings, Apache-2.0). Which
-minor version a namespace has is asked as the SDK asks it: OPTIONS /api/NAMESPACE/unversioned/info; a server that does not know
-that question is tried from the newest version down.
+Paths, fields and enums are those of the vendor's own SDK (PyPI: ntnx-vmm-py-client 4.3.2 and its siblings, Apache-2.0). The
+minor version of a namespace is found like in the SDK: OPTIONS /api/NAMESPACE/unversioned/info. If a server does not know that
+request, versions are tried from the newest down.
 """
 
 import base64
@@ -18,7 +18,7 @@ from synvirt.live.nutanix.element import pauses
 from synvirt.live.nutanix.prism import Absent, Outdated, Prism, Refused, dig, listed, number, quoted, text
 from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region
 
-# The newest minor version whose fields we know, of each namespace; a newer server serves it too.
+# For each namespace the newest minor version whose fields we know; a newer server serves it too.
 KNOWN: Final[Mapping[str, int]] = {
     "vmm": 3,
     "dataprotection": 4,
@@ -28,13 +28,13 @@ KNOWN: Final[Mapping[str, int]] = {
     "networking": 4,
     "iam": 0,
 }
-# v4's lists are cut at 100 an answer.
+# v4's lists have at most 100 entries per answer.
 PAGE: Final = 100
 TASK_TIMEOUT_S: Final = 6 * 3600.0
 POWER_TIMEOUT_S: Final = 600.0
-# Of what is compared: v4's smallest unit is 32 KiB.
+# The unit of comparison: v4's smallest is 32 KiB.
 BLOCK_BYTES: Final = 65536
-# Looked at again and tried again, when another changed the same thing in between.
+# How often a change is tried again, if somebody else has changed the same object in between.
 OUTDATED_TRIES: Final = 5
 _VERSION: Final = re.compile(r"v4\.(\d{1,2})")
 _SCOPE: Final = re.compile(r"/dataprotection/(v4\.\d{1,2}(?:\.[ab]\d{1,2})?)/content")
@@ -51,7 +51,7 @@ _PROBES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class DiskPoint:
-    """A disk in a recovery point: three ids, each of another thing."""
+    """A disk in a recovery point: three ids, each of a different object."""
 
     recovery_point: str
     vm_recovery_point: str
@@ -68,7 +68,7 @@ class DiskPoint:
 
     @property
     def reference(self) -> dict[str, Any]:
-        """The recovery point of one disk, as requests of the v4 API name it."""
+        """The recovery point of one disk, in the form of v4 requests."""
         return {
             "$objectType": "dataprotection.v4.content.VmDiskRecoveryPointReference",
             "recoveryPointExtId": self.recovery_point,
@@ -78,7 +78,7 @@ class DiskPoint:
 
 
 class _Cluster(NamedTuple):
-    """The cluster that answers what changed: its address, the path, and the token for it."""
+    """The cluster that answers about changes: its address, the path, and the token for it."""
 
     prism: Prism
     base: str
@@ -100,7 +100,7 @@ class Central:
     # ── versions and tasks ───────────────────────────────────────────────────────────────────────────────────────────
 
     def version(self, namespace: str) -> str:
-        """`v4.2`. Absent: this Prism serves no v4 of that namespace."""
+        """`v4.2`. Absent: this Prism has no v4 of that namespace."""
         if namespace not in self._versions:
             self._versions[namespace] = self._negotiated(namespace)
         return self._versions[namespace]
@@ -139,7 +139,7 @@ class Central:
         return f"/api/{namespace}/{self.version(namespace)}/{rest}"
 
     def get(self, namespace: str, rest: str, what: str) -> tuple[dict[str, Any], str]:
-        """The thing, and its ETag."""
+        """The object, and its ETag."""
         answer = self.prism.ask("GET", self.path(namespace, rest), what=what)
         found = dig(answer.json(), "data")
         etag = answer.headers.get("etag") or answer.headers.get("x-ntnx-etag") or ""
@@ -165,19 +165,20 @@ class Central:
     def do(
         self, method: str, namespace: str, rest: str, what: str, *, json: Any = None, etag: str = "", request_id: str = ""
     ) -> dict[str, Any]:
-        """What makes or changes a thing, until its task has ended: the task. `request_id`: two of the same are one."""
+        """A request that makes or changes something; waits until its task has ended, and gives the task. `request_id`: two
+        requests with the same id count as one."""
         headers = {"NTNX-Request-Id": request_id or str(uuid4()), **({"If-Match": etag} if etag else {})}
         answer = self.prism.ask(method, self.path(namespace, rest), json=json, headers=headers, what=what)
         task_id = text(answer.json() if answer.body else {}, "data", "extId")
         return self.ended(task_id, what) if task_id else {}
 
     def ended(self, task_id: str, what: str) -> dict[str, Any]:
-        """SnapshotFailed, where the task failed: all that we ask for is a part of one."""
+        """The ended task. SnapshotFailed, where it failed, as all our requests are part of a snapshot."""
         for _ in pauses(TASK_TIMEOUT_S):
             try:
                 task, _etag = self.get("prism", f"config/tasks/{quoted(task_id)}", "look at a task")
             except Absent:
-                continue  # not seen yet by the part of Prism that keeps tasks
+                continue  # the part of Prism that stores tasks does not have it yet
             match text(task, "status"):
                 case "SUCCEEDED":
                     return task
@@ -192,7 +193,7 @@ class Central:
         return self.all("vmm", "ahv/config/vms", "list its VMs")
 
     def vm(self, vm_id: str) -> tuple[dict[str, Any], str]:
-        """A VM, and the ETag that a change of it must name. VmNotFound."""
+        """A VM, and the ETag for a change of it. VmNotFound."""
         try:
             return self.get("vmm", f"ahv/config/vms/{quoted(vm_id)}", f"look at {vm_id}")
         except Refused as error:
@@ -231,7 +232,7 @@ class Central:
         return self.get("clustermgmt", f"config/clusters/{quoted(cluster_id)}", "look at a cluster")[0]
 
     def names(self, namespace: str, rest: str, id_field: str = "extId") -> dict[str, str]:
-        """Of containers and subnets, by their ids. Empty where they are not for us to see: an id serves too."""
+        """The names of containers and subnets, by their ids. Empty, where we may not see them: an id serves too."""
         try:
             return {
                 text(one, id_field) or text(one, "extId"): text(one, "name") for one in self.all(namespace, rest, "list names")
@@ -284,8 +285,8 @@ class Central:
             return
 
     def regions(self, point: DiskPoint, since: DiskPoint | None, size: int) -> Iterator[Region]:
-        """Refused: one of the two is gone. The token that the cluster takes is good for some 15 minutes: one that it does
-        not take any more is fetched again."""
+        """Refused: one of the two is gone. The cluster's token is valid for some 15 minutes: when it is refused, a new one is
+        fetched."""
         found_at = self._discovered(point, since)
         start, renewed = 0, False
         try:
@@ -331,7 +332,7 @@ class Central:
         token = text(found, "jwtToken")
         if not address or not token:
             raise SourceUnreachable(f"{self.host} does not say which cluster has the recovery point")
-        # The cluster may serve another revision than its Prism Central: the token says which, and no other one is accepted.
+        # The cluster may have another revision than its Prism Central: the token names it, and no other one is accepted.
         revision = scope_of(token) or self.version("dataprotection")
         return _Cluster(self._element_at(address), f"/api/dataprotection/{revision}/content", token)
 
@@ -384,7 +385,7 @@ class Central:
 
 
 def scope_of(token: str) -> str | None:
-    """The revision that a token of discover-cluster names: its middle part is JSON (RFC 7519)."""
+    """The revision in a token of discover-cluster: its middle part is JSON (RFC 7519)."""
     parts = token.split(".")
     if len(parts) != 3:
         return None

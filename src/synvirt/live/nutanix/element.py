@@ -1,4 +1,4 @@
-"""Prism Element: what only the cluster itself serves, and VMs where no Prism Central is named. Blocking code.
+"""Prism Element: what only the cluster itself serves, and VMs if no Prism Central is given. Blocking code.
 
 v3 (`/api/nutanix/v3`): vms, vm_snapshots, data/changed_regions (these two are in no public document: the vendor's own backup
 partners and three public programs call them), images. v2 (`/api/nutanix/v2.0`): virtual_disks, storage_containers, power.
@@ -15,14 +15,14 @@ from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region
 
 V3: Final = "/api/nutanix/v3"
 V2: Final = "/api/nutanix/v2.0"
-# v3's lists are cut at 500 an answer.
+# v3's lists have at most 500 entries per answer.
 PAGE: Final = 500
 SNAPSHOT_TIMEOUT_S: Final = 1800.0
 IMAGE_TIMEOUT_S: Final = 6 * 3600.0
 
 
 def pauses(timeout_s: float) -> Iterator[float]:
-    """Until then, ever longer up to some seconds."""
+    """Pauses until the timeout; they grow to some seconds."""
     until, pause_s = time.monotonic() + timeout_s, 0.05
     while time.monotonic() < until:
         yield pause_s
@@ -41,7 +41,7 @@ class Element:
         return self.prism.host
 
     def serves_snapshots(self) -> bool:
-        """Prism Central answers 404 there: so the two can be distinguished."""
+        """Prism Central answers 404 there, so this distinguishes the two."""
         try:
             self.prism.ask("POST", f"{V3}/vm_snapshots/list", what="list snapshots", json={"kind": "vm_snapshot", "length": 1})
         except (Absent, Refused):
@@ -82,8 +82,8 @@ class Element:
         return text(self.vm(vm_id), "status", "resources", "power_state").upper()
 
     def changes_counted(self, vm_id: str) -> int | None:
-        """How often this VM was changed, switched or configured: `vm_logical_timestamp`, which v2 compares before it switches
-        one. None: this cluster does not say."""
+        """How often this VM was changed, switched or configured: `vm_logical_timestamp`, which v2 compares before it switches a
+        VM. None: this cluster does not report it."""
         try:
             found = self.prism.ask("GET", f"{V2}/vms/{quoted(vm_id)}", what=f"look at {vm_id}").json()
         except Refused:
@@ -126,7 +126,7 @@ class Element:
         return found
 
     def take(self, vm_id: str, name: str, expires_ms: int, *, quiesce: bool) -> str:
-        """Its id. SnapshotFailed."""
+        """Takes a snapshot; its id. SnapshotFailed."""
         wanted = {
             "metadata": {"kind": "vm_snapshot"},
             "spec": {
@@ -145,7 +145,7 @@ class Element:
         return text(made, "metadata", "uuid")
 
     def snapshot(self, snapshot_id: str) -> dict[str, Any]:
-        """Once it is complete. SnapshotFailed: it failed, or is gone."""
+        """The snapshot, once it is complete. SnapshotFailed: it failed, or is gone."""
         for _ in pauses(SNAPSHOT_TIMEOUT_S):
             try:
                 found = self.prism.ask("GET", f"{V3}/vm_snapshots/{quoted(snapshot_id)}", what="look at a snapshot").json()
@@ -166,12 +166,12 @@ class Element:
             return
 
     def regions(self, path: str, since: str | None) -> Iterator[Region]:
-        """What `path`, a snapshot's file, has otherwise than `since`; without it, all that was ever written. Refused: one of
-        the two is no snapshot's file (any more)."""
+        """Where `path`, a snapshot's file, differs from `since`; without `since`, all that was ever written. Refused: one of
+        the two is not, or no longer, a snapshot's file."""
         start = 0
         for _ in range(QUESTIONS_MAX):
             wanted: dict[str, Any] = {"snapshot_file_path": path, "start_offset": start}
-            if since is not None:  # 422 where it is sent as null
+            if since is not None:  # null is answered with 422
                 wanted["reference_snapshot_file_path"] = since
             found = self.prism.ask("POST", f"{V3}/data/changed_regions", what="say what changed", json=wanted).json()
             for one in listed(dig(found, "region_list")):
@@ -183,7 +183,7 @@ class Element:
         raise SourceUnreachable(f"{self.host} does not come to an end of what changed in {path}")
 
     def virtual_disk(self, disk_id: str) -> dict[str, Any] | None:
-        """None: attached to nothing, as the file in a CD-ROM drive."""
+        """None: it is attached to nothing, like the file in a CD-ROM drive."""
         try:
             found = self.prism.ask("GET", f"{V2}/virtual_disks/{quoted(disk_id)}", what="look at a disk").json()
         except (Refused, Broken):

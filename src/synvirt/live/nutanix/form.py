@@ -1,4 +1,4 @@
-"""What a Nutanix source takes: its endpoint, credentials and options."""
+"""The settings of a Nutanix source: its endpoint, credentials and options."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ from synvirt.model.values import Name, Received
 
 _Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:_-]{1,253}$")]
 _Port = Annotated[int, Field(ge=1, le=65535)]
-# RFC 3720, section 3.2.6.3.1: of an iqn name.
+# RFC 3720, section 3.2.6.3.1: the form of an iqn name.
 _Initiator = Annotated[str, StringConstraints(pattern=r"^iqn\.[0-9]{4}-[0-9]{2}\.[a-z0-9.-]{1,100}(:[a-z0-9.:-]{1,100})?$")]
 
 Transport = Literal["auto", "nfs", "iscsi", "image"]
@@ -43,7 +43,7 @@ class Options(SourceOptions):
     extend_allow_list: bool = False
     client_address: _Host | None = None
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
-    # Of snapshots and recovery points that are never removed, since this host is gone for good.
+    # For snapshots and recovery points that are never removed, as this host is gone for ever.
     expire_days: Annotated[int, Field(ge=1, le=365)] = 30
 
 

@@ -1,8 +1,8 @@
-"""What is known of a guest by Nutanix Guest Tools and by what the hypervisor learns of its cards, in the names that every
-platform's facts have (TellsOfGuest). Pure.
+"""Facts of a guest from Nutanix Guest Tools, and from what the hypervisor learns about its cards, with the common names of all
+platforms' facts (TellsOfGuest). Pure.
 
-The tools say which system it is (`guest_os_version`, `linux:64:Debian GNU/Linux 12`), and no more than that is in any API;
-addresses are learned from what the cards send.
+The tools report the system (`guest_os_version`, `linux:64:Debian GNU/Linux 12`), and no API has more than that. The hypervisor
+learns addresses from the packets of the cards.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ from synvirt.model.facts import bounded, several, short
 
 
 def guest_facts(vm: FoundVm) -> dict[str, str]:
-    """Prefixes are not known: addresses stand alone."""
+    """Prefixes are not known: addresses have none."""
     facts: dict[str, str] = {}
     if vm.tools and (system := short(vm.guest).rpartition(":")[2].strip()):
         facts["system"] = system

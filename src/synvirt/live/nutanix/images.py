@@ -1,6 +1,7 @@
 """Way `image`: an image of each disk of a VM that is off, downloaded whole. Blocking code.
 
-An image is a copy of the disk as it is when it is made, so a guest that runs is refused: its disks would be of several moments.
+An image is a copy of the disk at the time when it is made. So a running guest is refused, as its disks would be from different
+moments.
 """
 
 from collections.abc import Collection
@@ -17,7 +18,7 @@ PREFIX: Final = "images:"
 
 
 class MakesImages(Protocol):
-    """Either Prism. `images`: (id, name, size) of those whose names begin so; one that is not whole has another size."""
+    """Either Prism. `images`: (id, name, size) of those with that prefix; an incomplete one has another size."""
 
     @property
     def prism(self) -> Prism: ...
@@ -34,7 +35,7 @@ class Images:
         self._maker = maker
 
     def take(self, vm: FoundVm, name: str, disks: Collection[str] | None) -> SnapshotRef:
-        """Makes an image of each of these disks (None: all). SnapshotFailed where the VM is not off."""
+        """Makes an image of each of these disks (None: all). SnapshotFailed, where the VM is not off."""
         if vm.power != "off":
             raise SnapshotFailed(
                 f"{vm.name} is {vm.power}, and an image of a disk holds it still at no moment",
@@ -49,14 +50,14 @@ class Images:
         for image_id, _, size in self._of(name, disk.key):
             if size == disk.size:
                 return
-            self._maker.remove_image(image_id)  # a service that was killed did not see it become whole
+            self._maker.remove_image(image_id)  # incomplete: a killed service did not see its end
         self._maker.make_image(f"{name} {disk.key}", vm.id, disk.id)
 
     def _of(self, name: str, key: str) -> list[tuple[str, str, int]]:
         return [one for one in self._maker.images(f"{name} ") if one[1] == f"{name} {key}"]
 
     def open(self, vm: FoundVm, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
-        """The image of a disk as a spec. CbtUnsupported for a delta, SnapshotFailed where the image is gone."""
+        """The image of a disk as a spec. CbtUnsupported for a delta, SnapshotFailed, where the image is gone."""
         if since is not None:
             raise CbtUnsupported(f"disk {disk.key} of {vm.name} is read by an image download, which knows no changes")
         found = self._of(snapshot.id.removeprefix(PREFIX), disk.key)

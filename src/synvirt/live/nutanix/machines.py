@@ -1,6 +1,6 @@
-"""VMs as rows and manifests: v4's (Prism Central) and v3's (Prism Element) words become one.
+"""VMs as rows and manifests: the forms of v4 (Prism Central) and v3 (Prism Element) become one.
 
-A disk's key is its address, `scsi.0`: v2, v3 and v4 all have it, while each has an id of its own for the disk.
+A disk's key is its address, `scsi.0`: v2, v3 and v4 all have it, but each has a different id for the disk.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ _BUSES: Final[Mapping[str, DiskBus]] = {"SCSI": "scsi", "IDE": "ide", "SATA": "s
 Power = Literal["on", "off", "suspended", "unknown"]
 _POWER: Final[Mapping[str, Power]] = {"ON": "on", "OFF": "off", "PAUSED": "suspended", "SUSPENDED": "suspended"}
 _LINUX: Final = ("linux", "ubuntu", "debian", "centos", "red hat", "rhel", "rocky", "alma", "suse", "oracle", "fedora")
-# Of names that others chose.
+# The limit for names that others chose.
 _NAME_CHARS: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDisk:
-    """`id` is what this Prism calls the disk, `file_id` the file that holds it where that is another."""
+    """`id` is this Prism's id of the disk; `file_id` that of its file, if it differs."""
 
     key: str
     bus: str
@@ -37,7 +37,7 @@ class FoundDisk:
 
 @dataclass(frozen=True, slots=True)
 class FoundVm:
-    """A VM as either Prism describes it, with its disks and cards."""
+    """A VM from either Prism, with its disks and cards."""
 
     id: str
     name: str
@@ -78,7 +78,7 @@ def of_central(vm: Mapping[str, Any], containers: Mapping[str, str], subnets: Ma
         secure_boot=dig(boot, "isSecureBootEnabled") is True,
         tpm=dig(vm, "vtpmConfig", "isVtpmEnabled") is True,
         sockets=number(vm.get("numSockets")) or 1,
-        # v4's threads of a core are the guest's processors, too.
+        # For the guest, v4's threads of a core are processors, too.
         cores=(number(vm.get("numCoresPerSocket")) or 1) * (number(vm.get("numThreadsPerCore")) or 1),
         memory_bytes=number(vm.get("memorySizeBytes")),
         guest=text(tools, "guestInfo", "guestOsFullName") or text(tools, "guestOsVersion"),
@@ -111,7 +111,7 @@ def _central_disk(disk: Mapping[str, Any], containers: Mapping[str, str]) -> Fou
 
 
 def _central_nic(nic: Mapping[str, Any], subnets: Mapping[str, str]) -> Nic:
-    """v4.0 says it in `backingInfo` and `networkInfo`, later ones in `nicBackingInfo` and `nicNetworkInfo` too."""
+    """v4.0 has it in `backingInfo` and `networkInfo`, later versions in `nicBackingInfo` and `nicNetworkInfo` too."""
     backing = dig(nic, "nicBackingInfo") or dig(nic, "backingInfo")
     network = dig(nic, "nicNetworkInfo") or dig(nic, "networkInfo")
     subnet = text(network, "subnet", "extId")
@@ -202,7 +202,7 @@ def _named(name: Any, id_: Any) -> str:
 
 
 def row(vm: FoundVm) -> VmRow:
-    """A VM as a list of a source shows it."""
+    """A VM for a source's list."""
     return VmRow(
         vm_id=vm.id,
         name=vm.name,
@@ -216,7 +216,7 @@ def row(vm: FoundVm) -> VmRow:
 
 
 def manifest(vm: FoundVm, way: Way) -> VmManifest:
-    """The VM as a VmManifest. `way`: how its disks are read, which decides whether it can be copied warm."""
+    """The VM as a VmManifest. `way`: the way to read its disks, which decides whether it can be copied warm."""
     disks = tuple(
         Disk(
             key=disk.key,
@@ -306,7 +306,7 @@ def _concerns(vm: FoundVm, way: Way, disks: Sequence[Disk]) -> Iterator[Concern]
 
 
 def _guest_tools(vm: FoundVm) -> tuple[str, str]:
-    """What they do for its snapshots, and what to do about it."""
+    """What the tools do for its snapshots, and a hint."""
     if not vm.tools:
         return "They are not seen: snapshots are as after a crash.", "Nothing: file systems with a journal take that."
     if vm.quiescible:

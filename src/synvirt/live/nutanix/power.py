@@ -1,4 +1,4 @@
-"""A Nutanix VM switched off and on, and the note on one that has moved, by either Prism. Blocking; idempotent."""
+"""Switches a Nutanix VM off and on, and adds the note to one that has moved, by either Prism. Blocking; idempotent."""
 
 import time
 from typing import Protocol
@@ -13,7 +13,7 @@ from synvirt.live.nutanix.machines import FoundVm, of_central, of_element
 from synvirt.live.nutanix.prism import Refused
 from synvirt.model.plan import Shutdown
 
-# From the platform's word that it powers a VM off or on until it says that it is.
+# From the platform's answer that it switches a VM until the VM is off or on.
 SWITCHED_TIMEOUT_S = 120.0
 _LOOK_EVERY_S = 0.2
 
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class Control(Protocol):
-    """A Prism by which VMs are looked at and switched."""
+    """A Prism that shows and switches VMs."""
 
     def vm(self, vm_id: str) -> FoundVm: ...
     def vms(self) -> list[FoundVm]: ...
@@ -39,7 +39,7 @@ class ByCentral:
         self._names: tuple[dict[str, str], dict[str, str]] | None = None
 
     def _known(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Names of containers and of subnets: looked up once a session."""
+        """Names of containers and of subnets, looked up once per session."""
         if self._names is None:
             containers = self._central.names("clustermgmt", "config/storage-containers", "containerExtId")
             self._names = (containers, self._central.names("networking", "config/subnets"))
@@ -90,7 +90,7 @@ class ByElement:
         try:
             self._element.describe(vm_id, note)
         except Refused as error:
-            # 405 on clusters that Prism Central manages: the note is a courtesy, and not worth a failed job.
+            # 405 on clusters that Prism Central manages: the note is not worth a failed job.
             if error.http != 405:
                 raise
             log.warning("the cluster lets nobody describe its VMs: the source is not marked", vm=vm_id, cause=error.detail)
@@ -125,7 +125,7 @@ def _asked(control: Control, vm: FoundVm) -> bool:
 
 
 def power_on(control: Control, vm_id: str) -> None:
-    """Starts the VM, and waits until it runs. SourceUnreachable where it does not."""
+    """Starts the VM, and waits until it runs. SourceUnreachable, where it does not."""
     if control.vm(vm_id).power == "on":
         return
     control.on(vm_id)

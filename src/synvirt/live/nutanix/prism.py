@@ -1,7 +1,7 @@
-"""One Prism, Central or Element: its requests, its refusals as our errors, and tries again. Blocking code.
+"""One Prism, Central or Element: its requests with retries, and its refusals as our errors. Blocking code.
 
-Passing trouble (409, 429, 502, 503, 504, a service that fails over) is asked again, for as long as a fail-over takes; a request
-that makes something carries its own NTNX-Request-Id, so that two of the same make one.
+After a passing error (409, 429, 502, 503, 504, a service that fails over) a request is repeated, for as long as a fail-over
+takes. A request that makes something has its own NTNX-Request-Id, so that its repetition makes no second one.
 """
 
 import time
@@ -14,14 +14,14 @@ from synvirt.disks.download import basic
 from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError
 from synvirt.transport import Answer, HttpClient, Recorder, Trust
 
-# Before each new attempt: a Prism leader that fails over is back within half a minute.
+# Pauses before each new attempt: a Prism leader that fails over is back within half a minute.
 RETRY_PAUSES_S: Final = (0.5, 2.0, 5.0, 10.0, 15.0)
 _PASSING: Final = frozenset({409, 429, 502, 503, 504})
 _SAID_CHARS: Final = 300
 
 
 class Refused(Internal):
-    """Prism refused a request; `http` is HTTP's, `said` its own words."""
+    """Prism refused a request; `http` is the HTTP status, `said` Prism's own text."""
 
     def __init__(self, detail: str, *, http: int, said: str, hint: str | None = None) -> None:
         super().__init__(detail, hint=hint)
@@ -29,15 +29,15 @@ class Refused(Internal):
 
 
 class Absent(Refused):
-    """There is no such thing, or no such path: 404; 501 is Prism Central's word for a path that only a cluster serves."""
+    """There is no such object or path: 404. Prism Central answers 501 for a path that only a cluster serves."""
 
 
 class Outdated(Refused):
-    """What was changed has another version by now: 412. Looked at again, it can be tried again."""
+    """The changed object has another version by now: 412. Read it again, and try again."""
 
 
 class Broken(SourceUnreachable):
-    """Prism answered 500: a moment's trouble, or all that its v2 says of what it does not know."""
+    """Prism answered 500: a short fault, or v2's only answer for an unknown object."""
 
 
 _REFUSALS: Final[Mapping[int, type[Refused]]] = {404: Absent, 412: Outdated, 501: Absent}
@@ -115,7 +115,7 @@ class Prism:
 
 
 def words_of(answer: Answer) -> str:
-    """What a refusal says, in v4's, v3's or v2's form."""
+    """The text of a refusal, in v4's, v3's or v2's form."""
     try:
         found = answer.json()
     except SynvirtError:
@@ -143,7 +143,7 @@ def quoted(part: str) -> str:
 
 
 def text(thing: Any, *names: str) -> str:
-    """A text deep in an answer; empty where it is not there."""
+    """A text in nested objects of an answer; empty, where it is missing."""
     found = dig(thing, *names)
     return "" if found is None else str(found)
 
@@ -158,12 +158,12 @@ def dig(thing: Any, *names: str) -> Any:
 
 
 def listed(thing: Any) -> list[dict[str, Any]]:
-    """The objects of a list; nothing else in it is looked at."""
+    """The objects of a list; other entries are ignored."""
     return [one for one in thing if isinstance(one, dict)] if isinstance(thing, list) else []
 
 
 def number(thing: Any) -> int:
-    """The value as an integer; 0 where it is none."""
+    """The value as an integer; 0, where it is none."""
     try:
         return int(thing)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Regions that Prism answers, as areas of a disk. Both of its ways answer such: REGULAR is data, ZEROED reads as zeros."""
+"""Prism's regions as areas of a disk. Both of its ways give them: REGULAR is data, ZEROED reads as zeros."""
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from synvirt.disks.changed import AREAS_MAX, coarser
 from synvirt.disks.specs import AllocatedSpec, ChangedSpec, ReaderSpec
 
-# Answers to one question; an answer lists some thousand regions, and a disk of 64 TiB has 2^30 blocks of 64 KiB.
+# The most answers to one request; an answer has some thousand regions, and a disk of 64 TiB has 2^30 blocks of 64 KiB.
 QUESTIONS_MAX: Final = 1 << 20
 
 
@@ -19,8 +19,8 @@ class Region(NamedTuple):
 
 
 def laid_over(disk: ReaderSpec, size: int, regions: Iterable[Region], *, delta: bool) -> ReaderSpec:
-    """The disk as its regions say. A whole disk: what no region has was never written. A delta: the regions alone. What is
-    ZEROED is never read."""
+    """The disk by its regions. For a whole disk, all outside of them was never written. For a delta, only the regions count.
+    ZEROED ranges are never read."""
     data: list[tuple[int, int]] = []
     zeros: list[tuple[int, int]] = []
     for start, length, zero in regions:
@@ -30,7 +30,7 @@ def laid_over(disk: ReaderSpec, size: int, regions: Iterable[Region], *, delta: 
         if len(data) > 2 * AREAS_MAX:
             data = list(coarser(data, AREAS_MAX))
         if len(zeros) > 2 * AREAS_MAX:
-            # Read, then, as if they were data: that costs time and nothing else.
+            # Then they are read like data: that only costs time.
             data, zeros = list(coarser([*data, *zeros], AREAS_MAX)), []
     read = coarser(data, AREAS_MAX)
     if not delta:
@@ -40,7 +40,7 @@ def laid_over(disk: ReaderSpec, size: int, regions: Iterable[Region], *, delta: 
 
 
 def _outside(zeros: list[tuple[int, int]], data: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:
-    """All of the disk but its zeros; data goes before zeros where both are said."""
+    """All of the disk except its zeros; where both are reported, data has priority."""
     kept: list[tuple[int, int]] = list(data)
     at = 0
     for start, length in sorted(zeros):

@@ -1,8 +1,8 @@
-"""What our user may do, as far as a Prism says so: its role by name, and the lists that it may not see. Blocking code.
+"""What our user may do, as far as a Prism shows it: its role by name, and the lists that it may not see. Blocking code.
 
-    users (v4 iam): our name ─▶ its id ─▶ authorization policies that name it ─▶ their roles, by name
+    users (v4 iam): our name ─▶ its id ─▶ authorization policies with it ─▶ their roles, by name
 
-A role that comes by a group of a directory is not found so, and Prism Element shows no user his own role: the check says both.
+This does not find a role from a directory's group, and Prism Element shows no user's own role: the check says both.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from synvirt.live.nutanix.central import Central
 from synvirt.live.nutanix.prism import Absent, Refused, dig, text
 from synvirt.model.sources import SourceCheck
 
-# Of those that every Prism Central has, the ones with all rights that we need.
+# The roles of every Prism Central that have all rights that we need.
 ENOUGH: Final = frozenset({"Super Admin", "Internal Super Admin", "Prism Admin", "Cluster Admin"})
 HINT: Final = "give it the role Prism Admin or Cluster Admin, for all entities of the cluster"
-# (name, namespace, path) of what is looked at for a VM to be moved.
+# (name, namespace, path) of the lists that a move of a VM needs.
 SEEN: Final = (
     ("clusters", "clustermgmt", "config/clusters"),
     ("storage containers", "clustermgmt", "config/storage-containers"),
@@ -26,18 +26,18 @@ SEEN: Final = (
     ("recovery points", "dataprotection", "config/recovery-points"),
     ("volume groups", "volumes", "config/volume-groups"),
 )
-# Filters of identities are nested, and never deep.
+# Filters of identities are nested, but never deep.
 _DEPTH_MAX: Final = 8
 
 
 def of_central(central: Central, user: str) -> Iterator[SourceCheck]:
-    """One for each list that it is not shown, then one for its role."""
+    """One check for each list that we may not see, then one for the role."""
     for name, namespace, rest in SEEN:
         try:
             query = {"$page": "0", "$limit": "1"}
             central.prism.ask("GET", central.path(namespace, rest), query=query, what=f"show its {name}")
         except Absent:
-            continue  # an older one, without them: the ways that need them say so
+            continue  # an older one, without them: the ways that need them report it
         except AuthFailed as error:
             yield SourceCheck(name=f"privilege: see {name}", ok=False, detail=error.detail, hint=HINT)
     yield _role(central, user)
@@ -61,7 +61,7 @@ def _role(central: Central, user: str) -> SourceCheck:
 
 
 def roles(central: Central, user: str) -> list[str]:
-    """By the policies that name this user himself."""
+    """From the policies that name this user itself."""
     wanted = user.replace("'", "''")
     users = central.all("iam", "authn/users", "list users", filter=f"username eq '{wanted}'")
     ids = {text(one, "extId") for one in users if text(one, "username").lower() == user.lower()}

@@ -1,6 +1,6 @@
 """Way `nfs`: a vm_snapshot on Prism Element, its files read from their container's NFS export. Blocking code.
 
-A snapshot names each disk's file twice: `/CONTAINER/.acropolis/vmdisk/ID`, and where that is kept as it was,
+A snapshot names each disk's file twice: `/CONTAINER/.acropolis/vmdisk/ID`, and its frozen copy,
 `/CONTAINER/.snapshot/…/.acropolis/vmdisk/ID`. A change id is the snapshot's id and that second path: changed_regions compares
 two such paths, so a snapshot stays until a later one is read.
 """
@@ -36,7 +36,7 @@ class Snapshots:
         self._element, self._options, self._allow_list = element, options, allow_list
 
     def closed(self, containers: Collection[str]) -> str | None:
-        """Why this host cannot mount these containers' exports; None: it can, or may put itself on their lists."""
+        """Why this host cannot mount these containers' exports; None: it can, or may add itself to their lists."""
         if self._options.extend_allow_list:
             return None
         for container in containers:
@@ -47,7 +47,7 @@ class Snapshots:
         return None
 
     def began(self, vm_id: str, stem: str) -> bool:
-        """Is there a snapshot of this job's, whatever its number?"""
+        """Whether there is a snapshot of this job, with any number."""
         return any(text(one, "status", "name").rpartition("-")[0] == stem for one in self._named(vm_id))
 
     def take(self, vm: FoundVm, name: str, disks: Collection[str] | None) -> SnapshotRef:
@@ -62,7 +62,7 @@ class Snapshots:
         )
 
     def _made(self, vm: FoundVm, name: str) -> str:
-        """With a quiet file system where the guest's tools can, else as after a crash."""
+        """With a quiet file system where the guest's tools can; else as after a crash."""
         expires_ms = int(time.time() * 1000) + self._options.expire_days * _DAY_MS
         if vm.power == "on" and vm.quiescible:
             try:
@@ -79,7 +79,8 @@ class Snapshots:
         return [one for one in self._element.snapshots() if text(one, "status", "resources", "entity_uuid") == vm_id]
 
     def _files(self, snapshot: Mapping[str, Any], vm_id: str) -> dict[str, str]:
-        """Of the VM's disks, by their addresses. A CD-ROM's file is in the snapshot too: it is no disk of the VM's."""
+        """The files of the VM's disks, by their addresses. A CD-ROM's file is in the snapshot too, but it is no disk of the
+        VM."""
         found: dict[str, str] = {}
         for one in listed(dig(snapshot, "status", "snapshot_file_list")):
             path, kept = text(one, "file_path"), text(one, "snapshot_file_path")
@@ -94,7 +95,7 @@ class Snapshots:
         path = snapshot.change_ids.get(disk.key, "").partition(" ")[2]
         if not path:
             raise SnapshotFailed(f"snapshot {snapshot_id} of {vm.name} has no disk {disk.key}")
-        self._element.snapshot(snapshot_id)  # SnapshotFailed, where it is gone
+        self._element.snapshot(snapshot_id)  # raises SnapshotFailed, where it is gone
         spec = self._spec(path, disk.label, disk.capacity_bytes, f"{disk.key} of {vm.name}")
         read = self._whole(spec, path, disk) if since is None else self._delta(spec, path, disk, since, vm)
         self._let_in(spec)
@@ -135,7 +136,7 @@ class Snapshots:
         )
 
     def _let_in(self, spec: NfsSpec) -> None:
-        """Reported here, by who can do something about it, and not by the worker an hour later."""
+        """Checks the access here, where it can be repaired, instead of failing in the worker an hour later."""
         try:
             knock(spec)
         except AuthFailed:
@@ -145,7 +146,7 @@ class Snapshots:
             knock(spec)
 
     def cleanup(self, vm_id: str, name: str) -> None:
-        """Removes the VM's snapshot of that name; after the last of ours, the allow-lists are put back."""
+        """Removes the VM's snapshot of that name; after our last one, it restores the allow-lists."""
         of_vms = self._element.snapshots()
         for one in of_vms:
             if text(one, "status", "name") == name and text(one, "status", "resources", "entity_uuid") == vm_id:

@@ -1,6 +1,6 @@
 """Way `iscsi`: a recovery point on Prism Central, its disks cloned into a volume group that this host reads. Blocking code.
 
-    recovery point ─▶ volume group of our own ─▶ a disk of it for each that is read ─▶ our initiator attached ─▶ LUN
+    recovery point ─▶ volume group of our own ─▶ a disk in it for each one to read ─▶ our initiator attached ─▶ LUN
 
 The volume group is removed when the pass is read; the recovery point stays until a later one was compared with it.
 """
@@ -35,7 +35,7 @@ class Volumes:
         self._central, self._options = central, options
 
     def closed(self, vm: FoundVm) -> str | None:
-        """Why this way is not open; None: as far as can be seen, it is."""
+        """Why this way is closed; None: it seems to be open."""
         for namespace in ("dataprotection", "volumes"):
             if self._central.serves(namespace) is None:
                 return f"{self._central.host} serves no v4 API of {namespace}"
@@ -46,7 +46,7 @@ class Volumes:
         return None
 
     def portal(self, cluster_id: str) -> str:
-        """HOST:PORT of the cluster's iSCSI data services. SourceUnreachable where it has none."""
+        """HOST:PORT of the cluster's iSCSI data services. SourceUnreachable, where it has none."""
         address = self._options.data_services
         if address is None:
             found = dig(self._central.cluster(cluster_id), "network", "externalDataServiceIp")
@@ -90,7 +90,7 @@ class Volumes:
         return found
 
     def _disks_of(self, point: Mapping[str, Any], vm: FoundVm) -> dict[str, DiskPoint]:
-        """By the disks' keys. A disk that was added since the VM was looked at is in none of them."""
+        """By the disks' keys. A disk that was added since the VM was inspected is not in the result."""
         by_id = {id_: disk.key for disk in vm.disks for id_ in (disk.id, disk.file_id) if id_}
         found: dict[str, DiskPoint] = {}
         for held in listed(point.get("vmRecoveryPoints")):
@@ -103,21 +103,21 @@ class Volumes:
         return found
 
     def began(self, name: str) -> bool:
-        """Is there a recovery point of this name?"""
+        """Whether there is a recovery point of this name."""
         return self._central.serves("dataprotection") is not None and bool(self._central.points(name))
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, vm: FoundVm, name: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         """A disk of the recovery point as a spec: whole, or what changed since a change id. SnapshotFailed, CbtReset."""
-        self._central.point(snapshot.id.removeprefix(PREFIX))  # SnapshotFailed, where it is gone
+        self._central.point(snapshot.id.removeprefix(PREFIX))  # raises SnapshotFailed, where it is gone
         point = DiskPoint.of(snapshot.change_ids.get(disk.key, ""))
         if point is None:
             raise SnapshotFailed(f"{snapshot.id} of {vm.name} has no disk {disk.key}")
         before = None if since is None else DiskPoint.of(since)
         if since is not None and before is None:
             raise CbtReset(f"disk {disk.key} of {vm.name}: {since[:100]!r} is no recovery point of its disk")
-        # Before all else: the longer ago the one before, the likelier its schedule removed it.
+        # First of all: the older the earlier recovery point, the likelier it is that its schedule removed it.
         asked = _Asked(self._central, point, before, disk, vm)
         group_id = self._group(vm, name)
         lun = self._lun(group_id, disk, point)
@@ -137,7 +137,7 @@ class Volumes:
 
     def _group(self, vm: FoundVm, name: str) -> str:
         if found := self._groups(name):
-            # A service that was killed had not attached its initiator yet.
+            # A killed service had not attached its initiator yet.
             return found[0] if self._clients(found[0]) else self._opened(found[0], vm)
         wanted = {
             "$objectType": "volumes.v4.config.VolumeGroup",
@@ -174,7 +174,7 @@ class Volumes:
             for one in there:
                 if one.get("description") == disk.key:
                     return number(one.get("index"))
-            # From 1 on: some initiators take LUN 0 for the target itself.
+            # From 1 on: some initiators use LUN 0 for the target itself.
             index = max((number(one.get("index")) for one in there), default=0) + 1
             wanted = {
                 "$objectType": "volumes.v4.config.VolumeDisk",
@@ -227,14 +227,14 @@ class Volumes:
 
 
 class _Asked:
-    """What changed, asked before the disk is cloned."""
+    """The changes, requested before the disk is cloned."""
 
     def __init__(self, central: Central, point: DiskPoint, before: DiskPoint | None, disk: Disk, vm: FoundVm) -> None:
         self._size, self._delta = disk.capacity_bytes, before is not None
         try:
             self._regions = None if not disk.capacity_bytes else list(central.regions(point, before, disk.capacity_bytes))
         except (Refused, AuthFailed, SourceUnreachable) as error:
-            # A guest that runs is moved warm, and this is its first pass: its deltas could not be listed either.
+            # A running guest is moved warm, and this is its first pass: its deltas could not be listed either.
             if isinstance(error, SourceUnreachable) and vm.power == "on":
                 raise SourceUnreachable(
                     error.detail, hint="the cluster itself says what changed: let this host reach TCP 9440 there"

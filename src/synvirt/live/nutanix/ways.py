@@ -1,4 +1,4 @@
-"""By which way a VM's disks are read, and why by no better one. All of them by one: a snapshot holds them at one moment.
+"""The way to read a VM's disks, and why no better one. It is one for all of them, as a snapshot freezes them at one moment.
 
 nfs     the snapshot's files on the container's NFS export, and changed regions (Prism Element)        warm, cold
 iscsi   a volume group of the recovery point's disks, and changed regions (Prism Central, iSCSI)       warm, cold
@@ -22,7 +22,7 @@ DESCRIPTIONS: Final[Mapping[WayName, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`why`: what keeps us from a better one, or from this one where it is not `open`."""
+    """`why`: what closes better ways, or this one where it is not `open`."""
 
     name: WayName
     why: str = ""
@@ -39,14 +39,15 @@ class Way:
 
     @property
     def description(self) -> str:
-        """The way in words, as the manifest shows it."""
+        """The way in words, for the manifest."""
         if not self.open:
             return f"no way: {self.why}"
         return f"{DESCRIPTIONS[self.name]}{f' ({self.why})' if self.why else ''}"
 
 
 def chosen(transport: Transport, closed: Mapping[WayName, str | None]) -> Way:
-    """The first that is not closed; `closed` says why, of each that is. What the operator chose is taken, or nothing."""
+    """The first way that is not closed; `closed` has the reason for each that is. If the operator chose one, only that one
+    counts."""
     if transport != "auto":
         why = closed[transport]
         return Way(transport, why or "", open=why is None)

@@ -1,10 +1,10 @@
 """pve_api: the virtual machines of a Proxmox VE node or cluster.
 
-    adapter (asyncio, here) ─▶ threads ─▶ cluster   the API on port 8006: who is there, off and on, marks
+    adapter (asyncio, here) ─▶ threads ─▶ cluster   the API on port 8006: the VMs, off and on, marks
                                           reading   their disks, by SSH to the VM's node and NBD through it
 
-Which way a disk is read is a matter of whether its VM runs: docs/platforms/proxmox.md. A VM's id is its number, which is one
-in the whole cluster; the node it is on is asked again each time, for it may have moved. A change id is a snapshot's name.
+The way to read a disk depends on whether its VM runs: docs/platforms/proxmox.md. A VM's id is its number, which is unique in
+the cluster. Its node is requested again each time, as it may have moved. A change id is a snapshot's name.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ __all__ = ["FORM", "Login", "Options", "PveApi", "pve_api"]
 
 NO_SSH: Final = "there is no SSH to its node: the API sends no disks"
 SSH_HINT: Final = "give the source ssh_private_key or ssh_password; docs/platforms/proxmox.md has what it must allow"
-# Of one call. A guest's shutdown has a limit of its own.
+# The limit for one call. A guest's shutdown has its own.
 ANSWER_TIMEOUT_S: Final = 600.0
 
-# `pveversion --verbose`: a package a line.
+# `pveversion --verbose`: one package per line.
 _VERSIONS: Final = re.compile(r"^(pve-qemu-kvm|qemu-server): ([0-9][0-9A-Za-z.+~-]{0,30})", re.MULTILINE)
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class PveApi:
         await self._asked(self._api.open)
 
     async def rest(self) -> None:
-        """The API's login is kept; a ticket that is too old is renewed. At a node each user logs in by SSH."""
+        """The API's login stays; a ticket that is too old is renewed. Each user logs in to nodes by SSH again."""
         await asyncio.shield(asyncio.to_thread(self._leave_nodes))
 
     async def close(self) -> None:
@@ -87,7 +87,7 @@ class PveApi:
         self._api.close()
 
     def _leave_nodes(self) -> None:
-        # What reads a disk by our tunnels ends with them, no matter who holds the lock.
+        # Readers that use our tunnels end with them, whichever thread has the lock.
         for node in list(self._nodes.values()):
             node.close()
         self._nodes.clear()
@@ -103,7 +103,7 @@ class PveApi:
         return About("Proxmox VE", self._cluster.version(), tuple(checks))
 
     def _reach(self, name: str) -> SourceCheck:
-        """With the versions there: not all nodes of a cluster need have the same."""
+        """With the node's versions, as they may differ within a cluster."""
         try:
             version = f"Proxmox VE {self._cluster.node_version(name)}"
             if not self._login.has_ssh:
@@ -111,7 +111,7 @@ class PveApi:
             said = _VERSIONS.findall(self._node(name).run("version"))
         except SynvirtError as error:
             return SourceCheck(name=f"ssh {name}", ok=False, detail=error.detail, hint=error.hint or SSH_HINT)
-        # A VM runs in the QEMU that was there when it was started: its own is in its inspection.
+        # A VM runs in the QEMU of the time when it was started: its version is in its inspection.
         return SourceCheck(name=f"ssh {name}", ok=True, detail=", ".join((version, *(" ".join(one) for one in said)))[:200])
 
     def _storages(self, nodes: Collection[str]) -> list[SourceCheck]:
@@ -135,7 +135,7 @@ class PveApi:
         return await self._asked(lambda: manifest(self._seen(vm_id)), vm_id)
 
     def _seen(self, vm_id: str) -> Seen:
-        """With the way its disks take while it runs, which only its QEMU knows."""
+        """With the way to its disks while it runs, which only its QEMU knows."""
         seen = self._cluster.seen(vm_id, None if self._login.has_ssh else NO_SSH)
         if not self._login.has_ssh or seen.power_state != "on":
             return seen
@@ -153,7 +153,7 @@ class PveApi:
     # ── change tracking and snapshots ────────────────────────────────────────────────────────────────────────────────
 
     async def enable_cbt(self, vm_id: str, disks: Collection[str]) -> None:
-        """Nothing is switched on: each snapshot brings its bitmaps. Whether it can is known from the VM."""
+        """Nothing is switched on, as each snapshot makes its bitmaps. The VM's facts show whether it can."""
         found = await self.inspect(vm_id)
         reasons = [disk.cbt_reason for disk in found.disks if disk.key in disks and disk.cbt_reason is not None]
         if reasons:
@@ -184,7 +184,7 @@ class PveApi:
         await self._asked(lambda: self._cluster.start(vm_id), vm_id)
 
     async def mark(self, vm_id: str, note: str) -> None:
-        """A VM that is gone needs no mark: it cannot start."""
+        """A VM that is gone needs no mark, as it cannot start."""
         await self._unless_gone(lambda: self._cluster.mark(vm_id, note), vm_id)
 
     # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -219,7 +219,7 @@ class PveApi:
         return self._nodes[name]
 
     def _refuse_moved(self, vm_id: str) -> None:
-        """SourceUnreachable, where a node of the cluster has it all the same."""
+        """SourceUnreachable, if a node of the cluster still has it."""
         try:
             node = str(self._cluster.row(vm_id).get("node", ""))
         except SynvirtError:
@@ -234,7 +234,7 @@ class PveApi:
             await self._asked(use, vm_id)
 
     async def _asked(self, use: Callable[[], T], vm_id: str | None = None, *, limit_s: float = ANSWER_TIMEOUT_S) -> T:
-        """`vm_id`: the VM that it is about, which is gone only where no node of the cluster has it."""
+        """`vm_id`: the VM of the call, which counts as gone only if no node of the cluster has it."""
 
         def guarded() -> T:
             with self._lock:

@@ -1,7 +1,7 @@
 """The API of a Proxmox VE cluster: one session, by token or ticket. Blocking code, safe from several threads.
 
-Any node answers for the whole cluster. pve-docs, «Proxmox VE API» (api-viewer/apidata.js); a ticket lasts two hours and needs a
-CSRF token with each write, an API token needs neither.
+Any node answers for the whole cluster. pve-docs, «Proxmox VE API» (api-viewer/apidata.js). A ticket lasts two hours and needs a
+CSRF token for each write; an API token needs neither.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from synvirt.live.form import Place
 from synvirt.live.proxmox.form import Login, Options
 from synvirt.transport import Answer, HttpClient, Recorder, Trust
 
-# A ticket is good for two hours; with half of that gone it is renewed before the next request.
+# A ticket is valid for two hours; after half of that it is renewed before the next request.
 TICKET_GOOD_S: Final = 3600.0
 TASK_POLL_S: Final = 0.5
 BUSY_HINT: Final = "another operation holds the VM there: it is tried again; `qm unlock` frees one that was left by a failure"
-# What pveproxy answers for a node that it cannot reach (PVE::APIServer::AnyEvent).
+# The status of pveproxy for a node that it cannot reach (PVE::APIServer::AnyEvent).
 _NODE_AWAY: Final = (595, 596, 599)
 _SAID_CHARS: Final = 400
 
@@ -30,7 +30,7 @@ _LOCKED = re.compile(r"VM is locked|can't lock file|got timeout|trying to acquir
 
 
 class Api:
-    """`open` it first; `close` at the end. `get`, `post`, `put` answer what the API calls `data`."""
+    """`open` it first; `close` at the end. `get`, `post`, `put` give the API's `data`."""
 
     def __init__(self, place: Place, login: Login, options: Options, recorder: Recorder | None = None) -> None:
         host = f"[{place.host}]" if ":" in str(place.host) else place.host
@@ -45,7 +45,7 @@ class Api:
 
     @property
     def user(self) -> str:
-        """Whose permissions count: a user's or a token's."""
+        """The owner of the permissions: a user or a token."""
         return str(self._login.user or self._login.token_id)
 
     def open(self) -> None:
@@ -79,7 +79,8 @@ class Api:
         return self._asked("PUT", path, form={name: _written(value) for name, value in values.items()})
 
     def wait(self, upid: object, limit_s: float) -> None:
-        """Until a task has ended. Internal with its own last word, where it failed; SourceUnreachable after `limit_s`."""
+        """Waits until a task has ended. Internal with the task's last message, where it failed; SourceUnreachable after
+        `limit_s`."""
         deadline = time.monotonic() + limit_s
         while (status := self.task(upid)).get("status") != "stopped":
             if time.monotonic() > deadline:
@@ -101,7 +102,7 @@ class Api:
     ) -> Any:
         answer = self._answer(method, path, query, form)
         if answer.status == 401 and self._login.password is not None:
-            # The ticket may have been made void: by a new key of the cluster, for one.
+            # The ticket may be invalid, for example after a change of the cluster's key.
             with self._lock:
                 self._ticket_at = 0.0
             answer = self._answer(method, path, query, form)
@@ -120,7 +121,7 @@ class Api:
             raise SourceUnreachable(f"the session with {self.host} is not open")
         self._renew(client)
         headers = {"CSRFPreventionToken": self._csrf} if self._csrf is not None and method != "GET" else {}
-        # None: an empty form would be one field without a name to some.
+        # None: some servers read an empty form as one field without a name.
         return client.request(method, f"/api2/json{path}", query=query or None, form=form or None, headers=headers)
 
     def _renew(self, client: HttpClient) -> None:
@@ -162,7 +163,7 @@ class Api:
 
 
 def refuse_failed(upid: object, status: Mapping[str, Any]) -> None:
-    """Internal, where a task that has ended did not end well."""
+    """Internal, where an ended task has failed."""
     said = str(status.get("exitstatus", ""))
     if said == "OK" or said.startswith("WARNINGS"):
         return
@@ -172,14 +173,14 @@ def refuse_failed(upid: object, status: Mapping[str, Any]) -> None:
 
 
 def mapping(value: Any, what: str) -> dict[str, Any]:
-    """Internal, where it is none: it comes from outside."""
+    """Internal, where it is no mapping, as it comes from outside."""
     if not isinstance(value, dict):
         raise Internal(f"Proxmox VE answered with something else than {what}")
     return value
 
 
 def rows(value: Any, what: str) -> list[dict[str, Any]]:
-    """`value` as a list of objects. Internal where it is something else; `what` is how the error calls it."""
+    """`value` as a list of objects. Internal, where it is something else; `what` is its name in the error."""
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise Internal(f"Proxmox VE answered with something else than {what}")
     return value
@@ -190,7 +191,7 @@ def _written(value: object) -> str:
 
 
 def _said(answer: Answer) -> str:
-    """Newer versions say it in the body; all of them in the status line, which says nothing where HTTP/2 is in between."""
+    """Newer versions have the reason in the body. All have it in the status line, which is empty if HTTP/2 is in between."""
     with contextlib.suppress(SourceUnreachable):
         found = answer.json()
         if isinstance(found, dict):

@@ -1,14 +1,14 @@
-"""Disks of a running VM held still by Proxmox VE's own call for backup tools, `backup-access-setup`. Blocking code.
+"""Freezes disks of a running VM by Proxmox VE's own call for backup tools, `backup-access-setup`. Blocking code.
 
     guest ─▶ disk, with Proxmox VE's copy-before-write ─▶ drive-scsi0-fleecing: our overlay
     a node of its own ◀── both: the disks as they were, all of one moment
 
 pve-qemu, debian/patches/pve, «PVE backup: implement backup-access-setup and teardown» (QAPI text and pve-backup.c); how vzdump
-uses it: qemu-server, PVE/VZDump/QemuServer.pm, archive_external. What a disk's overlay is called is its rule, and so is that a
-VM has one backup or access at a time. What changed we still learn from bitmaps of our own (bitmaps.py): the call's own are
-4 MiB coarse, and one a target.
+uses it: qemu-server, PVE/VZDump/QemuServer.pm, archive_external. It decides the names of the overlays, and allows one backup or
+access per VM at a time. Changes still come from our own bitmaps (bitmaps.py), as the call's own have steps of 4 MiB, and there
+is one per target.
 
-Never seen on a node: our tests play the call on QMP by that text, with the real QEMU's filters behind it.
+Never tried on a node: our tests simulate the call on QMP by that text, with the real QEMU's filters behind it.
 """
 
 import re
@@ -26,7 +26,7 @@ _OVERLAY: Final = re.compile(r".*/(synvirt-[A-Za-z0-9-]+)\.([a-z]+[0-9]+)\.overl
 
 
 def offered(qmp: Qmp) -> bool:
-    """Has this QEMU the call? Only Proxmox VE's own, from 9.2 on (Proxmox VE 8.4)."""
+    """Whether this QEMU has the call. Only Proxmox VE's own has it, from 9.2 on (Proxmox VE 8.4)."""
     try:
         said = qmp.ask("query-proxmox-support")
     except QmpError:
@@ -43,7 +43,7 @@ def fleecing(key: str) -> str:
 
 
 def begin(qmp: Qmp, name: str, overlays: Mapping[str, str]) -> dict[str, str]:
-    """The node of each disk as it is now, by key; none where QEMU refuses, and nothing is left then. SnapshotFailed."""
+    """The node of each frozen disk, by key; none where QEMU refuses, and then nothing is left. SnapshotFailed."""
     try:
         for key, overlay in overlays.items():
             file = {"driver": "file", "filename": overlay}
@@ -52,7 +52,7 @@ def begin(qmp: Qmp, name: str, overlays: Mapping[str, str]) -> dict[str, str]:
         wanted = [{"device": device(key), "bitmap-mode": "none"} for key in overlays]
         said = rows(qmp.ask("backup-access-setup", {"target-id": name, "devices": wanted}))
     except QmpError as error:
-        # A backup is under way there, or this version wants its overlays otherwise.
+        # A backup is running there, or this version wants its overlays in another form.
         log.info("backup-access-setup is refused, and QEMU's own filters are taken", vm=qmp.what, cause=error.detail)
         end(qmp, name)
         return {}
@@ -64,7 +64,7 @@ def begin(qmp: Qmp, name: str, overlays: Mapping[str, str]) -> dict[str, str]:
 
 
 def held(qmp: Qmp) -> dict[str, str]:
-    """Overlays of ours that QEMU has open for it: the snapshot of each node. Others' have other files."""
+    """Our overlays that QEMU has open for the call: the snapshot of each node. Overlays of others have other files."""
     found = {}
     for one in rows(qmp.ask("query-named-block-nodes", {"flat": True})):
         overlay = _OVERLAY.fullmatch(str(one.get("file", "")))
@@ -75,12 +75,12 @@ def held(qmp: Qmp) -> dict[str, str]:
 
 
 def end(qmp: Qmp, name: str) -> None:
-    """Exports first. Idempotent, and nothing of anybody else's ends."""
+    """Exports first. Idempotent; it ends nothing of others."""
     ours = [node for node, snapshot in held(qmp).items() if snapshot == name]
     if not ours:
         return
     try:
-        # With success the bitmap of the target would be cleared; of ours there is none.
+        # With success it would clear the target's bitmap; ours has none.
         qmp.ask("backup-access-teardown", {"target-id": name, "success": False})
     except QmpError as error:
         log.info("backup-access-teardown is refused", vm=qmp.what, cause=error.detail)

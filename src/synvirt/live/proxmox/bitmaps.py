@@ -1,16 +1,16 @@
-"""Disks of a running VM read as they were at one moment, by what any QEMU has since 7.1. Blocking code.
+"""Reads disks of a running VM, frozen at one moment, with features of any QEMU since 7.1. Blocking code.
 
-    guest ─▶ disk ─▶ copy-before-write ─▶ the disk's own node, with a dirty bitmap a snapshot
-                          └─▶ overlay: what the guest has overwritten since
+    guest ─▶ disk ─▶ copy-before-write ─▶ the disk's own node, with a dirty bitmap per snapshot
+                          └─▶ overlay: old data that the guest has overwritten since
     snapshot-access ◀── both: the disk as it was ─▶ NBD, with the bitmap since an older snapshot
 
 QEMU's docs/interop/bitmaps.rst, qapi/block-core.json, and iotests/tests/image-fleecing. With on-cbw-error=break-snapshot a full
 scratch folder breaks our snapshot, never the guest's write. A bitmap is made before its filter, and an older one is copied
-after it: each covers a little more than it must, and nothing is missed in between.
+after it: each covers a little more than needed, and nothing is missed in between.
 
-Where QEMU is Proxmox VE's own and has `backup-access-setup`, that holds the disks still instead of our filters, all at one
-moment (backup_access.py); bitmaps and exports are the same. All names come from the snapshot's name: who finds them after
-a crash knows whose they are.
+If QEMU is Proxmox VE's own and has `backup-access-setup`, that freezes all disks at one moment instead of our filters
+(backup_access.py); bitmaps and exports are the same. All names come from the snapshot's name, so their owner is known after a
+crash.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from synvirt.errors import Internal, SnapshotFailed
 from synvirt.live.proxmox import backup_access
 from synvirt.live.proxmox.qmp import Qmp, QmpError, rows
 
-# The smallest unit that is worth a question of its own, and by which an overlay copies.
+# The smallest unit worth a request of its own; an overlay copies by it.
 GRANULARITY_BYTES: Final = 65536
-# A write of the guest's waits so long for its old bytes to be saved; then our snapshot is given up.
+# A write of the guest waits at most so long for its old bytes to be saved; then our snapshot is given up.
 SAVE_TIMEOUT_S: Final = 30
 END_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
@@ -34,7 +34,7 @@ OURS: Final = "synvirt-"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A guest's disk: `node` is what it writes to, `path` where QEMU's object tree has it."""
+    """A guest's disk: `node` is the node that the guest writes to, `path` its place in QEMU's object tree."""
 
     key: str
     node: str
@@ -43,7 +43,7 @@ class Device:
 
 
 def devices(qmp: Qmp) -> dict[str, Device]:
-    """By the key in the configuration: Proxmox VE calls a device, or its drive, by that."""
+    """By the key in the configuration: Proxmox VE names a device, or its drive, so."""
     found = {}
     for one in rows(qmp.ask("query-block")):
         inserted = one.get("inserted")
@@ -73,7 +73,7 @@ def since_bitmap(name: str, key: str, since: str) -> str:
 
 
 def _node(name: str, key: str, part: str) -> str:
-    """QEMU's names of nodes have 31 characters at most."""
+    """QEMU's names of nodes have at most 31 characters."""
     return f"sv-{hashlib.sha256(name.encode()).hexdigest()[:10]}-{key}-{part}"
 
 
@@ -81,7 +81,7 @@ def _node(name: str, key: str, part: str) -> str:
 
 
 def begin(qmp: Qmp, name: str, overlays: Mapping[str, str], socket: str, *, by_access: bool = False) -> None:
-    """Hold these disks still, by key with the file of each one's overlay, and serve them at `socket`. Found again, where that
+    """Freezes these disks, by key with the file of each one's overlay, and serves them at `socket`. Finds them again, if this
     was begun before; SnapshotFailed. `by_access`: by Proxmox VE's own call, unless that is refused."""
     nodes, there = Nodes(qmp), devices(qmp)
     wanted = {key: overlay for key, overlay in overlays.items() if not nodes.has(_node(name, key, "access"))}
@@ -101,7 +101,7 @@ def begin(qmp: Qmp, name: str, overlays: Mapping[str, str], socket: str, *, by_a
 
 
 def _mark(qmp: Qmp, nodes: "Nodes", name: str, device: Device) -> str:
-    """The node that has the bitmap of this disk."""
+    """The node with the bitmap of this disk."""
     found = nodes.with_bitmap(export_name(name, device.key))
     if found is not None:
         return found
@@ -140,7 +140,7 @@ def _hold(qmp: Qmp, nodes: "Nodes", name: str, device: Device, overlay: str) -> 
 
 
 def _remember_changes(qmp: Qmp, name: str, keys: Mapping[str, object]) -> None:
-    """What changed since each older snapshot of the same job, as copies that record nothing more."""
+    """Stores the changes since each older snapshot of the same job, as copies that record no more."""
     job = name.rpartition("-")[0]
     nodes = Nodes(qmp)
     for key in keys:
@@ -161,7 +161,7 @@ def _remember_changes(qmp: Qmp, name: str, keys: Mapping[str, object]) -> None:
 
 
 def _serve(qmp: Qmp, name: str, accesses: Mapping[str, str], socket: str) -> None:
-    """`accesses`: by key the node of the disk as it was."""
+    """`accesses`: the node of each frozen disk, by key."""
     exported = exports(qmp)
     wanted = [key for key in accesses if export_name(name, key) not in exported]
     if not wanted:
@@ -191,7 +191,7 @@ def serve(qmp: Qmp, export: str, node: str, bitmap_node: str, bitmaps: list[str]
 
 
 def _open_server(qmp: Qmp, socket: str, *, in_use: bool) -> None:
-    """QEMU has one NBD server. Left without exports it is a killed service's, or of no use to anybody."""
+    """QEMU has one NBD server. One without exports was left by a killed service, or is not needed any more."""
     address = {"addr": {"type": "unix", "data": {"path": socket}}}
     try:
         qmp.ask("nbd-server-start", address)
@@ -224,7 +224,8 @@ class Nodes:
         return node in self.bitmaps
 
     def with_bitmap(self, bitmap: str) -> str | None:
-        """The node that has it: the disk's own, whatever lies over it. A filter shows those of the node below, unnamed."""
+        """The node with the bitmap: the disk's own, whatever is above it. A filter shows those of the node under it,
+        unnamed."""
         return next((node for node, names in self.bitmaps.items() if bitmap in names), None)
 
 
@@ -233,7 +234,7 @@ def exports(qmp: Qmp) -> list[str]:
 
 
 def held(qmp: Qmp) -> list[str]:
-    """The snapshots of ours that hold disks still, by the bitmaps and filters that are there."""
+    """Our snapshots that freeze disks, by the existing bitmaps and filters."""
     nodes = Nodes(qmp)
     filtered = {
         snapshot
@@ -244,12 +245,12 @@ def held(qmp: Qmp) -> list[str]:
 
 
 def marked(qmp: Qmp) -> list[str]:
-    """The snapshots of ours of which anything is there."""
+    """Our snapshots that have left anything."""
     return sorted({snapshot for snapshot, _ in _marks(Nodes(qmp))})
 
 
 def _marks(nodes: Nodes) -> Iterator[tuple[str, str]]:
-    """(snapshot, key) of each bitmap that records from a snapshot on."""
+    """(snapshot, key) of each bitmap that records changes since a snapshot."""
     for names in nodes.bitmaps.values():
         for one in names:
             snapshot, _, key = one.partition(".")
@@ -258,14 +259,14 @@ def _marks(nodes: Nodes) -> Iterator[tuple[str, str]]:
 
 
 def is_held(qmp: Qmp, name: str, key: str) -> bool:
-    """Whether the snapshot of this disk is still there, and served."""
+    """Whether the snapshot of this disk still exists and is served."""
     if export_name(name, key) not in exports(qmp):
         return False
     return Nodes(qmp).has(_node(name, key, "access")) or backup_access.held(qmp).get(backup_access.fleecing(key)) == name
 
 
 def saving(qmp: Qmp, name: str, keys: Collection[str]) -> list[str]:
-    """Those whose overlay QEMU has open."""
+    """The disks whose overlay QEMU has open."""
     nodes = Nodes(qmp)
     return [key for key in keys if nodes.has(_node(name, key, "save"))]
 
@@ -278,8 +279,8 @@ def has_changes(qmp: Qmp, name: str, key: str, since: str) -> bool:
 
 
 def end(qmp: Qmp, name: str, *, forget: bool) -> None:
-    """Nothing is held still any more by this snapshot, and the guest writes straight to its disks. `forget`: what records the
-    changes since it goes, too. Idempotent."""
+    """Ends the snapshot's freeze, so that the guest writes directly to its disks. `forget`: also removes the record of later
+    changes. Idempotent."""
     end_exports(qmp, lambda export: export.startswith(f"{name}."))
     backup_access.end(qmp, name)
     _let_go(qmp, name)
@@ -301,7 +302,7 @@ def end_exports(qmp: Qmp, ours: Callable[[str], bool]) -> None:
 
 
 def _let_go(qmp: Qmp, name: str) -> None:
-    """The reader first: while a filter is read, nothing else may write there. The bitmap says which node was the disk's."""
+    """The reader first: while a filter is read, nothing else may write there. The bitmap shows which node was the disk's."""
     nodes, there = Nodes(qmp), devices(qmp)
     for snapshot, key in list(_marks(nodes)):
         if snapshot != name:

@@ -1,4 +1,4 @@
-"""What a cluster says of its VMs and nodes, and what is asked of them: the API in our words. Blocking code."""
+"""The cluster's VMs and nodes, and requests to them: the API in our terms. Blocking code."""
 
 import contextlib
 import time
@@ -20,12 +20,12 @@ log = structlog.get_logger(__name__)
 # Tasks after which a VM has run: PVE::API2::Qemu's worker types, and those of the HA manager.
 STARTS: Final = frozenset({"qmstart", "qmreboot", "qmreset", "qmresume", "qmrollback", "qmrestore", "qmigrate", "hastart"})
 TASKS_MOST: Final = 500
-# Beside what the guest is given to shut down: for the cluster's manager, and for QEMU to close its disks.
+# Added to the guest's time to shut down: for the cluster's manager, and for QEMU to close its disks.
 SETTLE_S: Final = 120.0
 START_TIMEOUT_S: Final = 300.0
 TASK_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.5
-# The agent of a guest that hangs costs the API so long.
+# So long the API waits for the agent of a guest that hangs.
 AGENT_TIMEOUT_S: Final = 10.0
 DESCRIPTION_CHARS_MAX: Final = 8192
 
@@ -39,14 +39,14 @@ class Cluster:
     # ── discovery ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def vms(self) -> list[VmRow]:
-        """One question for the whole cluster."""
+        """One request for the whole cluster."""
         return [_row(one) for one in self._resources() if one.get("type") == "qemu"]
 
     def version(self) -> str:
         return str(mapping(self.api.get("/version"), "its version").get("version", ""))
 
     def node_names(self) -> list[str]:
-        """Those that are on."""
+        """The nodes that are on."""
         found = rows(self.api.get("/nodes"), "its nodes")
         return sorted(str(one.get("node", "")) for one in found if one.get("status") == "online")
 
@@ -54,12 +54,12 @@ class Cluster:
         return str(mapping(self.api.get(f"/nodes/{quote(node, safe='')}/version"), "a node's version").get("version", ""))
 
     def storages(self, node: str) -> dict[str, str]:
-        """The type of each that holds disks of VMs there."""
+        """The type of each storage that has disks of VMs there."""
         listed = rows(self.api.get(f"/nodes/{quote(node, safe='')}/storage", content="images"), "its storages")
         return {str(one.get("storage", "")): str(one.get("type", "")) for one in listed}
 
     def addresses(self) -> dict[str, str]:
-        """Of each node in the cluster's own network; empty where our user may not know."""
+        """Of each node in the cluster's own network; empty, where our user may not see them."""
         try:
             found = rows(self.api.get("/cluster/status"), "its nodes")
         except AuthFailed:
@@ -67,7 +67,7 @@ class Cluster:
         return {str(one["name"]): str(one["ip"]) for one in found if one.get("type") == "node" and one.get("ip")}
 
     def row(self, vm_id: str) -> dict[str, Any]:
-        """Its line among the cluster's resources, with its node of now. VmNotFound."""
+        """Its row in the cluster's resources, with its present node. VmNotFound."""
         if vm_id.isdecimal():
             for one in self._resources():
                 if str(one.get("vmid")) == vm_id:
@@ -91,11 +91,11 @@ class Cluster:
         return mapping(self.api.get(f"{self.path(row)}/status/current"), "a VM's status")
 
     def config(self, row: dict[str, Any]) -> dict[str, Any]:
-        """As it is now, not as it will be after its next start."""
+        """The present configuration, not the one after its next start."""
         return mapping(self.api.get(f"{self.path(row)}/config", current=1), "a VM's configuration")
 
     def seen(self, vm_id: str, no_reading: str | None) -> Seen:
-        """All that is known of a VM. `no_reading`: why its disks cannot be read, or None. VmNotFound."""
+        """All facts of a VM. `no_reading`: why its disks cannot be read, or None. VmNotFound."""
         row = self.row(vm_id)
         config, status = self.config(row), self.status(row)
         asks = power_state(status) == "on" and settings.is_on(settings.options(config.get("agent", "0"), "enabled")["enabled"])
@@ -116,13 +116,13 @@ class Cluster:
         )
 
     def _unless_refused(self, ask: Callable[[], T]) -> T | None:
-        """Facts that are only good to know: a user who may not ask for them can still move the VM."""
+        """Facts that are only useful: a user without the right to ask for them can still move the VM."""
         with contextlib.suppress(SynvirtError):
             return ask()
         return None
 
     def _replicated_to(self, vm_id: str) -> list[str]:
-        """Its storage's replication jobs are called `100-0` and so on."""
+        """Its storage's replication jobs have names like `100-0`."""
         listed = rows(self.api.get("/cluster/replication"), "its replication jobs")
         return [
             str(one.get("target") or one.get("id"))
@@ -131,18 +131,18 @@ class Cluster:
         ]
 
     def agent_of(self, vm_id: str) -> Callable[[str], Any]:
-        """What its agent answers to a question, by name; None, where it does not."""
+        """The agent's answer to a command, by name; None, where it gives none."""
         row = self.row(vm_id)
         return lambda question: self._agent(row, question)
 
     def _agent(self, row: dict[str, Any], question: str) -> Any:
-        """None, where it does not answer or may not be asked."""
+        """None, where the agent does not answer or may not be asked."""
         with contextlib.suppress(SynvirtError):
             return mapping(self.api.get(f"{self.path(row)}/agent/{question}"), "the agent's answer").get("result")
         return None
 
     def freeze(self, vm_id: str) -> None:
-        """Its file systems, by its agent. Internal, where that says no."""
+        """Freezes its file systems, by its agent. Internal, where the agent refuses."""
         self._ask_agent(vm_id, "fsfreeze-freeze")
 
     def thaw(self, vm_id: str) -> None:
@@ -155,7 +155,7 @@ class Cluster:
             raise Internal(f"VM {vm_id}: its agent refuses {command}: {str(said['error'].get('desc', ''))[:200]}")
 
     def volumes(self, row: dict[str, Any], config: dict[str, Any]) -> dict[str, Volume]:
-        """Where our user may not look into a storage, the configuration says the size."""
+        """Where our user may not see a storage, the size comes from the configuration."""
         found: dict[str, Volume] = {}
         node = quote(str(row.get("node", "")), safe="")
         for storage in sorted({drive.storage for drive in settings.drives(config) if drive.storage}):
@@ -178,7 +178,7 @@ class Cluster:
         return {str(one.get("storage", "")): str(one.get("type", "")) for one in listed}
 
     def last_start(self, row: dict[str, Any]) -> str:
-        """The newest task by which it was started, and where it is: another node's tasks are that node's."""
+        """The newest task by which it was started, and its node: tasks on another node belong to that node."""
         node = quote(str(row.get("node", "")), safe="")
         listed = rows(
             self.api.get(f"/nodes/{node}/tasks", vmid=row.get("vmid"), source="all", limit=TASKS_MOST), "a node's tasks"
@@ -188,7 +188,7 @@ class Cluster:
         return f"{row.get('node', '')} {newest}"
 
     def refuse_locked(self, row: dict[str, Any], config: dict[str, Any]) -> None:
-        """SourceUnreachable while Proxmox VE has the VM locked: it is tried again later."""
+        """SourceUnreachable, while Proxmox VE has the VM locked: it is tried again later."""
         if lock := config.get("lock"):
             raise SourceUnreachable(
                 f"VM {row.get('vmid')} is locked by Proxmox VE ({lock}): a backup, snapshot or migration is under way",
@@ -198,8 +198,8 @@ class Cluster:
     # ── off, on, marked ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def ask_off(self, row: dict[str, Any], timeout_s: float) -> str:
-        """Politely; the task that sees to it. A VM that is managed for high availability is stopped by the cluster's manager,
-        which then leaves it off."""
+        """Asks the guest to shut down; gives the task for it. The cluster's manager stops a VM that is managed for high
+        availability, and then leaves it off."""
         return str(self.api.post(f"{self.path(row)}/status/shutdown", timeout=max(int(timeout_s), 1), forceStop=False))
 
     def off_by_force(self, row: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ class Cluster:
         return True
 
     def failed(self, upid: str) -> SynvirtError | None:
-        """Why a task has ended badly; None, while it runs or when it went well."""
+        """Why a task has failed; None, while it runs or when it went well."""
         status = self.api.task(upid)
         try:
             if status.get("status") == "stopped":
@@ -227,17 +227,17 @@ class Cluster:
         return None
 
     def start(self, vm_id: str) -> None:
-        """Starts the VM, and waits until it runs. Internal where it does not."""
+        """Starts the VM, and waits until it runs. Internal, where it does not."""
         row = self.row(vm_id)
         if self.status(row).get("status") == "running":
             return
         self.api.wait(self.api.post(f"{self.path(row)}/status/start"), START_TIMEOUT_S)
-        # Only the cluster's manager was asked to.
+        # The task only asked the cluster's manager.
         if not self.await_state(row, "running", START_TIMEOUT_S):
             raise Internal(f"VM {vm_id} was started, and does not run after {START_TIMEOUT_S:.0f} s")
 
     def mark(self, vm_id: str, note: str) -> None:
-        """A note for people; and it does not start with its node any more."""
+        """Adds a note for people, and switches off its start with the node."""
         row = self.row(vm_id)
         config = self.config(row)
         said = str(config.get("description", ""))

@@ -1,4 +1,4 @@
-"""What may go wrong with a VM of Proxmox VE, as a table: a line a concern. No I/O."""
+"""What may go wrong with a VM of Proxmox VE, as a table: one line per concern. No I/O."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -13,7 +13,7 @@ Category = Literal["Critical", "Warning", "Information"]
 
 
 class _Line(NamedTuple):
-    """`applies` says what it is about, as text for `{}` in the assessment; nothing where it does not apply."""
+    """`applies` gives the text for `{}` in the assessment; nothing, where the concern does not apply."""
 
     id: str
     category: Category
@@ -75,7 +75,7 @@ def _firewall(seen: Seen) -> object:
 
 
 def _not_taken_over(seen: Seen) -> object:
-    # Off is as good as not set: numa=0 is what the vendor's own wizard writes.
+    # A value of off counts as not set: the vendor's own wizard writes numa=0.
     return ", ".join(keys.not_taken_over(key for key, value in seen.config.items() if str(value) != "0"))
 
 
@@ -266,7 +266,7 @@ def _read_by(seen: Seen, drives: Sequence[Drive]) -> str:
     )
 
 
-# By what Reading.way says.
+# By the value of Reading.way.
 _HELD: Final = {
     "backup-access": "Proxmox VE's own backup access (backup-access-setup)",
     "qemu": "copy-before-write filters of QEMU's own",

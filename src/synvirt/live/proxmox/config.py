@@ -1,4 +1,4 @@
-"""A VM's configuration as Proxmox VE writes it: keys, property strings, sizes. No I/O; what it reads comes from outside.
+"""A VM's configuration in Proxmox VE's form: keys, property strings, sizes. No I/O; its input comes from outside.
 
 scsi0: local-lvm:vm-100-disk-0,iothread=1,size=32G        net0: virtio=BC:24:11:00:00:01,bridge=vmbr0,tag=7
 """
@@ -11,18 +11,18 @@ from typing import Any, Final
 from synvirt.model.machine import DiskBus
 from synvirt.sizes import GIB, KIB, MIB, TIB
 
-# What Proxmox VE allows of each (PVE::QemuServer::Drive, ::Network): more is not looked for.
+# Proxmox VE's limits for each (PVE::QemuServer::Drive, ::Network): more are not looked for.
 BUSES: Final[Mapping[str, DiskBus]] = {"scsi": "scsi", "virtio": "virtio", "sata": "sata", "ide": "ide"}
 DRIVE: Final = re.compile(r"(scsi|virtio|sata|ide)([0-9]{1,2})")
 _NET: Final = re.compile(r"net([0-9]{1,2})")
 _UNITS: Final = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([KMGT]?)")
-# A storage's id, and a name on it; nothing that a shell, or a program's options, would take for something else.
+# A storage's id, and a name on it, without anything that has a meaning for a shell or as a program's option.
 VOLUME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}:[A-Za-z0-9][A-Za-z0-9._/+@=:-]{0,400}")
 
 
-# How the disks of each type of storage are reached while their VM is off (pve-storage, PVE/Storage/*Plugin.pm: path). While it
-# runs its QEMU gives them, wherever they are.
+# How to reach the disks of each type of storage while their VM is off (pve-storage, PVE/Storage/*Plugin.pm: path). While it
+# runs, its QEMU gives them, wherever they are.
 OFF_WAYS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("dir", "nfs", "cifs", "cephfs", "btrfs"), "a file (raw, qcow2 or vmdk)"),
     **dict.fromkeys(("lvm", "lvmthin"), "a logical volume, active for that time"),
@@ -37,13 +37,13 @@ _NO_WAYS: Final[Mapping[str, str]] = {
 
 
 def unreadable(storage_type: str) -> str | None:
-    """Why volumes on such a storage cannot be read once their VM is off; so neither at the end of a warm migration."""
+    """Why volumes on such a storage cannot be read once their VM is off, and so not at the end of a warm migration."""
     return _NO_WAYS.get(storage_type)
 
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """A disk of the VM. `volume`: STORAGE:NAME, or a path of the node's own."""
+    """A disk of the VM. `volume`: STORAGE:NAME, or a path on the node."""
 
     key: str
     volume: str
@@ -78,13 +78,13 @@ def is_on(value: object) -> bool:
 
 
 def size(text: str) -> int:
-    """Bytes; 0 where it says nothing that can be read."""
+    """Bytes; 0, where it cannot be read."""
     found = _SIZE.fullmatch(text)
     return int(float(found.group(1)) * _UNITS[found.group(2)]) if found else 0
 
 
 def options(text: object, default: str = "file") -> dict[str, str]:
-    """A property string. The value without a key is that of `default`."""
+    """A property string. A value without a key belongs to `default`."""
     found: dict[str, str] = {}
     for part in str(text).split(","):
         name, equals, value = part.partition("=")
@@ -93,7 +93,7 @@ def options(text: object, default: str = "file") -> dict[str, str]:
 
 
 def drives(config: Mapping[str, Any]) -> Iterator[Drive]:
-    """The disks whose bytes are the VM's, by bus and number: no CD-ROMs, no drive for cloud-init, no empty ones."""
+    """The VM's own disks, by bus and number: no CD-ROMs, no drive for cloud-init, no empty ones."""
     order = list(BUSES)
     keys = [(found.group(1), int(found.group(2)), key) for key in config if (found := DRIVE.fullmatch(key))]
     for _, _, key in sorted(keys, key=lambda one: (order.index(one[0]), one[1])):
@@ -104,12 +104,12 @@ def drives(config: Mapping[str, Any]) -> Iterator[Drive]:
 
 
 def cloud_init(config: Mapping[str, Any]) -> str | None:
-    """The key of the drive that is made for cloud-init."""
+    """The key of the drive for cloud-init."""
     return next((key for key, value in config.items() if DRIVE.fullmatch(key) and "cloudinit" in str(value)), None)
 
 
 def volume_of(config: Mapping[str, Any], key: str) -> Drive | None:
-    """A volume that is no disk of the guest: `efidisk0`, `tpmstate0`."""
+    """A volume that is not a disk of the guest: `efidisk0`, `tpmstate0`."""
     if key not in config:
         return None
     read = options(config[key])
@@ -117,7 +117,7 @@ def volume_of(config: Mapping[str, Any], key: str) -> Drive | None:
 
 
 def nets(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Network cards by key, with `model` and `macaddr` whichever way they are written."""
+    """Network cards by key, with `model` and `macaddr` from either form."""
     keys = [(int(found.group(1)), key) for key in config if (found := _NET.fullmatch(key))]
     for _, key in sorted(keys):
         read = options(config[key], "model")
@@ -129,7 +129,7 @@ def nets(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def boot_order(config: Mapping[str, Any]) -> list[str]:
-    """Keys, first to be tried first. `boot: order=scsi0;net0`, or of older VMs `boot: cdn` with `bootdisk: scsi0`."""
+    """Keys in boot order. `boot: order=scsi0;net0`, or for older VMs `boot: cdn` with `bootdisk: scsi0`."""
     read = options(config.get("boot", ""), "legacy")
     if "order" in read:
         return [key for key in re.split(r"[;,]", read["order"]) if key]
@@ -138,7 +138,8 @@ def boot_order(config: Mapping[str, Any]) -> list[str]:
 
 
 def may_freeze(config: Mapping[str, Any]) -> bool:
-    """It has an agent, and freezing for backups is not switched off (`guest-fsfreeze`, once `freeze-fs-on-backup`)."""
+    """Whether it has an agent, and freezing for backups is not switched off (`guest-fsfreeze`, formerly
+    `freeze-fs-on-backup`)."""
     agent = options(config.get("agent", "0"), "enabled")
     freezes = agent.get("guest-fsfreeze", agent.get("freeze-fs-on-backup", agent.get("freeze-fs", "1")))
     return is_on(agent.get("enabled", "0")) and is_on(freezes)
@@ -149,6 +150,6 @@ def numbered(config: Mapping[str, Any], name: str) -> list[str]:
 
 
 def number(value: object, otherwise: int) -> int:
-    """The value as a number; `otherwise` where it is none."""
+    """The value as a number; `otherwise`, where it is none."""
     text = str(value).strip()
     return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else otherwise

@@ -1,10 +1,10 @@
-"""What changed until a guest went off, read from its QEMU while that still lives. Blocking code.
+"""Reads what changed until a guest went off, from its QEMU while that still runs. Blocking code.
 
 Bitmaps are in QEMU's memory, and end with it. Proxmox VE's qmeventd ends a QEMU whose guest has shut down, unless a backup is
-under way, which vzdump tells it on its socket: `{"vzdump": {"vmid": "100"}}`, for as long as the connection lasts
-(qemu-server, qmeventd/qmeventd.c: handle_vzdump_handshake, cleanup_client). We do the same for the seconds that it takes to
-read what the bitmaps say. It is noted in a file of the service's, with the VM's last start: a VM that was started since has
-written what no bitmap knows of.
+running, which vzdump reports on its socket: `{"vzdump": {"vmid": "100"}}`, for as long as the connection lasts (qemu-server,
+qmeventd/qmeventd.c: handle_vzdump_handshake, cleanup_client). We do the same for the seconds that it takes to read the bitmaps.
+Their content is noted in a file of the service, with the VM's last start: a VM that was started later may have made changes
+that no bitmap has.
 """
 
 import contextlib
@@ -26,16 +26,17 @@ from synvirt.live.proxmox.qmp import Qmp, QmpError
 
 log = structlog.get_logger(__name__)
 
-# Changed places of all disks and snapshots together: 2 million are some 40 MiB of notes, and 128 GiB written here and there.
+# The most changed ranges of all disks and snapshots together: 2 million are some 40 MiB of notes, for 128 GiB of scattered
+# writes.
 AREAS_MAX: Final = 2_000_000
 
-# By the name of a snapshot's export (synvirt-JOB-3.scsi0): what changed since it, as (start, length).
+# By the name of a snapshot's export (synvirt-JOB-3.scsi0): the changes since it, as (start, length).
 Areas = dict[str, list[tuple[int, int]]]
 
 
 @contextlib.contextmanager
 def kept_alive(node: Node, vm_id: str) -> Iterator[None]:
-    """While the block lasts the VM's QEMU outlives its guest. Where qmeventd does not listen there it does not, and a final
+    """During the block the VM's QEMU stays alive after its guest's end. Without qmeventd on the node it does not, and the final
     pass must read whole disks."""
     with contextlib.ExitStack() as held:
         try:
@@ -49,18 +50,18 @@ def kept_alive(node: Node, vm_id: str) -> Iterator[None]:
 
 
 def changes(qmp: Qmp, node: Node) -> Areas:
-    """Of each snapshot that has a bitmap. The guest stands still: it is off, or was stopped."""
+    """For each snapshot with a bitmap. The guest does not run: it is off, or was stopped."""
     there = bitmaps.Nodes(qmp)
     wanted = {name: source for source, names in there.bitmaps.items() for name in names if _is_mark(name)}
     if not wanted:
         return {}
-    # Called by a snapshot's name: should we be killed, that one's clearing away finds it.
+    # With a snapshot's name: if we are killed, that snapshot's cleanup finds it.
     remote = node.file(f"{min(wanted).partition('.')[0]}.end.sock")
     with contextlib.suppress(QmpError):
         qmp.ask("nbd-server-start", {"addr": {"type": "unix", "data": {"path": remote}}})
     try:
         for name, source in wanted.items():
-            # A bitmap of a read-only export need not record: nothing is written there.
+            # A bitmap of a read-only export need not record, as nothing is written there.
             qmp.ask("block-dirty-bitmap-disable", {"node": source, "name": name})
             bitmaps.serve(qmp, f"{name}.end", source, source, [name])
         return _read(node, remote, wanted)
@@ -91,13 +92,13 @@ def _is_mark(bitmap: str) -> bool:
 
 
 class Notes:
-    """A file a VM in `folder`, which need not be there yet."""
+    """One file per VM in `folder`, which may not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, vm_id: str, last_start: str, areas: Areas) -> None:
-        """Durable when it returns; a reader meanwhile gets the older one."""
+        """Durable on return; a reader meanwhile gets the older file."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
             json.dump({"last_start": last_start, "areas": areas}, file)
@@ -106,7 +107,7 @@ class Notes:
         Path(file.name).replace(self._path(vm_id))
 
     def since(self, vm_id: str, last_start: str, export: str) -> tuple[tuple[int, int], ...] | None:
-        """What changed since that snapshot, if it is known, and the VM was not started since."""
+        """The changes since that snapshot, if they are known, and the VM was not started since."""
         try:
             found: Mapping[str, Any] = json.loads(self._path(vm_id).read_text())
             if found["last_start"] != last_start:
@@ -116,7 +117,7 @@ class Notes:
             return None
 
     def forget(self, vm_id: str, snapshot: str) -> None:
-        """Once the snapshot is removed; the file is removed with the last snapshot of its job."""
+        """Call it once the snapshot is removed; the file is removed with the last snapshot of its job."""
         try:
             found = json.loads(self._path(vm_id).read_text())
             left = {export: areas for export, areas in found["areas"].items() if not export.startswith(f"{snapshot}.")}
@@ -128,7 +129,7 @@ class Notes:
             self._path(vm_id).unlink(missing_ok=True)
 
     def held_on(self, snapshot: str, node: str | None) -> str | None:
-        """The node where this snapshot's files are. With a node: noted, before anything is made there; a VM may move."""
+        """The node with this snapshot's files. With `node`: it is noted before anything is made there, as a VM may move."""
         path = self._folder / f"{snapshot}.node"
         if node is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +141,7 @@ class Notes:
             return None
 
     def let_go(self, snapshot: str) -> None:
-        """Removes the note of the node that the snapshot is on."""
+        """Removes the note of the snapshot's node."""
         (self._folder / f"{snapshot}.node").unlink(missing_ok=True)
 
     def _path(self, vm_id: str) -> Path:

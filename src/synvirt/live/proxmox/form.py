@@ -1,4 +1,4 @@
-"""What a Proxmox VE source takes: its endpoint, its credentials, its options."""
+"""The settings of a Proxmox VE source: its endpoint, its credentials, its options."""
 
 from typing import Annotated, Literal, Self
 
@@ -46,7 +46,7 @@ class Login(Received):
 
     @property
     def ssh_secret(self) -> SecretStr | None:
-        """The password for SSH; None: by key."""
+        """The password for SSH; None: a key is used."""
         if self.ssh_password is not None or self.ssh_private_key is not None:
             return self.ssh_password
         return self.password if self._is_of_the_system and self.ssh_user in (None, self.ssh_name) else None
@@ -57,7 +57,7 @@ class Login(Received):
 
     @property
     def _is_of_the_system(self) -> bool:
-        """An account of the nodes' own, which sshd knows too."""
+        """Whether it is a system account of the nodes, which sshd knows too."""
         return self.user is not None and self.user.endswith("@pam")
 
 

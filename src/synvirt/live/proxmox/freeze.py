@@ -1,6 +1,6 @@
-"""The process that holds a guest of Proxmox VE still (holding.py): `python -m synvirt.live.proxmox.freeze`.
+"""The process that freezes a guest of Proxmox VE (holding.py): `python -m synvirt.live.proxmox.freeze`.
 
-By the guest's agent, through the API: POST agent/fsfreeze-freeze and -thaw. Which node the VM is on is asked each time.
+By the guest's agent, through the API: POST agent/fsfreeze-freeze and -thaw. The VM's node is requested each time.
 """
 
 import itertools
@@ -30,10 +30,10 @@ def _hold(order: dict[str, Any]) -> None:
             Cluster(api).freeze(vm_id)
             holding.while_wanted()
         except Internal as error:
-            limit_s = 0.0  # its agent is not there, or says no
+            limit_s = 0.0  # its agent is missing, or refuses
             holding.say(error.detail)
         except SynvirtError as error:
-            holding.say(error.detail)  # it may freeze all the same, later
+            holding.say(error.detail)  # it may still freeze later
         finally:
             thaw(api, vm_id, limit_s)
     finally:
@@ -41,7 +41,7 @@ def _hold(order: dict[str, Any]) -> None:
 
 
 def thaw(api: Api, vm_id: str, limit_s: float) -> None:
-    """Once at least, and until it is so; by a new session where the old one is lost."""
+    """At least once, and until it is thawed; with a new session where the old one is lost."""
     deadline = time.monotonic() + limit_s
     for pause_s in itertools.chain(THAW_PAUSES_S, itertools.repeat(THAW_PAUSES_S[-1])):
         try:

@@ -1,7 +1,7 @@
-"""Every key of a VM's configuration, and what becomes of it. No I/O.
+"""Every key of a VM's configuration, and how it is handled. No I/O.
 
-The keys are those of `PUT /nodes/{node}/qemu/{vmid}/config` (pve-docs 9.1.3); `[n]` stands for a number. Tests hold this table
-against the vendor's schema, so that each key is read, or named in a concern, or left out for a reason given here.
+The keys are those of `PUT /nodes/{node}/qemu/{vmid}/config` (pve-docs 9.1.3); `[n]` stands for a number. Tests compare this
+table with the vendor's schema, so that each key is read, or named in a concern, or left out for a reason given here.
 """
 
 import re
@@ -28,21 +28,21 @@ IN_MANIFEST: Final = frozenset(
         *("efidisk0", "tpmstate0", "ide[n]", "sata[n]", "scsi[n]", "virtio[n]", "net[n]"),
     )
 )
-# Each with a concern of its own (concerns.py).
+# Keys with a concern of their own (concerns.py).
 WITH_CONCERN: Final = frozenset(
     (
         *("args", "hostpci[n]", "usb[n]", "virtiofs[n]", "unused[n]", "lock", "template", "cpu", "balloon", "arch"),
         *("amd-sev", "intel-tdx", "hookscript"),
     )
 )
-# Named together: hardware, or limits, that the VM does not have here unless an operator adds it.
+# Named together: hardware or limits that the VM does not have here unless an operator adds them.
 NOT_TAKEN_OVER: Final = frozenset(
     (
         *("numa", "numa[n]", "hugepages", "keephugepages", "affinity", "cpulimit", "cpuunits", "shares", "machine", "vga"),
         *("audio0", "rng0", "serial[n]", "parallel[n]", "watchdog", "ivshmem", "localtime", "startdate", "kvm", "startup"),
     )
 )
-# What says nothing of a machine that runs elsewhere, and why.
+# Keys without meaning for a machine that runs elsewhere, and the reason.
 OF_NO_ACCOUNT: Final = {
     "acpi, hotplug, tablet, keyboard, spice_enhancements, tdf, allow-ksm": "how the old host runs or shows it",
     "autostart, onboot, freeze, reboot, protection, vmstatestorage": "when the old host starts it; onboot goes off at the end",
@@ -51,7 +51,7 @@ OF_NO_ACCOUNT: Final = {
     "migrate_downtime, migrate_speed": "migrations there",
     "cicustom, cipassword, citype, ciupgrade, ciuser, ipconfig[n], nameserver, searchdomain, sshkeys": "cloud-init has run",
     "cdrom": "media are not copied",
-    # Beside a VM's own: what GET answers with, snapshots, and what only a request has.
+    # Beside a VM's own: keys of GET's answer, of snapshots, and of requests only.
     "digest, meta, parent, snaptime, snapstate, vmstate, runningmachine, runningcpu, running-nets-host-mtu": "no hardware",
     "background_delay, delete, force, import-working-storage, node, revert, skiplock, vmid": "of the request",
 }
@@ -70,5 +70,5 @@ def not_taken_over(keys: Iterable[str]) -> list[str]:
 
 
 def unknown(keys: Iterable[str]) -> list[str]:
-    """Of a version that is newer than this table."""
+    """Keys of a version that is newer than this table."""
     return sorted(key for key in keys if kind(key) not in _ALL)

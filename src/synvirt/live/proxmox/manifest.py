@@ -1,6 +1,6 @@
-"""What the API says of a VM, as a VmManifest. No I/O; all of it comes from outside.
+"""The API's facts of a VM, as a VmManifest. No I/O; all of them come from outside.
 
-A disk's key is its key in the configuration (`scsi0`): QEMU's devices are called by it, too.
+A disk's key is its key in the configuration (`scsi0`), which also names QEMU's devices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ from synvirt.live.proxmox.seen import Seen, Volume
 from synvirt.model.machine import Disk, GuestOs, Nic, Snapshot, VmManifest
 from synvirt.sizes import MIB
 
-# snapshot-access came with 7.0, a copy-before-write that spares the guest (on-cbw-error, cbw-timeout) with 7.1.
+# snapshot-access came with 7.0; a copy-before-write that never hinders the guest (on-cbw-error, cbw-timeout) came with 7.1.
 LEAST_QEMU: Final = (7, 1)
-# Before, an NBD export of a disk in an I/O thread may end QEMU: client_close ran outside the main loop (found on 7.2.22).
+# Before, an NBD export of a disk in an I/O thread may crash QEMU: client_close ran outside the main loop (found on 7.2.22).
 LEAST_QEMU_IOTHREAD: Final = (9, 0)
 
-# `ostype`, as qm(1) lists it.
+# The values of `ostype` in qm(1).
 _OS_NAMES: Final = {
     "l24": "Linux 2.4",
     "l26": "Linux",
@@ -73,7 +73,7 @@ def manifest(seen: Seen) -> VmManifest:
 
 
 def untracked_vm(seen: Seen) -> list[str]:
-    """Why no change of this VM can be tracked."""
+    """Why no changes of this VM can be tracked."""
     if seen.no_reading is not None:
         return [seen.no_reading]
     if seen.power_state != "on":
@@ -122,7 +122,7 @@ def _disk(drive: Drive, seen: Seen, of_all: list[str]) -> Disk:
 
 
 def disk_format(drive: Drive, volume: Volume | None) -> str:
-    """As the storage says, else by the volume's name, as Proxmox VE itself does."""
+    """From the storage, else by the volume's name, as in Proxmox VE itself."""
     if volume is not None and volume.format:
         return volume.format
     suffix = drive.volume.rpartition(".")[2]
@@ -152,13 +152,13 @@ def _nics(seen: Seen) -> Iterator[Nic]:
 def _snapshots(seen: Seen) -> Iterator[Snapshot]:
     for one in seen.snapshots:
         name = str(one.get("name", ""))
-        if name and name != "current":  # the VM as it is
+        if name and name != "current":  # «current» is the VM itself
             made = settings.number(one.get("snaptime"), 0)
             yield Snapshot(id=name, name=name, created_at=datetime.fromtimestamp(made, UTC) if made else None)
 
 
 def guest_os(config: Mapping[str, Any], os_info: Mapping[str, Any]) -> GuestOs:
-    """As the agent says, else by `ostype`, which was chosen when the VM was made."""
+    """By the agent, else by `ostype`, which was chosen when the VM was made."""
     kind = str(config.get("ostype", "other"))
     if os_info.get("id"):
         windows = os_info["id"] == "mswindows"

@@ -1,7 +1,7 @@
 """A node of the cluster, by SSH: a fixed list of commands, and Unix sockets forwarded. Blocking code.
 
-Nothing else is ever run there: COMMANDS is all, each an argv whose gaps take only what their patterns let through, so that no
-part of it means anything to a shell. docs/platforms/proxmox.md has the forced command that lets a key do these and no more.
+Only the commands in COMMANDS run there. Each is an argv with gaps, and a gap's pattern allows nothing with a meaning for a
+shell. docs/platforms/proxmox.md has the forced command that limits a key to these.
 """
 
 import itertools
@@ -16,10 +16,10 @@ from synvirt.live.proxmox.config import VOLUME
 from synvirt.live.ssh import Door, Shell, Tunnel
 from synvirt.programs import ProgramFailed
 
-# Where Proxmox VE keeps the sockets of a running VM and of its watcher (PVE::QemuServer::Helpers, qmeventd.service).
+# The sockets of a running VM and of its watcher in Proxmox VE (PVE::QemuServer::Helpers, qmeventd.service).
 QMP_SOCKET: Final = "/var/run/qemu-server/{}.qmp"
 QMEVENTD_SOCKET: Final = "/var/run/qmeventd.sock"
-# A storage that sleeps takes some seconds to say where a volume lies.
+# A sleeping storage needs some seconds to give a volume's path.
 COMMAND_TIMEOUT_S: Final = 60.0
 
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -56,7 +56,7 @@ GAPS: Final[Mapping[str, re.Pattern[str]]] = MappingProxyType(
         "bytes": re.compile(r"[0-9]{1,15}"),
         "format": re.compile(r"raw|qcow2|vmdk"),
         "export": re.compile(r"[A-Za-z0-9._-]{1,128}"),
-        # A file, a device, or a drive of Ceph as QEMU names it.
+        # A file, a device, or a drive of Ceph in QEMU's form.
         "image": re.compile(r"(/|rbd:)[A-Za-z0-9._/+@=:,-]{1,800}"),
         "lv": re.compile(r"[A-Za-z0-9._+-]{1,127}/[A-Za-z0-9._+-]{1,127}"),
     }
@@ -64,7 +64,7 @@ GAPS: Final[Mapping[str, re.Pattern[str]]] = MappingProxyType(
 
 
 def argv(command: str, files: Sequence[str] = (), **gaps: str) -> list[str]:
-    """`files`: a word each. Internal, where a gap would take something else than its pattern lets through."""
+    """`files`: one word each. Internal, where a gap's pattern does not allow the value."""
     for name, value in (*gaps.items(), *(("file", file) for file in files)):
         if not GAPS[name].fullmatch(value) or "/../" in f"{value}/":
             raise Internal(f"a node is asked to {command} with an odd {name}: {value[:100]!r}")
@@ -72,7 +72,7 @@ def argv(command: str, files: Sequence[str] = (), **gaps: str) -> list[str]:
 
 
 class _Missing(Internal):
-    """The scratch folder is not there."""
+    """The scratch folder does not exist."""
 
 
 class Node:
@@ -99,7 +99,7 @@ class Node:
         hint: str | None = None,
         **gaps: str,
     ) -> str:
-        """What it writes. `failing` where the command fails; SourceUnreachable, AuthFailed where SSH does."""
+        """The command's output. `failing`, where the command fails; SourceUnreachable, AuthFailed, where SSH does."""
         wanted = argv(command, files, **gaps)
         try:
             return self._login().run(wanted, COMMAND_TIMEOUT_S)
@@ -108,7 +108,7 @@ class Node:
             raise failing(f"{self.where}: {' '.join(wanted)}: {said}", hint=hint) from error
 
     def socket(self, remote: str) -> Path:
-        """A socket here that leads to that one there, for a talk. Nobody need listen there yet."""
+        """A socket here that leads to one there, for short talk. Nothing need listen there yet."""
         shell = self._login()
         if remote not in self._sockets:
             local = self._local()
@@ -117,7 +117,7 @@ class Node:
         return self._sockets[remote]
 
     def tunnel(self, remote: str) -> Path:
-        """The same for a disk: an ssh of its own, so that nothing waits behind its bytes."""
+        """The same for a disk: with an ssh of its own, so that nothing waits behind its bytes."""
         tunnel = self._tunnels.get(remote)
         if tunnel is not None and not tunnel.alive:
             tunnel.close()
@@ -152,7 +152,7 @@ class Node:
     # ── the scratch folder ───────────────────────────────────────────────────────────────────────────────────────────
 
     def make_scratch(self) -> int:
-        """There when it returns: how many bytes are free in it."""
+        """Makes the folder, and gives its free bytes."""
         try:
             said = self.run("room", folder=self.scratch, failing=_Missing).split()
         except _Missing:
@@ -163,7 +163,7 @@ class Node:
         return int(said[-1])
 
     def files(self, prefix: str) -> list[str]:
-        """The names of files in it that begin so."""
+        """The names of files in it with that prefix."""
         try:
             listed = self.run("list", folder=self.scratch).splitlines()
         except SourceUnreachable:
@@ -176,7 +176,7 @@ class Node:
         return f"{self.scratch}/{name}"
 
     def clear(self, prefix: str) -> None:
-        """What serves disks by a name that begins so is ended, and its files go. Idempotent."""
+        """Ends the processes that serve disks under a name with that prefix, and removes their files. Idempotent."""
         found = self.files(prefix)
         for name in found:
             if name.endswith(".pid"):
@@ -185,10 +185,10 @@ class Node:
             self.run("remove", files=[self.file(name) for name in found])
 
     def end(self, pid_file: str) -> None:
-        """Ends the process of a pid file on the node; one that has ended is no error. SourceUnreachable."""
+        """Ends the process of a pid file on the node; an ended one is no error. SourceUnreachable."""
         try:
             self.run("end", file=self.file(pid_file))
         except SourceUnreachable:
             raise
         except Internal:
-            return  # it has ended already
+            return  # it has already ended

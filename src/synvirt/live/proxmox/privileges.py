@@ -9,7 +9,7 @@ from synvirt.model.sources import SourceCheck
 
 
 class _Need(NamedTuple):
-    """One of `names`, on `path`. `missing`: what does not work without it; a warning, where the rest does."""
+    """One of `names`, on `path`. `missing`: what does not work without it; a warning, where the rest works."""
 
     names: tuple[str, ...]
     path: str
@@ -17,7 +17,7 @@ class _Need(NamedTuple):
     warning: bool = False
 
 
-# Newer versions split VM.Monitor up (9.0: VM.GuestAgent.Audit and others).
+# Newer versions split VM.Monitor (9.0: VM.GuestAgent.Audit and others).
 NEEDS: Final = (
     _Need(("VM.Audit",), "/vms", "see the VMs and their configuration"),
     _Need(("VM.PowerMgmt",), "/vms", "shut the VM down at the cut-over, and start it again when that fails"),
@@ -41,7 +41,7 @@ NEEDS: Final = (
 
 
 def checks(api: Api) -> list[SourceCheck]:
-    """A check a privilege, by its name and path."""
+    """One check per privilege, by its name and path."""
     try:
         granted = mapping(api.get("/access/permissions"), "our permissions")
     except AuthFailed:
@@ -66,7 +66,7 @@ def _check(user: str, need: _Need, granted: Mapping[str, Any]) -> SourceCheck:
 
 
 def _has(granted: Mapping[str, Any], path: str, privilege: str) -> bool:
-    """On the path, on one above it that propagates, or on something below: a part of the cluster may be ours alone."""
+    """On the path, on one above it that propagates, or on one under it: we may have only a part of the cluster."""
     for where, privileges in granted.items():
         if not isinstance(privileges, dict) or privilege not in privileges:
             continue

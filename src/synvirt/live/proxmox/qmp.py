@@ -1,6 +1,6 @@
-"""QEMU's monitor, in QMP (QEMU's docs/interop/qmp-spec): one question after the other on a Unix socket. Blocking code.
+"""QEMU's monitor, in QMP (QEMU's docs/interop/qmp-spec): one command after the other on a Unix socket. Blocking code.
 
-A monitor serves one client at a time, and Proxmox VE uses this one too: so a connection lasts for a few questions.
+A monitor serves one client at a time, and Proxmox VE uses this one too: so a connection lasts only for a few commands.
 """
 
 import json
@@ -13,10 +13,10 @@ from typing import Any, Final, Self
 
 from synvirt.errors import Internal, SourceUnreachable
 
-# Who else is at the monitor goes within some seconds; a command of ours that holds still a busy disk takes some too.
+# Another client of the monitor leaves within some seconds; our own commands on a busy disk take some too.
 GREETING_TIMEOUT_S: Final = 30.0
 ANSWER_TIMEOUT_S: Final = 120.0
-# The nodes of a VM with thirty disks, each with its bitmaps, are some hundred KiB.
+# The nodes of a VM with thirty disks, each with its bitmaps, have some hundred KiB.
 LINE_BYTES_MAX: Final = 16 << 20
 _PIECE_BYTES: Final = 65536
 
@@ -26,11 +26,11 @@ class QmpError(Internal):
 
 
 class NoQemu(SourceUnreachable):
-    """Nothing listens at that socket: the VM does not run there, or not any more."""
+    """Nothing listens at that socket: the VM does not run there, or no longer."""
 
 
 class Qmp:
-    """A connection, as a context. `what`: how errors call the VM."""
+    """A connection, as a context. `what`: the VM's name in errors."""
 
     def __init__(self, path: Path, what: str) -> None:
         self._path, self.what = path, what
@@ -58,7 +58,7 @@ class Qmp:
         self._rest.clear()
 
     def ask(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        """What it returns; events in between are passed over. QmpError, NoQemu, SourceUnreachable."""
+        """The command's result; events in between are skipped. QmpError, NoQemu, SourceUnreachable."""
         if self._socket is None:
             raise NoQemu(f"{self.what}: its monitor is not open")
         question = {"execute": command, **({"arguments": dict(arguments)} if arguments else {})}
@@ -104,7 +104,7 @@ class Qmp:
 
 
 def rows(value: Any) -> list[dict[str, Any]]:
-    """Internal, where it is no list."""
+    """Internal, where it is not a list."""
     if not isinstance(value, list):
         raise Internal("QEMU's monitor answers with something else than a list")
     return [one for one in value if isinstance(one, dict)]

@@ -1,4 +1,4 @@
-"""The disks of a VM as something to read: of one that runs by its QEMU, of one that is off by qemu-nbd. Blocking code."""
+"""Specs for the disks of a VM: through its QEMU if it runs, through qemu-nbd if it is off. Blocking code."""
 
 import contextlib
 import re
@@ -38,9 +38,9 @@ from synvirt.sizes import MIB
 
 log = structlog.get_logger(__name__)
 
-# What a guest may overwrite while its disks are read, and then some; never more than all of it.
+# More than a guest usually overwrites while its disks are read; never more than the disks' size.
 LEAST_FREE_BYTES: Final = 512 * MIB
-# The variables of UEFI: a volume of 528 KiB or 4 MiB.
+# UEFI variables: a volume of 528 KiB or 4 MiB.
 VARIABLES_BYTES_MAX: Final = 4 * MIB
 _STORAGES_TO_ACTIVATE: Final = frozenset({"lvm", "lvmthin"})
 _NAME: Final = re.compile(r"synvirt-[A-Za-z0-9-]{1,80}")
@@ -49,10 +49,12 @@ _POLL_S: Final = 0.5
 
 
 def image(path: str, volume: str) -> str:
-    """What `pvesm path` says, as qemu-nbd is given it. SnapshotFailed, where a part of it would mean something to a shell."""
+    """The output of `pvesm path`, in the form for qemu-nbd. SnapshotFailed, where a part of it would have a meaning for a
+    shell."""
     if not path.startswith("rbd:"):
         return path
-    # Monitors of a Ceph cluster elsewhere (PVE::Storage::RBDPlugin puts semicolons in between); librados takes commas as well.
+    # Monitors of a Ceph cluster on other hosts (PVE::Storage::RBDPlugin puts semicolons in between); librados accepts commas as
+    # well.
     named = path.replace(";", ",")
     if not GAPS["image"].fullmatch(named):
         raise SnapshotFailed(
@@ -63,7 +65,7 @@ def image(path: str, volume: str) -> str:
 
 
 class Reading:
-    """One VM of one session, on the node where it is now."""
+    """One VM in one session, on its present node."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Reading:
         options: Options,
         frozen: Callable[[], AbstractContextManager[Hold]],
     ) -> None:
-        """`other`: another node of the cluster, by name. `frozen`: the guest's file systems are, while the block lasts."""
+        """`other`: another node of the cluster, by name. `frozen`: freezes the guest's file systems during the block."""
         self._cluster, self._node, self._row = cluster, node, row
         self._notes, self._other, self._options, self._frozen = notes, other, options, frozen
         self.vm_id = str(row.get("vmid", ""))
@@ -85,7 +87,8 @@ class Reading:
     # ── held still ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self, name: str, disks: Collection[str] | None) -> SnapshotRef:
-        """Holds these disks (None: all) at one moment, or finds that it is done already. SnapshotFailed, SourceUnreachable."""
+        """Freezes these disks (None: all) at one moment, or finds that this is done already. SnapshotFailed,
+        SourceUnreachable."""
         _check_name(name)
         seen = self._seen()
         self._cluster.refuse_locked(self._row, dict(seen.config))
@@ -110,7 +113,7 @@ class Reading:
                 if other != name and other.rpartition("-")[0] != job:
                     raise SnapshotFailed(f"{self.what} is read by another job ({other})", hint="wait until it is over")
                 if other != name or name in backup_access.held(qmp).values():
-                    # Its pass is done, and its bitmap stays: what it froze is of no use any more. Nor is one of our own that
+                    # Its pass is done, and its bitmap stays: its frozen data is not needed any more. Nor is one of ours that
                     # was cut off before anybody had its nodes' names.
                     self._end(qmp, other, forget=False)
             by_access = self._options.backup_access and backup_access.offered(qmp)
@@ -125,7 +128,7 @@ class Reading:
 
     @contextlib.contextmanager
     def _quiet(self, config: Mapping[str, Any]) -> Iterator[None]:
-        """The guest's file systems frozen, where its agent does so; thawed again, whatever happens."""
+        """The guest's file systems are frozen, where its agent can; they are thawed again in any case."""
         quiesce = self._options.quiesce
         if quiesce == "off":
             yield
@@ -153,7 +156,7 @@ class Reading:
             self._cluster.thaw(self.vm_id)
 
     def way(self) -> str | None:
-        """How its disks are held still while it runs: `backup-access` or `qemu`; None, where its QEMU does not say."""
+        """What freezes its disks while it runs: `backup-access` or `qemu`; None, where its QEMU does not say."""
         try:
             with self.qmp() as qmp:
                 return "backup-access" if self._options.backup_access and backup_access.offered(qmp) else "qemu"
@@ -161,7 +164,7 @@ class Reading:
             return None
 
     def _overlays(self, name: str, there: Collection[Drive]) -> dict[str, str]:
-        """Files on the node for what the guest overwrites. SnapshotFailed, where there is no room."""
+        """Files on the node for data that the guest overwrites. SnapshotFailed, where there is no room."""
         with self.qmp() as qmp:
             sizes = {key: device.size_bytes for key, device in bitmaps.devices(qmp).items()}
             saving = bitmaps.saving(qmp, name, [drive.key for drive in there])
@@ -174,7 +177,7 @@ class Reading:
             )
         overlays = {drive.key: self._node.file(bitmaps.overlay_file(name, drive.key)) for drive in there}
         for key, file in overlays.items():
-            # One that QEMU has open already holds what the guest overwrote.
+            # A file that QEMU has open already contains what the guest overwrote.
             if key not in saving:
                 self._node.run("overlay", file=file, bytes=str(sizes.get(key, 0)), failing=SnapshotFailed)
         return overlays
@@ -183,11 +186,11 @@ class Reading:
         self._let_go(name, forget=False)
 
     def cleanup(self, name: str) -> None:
-        """Removes all that the snapshot left on nodes and in this host's notes."""
+        """Removes all of the snapshot on nodes and in this host's notes."""
         self._let_go(name, forget=True)
         made_on = self._notes.held_on(name, None)
         if made_on is not None and made_on != self._node.name:
-            # The VM has moved on; a node that is off has to be cleared away by hand, or by its next start.
+            # The VM has moved. A node that is off must be cleaned by hand, or at its next start.
             with contextlib.suppress(AuthFailed, SourceUnreachable):
                 self._other(made_on).clear(f"{name}.")
         self._notes.forget(self.vm_id, name)
@@ -248,7 +251,8 @@ class Reading:
         )
 
     def _served(self, name: str, drive: Drive) -> NbdSpec:
-        """By qemu-nbd on its node, read-only. QEMU's own locks keep the VM from starting meanwhile, where an image has such."""
+        """By qemu-nbd on its node, read-only. QEMU's own locks keep the VM from starting meanwhile, if an image has such
+        locks."""
         export = bitmaps.export_name(name, drive.key)
         self._node.make_scratch()
         spec = NbdSpec(uri=self._uri(export, self._node.file(f"{export}.sock")))
@@ -272,7 +276,7 @@ class Reading:
         return self._knocked(spec)
 
     def _path(self, drive: Drive) -> str:
-        """Where its node has the volume; there when it returns: LVM's are not, while the VM is off."""
+        """The volume's path on its node. It exists on return: LVM's volumes are not active while the VM is off."""
         path = self._node.run("path", volume=drive.volume, failing=SnapshotFailed).strip().splitlines()[-1:]
         if not path:
             raise SnapshotFailed(f"{self._node.where} does not say where {drive.volume} lies")
@@ -284,7 +288,7 @@ class Reading:
         return self._cluster.storage_types(self._row).get(drive.storage) in _STORAGES_TO_ACTIVATE
 
     def _deactivate(self) -> None:
-        """As it was found. In use, it stays: the VM was started."""
+        """Deactivates it again. A volume in use stays active: the VM was started."""
         config = self._cluster.config(self._row)
         if self._cluster.status(self._row).get("status") != "stopped":
             return
@@ -297,7 +301,7 @@ class Reading:
                     self._node.run("deactivate", lv=found.group(1))
 
     def uefi_variables(self, name: str) -> bytes | None:
-        """Of a VM that is off."""
+        """Only while the VM is off."""
         config = self._cluster.config(self._row)
         drive = volume_of(config, "efidisk0")
         if drive is None or power_state(self._cluster.status(self._row)) != "off":
@@ -318,10 +322,10 @@ class Reading:
     # ── off ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def shut_down(self, timeout_s: float, manner: Shutdown = "polite") -> None:
-        """Off when it returns, and what changed until then is noted."""
+        """Off on return, and what changed until then is noted."""
         if self._cluster.status(self._row).get("status") == "stopped":
             return
-        # Of before: a start that comes while we are at it makes void what is noted.
+        # From before: a start during this invalidates the notes.
         last_start = self._cluster.last_start(self._row)
         with self._kept_alive() as watched:
             upid = None if manner == "force" else self._cluster.ask_off(self._row, timeout_s + SETTLE_S)
@@ -340,7 +344,7 @@ class Reading:
 
     @contextlib.contextmanager
     def _kept_alive(self) -> Iterator[bool]:
-        """Has its QEMU a bitmap of ours? Then it outlives its guest while the block lasts."""
+        """Whether its QEMU has a bitmap of ours: then it stays alive after its guest's end, during the block."""
         try:
             with self.qmp() as qmp:
                 marked = bool(bitmaps.marked(qmp))
@@ -356,7 +360,7 @@ class Reading:
             yield True
 
     def _gone_off(self, upid: str, timeout_s: float, *, watched: bool) -> bool:
-        """Has the guest shut down within that time?"""
+        """Whether the guest has shut down within that time."""
         deadline = time.monotonic() + timeout_s
         while True:
             if self._cluster.status(self._row).get("status") == "stopped":
@@ -370,7 +374,7 @@ class Reading:
             time.sleep(_POLL_S)
 
     def _farewell(self, *, polite: bool) -> farewell.Areas:
-        """A guest that does not go is stopped first: from here on it writes nothing any more."""
+        """A guest that does not shut down is stopped first: from here on it writes nothing."""
         try:
             with self.qmp() as qmp:
                 if not polite:
@@ -399,7 +403,7 @@ class Reading:
         return f"nbd+unix:///{quote(export, safe='')}?socket={quote(str(local), safe='/')}"
 
     def _knocked(self, spec: NbdSpec) -> NbdSpec:
-        """The way to a disk is tried before anything counts on it."""
+        """Tests the way to a disk before anything relies on it."""
         open_reader(spec).close()
         return spec
 

@@ -1,4 +1,4 @@
-"""What was asked about a VM of Proxmox VE, before anything is made of it. No I/O; all of it comes from outside."""
+"""The requested facts of a VM of Proxmox VE, unchanged. No I/O; all of them come from outside."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _STATES: Final[Mapping[str, PowerState]] = {
     "io-error": "on",
     "internal-error": "on",
     "guest-panicked": "on",
-    # QEMU outlives its guest for a moment.
+    # QEMU runs for a moment after its guest's end.
     "shutdown": "on",
     "paused": "suspended",
     "suspended": "suspended",
@@ -23,7 +23,7 @@ _STATES: Final[Mapping[str, PowerState]] = {
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """What a storage says of a volume."""
+    """A storage's facts of a volume."""
 
     size_bytes: int
     used_bytes: int | None
@@ -32,9 +32,9 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All that was asked about a VM. `row`: its line in the cluster's resources; `storages`: the type of each; `replicated_to`:
-    nodes; `no_reading`: why its disks cannot be read at all; `way`: how QEMU holds them still (Reading.way); `tracked`: keys
-    whose changes are tracked already."""
+    """The requested facts of a VM. `row`: its row in the cluster's resources; `storages`: the type of each; `replicated_to`:
+    nodes; `no_reading`: why its disks cannot be read at all; `way`: how QEMU freezes them (Reading.way); `tracked`: keys of
+    disks whose changes are already tracked."""
 
     vm_id: str
     row: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Seen:
 
     @property
     def qemu(self) -> tuple[int, ...]:
-        """The version that runs, or none."""
+        """The running version, or none."""
         return tuple(int(part) for part in re.findall(r"[0-9]+", str(self.status.get("running-qemu", "")))[:3])
 
 
@@ -65,6 +65,6 @@ def power_state(status: Mapping[str, Any]) -> PowerState:
     if status.get("status") == "running":
         return _STATES.get(str(status.get("qmpstatus", "running")), "on")
     if status.get("status") == "stopped":
-        # Its memory lies in a volume of its own: it is hibernated (`qm suspend --todisk`).
+        # Its memory is in a separate volume: it is hibernated (`qm suspend --todisk`).
         return "suspended" if status.get("lock") == "suspended" else "off"
     return "unknown"

@@ -1,10 +1,10 @@
 """vSphere: vCenter 6.5 and later, and ESXi, by the vSphere Web Services API on port 443 (pyvmomi).
 
-    adapter      keeps the laws of LiveAdapter: asyncio outside, threads inside
+    adapter      the LiveAdapter: asyncio outside, threads inside
     form         a source's credentials and options
     session      login, keep-alive, properties, tasks, faults                blocking
-    versions     which version of the API is spoken                          blocking
-    privileges   what our user must be allowed to do                         blocking
+    versions     chooses the version of the API                              blocking
+    privileges   the privileges that our user needs                          blocking
     inventory    its VMs, folders, hosts, networks, datastores               blocking
     machines     VMs as manifests                                            no I/O
     concerns     what may hinder a VM's move                                 no I/O
@@ -15,10 +15,10 @@
     files        the datastore's files                                       blocking
     lease        the export lease                                            blocking
     lease_guard  a process that ends a lease whose service was killed
-    hosts        which ESXi hosts can be reached from here                   blocking
+    hosts        the ESXi hosts that can be reached from here                blocking
     nvram        UEFI variables in VMware's form                             no I/O
     power        off, on, marked                                             blocking
-    tap          what the platform answers, for `sources record`             blocking
+    tap          the platform's answers, for `sources record`                blocking
 
-The bytes are read by disks/vsphere/.
+disks/vsphere/ reads the bytes.
 """

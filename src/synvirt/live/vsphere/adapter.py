@@ -1,4 +1,4 @@
-"""vSphere's LiveAdapter: asyncio outside, threads inside. `__init__` says which file has what.
+"""vSphere's LiveAdapter: asyncio outside, threads inside. `__init__` lists the files.
 
 Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that would ask the platform raises Internal.
 """

@@ -1,9 +1,9 @@
-"""Snapshots of a vSphere VM, and what changed between two of them. Blocking code.
+"""Snapshots of a vSphere VM, and the changes between two of them. Blocking code.
 
     enable tracking ─▶ stun (a snapshot made and removed: only then does the host track) ─▶ snapshot ─▶ change ids, areas
 
 VMware's «Virtual Disk Development Kit Programming Guide», chapter on changed block tracking. A change id is `<uuid>/<number>`:
-another uuid means that the host began its tracking again, and what it would answer about older ids is not to be believed.
+another uuid means that the host began its tracking again, and its answers about older ids cannot be trusted.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,14 +30,15 @@ from synvirt.live.vsphere.session import VimSession, busy_faults, library
 # A quiesced snapshot of a busy database takes minutes, a removal that consolidates a grown delta hours.
 SNAPSHOT_TIMEOUT_S: Final = 1800.0
 REMOVAL_TIMEOUT_S: Final = 6 * 3600.0
-# Ours, made and removed within one call: one that is found was left by a crash.
+# Ours, made and removed in one call: one that is found was left by a crash.
 STUN: Final = "synvirt-tracking"
-# The first makes the host track; in the second's snapshot it shows, whatever the VM's own configuration says.
+# The first makes the host track; the second's snapshot shows whether it does, whatever the VM's own configuration says.
 STUNS: Final = 2
 _TRACKED: Final = "config.changeTrackingEnabled"
-# In the names of tasks that make, remove or join a VM's snapshots: createSnapshot, removeSnapshot, consolidateDisks.
+# Parts of the names of tasks that make, remove or consolidate a VM's snapshots: createSnapshot, removeSnapshot,
+# consolidateDisks.
 _SNAPSHOT_TASKS: Final = ("napshot", "onsolidate")
-# A host's answer lists 2,000 areas at the most; a disk of 64 TiB in 64 KiB blocks, every other changed, has 2^29.
+# A host's answer has at most 2,000 areas; a disk of 64 TiB in 64 KiB blocks, every second one changed, has 2^29.
 QUESTIONS_MAX: Final = 1 << 20
 ALLOCATED: Final = "*"
 
@@ -45,20 +46,21 @@ log = structlog.get_logger(__name__)
 
 
 def enable(session: VimSession, vm_id: str, keys: Collection[str]) -> None:
-    """Track the changes of these disks from now on. CbtUnsupported when the platform takes the request and does not follow it.
+    """Tracks the changes of these disks from now on. CbtUnsupported, when the platform accepts the request and does not follow
+    it.
 
-    What is tracked has a change id. That the VM is set to be tracked says less: a disk may have been added since, and until
-    the next stun (power on, a snapshot made or removed) nothing has come of the setting."""
+    A tracked disk has a change id. The VM's setting shows less: a disk may have been added later, and the setting takes effect
+    only with the next stun (power on, a snapshot made or removed)."""
     if not _untracked(session, vm_id, keys):
         return
     remove(session, vm_id, (STUN,))
     for number in range(STUNS):
-        # Set already and yet not tracked: it is set once more, for the disks that were not there then.
+        # Set already and yet not tracked: it is set once more, for disks that were added later.
         if number or not session.properties(session.machine(vm_id), (_TRACKED,), what=f"look at {vm_id}").get(_TRACKED):
             _set_tracked(session, vm_id)
         stunned = change_ids(disks_of(session, _create(session, vm_id, STUN, quiesce=False)))
         remove(session, vm_id, (STUN,))
-        # A host may not list them for the VM itself: then the second snapshot does.
+        # A host may not list change ids for the VM itself: then the second snapshot does.
         untracked = _untracked(session, vm_id, [key for key in keys if key not in stunned])
         if not untracked:
             return
@@ -80,8 +82,8 @@ def is_tracked(session: VimSession, vm_id: str) -> bool:
 
 
 def disable(session: VimSession, vm_id: str) -> None:
-    """The setting off. The stun after it is what makes a host end its tracking and remove the `-ctk.vmdk` files; it is made
-    each time, for a crash may have come between the two."""
+    """Switches the setting off. The stun after it makes the host end its tracking and remove the `-ctk.vmdk` files. It is made
+    each time, as a crash may have come between the two."""
     with suppress(VmNotFound):
         if is_tracked(session, vm_id):
             _set_tracked(session, vm_id, tracked=False)
@@ -98,7 +100,7 @@ def _found(session: VimSession, vm_id: str, path: str) -> Any:
 
 
 def _untracked(session: VimSession, vm_id: str, keys: Collection[str]) -> list[str]:
-    """Those of the VM's disks that have no change id now, and the setting that may be to blame, for people to read."""
+    """The VM's disks without a change id now, and the setting that may be the cause, for people."""
     paths = (_TRACKED, "config.hardware.device", "config.extraConfig")
     found = session.properties(session.machine(vm_id), paths, what=f"look at {vm_id}")
     devices, settings = found.get("config.hardware.device") or (), found.get("config.extraConfig") or ()
@@ -126,7 +128,7 @@ def _made(session: VimSession, vm_id: str, name: str) -> str:
         try:
             return _create(session, vm_id, name, quiesce=True)
         except (SnapshotFailed, Internal, SourceUnreachable) as error:
-            # A guest may take longer to be quiet than the platform waits; other passing errors are tried again.
+            # A guest may need longer to quiesce than the platform waits; other passing errors are tried again.
             if isinstance(error, SourceUnreachable) and not isinstance(error.__cause__, library().vim.fault.Timedout):
                 raise
             log.warning("the guest could not be quiesced; its snapshot is as after a crash", vm=vm_id, cause=error.detail)
@@ -149,7 +151,7 @@ def _create(session: VimSession, vm_id: str, name: str, *, quiesce: bool) -> str
 
 
 def remove(session: VimSession, vm_id: str, names: Sequence[str]) -> None:
-    """All snapshots of these names; then each disk is one file again. Nothing to do where the VM is gone."""
+    """Removes all snapshots of these names; then each disk is one file again. Does nothing, where the VM is gone."""
     try:
         _let_tasks_end(session, vm_id)
         for snapshot_id in _named(session, vm_id, names):
@@ -165,8 +167,8 @@ def remove(session: VimSession, vm_id: str, names: Sequence[str]) -> None:
 
 
 def _consolidate(session: VimSession, vm_id: str) -> None:
-    """Where the platform says that it is needed. A failure is only reported: something else (a backup tool) may hold the files
-    for hours, which harms no copy; it is tried again with the next snapshot, and the platform warns until then."""
+    """Where the platform reports that it is needed. A failure is only reported: something else (a backup tool) may hold the
+    files for hours, which harms no copy. It is tried again with the next snapshot, and the platform warns until then."""
     needed = "runtime.consolidationNeeded"
     if not session.properties(session.machine(vm_id), (needed,), what=f"look at {vm_id}").get(needed):
         return
@@ -178,7 +180,7 @@ def _consolidate(session: VimSession, vm_id: str) -> None:
 
 
 def _named_or_gone(session: VimSession, vm_id: str, names: Sequence[str]) -> list[str]:
-    """Another may have removed the snapshot, or the VM, while we did: then all is done."""
+    """Somebody else may have removed the snapshot, or the VM, at the same time: then all is done."""
     try:
         return _named(session, vm_id, names)
     except VmNotFound:
@@ -186,12 +188,12 @@ def _named_or_gone(session: VimSession, vm_id: str, names: Sequence[str]) -> lis
 
 
 def _let_tasks_end(session: VimSession, vm_id: str) -> None:
-    """A call that was given up (a cancel, a crash) may still be at work: what it makes must be seen before we look."""
+    """An abandoned call (after a cancel or a crash) may still be running: its result must exist before we look."""
     for task in session.properties(session.machine(vm_id), ("recentTask",), what=f"look at {vm_id}").get("recentTask") or ():
         try:
             found = session.properties(task, ("info.descriptionId", "info.state"), what="look at a task")
         except VmNotFound:
-            continue  # forgotten meanwhile
+            continue  # the platform has forgotten it
         of_snapshots = any(part in str(found.get("info.descriptionId")) for part in _SNAPSHOT_TASKS)
         if of_snapshots and found.get("info.state") in ("queued", "running"):
             try:
@@ -220,7 +222,7 @@ def _named(session: VimSession, vm_id: str, names: Sequence[str]) -> list[str]:
 
 
 def devices_of(session: VimSession, snapshot_id: str) -> Sequence[Any]:
-    """The VM's devices as the snapshot has them. SnapshotFailed when the snapshot is gone."""
+    """The VM's devices in the snapshot. SnapshotFailed, when the snapshot is gone."""
     try:
         found: Mapping[str, Any] = session.properties(
             session.snapshot(snapshot_id), ("config.hardware.device",), what="look at a snapshot"
@@ -242,8 +244,8 @@ def change_ids(disks: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: str) -> tuple[tuple[int, int], ...]:
-    """What changed from `since`, a change id, to the snapshot: (start, length) each. Where the whole disk is to be compared:
-    CbtReset (`since` means nothing now, or the host cannot say what changed since), CbtUnsupported (it never can)."""
+    """What changed from `since`, a change id, to the snapshot: (start, length) each. If the whole disk must be compared:
+    CbtReset (`since` is invalid now, or the host does not know the changes since then), CbtUnsupported (it never can)."""
     present = str(getattr(disk.backing, "changeId", None) or "")
     if present.partition("/")[0] != since.partition("/")[0]:
         raise CbtReset(
@@ -260,12 +262,12 @@ def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since:
 
 
 def allocated(session: VimSession, vm_id: str, snapshot_id: str, disk: Any) -> tuple[tuple[int, int], ...] | None:
-    """What was ever written; None where the host does not know, and the whole disk is to be read."""
+    """What was ever written; None, where the host does not know, and the whole disk must be read."""
     if not getattr(disk.backing, "changeId", None):
         return None
     try:
         return _areas(session, vm_id, snapshot_id, disk, ALLOCATED)
-    except (CbtReset, Internal) as error:  # which disks it has written is a help, not a need
+    except (CbtReset, Internal) as error:  # the list of written parts helps, but is not required
         log.warning("the host does not say what is allocated: the whole disk is read", vm=vm_id, cause=error.detail)
         return None
 
@@ -282,7 +284,7 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
                 snapshot=session.snapshot(snapshot_id), deviceKey=disk.key, startOffset=start, changeId=since
             )
         except busy_faults():
-            raise  # a file that is locked is a fault of a file, too, and says nothing of the change id
+            raise  # a locked file is also reported as a file's fault, and means nothing for the change id
         except refused as error:
             raise CbtReset(
                 f"disk {disk.key} of {vm_id}: {session.host} does not know the change id {since}: {type(error).__name__}",
@@ -294,9 +296,9 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
             return coarser(areas, AREAS_MAX)
         answer = session.call("say what changed", ask)
         listed = ((int(area.start), int(area.length)) for area in answer.changedArea or ())
-        # Tracked in coarser steps than a disk may end on.
+        # Tracked in steps that may exceed the disk's end.
         areas += [(at, min(length, size - at)) for at, length in listed if at < size and length > 0]
-        if len(areas) > 2 * AREAS_MAX:  # a large disk that was written all over has half a billion of them
+        if len(areas) > 2 * AREAS_MAX:  # a large disk with writes everywhere has half a billion of them
             areas = list(coarser(areas, AREAS_MAX))
         end = int(answer.startOffset) + int(answer.length)
         if end <= start:

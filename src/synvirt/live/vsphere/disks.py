@@ -1,4 +1,4 @@
-"""A vSphere disk by its backing: where it lies, what it lies over, whether a snapshot holds it. No I/O.
+"""A vSphere disk by its backing: its place, its parents, whether a snapshot freezes it. No I/O.
 
 Names are those of the vSphere Web Services API: `VirtualDevice`, `VirtualDiskFlatVer2BackingInfo`.
 """
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from synvirt.model.machine import DiskBus
 
-# Flat at its base, and of any sparse format above: the format of a snapshot's disk is a property of the same type.
+# Flat for the base, and for any sparse format above it: a property of the same type has the format of a snapshot's disk.
 _FLAT: Final = "VirtualDiskFlatVer2BackingInfo"
 # VirtualController's subclasses, by the end of their names.
 _BUSES: Final[tuple[tuple[str, DiskBus], ...]] = (
@@ -22,27 +22,27 @@ _BUSES: Final[tuple[tuple[str, DiskBus], ...]] = (
     ("LsiLogicSASController", "scsi"),
     ("BusLogicController", "scsi"),
 )
-# Of the files with a disk's bytes, where `fileName` is the descriptor's: its base's, and those of either kind of snapshot.
+# The endings of the files with a disk's bytes (`fileName` is the descriptor's): of its base, and of both kinds of snapshot.
 _EXTENTS: Final = ("-flat.vmdk", "-delta.vmdk", "-sesparse.vmdk")
 # vSphere's own limit is 32 snapshots.
 CHAIN_MAX: Final = 64
-# Files of these stores are objects: /folder has no bytes of them.
+# Files on these stores are objects, whose bytes /folder does not have.
 OBJECT_STORES: Final = frozenset({"vsan", "vsanD", "VVOL"})
 
 
 def type_name(thing: Any) -> str:
-    """Of pyvmomi's `vim.vm.device.VirtualDisk.FlatVer2BackingInfo`: VirtualDiskFlatVer2BackingInfo."""
+    """For pyvmomi's `vim.vm.device.VirtualDisk.FlatVer2BackingInfo`: VirtualDiskFlatVer2BackingInfo."""
     name: str = getattr(type(thing), "_wsdlName", type(thing).__name__)
     return name
 
 
 def shared_buses(devices: Sequence[Any]) -> list[Any]:
-    """The controllers whose disks other VMs may have, too: of a VM with one vSphere takes no snapshot."""
+    """The controllers whose disks other VMs may use, too: vSphere takes no snapshot of a VM with one."""
     return [device for device in devices if getattr(device, "sharedBus", None) not in (None, "noSharing")]
 
 
 def passed_through(devices: Sequence[Any]) -> list[Any]:
-    """The host's own devices, whose state no snapshot can hold; a shared graphics card (Vmiop) is none of them."""
+    """The host's own devices, whose state no snapshot can save; a shared graphics card (Vmiop) is not one of them."""
     return [
         device
         for device in devices
@@ -60,7 +60,7 @@ def label(device: Any) -> str:
 
 
 def store_of(disk: Any) -> str:
-    """The name of the datastore that its newest file lies in."""
+    """The name of the datastore of its newest file."""
     return str(getattr(disk.backing, "fileName", "")).partition("]")[0].removeprefix("[")
 
 
@@ -73,7 +73,7 @@ def controller_of(device: Any, devices: Sequence[Any]) -> Any:
 
 
 def not_tracked(device: Any, devices: Sequence[Any], settings: Sequence[Any]) -> str | None:
-    """The setting (of `config.extraConfig`) by which this one disk's changes are not tracked, though those of its VM are."""
+    """The setting (of `config.extraConfig`) that excludes this one disk from tracking, though its VM is tracked."""
     controller = controller_of(device, devices)
     name = f"{bus_of(controller)}{getattr(controller, 'busNumber', 0)}:{device.unitNumber}.ctkEnabled"
     off = (str(one.value).strip() for one in settings if str(one.key).lower() == name.lower())
@@ -81,13 +81,13 @@ def not_tracked(device: Any, devices: Sequence[Any], settings: Sequence[Any]) ->
 
 
 def place_name(device: Any, devices: Sequence[Any]) -> str:
-    """Where it is plugged in, as exports name it: ParaVirtualSCSIController0:1."""
+    """The place where it is attached, in the form of exports: ParaVirtualSCSIController0:1."""
     controller = controller_of(device, devices)
     return f"{type_name(controller)}{getattr(controller, 'busNumber', 0)}:{device.unitNumber}"
 
 
 def backings(disk: Any) -> Iterator[Any]:
-    """Of all its files, the newest first."""
+    """The backings of all its files, the newest first."""
     backing = disk.backing
     for _ in range(CHAIN_MAX):
         if backing is None:
@@ -101,9 +101,10 @@ def capacity_of(disk: Any) -> int:
 
 
 def allocated_of(disk: Any, files: Sequence[Any]) -> int | None:
-    """What the disk's files take, in bytes, by the platform's list of its VM's (`layoutEx.file`); None where one is not there.
+    """The space that the disk's files take, in bytes, from the platform's list of its VM's files (`layoutEx.file`); None, where
+    one is missing there.
 
-    A file of a thin disk is listed with what it takes, not with what it may grow to."""
+    The list has the present size of a thin disk's file, not its largest one."""
     sizes = {str(file.name): int(file.size) for file in files if file.type == "diskExtent"}
     stems = [str(getattr(backing, "fileName", "") or "").removesuffix(".vmdk") for backing in backings(disk)]
     taken = [next((sizes[stem + end] for end in _EXTENTS if stem + end in sizes), None) for stem in stems]
@@ -112,8 +113,8 @@ def allocated_of(disk: Any, files: Sequence[Any]) -> int | None:
 
 
 def deltas_of(disk: Any, files: Sequence[Any]) -> dict[str, int]:
-    """By datastore, the bytes that the disk's files above its lowest one take: what a removal of all snapshots writes again, to
-    where the lowest lies. Files that `layoutEx.file` does not list count as nothing."""
+    """By datastore, the bytes of the disk's files above its lowest one: a removal of all snapshots writes them again, to the
+    datastore of the lowest. Files that are missing in `layoutEx.file` count as nothing."""
     sizes = {str(file.name): int(file.size) for file in files if file.type == "diskExtent"}
     *above, lowest = [str(getattr(backing, "fileName", "") or "") for backing in backings(disk)] or [""]
     names = (name.removesuffix(".vmdk") + end for name in above for end in _EXTENTS)
@@ -121,18 +122,18 @@ def deltas_of(disk: Any, files: Sequence[Any]) -> dict[str, int]:
 
 
 def stores_of(disks: Sequence[Any]) -> list[Any]:
-    """The datastores that their files lie in: snapshots may lie elsewhere than what they are over."""
+    """The datastores of their files: snapshots may be on other datastores than their base."""
     found = [getattr(backing, "datastore", None) for disk in disks for backing in backings(disk)]
     return list({store._moId: store for store in found if store is not None}.values())  # noqa: SLF001 - pyvmomi's own name
 
 
 def encrypted(disk: Any) -> bool:
-    """Itself: not only the other files of its VM, as for one with a virtual TPM."""
+    """Whether the disk itself is encrypted, and not only the other files of its VM, as with a virtual TPM."""
     return any(getattr(backing, "keyId", None) is not None for backing in backings(disk))
 
 
 def chain(backing: Any) -> list[Any] | None:
-    """The disk's files from the newest snapshot's down to the flat one; None where they are not what /folder gives bytes of."""
+    """The disk's files from the newest snapshot's down to the flat one; None, where /folder does not give their bytes."""
     found: list[Any] = []
     while getattr(backing, "parent", None) is not None:
         kept_by_array = getattr(backing, "deltaDiskFormat", None) == "nativeFormat"
@@ -144,7 +145,7 @@ def chain(backing: Any) -> list[Any] | None:
 
 
 def not_held(disk: Any) -> str | None:
-    """Why no snapshot holds it still; None: they do."""
+    """Why no snapshot freezes it; None: they do."""
     backing = disk.backing
     kind = type_name(backing)
     if kind.startswith("VirtualDiskRawDiskMapping") and getattr(backing, "compatibilityMode", "") == "physicalMode":

@@ -1,6 +1,6 @@
 """A vSphere disk from the files of its datastore, over HTTPS (/folder). Blocking code.
 
-flat ◀── a snapshot's sparse file ◀── a newer one: each read, and the newest of a block is what counts
+flat ◀── a snapshot's sparse file ◀── a newer one: all are read, and for each block the newest counts
 """
 
 import zlib
@@ -17,14 +17,14 @@ from synvirt.errors import AuthFailed, Internal, UnsupportedFormat, VmNotFound
 from synvirt.live.vsphere.disks import capacity_of, chain
 from synvirt.live.vsphere.session import VimSession, library
 
-# Folders may lie in one another; a loop in what a platform says must have an end.
+# Folders may be nested; a loop in a platform's answer must end.
 FOLDERS_DEEP_MAX: Final = 64
-# That one datastore is mounted on: vSphere's own limit.
+# The most hosts that mount one datastore: vSphere's own limit.
 HOSTS_MAX: Final = 256
 ESXI_PORT: Final = 443
 
 
-# Whom the files are asked of: a host itself, and vCenter where it does not answer; vCenter alone; a host alone.
+# The source of the files: a host itself, and vCenter where it does not answer; only vCenter; only a host.
 Asked = Literal["host first", "vcenter", "host"]
 
 
@@ -37,10 +37,10 @@ def whole_disk(
     asked: Asked = "vcenter",
     host: str | None = None,
 ) -> ReaderSpec:
-    """The flat file, and what snapshots of the operator's have laid over it. `areas`: what of it was ever written. `host`: the
-    one to ask, by its name; None: any that has the file's datastore.
+    """The flat file, under the operator's snapshots. `areas`: its parts that were ever written. `host`: the one to ask, by its
+    name; None: any with the file's datastore.
 
-    The file is knocked at, so that what forbids it is known here: ReadForbidden, where another way may read the disk."""
+    It opens the file as a test, so that a refusal is known here: ReadForbidden, where another way may read the disk."""
     layers = chain(device.backing)
     if layers is None:
         raise UnsupportedFormat(
@@ -62,14 +62,15 @@ def whole_disk(
 
 
 def hosts_of(session: VimSession, device: Any) -> list[str]:
-    """The ESXi hosts that have the disk's datastore, by name; none, where vCenter does not say, or where the source is one."""
+    """The ESXi hosts with the disk's datastore, by name; none, where vCenter does not list them, or where the source is a
+    host."""
     backing = chain(device.backing)
     store = getattr(backing[-1], "datastore", None) if backing else None
     return [] if store is None else [name for name, _ in _hosts(session, store) if name]
 
 
 def _of_host(session: VimSession, flat: DatastoreSpec, asked: Asked, host: str | None) -> DatastoreSpec:
-    """One host that has the datastore. Of several hosts each file has its own, so that no single one sends all. A host that did
+    """One host with the datastore. Several files are spread over the hosts, so that no single one sends all. A host that did
     not answer lately is left out, unless no other may be asked."""
     hosts = [name for name, _ in flat.hosts if name and host in (None, name) and (asked == "host" or not session.is_mute(name))]
     if asked == "vcenter" or not hosts:
@@ -84,7 +85,7 @@ def _of_host(session: VimSession, flat: DatastoreSpec, asked: Asked, host: str |
 
 
 def _knocked(session: VimSession, flat: DatastoreSpec) -> DatastoreSpec:
-    """As it can be read: without the host that did not send it."""
+    """The spec that can be read: without a host that did not send the file."""
     reader = DatastoreReader(flat)
     reader.close()
     if flat.direct is None or flat.direct_only or reader.is_direct:
@@ -94,7 +95,7 @@ def _knocked(session: VimSession, flat: DatastoreSpec) -> DatastoreSpec:
 
 
 def small_file(session: VimSession, vm_id: str, name: str, most: int) -> bytes:
-    """A file of the VM's home, whole; its first `most` bytes, where it has more. ReadForbidden, where we may not read it."""
+    """A file of the VM's home; only its first `most` bytes, where it is longer. ReadForbidden, where we may not read it."""
     reader = open_reader(_named_file(session, vm_id, name, None, None))
     try:
         content = bytearray(min(reader.size, most))
@@ -109,7 +110,7 @@ def _file(session: VimSession, vm_id: str, backing: Any, size: int | None) -> Da
 
 
 def _named_file(session: VimSession, vm_id: str, name: str, lies_in: Any, size: int | None) -> DatastoreSpec:
-    """`name`: as vSphere writes it, «[store] folder/file». `lies_in`: that store, where it is known."""
+    """`name`: in vSphere's form, «[store] folder/file». `lies_in`: that store, where it is known."""
     store, _, path = name.removeprefix("[").partition("] ")
     within = session.machine(vm_id) if lies_in is None else lies_in
     return DatastoreSpec(
@@ -130,12 +131,12 @@ def _named_file(session: VimSession, vm_id: str, name: str, lies_in: Any, size: 
 
 
 def _hosts(session: VimSession, within: Any) -> tuple[tuple[str, str], ...]:
-    """Those that have the datastore, or run the VM: by name, with the thumbprint that vCenter knows. None where it does not
-    say, and none of an ESXi host, which has no other to send us to."""
+    """The hosts that have the datastore, or run the VM: by name, with the thumbprint that vCenter knows. None, where it does
+    not list them; none for an ESXi host as the source, which redirects to no other."""
     if str(session.content.about.apiType) != "VirtualCenter":
         return ()
     path = "runtime.host" if isinstance(within, library().vim.VirtualMachine) else "host"
-    with suppress(AuthFailed, VmNotFound):  # not for us to see, or removed meanwhile
+    with suppress(AuthFailed, VmNotFound):  # we may not see it, or it was removed meanwhile
         held = session.properties(within, (path,), what="look at a datastore").get(path)
         hosts = [mount.key for mount in held or ()] if path == "host" else [held]
         wanted = [(host, ("name", "summary.config.sslThumbprint")) for host in hosts if host is not None][:HOSTS_MAX]
@@ -145,12 +146,12 @@ def _hosts(session: VimSession, within: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _datacenter(session: VimSession, vm_id: str, within: Any) -> str:
-    """The inventory path of the datacenter that the disk's datastore lies in: /folder names datastores by it."""
+    """The inventory path of the datacenter with the disk's datastore: /folder names datastores by it."""
     vim = library().vim
     found = session.properties(within, ("name", "parent"), what="look at a datastore")
     parent, names = found.get("parent"), list[str]()
     for _ in range(FOLDERS_DEEP_MAX):
-        # The root folder has no place in a path; our user may not even see it.
+        # The root folder is not part of a path; our user may not even see it.
         if parent is None or parent._moId == session.content.rootFolder._moId:  # noqa: SLF001 - pyvmomi's own name
             break
         found = session.properties(parent, ("name", "parent"), what="look at a folder")
@@ -163,7 +164,7 @@ def _datacenter(session: VimSession, vm_id: str, within: Any) -> str:
 
 
 def _sparse_extent(described: DatastoreSpec) -> str:
-    """The path of the file with the bytes of a snapshot's disk, of which `described` is the descriptor."""
+    """The path of the file with the bytes of a snapshot's disk; `described` is its descriptor."""
     reader = open_reader(described)
     try:
         content = bytearray(min(reader.size, DESCRIPTOR_BYTES_MAX))

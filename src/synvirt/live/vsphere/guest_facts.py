@@ -1,8 +1,8 @@
-"""What runs in a guest, by the word of its VMware Tools, in the names that every platform's facts have (TellsOfGuest). Pure.
+"""Facts of a guest from its VMware Tools, with the common names of all platforms' facts (TellsOfGuest). Pure.
 
-`guest.*` is GuestInfo of the vSphere API; `guestInfo.detailed.data` is a line that Tools from 10.3.25 on write, words of the
-form name='value'; `guestinfo.appInfo` is what Tools from 11.1 on write every six hours: JSON, programs that run and their
-versions. The name that VMware itself has for a system is no fact of the guest, and is left out.
+`guest.*` is GuestInfo of the vSphere API; Tools from 10.3.25 on write `guestInfo.detailed.data`, a line of words of the form
+name='value'. Tools from 11.1 on write `guestinfo.appInfo` every six hours: JSON with running programs and their versions.
+VMware's own name for a system is no fact of the guest, and is left out.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ WANTED: Final = (
 )
 DETAILED, APPLICATIONS = "guestInfo.detailed.data", "guestinfo.appInfo"
 _WORD = re.compile(r"(\w+)='([^']{0,200})'")
-# Tools keep it below 62 KiB (open-vm-tools, appInfo).
+# Tools keep it under 62 KiB (open-vm-tools, appInfo).
 _APPLICATIONS_CHARS = 64 << 10
 
 
@@ -46,7 +46,7 @@ def guest_facts(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _addresses(nic: Any) -> Iterator[str]:
-    """With their prefixes; those that others reach it by."""
+    """The addresses by which others reach the card, with their prefixes."""
     config = getattr(nic, "ipConfig", None)
     for one in (config.ipAddress if config is not None else None) or ():
         try:
@@ -58,7 +58,7 @@ def _addresses(nic: Any) -> Iterator[str]:
 
 
 def _routes(stacks: Any) -> Iterator[tuple[str, str]]:
-    """Of IPv4, as `ip route` has them: neither those to one host, nor to groups."""
+    """The routes of IPv4, in the form of `ip route`: without those to one host, or to multicast."""
     for stack in stacks:
         for one in getattr(getattr(stack, "ipRouteConfig", None), "ipRoute", None) or ():
             try:

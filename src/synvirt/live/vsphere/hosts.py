@@ -1,7 +1,7 @@
-"""The ESXi hosts behind a vCenter, from where we are: by name, by port, by certificate. Blocking code.
+"""Checks the ESXi hosts behind a vCenter from here: by name, by port, by certificate. Blocking code.
 
-An export lease is sent by the host that has the VM, and VDDK reads from it; the files of a datastore come from a host that has
-it, or by vCenter.
+The host with the VM sends an export lease, and VDDK reads from it. The files of a datastore come from a host that has it, or
+through vCenter.
 """
 
 import socket
@@ -16,11 +16,11 @@ from synvirt.live.vsphere.session import VimSession, library
 from synvirt.model.sources import SourceCheck
 from synvirt.transport import tls
 
-# A cluster has 96 at the most; of more, those that come first are looked at.
+# A cluster has at most 96; of more, only the first are checked.
 HOSTS_MAX: Final = 96
 AT_ONCE: Final = 16
 HTTPS_PORT: Final = 443
-# VMware's NFC, by which VDDK reads.
+# VMware's NFC, which VDDK uses.
 VDDK_PORT: Final = 902
 CONNECT_TIMEOUT_S: Final = 5.0
 _PATHS: Final = ("name", "runtime.connectionState", "summary.config.product", "summary.config.sslThumbprint")
@@ -29,7 +29,7 @@ _HINT: Final = "an export lease, VDDK and transport esxi need it; files that are
 
 
 def checks(session: VimSession, *, by_vddk: bool) -> list[SourceCheck]:
-    """One a host; none where the source is itself one. What is wrong is a warning: there is a way without."""
+    """One check per host; none, where the source is a host itself. Errors are warnings, as there is another way."""
     if str(session.content.about.apiType) != "VirtualCenter":
         return []
     found = session.all_of([library().vim.HostSystem], _PATHS, what="look for its hosts")[:HOSTS_MAX]
@@ -55,7 +55,7 @@ def _check(host: Mapping[str, Any], *, by_vddk: bool) -> SourceCheck:
 
 
 def _from_here(name: str, thumbprint: str, *, by_vddk: bool) -> str | None:
-    """What is wrong."""
+    """The fault, if any."""
     try:
         der = tls.look(name, HTTPS_PORT).der
     except BadRequest as error:

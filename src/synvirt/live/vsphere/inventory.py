@@ -1,4 +1,4 @@
-"""What a vCenter or an ESXi host has: its VMs, their folders, hosts, networks and datastores. Blocking code."""
+"""The inventory of a vCenter or an ESXi host: its VMs, their folders, hosts, networks and datastores. Blocking code."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from synvirt.model.machine import VmManifest
 
 
 class Inventory:
-    """The inventory of one source, asked again by each call."""
+    """The inventory of one source, requested again by each call."""
 
     def __init__(self, session: VimSession, options: VimOptions) -> None:
         self._session, self._options = session, options
 
     def about(self) -> About:
-        """The product, its version, and which privileges our user has."""
+        """The product, its version, and our user's privileges."""
         library()
         about = self._session.call("say who it is", lambda content: content.about)
         version = f"{about.version} build {about.build}"
@@ -56,7 +56,7 @@ class Inventory:
         return found
 
     def manifest(self, vm_id: str) -> VmManifest:
-        """A VM as ours. VmNotFound."""
+        """A VM's manifest. VmNotFound."""
         found = self.vm(vm_id, INSPECTED)
         types, space = self.stores(found.get("datastore") or ())
         disks = virtual_disks(found.get("config.hardware.device") or ())
@@ -79,7 +79,7 @@ class Inventory:
     def ways(self, disks: Sequence[Any], store_types: Mapping[str, str]) -> Mapping[str, Way]:
         """The way to read each disk, by the disk's key."""
         wished, has_vddk = self._options.transport, self._options.vddk_libdir is not None
-        # Only the datastores of disks: we do not read the one that has the ISO image of a drive.
+        # Only the datastores of disks: we do not read the one with the ISO image of a drive.
         stores = stores_of(disks)
         asked = wished == "auto" and not has_vddk and stores
         missing = (
@@ -91,7 +91,7 @@ class Inventory:
         }
 
     def _folders(self) -> Mapping[str, tuple[str, Any]]:
-        """The name and the parent of each folder and datacenter, by its id. The root and each datacenter's folder of VMs have
+        """The name and the parent of each folder and datacenter, by its id. The root, and each datacenter's folder of VMs, have
         an empty name: the platform made them, and people do not see them."""
         vim = library().vim
         found = self._session.all_of([vim.Folder, vim.Datacenter], ("name", "parent"), what="list its folders")
@@ -104,7 +104,7 @@ class Inventory:
         return {one.id: shown(one.properties.get("name") or "") for one in found}
 
     def _surroundings(self, host: Any, networks: Sequence[Any]) -> tuple[str, Mapping[str, str]]:
-        """The name of the VM's host; and the names of its networks, by what its cards hold of them (`network_names`)."""
+        """The name of the VM's host; and the names of its networks, by the ids in its cards (`network_names`)."""
         wanted = [(network, NETWORK_PATHS.get(type_name(network), ("name",))) for network in networks]
         found: Mapping[str, Mapping[str, Any]] = {}
         with contextlib.suppress(AuthFailed, VmNotFound):  # our user may not see it, or it was just removed
@@ -118,7 +118,7 @@ def _is_datacenter(thing: Any) -> bool:
 
 
 def _path(folders: Mapping[str, tuple[str, Any]], parent: Any) -> str:
-    """As people see it: datacenter and folders."""
+    """The path that people see: datacenter and folders."""
     names: list[str] = []
     for _ in range(FOLDERS_DEEP_MAX):
         found = folders.get(parent._moId) if parent is not None else None  # noqa: SLF001

@@ -1,10 +1,10 @@
 """The third way to vSphere's disks: ExportSnapshot, and the lease (HttpNfcLease) under which a host sends them. Blocking code.
 
-    ask ─▶ initializing ─▶ ready: a URL a disk ─▶ progress reported now and then, while they are read ─▶ complete (else abort)
+    ask ─▶ initializing ─▶ ready: one URL per disk ─▶ regular reports of progress, while they are read ─▶ complete (else abort)
 
-«vSphere Web Services API», HttpNfcLease. A lease without reports of progress ends after `leaseTimeout`: so does one
-that its service left when the whole host went down; one of a service that was killed is aborted at once (`lease_guard`). It
-belongs to the session that asked for it.
+«vSphere Web Services API», HttpNfcLease. A lease without reports of progress ends after `leaseTimeout`, for example after the
+service's whole host went down. If only the service was killed, `lease_guard` aborts the lease at once. A lease belongs to the
+session that requested it.
 """
 
 import time
@@ -22,10 +22,10 @@ from synvirt.live.vsphere.session import VimSession, library
 
 READY_TIMEOUT_S: Final = 120.0
 READY_POLL_S: Final = 0.5
-# vSphere's own is 300 s: so long a lease that a crash has left is in the way of the next one.
+# vSphere's own limit is 300 s: so long the lease of a crash blocks the next one.
 BUSY_TIMEOUT_S: Final = 360.0
 BUSY_POLL_S: Final = 5.0
-# Said that often, or thrice within the lease's time where that is short.
+# How often it is renewed, or three times within the lease's time where that is short.
 RENEWED_EVERY_S: Final = 30.0
 RENEWED_IN_ITS_TIME: Final = 4
 HTTPS_PORT: Final = 443
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 class ExportLease:
-    """All disks of one snapshot. `open`, then `disk` of each; `renew` every `renewed_every_s`; `end` on every way out."""
+    """All disks of one snapshot. `open`, then `disk` of each; `renew` every `renewed_every_s`; `end` in any case."""
 
     def __init__(self, session: VimSession, snapshot_id: str) -> None:
         self._session, self.snapshot_id = session, snapshot_id
@@ -46,7 +46,7 @@ class ExportLease:
         self.renewed_every_s = RENEWED_EVERY_S
 
     def open(self, busy_timeout_s: float | None = None) -> None:
-        """SnapshotFailed when the snapshot is gone, SourceUnreachable when the platform has no lease for us in time."""
+        """SnapshotFailed, when the snapshot is gone; SourceUnreachable, when the platform gives us no lease in time."""
         self._guard = LeaseGuard(self._session)
         try:
             self._lease = self._asked(BUSY_TIMEOUT_S if busy_timeout_s is None else busy_timeout_s)
@@ -100,7 +100,7 @@ class ExportLease:
             time.sleep(READY_POLL_S)
 
     def renew(self) -> bool:
-        """False: there is nothing to renew any more."""
+        """False: there is nothing left to renew."""
         try:
             self._session.call("keep an export alive", self._say_progress)
         except (VmNotFound, Internal) as error:
@@ -112,13 +112,13 @@ class ExportLease:
 
     def _say_progress(self, _: Any) -> None:
         try:
-            # How far we are its reader knows, in another process; the platform takes any figure as a sign of life.
+            # Only its reader, in another process, knows the progress; the platform accepts any number as a sign of life.
             self._lease.HttpNfcLeaseProgress(percent=0)
-        except library().vim.fault.Timedout as error:  # of a lease it means that it ran out, not that another try may do
+        except library().vim.fault.Timedout as error:  # for a lease it means that it has expired, not that a retry may help
             raise Internal(f"{self._session.host} has ended the lease: it ran out") from error
 
     def end(self) -> None:
-        """Completed; aborted where it cannot be: it was never ready, or ran out. Idempotent."""
+        """Completes the lease; aborts it where it was never ready, or has expired. Idempotent."""
         lease, self._lease, self._urls = self._lease, None, ()
         if lease is not None:
             self._end(lease)
@@ -130,7 +130,7 @@ class ExportLease:
             try:
                 self._session.call("end an export", lambda _: end())  # noqa: B023
             except VmNotFound:
-                return  # it is over
+                return  # it has ended
             except SynvirtError as error:
                 log.info("an export lease does not end as asked", snapshot=self.snapshot_id, cause=error.detail)
             else:
@@ -139,13 +139,13 @@ class ExportLease:
     # ── its URLs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def disk(self, device: Any, devices: Sequence[Any]) -> LeaseSpec:
-        """How one of the snapshot's `devices` is read. UnsupportedFormat where the lease has no such disk."""
+        """How to read one of the snapshot's `devices`. UnsupportedFormat, where the lease does not have the disk."""
         url = self._url_of(device, devices)
         where = urlsplit(str(url.url))
         session, options = self._session, self._session.options
         if where.scheme != "https" or not where.hostname or where.username is not None:
             raise UnsupportedFormat(f"{session.host} exports disk {device.key} by {where.scheme or 'nothing'}, not by HTTPS")
-        # vCenter names the host that has the disk; a host that is asked itself does not know by which name: «*».
+        # vCenter names the host with the disk. A host as the source does not know its own name: «*».
         own = where.hostname == "*"
         host = session.host if own else where.hostname
         port = where.port or (session.port if own else HTTPS_PORT)
@@ -156,17 +156,18 @@ class ExportLease:
             port=port,
             target=where.path + (f"?{where.query}" if where.query else ""),
             verify_tls=options.verify_tls,
-            # The platform, whose own certificate was checked, names its host's: that one is right, no matter who signed it.
+            # The platform, whose own certificate was checked, names its host's certificate: that one is right, whoever signed
+            # it.
             thumbprint=thumbprint,
             fingerprint_sha256=options.fingerprint_sha256 if at_home else None,
-            # The session's cookie is for the platform alone and is sent to no other host. The URL itself holds a secret.
+            # The session's cookie is only for the platform, and is sent to no other host. The URL itself has a secret.
             cookie=session.cookie if at_home else "",
             size_bytes=capacity_of(device),
             name=str(getattr(device.backing, "fileName", None) or f"disk {device.key}"),
         )
 
     def _url_of(self, device: Any, devices: Sequence[Any]) -> Any:
-        """By where it is plugged in («/vm-12/ParaVirtualSCSIController0:1»), which its key ends with."""
+        """By the place where it is attached («/vm-12/ParaVirtualSCSIController0:1»), which is the end of its key."""
         wanted = place_name(device, devices)
         found = [url for url in self._urls if str(url.key).rpartition("/")[2] == wanted]
         if len(found) == 1:

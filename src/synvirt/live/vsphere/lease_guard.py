@@ -1,10 +1,10 @@
-"""An export lease is aborted by a process of its own when the service is killed: a lease that was not ended blocks
-the next one for five minutes, and holds the VM's files meanwhile.
+"""A separate process aborts an export lease when the service is killed: a lease that was not ended blocks the next one for five
+minutes, and locks the VM's files meanwhile.
 
-    stdin   one line: the platform, and the session that the lease belongs to; then a line a lease; then «over», or the end of
-            the input without it: then the leases are aborted, and the session is logged out
+    stdin   one line: the platform, and the session that the lease belongs to; then one line per lease; then «over», or the end
+            of the input without it: then the leases are aborted, and the session is logged out
 
-`python -m synvirt.live.vsphere.lease_guard`. Without pyvmomi: it runs as long as a disk is copied, and must be small.
+`python -m synvirt.live.vsphere.lease_guard`. It does not use pyvmomi, as it runs during a disk's copy and must be small.
 """
 
 import http.client
@@ -60,7 +60,7 @@ class LeaseGuard:
         self._tell(lease_id)
 
     def leave(self) -> None:
-        """All leases have ended, and the one who asked for them goes on. Idempotent."""
+        """All leases have ended, and the service goes on. Idempotent."""
         self._tell(_OVER)
         with suppress(OSError, ValueError):
             if self._child.stdin is not None:
@@ -72,7 +72,7 @@ class LeaseGuard:
             self._child.wait()
 
     def _tell(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # it is gone: a lease that is left runs out then
+        with suppress(OSError, ValueError):  # the guard is gone: a lease that is left then expires
             if self._child.stdin is not None:
                 self._child.stdin.write(line + "\n")
                 self._child.stdin.flush()

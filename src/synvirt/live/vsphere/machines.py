@@ -1,4 +1,4 @@
-"""vSphere's virtual machines as ours: a line of discovery, and the manifest. No I/O: what is read is handed in.
+"""vSphere's virtual machines as ours: a row of discovery, and the manifest. No I/O: the caller passes in what was read.
 
 Names of properties are those of the vSphere Web Services API: `VirtualMachine`, `VirtualMachineConfigInfo`, `VirtualDevice`.
 """
@@ -70,7 +70,7 @@ INSPECTED: Final = (
     "datastore",
     "network",
 )
-# Of a standard port group, a distributed one and one of NSX; of each what its cards name it by.
+# The properties of a standard, a distributed and an NSX port group by which cards name them.
 NETWORK_PATHS: Final[dict[str, tuple[str, ...]]] = {
     "Network": ("name",),
     "DistributedVirtualPortgroup": ("name", "key"),
@@ -88,12 +88,12 @@ _CBT_VERSION: Final = 7
 
 
 def shown(name: object) -> str:
-    """A name of the inventory as people wrote it: vSphere hands out «/», «\\» and «%» in it as %2f, %5c and %25."""
+    """A name of the inventory in its original form: vSphere writes «/», «\\» and «%» in it as %2f, %5c and %25."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), str(name))
 
 
 def row(vm_id: str, found: Mapping[str, Any], folder: str, host: str) -> VmRow:
-    """A VM as a list of a source shows it. `found`: its properties by name."""
+    """A VM for a source's list. `found`: its properties by name."""
     memory_mib = found.get("summary.config.memorySizeMB")
     stored = [found.get(f"summary.storage.{which}") for which in ("committed", "uncommitted")]
     return VmRow(
@@ -121,10 +121,9 @@ def manifest(
     space: Mapping[str, tuple[int, int]] | None = None,
     now: datetime | None = None,
 ) -> VmManifest:
-    """`store_types`: of each datastore's name, its type. `ways`: of each disk's key, by which way it will be read. `host`: the
-    name of the one it is on. `networks`: see `network_names`. `may_export`: our user may ask for an export
-    lease. `space`: of each datastore's name, its free bytes, and all that it has. `now`: None where
-    the age of snapshots is not wanted."""
+    """`store_types`: each datastore's type, by its name. `ways`: the way to read each disk, by its key. `host`: the name of the
+    VM's host. `networks`: see `network_names`. `may_export`: whether our user may request an export lease. `space`: each
+    datastore's free bytes and its capacity, by its name. `now`: None, where the age of snapshots is not wanted."""
     devices: Sequence[Any] = found.get("config.hardware.device") or ()
     boot = found.get("config.bootOptions")
     disks = _disks(found, devices, boot, ways)
@@ -155,7 +154,7 @@ def manifest(
 
 
 def cbt_reason(found: Mapping[str, Any]) -> str | None:
-    """Why no changes of the VM can be tracked; None: they can, as far as its disks can be."""
+    """Why no changes of the VM can be tracked; None: they can, if its disks can."""
     version = str(found.get("config.version") or "")
     digits = version.removeprefix("vmx-")
     if digits.isdecimal() and int(digits) < _CBT_VERSION:
@@ -180,7 +179,7 @@ def cbt_reason(found: Mapping[str, Any]) -> str | None:
 def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any, ways: Mapping[str, Way]) -> tuple[Disk, ...]:
     of_all = cbt_reason(found)
     tracked = bool(found.get("config.changeTrackingEnabled"))
-    # Where the whole VM is not tracked, what its disks are set to says nothing: it is all set again.
+    # If the whole VM is not tracked, its disks' settings do not matter: all are set again.
     settings = (found.get("config.extraConfig") or ()) if tracked else ()
     order = [one.deviceKey for one in getattr(boot, "bootOrder", None) or () if hasattr(one, "deviceKey")]
     files = found.get("layoutEx.file") or ()
@@ -202,7 +201,7 @@ def _disks(found: Mapping[str, Any], devices: Sequence[Any], boot: Any, ways: Ma
             unit=int(device.unitNumber or 0),
             boot_order=order.index(device.key) + 1 if device.key in order else None,
             source_path=str(getattr(device.backing, "fileName", "") or ""),
-            # Not by the VM alone: this disk may have been added since, or nothing have happened that made the host begin.
+            # Not by the VM alone: this disk may have been added later, or the host may not yet have begun.
             cbt_enabled=tracked and bool(getattr(device.backing, "changeId", None)),
             cbt_reason=of_all or (f"{label(device)} {why}" if why else None),
             read_by=ways[str(device.key)].name,
@@ -228,14 +227,14 @@ def _nics(found: Mapping[str, Any], devices: Sequence[Any], networks: Mapping[st
 
 
 def _network(backing: Any, networks: Mapping[str, str]) -> str:
-    """By the name that people know it by; by what the card holds, where the platform does not say more."""
+    """The network's name for people; else the card's own id, where the platform reports no more."""
     port = getattr(backing, "port", None)
     key = getattr(port, "portgroupKey", None) or getattr(backing, "opaqueNetworkId", None)
     return networks.get(str(key)) or shown(getattr(backing, "deviceName", None) or key or "")
 
 
 def network_names(found: Collection[Mapping[str, Any]]) -> dict[str, str]:
-    """The names of networks by what cards hold of them: a distributed port group's key, an opaque (NSX) network's id. `found`:
+    """The names of networks by the ids in cards: a distributed port group's key, an opaque (NSX) network's id. `found`:
     NETWORK_PATHS of each."""
     keys = [one.get("key") or getattr(one.get("summary"), "opaqueNetworkId", None) for one in found]
     return {str(key): shown(one["name"]) for key, one in zip(keys, found, strict=True) if key and one.get("name")}

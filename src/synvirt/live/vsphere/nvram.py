@@ -1,13 +1,13 @@
-"""UEFI variables as VMware's firmware keeps them, in the VM's `.nvram` file. No I/O.
+"""UEFI variables in the form of VMware's firmware, in the VM's `.nvram` file. No I/O.
 
     «MRVN», CMOS, its own state … │ «EFI_NV» … │ «VMWNVRAM» │ u32 │ bytes from «VMWNVRAM» on │ variables │ 0xff …
     a variable: vendor │ attributes │ bytes of name and data │ bytes of name │ name in UTF-16, with its end │ data
 
-VMware publishes no description. What others wrote reads the region and its records alike (virt-firmware's
-`varstore/vmware.py` for one); none was tried here on a file of a real host. So whatever does not fit exactly is refused, and
-stays behind. Of a signed variable they say only that 40 bytes lead its data. We read those as the UEFI specification has what
-a variable was signed with: EFI_TIME, then a WIN_CERTIFICATE, which says its own length
-(UEFI 2.10, EFI_VARIABLE_AUTHENTICATION_2). Numbers are little-endian.
+VMware publishes no description. Other readers agree on the region and its records (for example virt-firmware's
+`varstore/vmware.py`); none was tried here on a file of a real host. So anything that does not fit exactly is refused, and is
+not copied. About a signed variable they only say that 40 bytes precede its data. We read those in the UEFI specification's form
+of a signature: EFI_TIME, then a WIN_CERTIFICATE, which has its own length (UEFI 2.10, EFI_VARIABLE_AUTHENTICATION_2). Numbers
+are little-endian.
 """
 
 import struct
@@ -17,20 +17,20 @@ from uuid import UUID
 from synvirt.errors import Internal
 from synvirt.machines.ovmf_store import AUTHENTICATED_BY_TIME, UefiVariable, has_keys, store
 
-# Those of ESXi have 74 to 270 KiB.
+# Files of ESXi have 74 to 270 KiB.
 BYTES_MAX: Final = 4 << 20
 NAME_BYTES_MAX: Final = 4096
 _MAGIC: Final = b"VMWNVRAM"
 _REGION: Final = struct.Struct("<8sII")
 _VARIABLE: Final = struct.Struct("<16sIII")
 _TIME_BYTES: Final = 16
-# WIN_CERTIFICATE with the GUID that says which one: no certificate follows, as it was checked when the variable was written.
+# WIN_CERTIFICATE with the GUID of its kind: no certificate follows, as it was checked when the variable was written.
 _CERTIFICATE_BYTES_MIN: Final = 24
 
 
 def as_store(content: bytes, *, secure_boot: bool) -> bytes | None:
-    """As OVMF reads them. None where the file has none, as of a guest with BIOS or in an encrypted home; and where the VM boots
-    by Secure Boot but has no platform key, so that the caller enrols keys of his own. Internal."""
+    """The store in OVMF's form. None, where the file has none (a guest with BIOS, or an encrypted home), or where the VM uses
+    Secure Boot but has no platform key, so that the caller enrols its own keys. Internal."""
     found = variables(content)
     if found is None or (secure_boot and not has_keys(found)):
         return None
@@ -38,7 +38,7 @@ def as_store(content: bytes, *, secure_boot: bool) -> bytes | None:
 
 
 def variables(content: bytes) -> list[UefiVariable] | None:
-    """None: no region of variables. Internal: not in the form that is known."""
+    """None: no region of variables. Internal: not in the known form."""
     at = content.find(_MAGIC)
     if at < 0:
         return None
@@ -49,7 +49,7 @@ def variables(content: bytes) -> list[UefiVariable] | None:
 
 
 def _variables(content: bytes, start: int) -> list[UefiVariable]:
-    """ValueError, struct.error, UnicodeDecodeError. Of a variable that is there twice the later one counts."""
+    """ValueError, struct.error, UnicodeDecodeError. If a variable is there twice, the later one counts."""
     _, _, length = _REGION.unpack_from(content, start)
     at, end = start + _REGION.size, start + length
     if not at <= end <= len(content):
@@ -70,7 +70,7 @@ def _variables(content: bytes, start: int) -> list[UefiVariable]:
 
 
 def _unsigned(attributes: int, data: bytes) -> tuple[bytes, bytes]:
-    """When it was signed, and what."""
+    """The time of the signature, and the signed data."""
     if not attributes & AUTHENTICATED_BY_TIME:
         return bytes(_TIME_BYTES), data
     (certificate,) = struct.unpack_from("<I", data, _TIME_BYTES)

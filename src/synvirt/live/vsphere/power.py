@@ -1,4 +1,4 @@
-"""A vSphere VM switched off and on, and the note on one that has moved. Blocking code; all of it idempotent."""
+"""Switches a vSphere VM off and on, and adds the note to one that has moved. Blocking code; all of it idempotent."""
 
 import time
 from contextlib import suppress
@@ -13,9 +13,9 @@ from synvirt.model.plan import Shutdown
 
 OFF_POLL_S: Final = 2.0
 POWER_TIMEOUT_S: Final = 300.0
-# The platform's events of a VM's start: by people, by DRS, by HA; and of one that is about to start.
+# The platform's events for a VM's start: by people, by DRS, by HA; and for one that is about to start.
 STARTS: Final = ("VmPoweredOnEvent", "DrsVmPoweredOnEvent", "VmRestartedOnAlternateHostEvent", "VmStartingEvent")
-# The largest page; the usual one has 10, and which of a busy VM's starts are among them is up to the platform.
+# The largest page. The usual one has 10, and the platform chooses which of a busy VM's starts are among them.
 STARTS_MAX: Final = 1000
 NOT_KNOWN: Final = "not told"
 
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 def shut_down(session: VimSession, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
-    """By the guest itself, where its tools answer; by force once `timeout_s` are over. Off when it returns."""
+    """The guest shuts down by itself, where its tools answer; after `timeout_s` it is forced. Off on return."""
     if _state(session, vm_id) == "poweredOff":
         return
     if manner != "force" and _asked_to_shut_down(session, vm_id):
@@ -44,8 +44,8 @@ def power_on(session: VimSession, vm_id: str) -> None:
 def last_start(session: VimSession, vm_id: str) -> str:
     """Key and time of the newest event of a start. Where the platform lists none, the answer is always the same.
 
-    By a collector of events, for a host without vCenter knows no other way to ask; its latest page is in no order («vSphere
-    Web Services API», EventHistoryCollector). System.View is enough."""
+    By a collector of events, as a host without vCenter offers nothing else; its latest page has no order («vSphere Web Services
+    API», EventHistoryCollector). System.View is enough."""
     events, what = library().vim.event, f"tell when {vm_id} was started"
     of_vm = events.EventFilterSpec.ByEntity(entity=session.machine(vm_id), recursion="self")
     wanted = events.EventFilterSpec(entity=of_vm, eventTypeId=list(STARTS), maxCount=STARTS_MAX, disableFullMessage=True)
@@ -55,7 +55,7 @@ def last_start(session: VimSession, vm_id: str) -> str:
         try:
             return collector.latestPage or ()
         finally:
-            with suppress(Exception):  # it goes with the session
+            with suppress(Exception):  # it ends with the session
                 collector.DestroyCollector()
 
     try:
@@ -79,8 +79,8 @@ def mark(session: VimSession, vm_id: str, note: str) -> None:
 
 
 def _asked_to_shut_down(session: VimSession, vm_id: str) -> bool:
-    """False: the guest has no tools that take such calls. SourceUnreachable: the VM is in a state that takes none now; a guest
-    that could still be asked is not powered off."""
+    """False: the guest has no tools that accept such calls. SourceUnreachable: the VM is in a state that accepts none now; a
+    guest that could still be asked is not powered off."""
     fault = library().vim.fault
     deaf = (fault.ToolsUnavailable, library().vmodl.fault.NotSupported)
 
@@ -90,7 +90,7 @@ def _asked_to_shut_down(session: VimSession, vm_id: str) -> bool:
         except deaf:
             return False
         except fault.InvalidPowerState:
-            pass  # it went off meanwhile, or is suspended: who asked looks at its state
+            pass  # it went off meanwhile, or is suspended: the caller checks its state
         except fault.InvalidState as error:
             raise SourceUnreachable(
                 f"{session.host} cannot shut {vm_id} down in its present state", hint="it is moved or reconfigured: asked again"

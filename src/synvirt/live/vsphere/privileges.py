@@ -1,4 +1,4 @@
-"""What our vSphere user must be allowed, and what for. Blocking code."""
+"""The privileges that our vSphere user needs, and their purpose. Blocking code."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Literal
@@ -22,17 +22,17 @@ PRIVILEGES: Final = (
     ("Datastore.Browse", "read its disks"),
     ("Datastore.FileManagement", "read its disks"),
 )
-# Without it no file of a datastore is read.
+# Without it no file of a datastore can be read.
 FILES: Final = "Datastore.Browse"
-# What the third way to the disks takes instead of those of the datastores.
+# The third way to the disks needs this instead of those of the datastores.
 EXPORT: Final = (vim_ways.EXPORT, "read its disks by an export lease")
 _OF_FILES: Final = "Datastore."
 
 
 def checks(session: VimSession, transport: Literal["auto"] | WayName, *, has_vddk: bool) -> list[SourceCheck]:
-    """A check a privilege that `transport` needs; where an export lease is left, to lack those of files is a warning."""
+    """One check per privilege that `transport` needs. If an export lease is possible, missing ones for files are warnings."""
     vim = library().vim
-    # A privilege may be given on a part of the inventory alone: then a VM or a datastore of that part has it.
+    # A privilege may be granted only on a part of the inventory: then a VM or a datastore of that part has it.
     samples = [one.id for one in session.all_of([vim.VirtualMachine], ("name",), what="look for VMs")[:1]]
     stores = [one.id for one in session.all_of([vim.Datastore], ("name",), what="look for datastores")[:1]]
 
@@ -47,7 +47,7 @@ def checks(session: VimSession, transport: Literal["auto"] | WayName, *, has_vdd
 
     try:
         answer = session.call("say what we may do", ask)
-    except Internal as error:  # hosts of some versions do not know the question
+    except Internal as error:  # hosts of some versions do not know this call
         return [SourceCheck(name="privileges", ok=True, detail=f"not known: {error.detail}")]
     granted = {one.privId for entity in answer for one in entity.privAvailability if one.isGranted}
     needed = list(PRIVILEGES)
@@ -80,7 +80,7 @@ def _check(user: str, privilege: str, what_for: str, *, granted: set[str], may_e
 
 
 def may(session: VimSession, privilege: str, things: Sequence[Any]) -> bool:
-    """Has our user the privilege on all these? Where the platform does not say, it is tried."""
+    """Whether our user has the privilege on all these. Where the platform does not say, it is tried."""
 
     def ask(content: Any) -> Any:
         key = content.sessionManager.currentSession.key

@@ -1,4 +1,4 @@
-"""The disks of a snapshot, opened by one of the ways that ways.py names. Blocking code; only the lease's renewal is asyncio.
+"""Opens the disks of a snapshot by one of the ways in ways.py. Blocking code; only the lease's renewal is asyncio.
 
 adapter ─▶ SnapshotDisks.open ─▶ VddkSpec │ DatastoreSpec (files.py) │ LeaseSpec (lease.py)
 """
@@ -39,15 +39,15 @@ log = structlog.get_logger(__name__)
 SPARER_BUSY_S: Final = 30.0
 # The pauses before files are tried again that could be read before, and cannot be opened now.
 FILES_PAUSES_S: Final = (5.0, 15.0, 30.0)
-# What a deep test calls the way by a host, and how many hosts it tries: each takes some seconds.
+# A deep test's name of the way by a host, and how many hosts it tries: each takes some seconds.
 _BY_HOST: Final = "esxi "
 HOSTS_TRIED: Final = 16
-# Whom options.transport asks for files; a host first where it names neither.
+# The source of files by options.transport; a host first, where it names neither.
 _FILES_ASKED: Final[Mapping[str, vim_files.Asked]] = {"datastore": "vcenter", "esxi": "host"}
 
 
 class _Wanted(NamedTuple):
-    """A disk in a snapshot: its device among the VM's `devices`, as the snapshot has them."""
+    """A disk in a snapshot: its device among the VM's `devices`, both from the snapshot."""
 
     vm_id: str
     snapshot_id: str
@@ -56,7 +56,7 @@ class _Wanted(NamedTuple):
 
 
 class SnapshotDisks:
-    """The disks of the snapshot that was opened last. It holds that snapshot's export lease, if there is one; `end` ends it."""
+    """The disks of the snapshot that was opened last. It has that snapshot's export lease, if there is one; `end` ends it."""
 
     def __init__(self, session: VimSession, options: VimOptions, inventory: Inventory) -> None:
         self._session, self._options, self._inventory = session, options, inventory
@@ -69,7 +69,7 @@ class SnapshotDisks:
         self._renewed: ExportLease | None = None
 
     async def open(self, vm_id: str, snapshot_id: str, disk: Disk, since: str | None) -> ReaderSpec:
-        """As LiveAdapter.open_disk. While a lease is held, it is renewed."""
+        """Like LiveAdapter.open_disk. While a lease is held, it is renewed."""
         spec = await asyncio.to_thread(self._open, vm_id, snapshot_id, disk, since)
         if self._lease is not self._renewed:
             self._stop_renewing()
@@ -85,11 +85,11 @@ class SnapshotDisks:
             await asyncio.to_thread(lease.end)
 
     def forget(self) -> None:
-        """The next disk is opened as the platform is then."""
+        """The next disk is opened by the platform's state at that time."""
         self._ways = self._unexportable = None
 
     def ways_to(self, vm_id: str, snapshot_id: str, disk: Disk) -> list[str]:
-        """As LiveAdapter.ways_to."""
+        """Like LiveAdapter.ways_to."""
         device = self._wanted(vm_id, snapshot_id, disk).device
         types, _ = self._inventory.stores(stores_of([device]))
         in_files = chain(device.backing) is not None and types.get(store_of(device)) not in OBJECT_STORES
@@ -102,7 +102,7 @@ class SnapshotDisks:
         ]
 
     def open_by(self, way: str, vm_id: str, snapshot_id: str, disk: Disk) -> ReaderSpec:
-        """As LiveAdapter.open_by."""
+        """Like LiveAdapter.open_by."""
         wanted = self._wanted(vm_id, snapshot_id, disk)
         match way:
             case "lease":
@@ -149,7 +149,7 @@ class SnapshotDisks:
     # ── by files ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _by_files(self, wanted: _Wanted, since: str | None, areas: tuple[tuple[int, int], ...] | None) -> ReaderSpec:
-        """By an export lease instead, where the host turns out to forbid that we read the files."""
+        """By an export lease instead, where the host forbids us to read the files."""
         vm_id, snapshot_id, device, _ = wanted
         try:
             if areas is not None:
@@ -166,7 +166,7 @@ class SnapshotDisks:
             return self._exported(wanted, Way("lease", error.detail), since)
 
     def _knocked(self, wanted: _Wanted) -> ReaderSpec:
-        """The files of a disk that was read before. Another way has no deltas: so a short trouble is waited for."""
+        """The files of a disk that was read before. Another way has no deltas, so a short fault is waited for."""
         for pause_s in FILES_PAUSES_S:
             try:
                 return vim_files.whole_disk(self._session, wanted.vm_id, wanted.device, None, asked=self._files_asked)
@@ -180,14 +180,14 @@ class SnapshotDisks:
         return _FILES_ASKED.get(self._options.transport, "host first")
 
     def _sparser(self, wanted: _Wanted, whole: ReaderSpec) -> ReaderSpec:
-        """A disk of which the platform does not list what is allocated. By an export lease, where the plan expects that to save
-        most of it; if the lease fails while it is read, `whole` goes on from there."""
+        """A disk whose allocated parts the platform does not list. By an export lease, where the plan expects that to save most
+        of it; if the lease fails during the read, `whole` goes on from there."""
         vm_id, snapshot_id, device, _ = wanted
         # The plan of a tracked disk says «by its files», even where its host does not list what is allocated.
         tracked = getattr(device.backing, "changeId", None)
         if tracked or self._options.transport != "auto" or self._unexportable == snapshot_id:
             return whole
-        # Of the VM as it is now: a snapshot has no list of files.
+        # From the VM's present state, as a snapshot has no list of files.
         found = self._inventory.vm(vm_id, ("name", "config.hardware.device", "layoutEx.file"))
         files = found.get("layoutEx.file") or ()
         disks = virtual_disks(found.get("config.hardware.device") or ())
@@ -198,7 +198,7 @@ class SnapshotDisks:
             return replace(self._leased(snapshot_id, SPARER_BUSY_S).disk(device, wanted.devices), instead=whole)
         except (AuthFailed, Internal, SourceUnreachable, UnsupportedFormat) as error:
             log.info("no export lease: the whole disk is read", vm=vm_id, disk=device.key, cause=error.detail)
-            # Waited for once, not again by each disk.
+            # Waited for once, and not again by each disk.
             self._unexportable = snapshot_id
             return whole
 
@@ -218,7 +218,7 @@ class SnapshotDisks:
             self._lease.end()
             self._lease = None
         if self._lease is None:
-            # Kept before it is ready, so that `end` ends it whatever happens.
+            # Stored before it is ready, so that `end` ends it in any case.
             lease = self._lease = ExportLease(self._session, snapshot_id)
             try:
                 lease.open(busy_timeout_s)

@@ -1,9 +1,9 @@
-"""A session with vCenter or ESXi by pyvmomi: login, keep-alive, properties, tasks; faults become our errors. Blocking code.
+"""A session with vCenter or ESXi by pyvmomi: login, keep-alive, properties, tasks; and its faults as our errors. Blocking code.
 
 pyvmomi is an extra (`pip install synvirt[vmware]`). Without it, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1 (specification part 1:
-the control plane left out), `library` refuses with Internal, and so does everything that would ask the platform.
+the control plane left out), `library` raises Internal, and so do all requests to the platform.
 
-Only leaf properties are read, by the PropertyCollector: whole objects are megabytes on a real vCenter, and hold values that an
+Only leaf properties are read, by the PropertyCollector: whole objects are megabytes on a real vCenter, and have values that an
 older pyvmomi cannot read.
 """
 
@@ -32,22 +32,22 @@ from synvirt.model.access import SourceOptions
 from synvirt.transport import Recorder, https, tls
 
 SKIPPED: Final = "SYNVIRT_MIGRATOR_SKIP_GO_SHIM"
-# The first time limit of an answer. A question that takes longer is asked again, with twice the time (`_Answers`).
+# The first time limit of an answer. A request that takes longer is repeated, with twice the time (`_Answers`).
 ANSWER_TIMEOUT_S: Final = 45.0
 ANSWER_TIMEOUT_MAX_S: Final = 900.0
-# So long a platform that was slow is given more time from the start: a busy night.
+# A slow platform gets more time from the start for this long: for a busy night.
 SLOW_FOR_S: Final = 3600.0
-# Platforms whose slowness is remembered: more than one host has as sources.
+# The most platforms whose slowness is remembered: more than a host has as sources.
 SLOW_MAX: Final = 1000
-# vCenter itself waits no longer than this for a login. A session whose end a hanging platform does not answer runs out there.
+# vCenter itself waits no longer for a login. If a hanging platform does not answer the logout, the session expires there.
 LOGOUT_TIMEOUT_S: Final = 5.0
 # vCenter ends a session after 30 minutes without a call.
 KEEP_ALIVE_S: Final = 300.0
-# One page of a discovery: what vCenter makes in a fraction of a second.
+# One page of a discovery: vCenter makes it in a fraction of a second.
 PAGE_OBJECTS: Final = 500
-# A platform that never says «this was the last page» has 5 million VMs, or means us harm.
+# A platform that never ends its pages has 5 million VMs, or is hostile.
 PAGES_MAX: Final = 10_000
-# One, and one more for what another thread's lost session does to ours at that moment.
+# One; and one more in case another thread's lost session ends ours at that moment.
 LOGINS_A_CALL: Final = 2
 TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
 
@@ -61,7 +61,7 @@ def _imported() -> Any:
     from pyVmomi.SoapAdapter import SoapStubAdapter
     from pyVmomi.VmomiSupport import versionMap
 
-    # Its names of the API's versions by their numbers: 6.5 is «vim.version.version11».
+    # pyvmomi's names of the API's versions, by their numbers: 6.5 is «vim.version.version11».
     numbers = {key.removeprefix("vim25/"): name for key, name in versionMap.items() if key.startswith("vim25/")}
     return SimpleNamespace(vim=vim, vmodl=vmodl, stub=SoapStubAdapter, versions=numbers)
 
@@ -79,10 +79,10 @@ def library() -> Any:
 
 
 def busy_faults() -> tuple[type[Exception], ...]:
-    """Of errors that end by themselves: the same question may be answered a little later."""
+    """Errors that pass by themselves: the same request may succeed a little later."""
     vmware = library()
     fault = vmware.vim.fault
-    # HostCommunication is also HostNotConnected and HostNotReachable: vCenter answers, and cannot ask the VM's host.
+    # HostCommunication is also HostNotConnected and HostNotReachable: vCenter answers, but cannot reach the VM's host.
     return (
         fault.TaskInProgress,
         fault.Timedout,
@@ -93,17 +93,17 @@ def busy_faults() -> tuple[type[Exception], ...]:
 
 
 def passing_faults() -> tuple[type[Exception], ...]:
-    """What a call throws in passing. SystemError is vCenter's word for a trouble inside: a restart, its single sign-on. As the
+    """Faults of a call that pass. SystemError is vCenter's fault for an internal problem: a restart, its single sign-on. As the
     error of a task it means that the task itself has failed, and does not pass."""
     return (*busy_faults(), library().vmodl.fault.SystemError)
 
 
-# A firewall between us and a host is there for long; a try costs each disk some seconds, in the outage too.
+# A firewall between us and a host stays for long. A try costs each disk some seconds, in the outage too.
 MUTE_FOR_S: Final = 1800.0
 
 
 class _Answers:
-    """How long each platform may take to answer. Its time limit grows while it is slow: the same limit again would never do."""
+    """How long each platform may take to answer. Its time limit grows while it is slow, as the same limit would fail again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class _Answers:
             return limit_s if time.monotonic() < until else ANSWER_TIMEOUT_S
 
     def was_slow(self, host: str, port: int, limit_s: float) -> float:
-        """No answer came within `limit_s`; the limit from now on."""
+        """No answer came within `limit_s`; gives the new limit."""
         grown = min(2 * limit_s, ANSWER_TIMEOUT_MAX_S)
         with self._lock:
             self._slow.pop((host, port), None)
@@ -129,7 +129,8 @@ ANSWERS: Final = _Answers()
 
 
 def warn_if_missing() -> None:
-    """At the service's start, in the log, where an operator looks. Looked for and not loaded: it takes a while, and memory."""
+    """Logs a warning at the service's start, where an operator looks. It only looks for the library, as loading it takes time
+    and memory."""
     if os.environ.get(SKIPPED) == "1":
         log.warning("vSphere is not served", cause=f"switched off by {SKIPPED}=1")
     elif find_spec("pyVmomi") is None:
@@ -138,7 +139,7 @@ def warn_if_missing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An object's id and those of the properties asked for that it has."""
+    """An object's id, and those of the requested properties that it has."""
 
     id: str
     properties: Mapping[str, Any]
@@ -159,7 +160,7 @@ class VimSession:
         self._recorder = recorder
         self.host, self.port = place.host or "", place.port or 443
         self.login_, self.options = login, options
-        # Hosts that did not send a file themselves, and until when they are not asked again.
+        # Hosts that did not send a file, and until when they are not asked again.
         self._mute: dict[str, float] = {}
         self.api_version = versions.OLDEST
         self._stub: Any = None
@@ -178,7 +179,7 @@ class VimSession:
 
     @property
     def cookie(self) -> str:
-        """What names the session in a request: a secret."""
+        """The cookie of the session in a request: a secret."""
         return str(self._stub.cookie or "").partition(";")[0]
 
     # ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,7 +194,7 @@ class VimSession:
             limit_s = ANSWERS.limit_s(self.host, self.port)
             theirs = versions.listed(self.host, self.port, trust, limit_s)
             self.api_version = versions.chosen(self.host, theirs, vmware.versions)
-            # Not pyvmomi's own thumbprint: it looks at that only where the authority is not trusted.
+            # Not pyvmomi's own thumbprint, which it checks only if the authority is not trusted.
             made = vmware.stub if self._recorder is None else tapped(vmware.stub, self._recorder)
             self._stub = made(
                 host=self.host,
@@ -205,7 +206,7 @@ class VimSession:
                 customHeaders={"User-Agent": f"SynVirt/{__version__}"},
                 acceptCompressedResponses=self._recorder is None,
             )
-            self._stub.scheme = https.Connection  # pyvmomi's own would ask a name server again, and go wherever it says
+            self._stub.scheme = https.Connection  # pyvmomi's own would ask a name server again, without the guard
             undo.callback(self._forget)
             self._content = vmware.vim.ServiceInstance("ServiceInstance", self._stub).RetrieveContent()
             if getattr(self._content, "sessionManager", None) is None:
@@ -223,18 +224,18 @@ class VimSession:
         self._logins += 1
 
     def close(self) -> None:
-        """Idempotent; what threads still ask afterwards is refused."""
+        """Idempotent; later calls of threads are refused."""
         with self._changing:
             self._closed = True
             if self._content is not None:
-                # Who closes waits for it, a cancelled job for one: a platform that hangs is not waited for.
+                # Its caller waits for it, for example a cancelled job: so it does not wait for a hanging platform.
                 self._limit(LOGOUT_TIMEOUT_S)
                 with suppress(Exception):  # the session ends by itself
                     self._content.sessionManager.Logout()
                 self._forget()
 
     def _limit(self, seconds: float) -> None:
-        """Of the answers on connections that are made from now on: none that lies idle has another."""
+        """Sets the time limit of answers on new connections; idle ones with another limit are closed."""
         self._stub.schemeArgs["timeout"] = seconds
         self._stub.DropConnections()
 
@@ -251,7 +252,7 @@ class VimSession:
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def call(self, what: str, use: Callable[[Any], T]) -> T:
-        """`use(content)`, its faults as our errors: «cannot `what`: …»."""
+        """Calls `use(content)`; its faults become our errors: «cannot `what`: …»."""
         vmware = library()
         with self.mapped(what):
             for left in reversed(range(LOGINS_A_CALL + 1)):
@@ -294,16 +295,16 @@ class VimSession:
         return self.managed(library().vim.vm.Snapshot, snapshot_id)
 
     def managed(self, kind: Any, id_: str) -> Any:
-        """The object of this id, there or not."""
+        """The object of this id, whether it exists or not."""
         return kind(id_, self._stub)
 
     def properties(self, reference: Any, paths: Iterable[str], *, what: str) -> Mapping[str, Any]:
-        """Those of the leaf properties that the object has. VmNotFound when it is gone."""
+        """Those of the leaf properties that the object has. VmNotFound, when it is gone."""
         rows = self.call(what, lambda content: self._retrieved(content, [self._of_object(reference, paths)]))
         return rows[0].properties if rows else {}
 
     def each(self, wanted: Iterable[tuple[Any, Sequence[str]]], *, what: str) -> Mapping[str, Mapping[str, Any]]:
-        """Of several objects the leaf properties asked for, the same of all of one type, by the objects' ids: one question.
+        """For several objects the requested leaf properties, the same for all of one type, by the objects' ids; in one request.
         An object that is gone, or that our user may not see, is left out."""
         asked = list(wanted)
         if not asked:
@@ -319,14 +320,14 @@ class VimSession:
         return {row.id: row.properties for row in rows if row.properties}
 
     def all_of(self, types: list[Any], paths: Iterable[str], *, what: str) -> list[Row]:
-        """All objects of a type, wherever they lie in the inventory, page by page."""
+        """All objects of a type, anywhere in the inventory, page by page."""
 
         def ask(content: Any) -> list[Row]:
             view = content.viewManager.CreateContainerView(content.rootFolder, types, True)
             try:
                 return self._retrieved(content, [self._of_view(view, kind, paths) for kind in types])
             finally:
-                with suppress(Exception):  # it goes with the session
+                with suppress(Exception):  # it ends with the session
                     view.DestroyView()
 
         return self.call(what, ask)
@@ -360,14 +361,14 @@ class VimSession:
         return rows
 
     def wait(self, task: Any, *, what: str, timeout_s: float) -> Any:
-        """The task's result. Its fault is raised as ours; SourceUnreachable when it takes longer."""
+        """The task's result. Its fault is raised as ours; SourceUnreachable, when it takes longer."""
         deadline = time.monotonic() + timeout_s
         for pause_s in _pauses():
-            # Leaves alone: a finished task's entity may be an object that is gone.
+            # Only leaves: a finished task's entity may be gone.
             try:
                 found = self.properties(task, ("info.state", "info.error", "info.result"), what=what)
             except VmNotFound as error:
-                # A vCenter that was restarted has forgotten its tasks; hosts carry them out all the same.
+                # A restarted vCenter has forgotten its tasks, but hosts still do them.
                 raise SourceUnreachable(
                     f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at again"
                 ) from error
@@ -384,7 +385,7 @@ class VimSession:
     # ── hosts that send files ────────────────────────────────────────────────────────────────────────────────────────
 
     def was_mute(self, host: str) -> None:
-        """It did not send a file: for MUTE_FOR_S vCenter is asked in its place."""
+        """The host did not send a file: for MUTE_FOR_S vCenter is asked instead."""
         self._mute[host] = time.monotonic() + MUTE_FOR_S
 
     def is_mute(self, host: str) -> bool:
@@ -394,7 +395,7 @@ class VimSession:
 
     @contextmanager
     def mapped(self, what: str, passing: tuple[type[Exception], ...] | None = None) -> Iterator[None]:
-        """Whatever pyvmomi raises, as one of our errors. `passing`: the faults that pass by themselves, SourceUnreachable."""
+        """Turns any error of pyvmomi into one of ours. `passing`: the faults that pass by themselves, as SourceUnreachable."""
         try:
             yield
         except SynvirtError:
@@ -403,7 +404,7 @@ class VimSession:
             raise self._as_ours(what, error, passing_faults() if passing is None else passing) from error
 
     def _as_ours(self, what: str, error: Exception, passing: tuple[type[Exception], ...]) -> SynvirtError:  # noqa: PLR0911
-        """A table in the form of code: the first that fits."""
+        """A table in the form of code: the first match counts."""
         vmware = library()
         fault = vmware.vim.fault
         cannot = f"{self.host} cannot {what}: "
@@ -447,7 +448,7 @@ class VimSession:
 
 
 def _in_words(error: Exception) -> str:
-    """A fault's name, and what the platform says of it, in one line."""
+    """A fault's name and the platform's text, in one line."""
     said = " ".join(str(getattr(error, "msg", None) or "").split())
     return f"{type(error).__name__.rpartition('.')[2]}{f' ({said[:300]})' if said else ''}"
 

@@ -1,7 +1,7 @@
-"""pyvmomi's own connections, each answer of which a recorder is given too (`sources record`).
+"""pyvmomi's own connections; a recorder gets each answer too (`sources record`).
 
-pyvmomi has no place for a listener: its stub takes an HTTP connection, asks, and reads the answer from it
-(SoapAdapter.SoapStubAdapter.InvokeMethod). Here the connection is one that reads the answer as a whole first.
+pyvmomi has no hook for a listener: its stub takes an HTTP connection, sends the request, and reads the answer from it
+(SoapAdapter.SoapStubAdapter.InvokeMethod). This connection reads the whole answer first.
 """
 
 import io
@@ -10,13 +10,13 @@ from typing import Any, Final
 from synvirt.errors import SourceUnreachable
 from synvirt.transport import Answer, Recorder
 
-# A page of 500 VMs is some MiB. An answer without end is for no memory.
+# A page of 500 VMs has some MiB. An endless answer must not fill the memory.
 _ANSWER_MAX: Final = 256 << 20
 
 
 def tapped(stub: Any, recorder: Recorder) -> Any:
-    """The class `stub`, a SoapStubAdapter, with all that it is answered given to the recorder. To be made with
-    acceptCompressedResponses=False: what is recorded is what came."""
+    """The class `stub`, a SoapStubAdapter, which also gives all its answers to the recorder. Create it with
+    acceptCompressedResponses=False, as the raw answer is recorded."""
 
     class Tapped(stub):  # type: ignore[misc]
         def GetConnection(self) -> "_Connection":  # noqa: N802 - pyvmomi's name
@@ -29,7 +29,7 @@ def tapped(stub: Any, recorder: Recorder) -> Any:
 
 
 class _Connection:
-    """What InvokeMethod calls of an HTTPConnection."""
+    """The methods of HTTPConnection that InvokeMethod calls."""
 
     def __init__(self, inner: Any, recorder: Recorder) -> None:
         self.inner, self._recorder = inner, recorder
@@ -54,7 +54,7 @@ class _Connection:
 
 
 class _Response(io.BytesIO):
-    """The answer, to be read once more."""
+    """The answer, to be read again."""
 
     def __init__(self, found: Any, body: bytes) -> None:
         super().__init__(body)

@@ -1,10 +1,10 @@
-"""Which version of its API is used with a vSphere. Blocking code.
+"""Chooses the version of a vSphere's API. Blocking code.
 
-    GET /sdk/vimServiceVersions.xml ─▶ namespace urn:vim25: its version, and earlier ones that it serves too
+    GET /sdk/vimServiceVersions.xml ─▶ namespace urn:vim25: its version, and earlier ones that it supports
 
-«vSphere Web Services SDK Programming Guide». All that we call and read is in 6.5, and a newer version would only send more
-that an older pyvmomi cannot read: so the oldest from 6.5 on that both sides have. With a platform that has no such list 6.5 is
-used; the first call then says better what is wrong with it.
+«vSphere Web Services SDK Programming Guide». All that we call and read is in 6.5, and a newer version would only send more that
+an older pyvmomi cannot read. So the oldest one from 6.5 on that both sides have is used. With a platform without such a list it
+is 6.5; then the first call gives a better error.
 """
 
 import http.client
@@ -19,14 +19,14 @@ from synvirt.xml_document import children, parse, text
 OLDEST: Final = "6.5"
 PATH: Final = "/sdk/vimServiceVersions.xml"
 _NAMESPACE: Final = "urn:vim25"
-# A vCenter's lists some forty versions, in 2 KiB.
+# A vCenter's list has some forty versions, in 2 KiB.
 _BYTES_MAX: Final = 256 << 10
 _NUMBERS_MAX: Final = 8
 _DIGITS_MAX: Final = 9
 
 
 def listed(host: str, port: int, trust: ssl.SSLContext, timeout_s: float) -> list[str]:
-    """Those that the platform lists, the newest first; none where it has no such list. OSError, HTTPException."""
+    """The platform's versions, the newest first; none, where it has no such list. OSError, HTTPException."""
     connection = https.Connection(host, port, timeout=timeout_s, context=trust)
     try:
         connection.request("GET", PATH)
@@ -50,11 +50,11 @@ def listed(host: str, port: int, trust: ssl.SSLContext, timeout_s: float) -> lis
 
 
 def chosen(host: str, theirs: Iterable[str], ours: Container[str]) -> str:
-    """The oldest from 6.5 on that is among both. UnsupportedFormat where there is none: it is older, or much newer."""
+    """The oldest common version from 6.5 on. UnsupportedFormat, where there is none: the platform is older, or much newer."""
     spoken = [(number, version) for version in theirs if (number := _number(version)) is not None]
     if not spoken:
         return OLDEST
-    # As the API numbers itself: 6.5, 6.7.3, 7.0.3.0, 8.0.2.0.
+    # The API's own numbers: 6.5, 6.7.3, 7.0.3.0, 8.0.2.0.
     common = [one for one in spoken if one[0] >= (6, 5) and one[1] in ours]
     if common:
         return min(common)[1]
@@ -71,7 +71,7 @@ def chosen(host: str, theirs: Iterable[str], ours: Container[str]) -> str:
 
 
 def _number(version: str) -> tuple[int, ...] | None:
-    """None for what is no number of dots and digits: «2.5u2», the names of internal versions."""
+    """None, where it is not made of digits and dots: «2.5u2», the names of internal versions."""
     parts = version.split(".")
     if len(parts) > _NUMBERS_MAX or not all(part.isascii() and part.isdigit() and len(part) <= _DIGITS_MAX for part in parts):
         return None

@@ -7,7 +7,7 @@ from synvirt.live.vsphere.disks import OBJECT_STORES, allocated_of, capacity_of,
 
 WayName = Literal["vddk", "datastore", "esxi", "lease"]
 
-# What the operator reads.
+# The texts for the operator.
 READ_BY: Final[dict[WayName, str]] = {
     "vddk": "VDDK, VMware's own transport",
     "datastore": "the datastore's files over HTTPS (/folder)",

@@ -1,4 +1,4 @@
-"""XenServer and XCP-ng pools by XenAPI on port 443. asyncio outside, threads inside; __init__.py says what its parts do."""
+"""XenServer and XCP-ng pools by XenAPI on port 443. asyncio outside, threads inside; __init__.py describes its parts."""
 
 import asyncio
 import contextlib
@@ -73,7 +73,7 @@ class XenApi:
                 await asyncio.to_thread(self._session.keep_alive)
 
     async def rest(self) -> None:
-        """Only the session is open: all readers that use it have ended."""
+        """Only the session stays open: all readers that use it have ended."""
 
     async def close(self) -> None:
         if self._keeping is not None:
@@ -187,5 +187,5 @@ class XenApi:
         await asyncio.to_thread(power.power_on, self._session, vm_id)
 
     async def mark(self, vm_id: str, note: str) -> None:
-        with contextlib.suppress(VmNotFound):  # a VM that is gone needs no mark: it cannot start
+        with contextlib.suppress(VmNotFound):  # a VM that is gone needs no mark, as it cannot start
             await asyncio.to_thread(power.mark, self._session, vm_id, note)

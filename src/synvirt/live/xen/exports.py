@@ -1,4 +1,4 @@
-"""How a worker reads a VDI: by NBD over TLS, or by /export_raw_vdi; and what changed between two of them. Blocking code."""
+"""How a worker reads a VDI: by NBD over TLS, or by /export_raw_vdi; and the changes between two of them. Blocking code."""
 
 import base64
 import binascii
@@ -21,11 +21,11 @@ from synvirt.machines.xenapi import NULL, Record, listed, text
 from synvirt.transport import tls
 
 NBD_PORT_MAX: Final = 65535
-# A bit of the platform's bitmap is 64 KiB. Which end of a byte comes first is not documented: so whole bytes are taken.
+# A bit of the platform's bitmap means 64 KiB. The order of the bits in a byte is not documented, so whole bytes are used.
 CHANGED_BYTES: Final = 8 * 65536
 # Each is a host of the pool that can see the disk.
 SERVERS_MAX: Final = 8
-# Changes by other errors than these say nothing of the tracking.
+# Other errors about changes mean nothing for the tracking.
 _NO_TRACKING: Final = frozenset({"VDI_NO_CBT_METADATA", "VDI_INCOMPATIBLE_TYPE", "VDI_MISSING", "SR_OPERATION_NOT_SUPPORTED"})
 
 log = structlog.get_logger(__name__)
@@ -35,8 +35,8 @@ log = structlog.get_logger(__name__)
 
 
 def by_nbd(session: XenSession, vdi_ref: str, vdi: Record, folder: Path) -> NbdTlsSpec:
-    """The first server that serves it. The certificate that the pool names is the one that must be shown, made out to the name
-    that it names. SourceUnreachable."""
+    """The first server that serves it. It must show the certificate that the pool reports, issued for the name that the pool
+    reports. SourceUnreachable."""
     offered = session.call("say where its disks are served", "VDI.get_nbd_info", vdi_ref)
     troubles: list[str] = []
     for server in list(offered or ())[:SERVERS_MAX]:
@@ -72,7 +72,7 @@ def _server(server: Record, vdi: Record, folder: Path) -> NbdTlsSpec:
 
 
 def _checked_as(address: str, subject: str, pem: str) -> str:
-    """The name or address that leads to the server, and that its certificate is made out to."""
+    """The name or address that leads to the server and that its certificate is issued for."""
     shown = f"{clean(subject)[:200]!r}"
     if not tls.made_out_to(pem, subject):
         raise SourceUnreachable(f"the NBD certificate of {clean(address)} is not made out to {shown}, as the pool says it is")
@@ -94,7 +94,7 @@ def _checked_as(address: str, subject: str, pem: str) -> str:
 
 
 def by_export(session: XenSession, vdi_ref: str, vdi: Record, *, raw: bool, base: str | None = None) -> XapiExportSpec:
-    """`base`: the reference of an older snapshot, of which only the difference comes."""
+    """`base`: the reference of an older snapshot; then only the difference from it comes."""
     host_ref, address = _host_of(session, text(vdi, "SR"))
     at_home = not address or address == session.host
     trust = session.trust(session.host)
@@ -113,7 +113,7 @@ def by_export(session: XenSession, vdi_ref: str, vdi: Record, *, raw: bool, base
 
 
 def _host_of(session: XenSession, sr_ref: str) -> tuple[str, str]:
-    """A host that sees the storage, the coordinator before others: reference and address."""
+    """A host that sees the storage, the coordinator first: reference and address."""
     sr: Record = session.call("look for the storage's hosts", "SR.get_record", sr_ref)
     found: list[tuple[str, str]] = []
     for one in listed(sr, "PBDs"):
@@ -130,7 +130,7 @@ def _host_of(session: XenSession, sr_ref: str) -> tuple[str, str]:
 
 
 def older(session: XenSession, uuid: str, vdi: Record, key: str) -> tuple[str, Record]:
-    """The snapshot's VDI that a change id names. CbtReset when it is gone, or is of another disk."""
+    """The snapshot's VDI of a change id. CbtReset, when it is gone, or belongs to another disk."""
     try:
         reference = str(session.asked("VDI.get_by_uuid", uuid))
         found: Record = session.asked("VDI.get_record", reference)
@@ -154,14 +154,15 @@ def base_of(session: XenSession, uuid: str, vdi: Record, key: str) -> str:
 
 
 def changed(session: XenSession, uuid: str, vdi_ref: str, vdi: Record, key: str) -> tuple[tuple[int, int], ...]:
-    """(start, length) of what changed since the older snapshot's VDI. CbtReset where the platform does not know any more."""
+    """(start, length) of the changes since the older snapshot's VDI. CbtReset, where the platform does not know them any
+    more."""
     reference, found = older(session, uuid, vdi, key)
     if not is_true(text(found, "cbt_enabled")) or not is_true(text(vdi, "cbt_enabled")):
         raise _reset(key, "changed block tracking was switched off meanwhile")
     try:
         answer = session.asked("VDI.list_changed_blocks", reference, vdi_ref)
     except XapiFailure as failure:
-        # The storage manager's own words for it: SR_BACKEND_FAILURE_460, «Source and target VDI are unrelated».
+        # The storage manager's own code for it: SR_BACKEND_FAILURE_460, «Source and target VDI are unrelated».
         if failure.code in _NO_TRACKING or failure.code.startswith("SR_BACKEND_FAILURE"):
             raise _reset(key, failure.text) from failure
         raise session.as_ours("say what changed", failure) from failure
@@ -169,7 +170,7 @@ def changed(session: XenSession, uuid: str, vdi_ref: str, vdi: Record, key: str)
 
 
 def areas(answer: Any, size: int) -> tuple[tuple[int, int], ...]:
-    """Of a bitmap in base64. Internal where it is none, or does not cover the disk."""
+    """The areas in a bitmap in base64. Internal, where it is none, or does not cover the disk."""
     try:
         bitmap = base64.b64decode(str(answer), validate=False)
     except (binascii.Error, ValueError) as error:

@@ -1,8 +1,8 @@
-"""What runs in a guest, by the word of its Xen tools: the record VM_guest_metrics of the XenAPI, in the names that every
-platform's facts have (TellsOfGuest). Pure.
+"""Facts of a guest from its Xen tools: the record VM_guest_metrics of the XenAPI, with the common names of all platforms' facts
+(TellsOfGuest). Pure.
 
-`os_version` has `name` (of Linux, what /etc/os-release says; of Windows, its name and its folder, with bars between), `distro`
-and `uname`; `networks` has `0/ip`, and newer tools `0/ipv4/0`, `0/ipv6/0`: of the card whose device number is first.
+`os_version` has `name` (for Linux from /etc/os-release; for Windows its name and its folder, with bars between), `distro` and
+`uname`; `networks` has `0/ip`, and with newer tools `0/ipv4/0`, `0/ipv6/0`; the first number is the card's device number.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ from synvirt.model.facts import FACTS_MAX, bounded, several, short
 
 
 def guest_facts(metrics: Mapping[str, Any], macs: Mapping[str, str]) -> dict[str, str]:
-    """None, while no tools run. `macs`: by device number. Prefixes are not known: addresses stand alone."""
+    """None, while no tools run. `macs`: by device number. Prefixes are not known: addresses have none."""
     facts: dict[str, str] = {}
     version, other = _table(metrics, "os_version"), _table(metrics, "other")
     if name := short(version.get("name", "")).partition("|")[0].strip():

@@ -1,4 +1,4 @@
-"""XenServer's VMs as ours: a line of discovery, and the manifest with what is special to a pool. Blocking code."""
+"""XenServer's VMs as ours: a row of discovery, and the manifest with the facts that only a pool has. Blocking code."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -15,19 +15,19 @@ from synvirt.machines.xenapi import NULL, Record, Records, listed, table, text
 from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.sizes import GIB
 
-# The storage manager refuses a snapshot of a disk that lies on so many layers; it joins them by and by.
+# The storage manager refuses a snapshot of a disk with so many layers; it joins them over time.
 CHAIN_MAX: Final = 30
-# Our judgement: a warm job's snapshots add two at the most, and others may take some, too.
+# Our judgement: a warm job's snapshots add at most two, and others may take some, too.
 CHAIN_RISKY: Final = 24
-# Of a store whose snapshots grow by what is written: with less of it free a snapshot is a risk. Our judgement.
+# The share of a store that must be free, if its snapshots grow with writes: with less, a snapshot is a risk. Our judgement.
 LOW_SPACE: Final = 0.1
 LEAST_FREE_BYTES: Final = 1 * GIB
-# What is said of UEFI variables that stay behind.
+# Concerns about UEFI variables that are not copied.
 _OF_VARIABLES: Final = {"uefi-state-lost", "secure-boot"}
 
 
 class Machine(NamedTuple):
-    """A VM and all records that belong to it. `vdis`: its disks' references by our key, their UUID."""
+    """A VM and all its records. `vdis`: its disks' references by our key, their UUID."""
 
     reference: str
     record: Record
@@ -60,7 +60,7 @@ def guest_facts(session: XenSession, vm_id: str) -> dict[str, str]:
 
 
 def rows(session: XenSession) -> list[VmRow]:
-    """All VMs that are neither templates, nor snapshots, nor a host's own domain."""
+    """All VMs, without templates, snapshots and a host's own domain."""
     what = "list its VMs"
     vms: Mapping[str, Record] = session.call(what, "VM.get_all_records")
     guests: Mapping[str, Record] = session.call(what, "VM_guest_metrics.get_all_records")
@@ -101,7 +101,7 @@ def machine(session: XenSession, vm_id: str) -> Machine:
             try:
                 kept[wanted] = session.asked(f"{kind}.get_record", wanted)
             except XapiFailure as failure:
-                if failure.code != "HANDLE_INVALID":  # it went meanwhile
+                if failure.code != "HANDLE_INVALID":  # it was removed meanwhile
                     raise session.as_ours(what, failure) from failure
         return kept.get(wanted, {})
 
@@ -121,7 +121,7 @@ def machine(session: XenSession, vm_id: str) -> Machine:
 
 
 def ways(session: XenSession, vm: Machine, wished: Transport) -> dict[str, Way]:
-    """Of each disk, by its key."""
+    """For each disk, by its key."""
     restrictions: Record = {}
     pools: Mapping[str, Record] = session.call("say what its licence allows", "pool.get_all_records")
     for pool in pools.values():
@@ -141,12 +141,12 @@ def _seen(session: XenSession, vm: Machine, vdi_ref: str, wished: Transport, res
 
 
 def manifest(vm_id: str, vm: Machine, chosen: Mapping[str, Way], chains: Mapping[str, int]) -> VmManifest:
-    """`chains`: of each disk the layers that it lies on, as far as they are known."""
+    """`chains`: the number of layers of each disk, as far as it is known."""
     base = xenapi.manifest(vm.records, vm.reference, disk_key=lambda _, vdi: text(vdi, "uuid"))
     disks = tuple(_disk(disk, vm, chosen[disk.key]) for disk in base.disks)
     reason = "; ".join(disk.cbt_reason for disk in disks if disk.cbt_reason) or None
     snapshots = tuple(one.model_copy(update={"id": text(vm.records.at("VM", one.id), "uuid")}) for one in base.snapshots)
-    # The suspended one of files speaks of an export; a pool can still do something about it.
+    # The concern about a suspended VM is written for exports in files; in a pool the operator can still act.
     idle = {"suspended"} | (_OF_VARIABLES if variables_come(vm.record) else set())
     kept = tuple(one for one in base.concerns if one.id not in idle)
     return base.model_copy(
@@ -167,7 +167,7 @@ def variables_come(vm: Record) -> bool:
     """Whether the VM's UEFI variables can be turned into OVMF's form."""
     try:
         return nvram.as_store(vm) is not None
-    except Internal:  # no form that we know: the machine's variables stay behind, and a concern says so
+    except Internal:  # an unknown form: the machine's variables are not copied, and a concern says so
         return False
 
 
@@ -231,11 +231,11 @@ def _full_store(sr: Record, lacking: str) -> Concern:
 
 
 def lacking_space(vm: Machine, sr_ref: str, keys: Any = None) -> str | None:
-    """What is said of a store that may not hold the snapshots of these disks (None: all); None where it does."""
+    """The text about a store that may not have room for the snapshots of these disks (None: all); None, where it has."""
     sr = vm.records.at("SR", sr_ref)
     size, used = whole_number(text(sr, "physical_size")) or 0, whole_number(text(sr, "physical_utilisation")) or 0
     if size <= 0:
-        return None  # some drivers do not say
+        return None  # some drivers do not report it
     wanted = [
         whole_number(text(vm.records.at("VDI", one), "virtual_size")) or 0
         for key, one in vm.vdis.items()
@@ -250,7 +250,7 @@ def lacking_space(vm: Machine, sr_ref: str, keys: Any = None) -> str | None:
 
 
 def chain_lengths(session: XenSession, vm: Machine) -> dict[str, int]:
-    """By our key: how many layers each disk lies on, as the storage manager notes them (`sm_config`, vhd-parent)."""
+    """By our key: the number of layers of each disk, from the storage manager's notes (`sm_config`, vhd-parent)."""
     found: dict[str, int] = {}
     for key, reference in vm.vdis.items():
         parent, length = text(table(vm.records.at("VDI", reference), "sm_config"), "vhd-parent"), 1

@@ -1,4 +1,4 @@
-"""UEFI variables as XenServer keeps them, in `VM.NVRAM` under «EFI-variables»: base64 of what varstored writes (xapi-project/
+"""UEFI variables in XenServer's form, in `VM.NVRAM` under «EFI-variables»: base64 of varstored's output (xapi-project/
 varstored: xapidb-lib.c, include/serialize.h). No I/O.
 
     «VARS» │ version 1 │ how many │ bytes of them │ each: name, data, vendor, attributes, when, digest of who signed it
@@ -17,7 +17,7 @@ from synvirt.machines.ovmf_store import UefiVariable, has_keys, store
 from synvirt.machines.xenapi import Record, table, text, wants_secure_boot
 
 FIELD: Final = "EFI-variables"
-# varstored takes no file over 128 KiB, no name over 4 KiB and no more than 64 KiB of variables in all.
+# varstored accepts files up to 128 KiB, names up to 4 KiB, and at most 64 KiB of variables in all.
 BYTES_MAX: Final = 128 << 10
 NAME_BYTES_MAX: Final = 4096
 _HEAD: Final = struct.Struct("<4sIQQ")
@@ -31,8 +31,8 @@ def has_variables(vm: Record) -> bool:
 
 
 def as_store(vm: Record) -> bytes | None:
-    """As OVMF reads them. None where the VM has none; and where it boots by Secure Boot but has no platform key yet, so that
-    the caller enrols keys of his own. Internal where they are not in the form that is known."""
+    """The store in OVMF's form. None, where the VM has none, or where it uses Secure Boot but has no platform key yet, so that
+    the caller enrols its own keys. Internal, where they are not in the known form."""
     if not has_variables(vm):
         return None
     found = variables(text(table(vm, "NVRAM"), FIELD))

@@ -1,4 +1,4 @@
-"""A XenServer VM switched off and on, and the note on one that has moved. Blocking code; all of it idempotent."""
+"""Switches a XenServer VM off and on, and adds the note to one that has moved. Blocking code; all of it idempotent."""
 
 import time
 from typing import Final
@@ -22,7 +22,7 @@ _DEAF: Final = frozenset(
 
 
 def shut_down(session: XenSession, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:
-    """By the guest itself, where its tools answer; by force once `timeout_s` are over. Off when it returns."""
+    """The guest shuts down by itself, where its tools answer; after `timeout_s` it is forced. Off on return."""
     reference = vm_ref(session, vm_id)
     if _state(session, reference) == "Halted":
         return
@@ -36,14 +36,14 @@ def shut_down(session: XenSession, vm_id: str, timeout_s: float, manner: Shutdow
 
 
 def _asked(session: XenSession, vm_id: str, reference: str, timeout_s: float) -> None:
-    """To shut itself down; over once it has, or will not within that time."""
+    """Asks the guest to shut down; returns once it has, or does not within that time."""
     deadline = time.monotonic() + timeout_s
     what = f"shut {vm_id} down"
     try:
         session.awaited(what, "VM.clean_shutdown", reference, timeout_s=timeout_s)
     except SourceUnreachable:
         if time.monotonic() < deadline and _state(session, reference) != "Halted":
-            raise  # the pool is away, and not the guest slow
+            raise  # the pool is away; the guest is not just slow
     except XapiFailure as failure:
         if failure.code not in _DEAF and failure.code != "VM_BAD_POWER_STATE":
             raise session.as_ours(what, failure) from failure
@@ -77,7 +77,7 @@ def last_start(session: XenSession, vm_id: str) -> str:
 
 
 def mark(session: XenSession, vm_id: str, note: str) -> None:
-    """In `other_config`, where Xen Orchestra and XenCenter show it."""
+    """In `other_config`, which Xen Orchestra and XenCenter show."""
     reference = vm_ref(session, vm_id)
     vm: Record = session.call("look for a note", "VM.get_record", reference)
     if text(table(vm, "other_config"), NOTE) == note:

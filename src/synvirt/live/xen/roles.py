@@ -1,5 +1,5 @@
-"""What our user's role must allow, and what for. XenAPI's own data model says which role has which permission (xapi-project/
-xen-api, doc/data/xenapi.json). No I/O."""
+"""The permissions that our user's role needs, and their purpose. XenAPI's own data model lists the permissions of each role
+(xapi-project/ xen-api, doc/data/xenapi.json). No I/O."""
 
 from collections.abc import Collection
 from typing import Final, Literal
@@ -8,7 +8,7 @@ from synvirt.model.sources import SourceCheck
 
 Role = Literal["vm-operator", "vm-admin", "vm-power-admin", "pool-operator", "pool-admin"]
 
-# Each role holds those before it. «vm.snapshot» is a power of vm-power-admin and not of vm-admin: the rest would do with less.
+# Each role includes those before it. Only vm-power-admin has «vm.snapshot», and vm-admin does not; the rest needs less.
 PERMISSIONS: Final[tuple[tuple[str, Role, str], ...]] = (
     ("vm.snapshot", "vm-power-admin", "hold a VM's disks still at one moment"),
     ("vm.destroy", "vm-admin", "remove that snapshot again"),
@@ -32,13 +32,13 @@ PERMISSIONS: Final[tuple[tuple[str, Role, str], ...]] = (
 
 
 def role_for(permission: str) -> str:
-    """The least role that has it."""
+    """The lowest role that has it."""
     lower = permission.lower()
     return next((role for name, role, _ in PERMISSIONS if name == lower), "vm-power-admin")
 
 
 def checks(user: str, granted: Collection[str]) -> tuple[SourceCheck, ...]:
-    """A check a permission. `granted`: as `session.get_rbac_permissions` lists them."""
+    """One check per permission. `granted`: from `session.get_rbac_permissions`."""
     held = {permission.lower() for permission in granted}
 
     def check(permission: str, role: Role, what_for: str) -> SourceCheck:

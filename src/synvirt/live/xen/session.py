@@ -1,9 +1,9 @@
 """A session with a XenServer or XCP-ng pool: XenAPI by JSON-RPC 2.0 over HTTPS (/jsonrpc, since XenServer 7.3). Blocking.
 
-    log in ─▶ HOST_IS_SLAVE? at the coordinator that it names ─▶ calls; SESSION_INVALID? logged in again, and asked once more
+    log in ─▶ HOST_IS_SLAVE? at the coordinator that it names ─▶ calls; SESSION_INVALID? log in and call once more
 
-The coordinator may be another host tomorrow. Its pool's members are therefore kept in a file, each with the certificate that a
-coordinator we trusted said it has: they are asked in turn when the one of the endpoint does not answer.
+The coordinator may be another host tomorrow. So its pool's members are stored in a file, each with the certificate that a
+trusted coordinator has reported: they are asked in turn when the endpoint's host does not answer.
 """
 
 import json
@@ -29,18 +29,18 @@ from synvirt.transport import HttpClient, Recorder, Trust, tls
 
 ORIGINATOR: Final = "synvirt"
 API_VERSION: Final = "1.0"
-# xapi ends a session after a day without a call, and the oldest of one originator beyond some 500.
+# xapi ends a session after a day without a call, and the oldest session of one originator if it has over some 500.
 KEEP_ALIVE_S: Final = 300.0
-# A pool has 64 hosts at the most.
+# A pool has at most 64 hosts.
 MEMBERS_MAX: Final = 64
 LOGINS_A_CALL: Final = 2
-# All VMs come in one answer, each with its UEFI variables, of up to 128 KiB: 2,000 VMs and their snapshots.
+# All VMs come in one answer, each with up to 128 KiB of UEFI variables: 2,000 VMs and their snapshots.
 ANSWER_BYTES_MAX: Final = 512 << 20
 TASK_PAUSES_S: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
-# Stands for our own session among a call's parameters: it may be another one by the time the call is made.
+# Stands for our own session in a call's parameters, as it may be another one when the call is made.
 OURSELVES: Final = object()
 _MEMBERS: Final = "xen-members.json"
-# The same question may be answered a little later.
+# The same request may succeed a little later.
 BUSY: Final = frozenset(
     {
         "OTHER_OPERATION_IN_PROGRESS", "VDI_IN_USE", "TOO_MANY_PENDING_TASKS", "HOST_STILL_BOOTING", "HOST_OFFLINE",
@@ -50,14 +50,14 @@ BUSY: Final = frozenset(
 )  # fmt: skip
 _NO_LOGIN: Final = frozenset({"SESSION_AUTHENTICATION_FAILED", "SESSION_AUTHORIZATION_FAILED"})
 _GONE: Final = frozenset({"HANDLE_INVALID", "UUID_INVALID"})
-# Parameters of a failure are foreign text, some of them a whole log.
+# Parameters of a failure are foreign text, sometimes a whole log.
 _PARAMETER_CHARS: Final = 200
 
 log = structlog.get_logger(__name__)
 
 
 class XapiFailure(Exception):
-    """What XenAPI answered instead of a result: its `code`, and the parameters of that."""
+    """A failure of XenAPI: its `code`, and the code's parameters."""
 
     def __init__(self, code: str, parameters: list[str]) -> None:
         self.code, self.parameters = code, parameters
@@ -65,7 +65,7 @@ class XapiFailure(Exception):
 
     @property
     def text(self) -> str:
-        """For people. References may be a session's, which is a secret."""
+        """For people. References may be a session's, which is a secret, and are left out."""
         shown = [clean(one)[:_PARAMETER_CHARS] for one in self.parameters if "OpaqueRef:" not in one]
         return f"{clean(self.code)[:80]}{': ' + ', '.join(shown) if any(shown) else ''}"
 
@@ -108,7 +108,7 @@ class XenSession:
             self._keep_members()
 
     def _log_in(self) -> None:
-        """At the endpoint, or where that is away at another member of its pool; each may send us to the coordinator."""
+        """At the endpoint, or if that is away at another member of its pool; each may redirect us to the coordinator."""
         troubles: list[SourceUnreachable] = []
         for address in dict.fromkeys((self.endpoint, *self.members())):
             try:
@@ -139,7 +139,7 @@ class XenSession:
             client.close()
             raise
         if self._client is not None:
-            # Sessions belong to the pool: after a change of coordinator an old one of ours is left unused.
+            # Sessions belong to the pool: after a change of coordinator an old one of ours stays unused.
             with suppress(SynvirtError, XapiFailure, _Elsewhere):
                 self._ask(client, "session.logout", earlier)
             self._client.close()
@@ -147,8 +147,8 @@ class XenSession:
         self._logins += 1
 
     def trust(self, address: str) -> Trust:
-        """Of a member: as the operator said it of the endpoint; where that is by a pin, by the certificate that a coordinator
-        said the member has."""
+        """The trust for a member: the operator's for the endpoint; if that is a pin, the certificate that a coordinator has
+        reported for the member."""
         options = self.options
         if options.fingerprint_sha256 is None or address == self.endpoint:
             return Trust(options.verify_tls, options.fingerprint_sha256)
@@ -161,7 +161,7 @@ class XenSession:
         return Trust(fingerprint_sha256=known)
 
     def members(self) -> dict[str, str]:
-        """Address → SHA-256 of the certificate, as a coordinator last said it."""
+        """Address → SHA-256 of the certificate, from a coordinator's last report."""
         try:
             kept = json.loads((self.folder / _MEMBERS).read_text())
             return {str(address): str(pin) for address, pin in kept.items()}
@@ -183,7 +183,7 @@ class XenSession:
             new.replace(self.folder / _MEMBERS)
 
     def certificate_of(self, host_ref: str) -> str:
-        """The SHA-256 fingerprint of a member's certificate, as the coordinator says it."""
+        """The SHA-256 fingerprint of a member's certificate, from the coordinator."""
         pem = str(self.call("say which certificate a host has", "host.get_server_certificate", host_ref))
         try:
             return tls.fingerprint(PEM_cert_to_DER_cert(pem.strip()))
@@ -191,7 +191,7 @@ class XenSession:
             raise SourceUnreachable(f"{self.host} names no certificate of its host") from error
 
     def close(self) -> None:
-        """Idempotent: a pool allows a limited number of sessions, so none is left behind."""
+        """Idempotent. It leaves no session behind, as a pool allows only a limited number."""
         with self._changing:
             client, self._client = self._client, None
             if client is not None:
@@ -206,12 +206,12 @@ class XenSession:
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def call(self, what: str, method: str, *parameters: Any) -> Any:
-        """The result; a failure as one of our errors: «cannot `what`: …»."""
+        """The result; a failure becomes one of our errors: «cannot `what`: …»."""
         with self.translated(what):
             return self.asked(method, *parameters)
 
     def asked(self, method: str, *parameters: Any) -> Any:
-        """The result. XapiFailure as it is; SourceUnreachable."""
+        """The result. XapiFailure, unchanged; SourceUnreachable."""
         for left in reversed(range(LOGINS_A_CALL + 1)):
             with self._changing:
                 if self._client is None:
@@ -230,12 +230,12 @@ class XenSession:
         raise AssertionError("the last try returns or raises")
 
     def task(self, what: str, method: str, *parameters: Any, timeout_s: float) -> Any:
-        """The same for what takes long: started, and looked at until it is done. SourceUnreachable when that takes longer."""
+        """The same for long operations: starts one, and polls it until it is done. SourceUnreachable, when it takes longer."""
         with self.translated(what):
             return self.awaited(what, method, *parameters, timeout_s=timeout_s)
 
     def awaited(self, what: str, method: str, *parameters: Any, timeout_s: float) -> Any:
-        """XapiFailure as it is."""
+        """Like `task`, but raises XapiFailure unchanged."""
         task = str(self.asked(f"Async.{method}", *parameters))
         deadline = time.monotonic() + timeout_s
         for pause_s in pauses():
@@ -251,7 +251,7 @@ class XenSession:
                 with suppress(XapiFailure, SynvirtError):
                     self.asked("task.destroy", task)
                 if status == "success":
-                    # «<value>OpaqueRef:…</value>», an XML-RPC value; empty of a call without a result.
+                    # «<value>OpaqueRef:…</value>», an XML-RPC value; empty for a call without a result.
                     return unescape(text(record, "result").removeprefix("<value>").removesuffix("</value>"))
                 said = [str(one) for one in record.get("error_info") or ()] or ["TASK_CANCELLED"]
                 raise XapiFailure(said[0], said[1:])
@@ -262,7 +262,7 @@ class XenSession:
 
     def _ask(self, client: HttpClient, method: str, *parameters: Any) -> Any:
         order = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(parameters)}
-        # Reading may be repeated: a connection that had lain idle may turn out to be closed.
+        # Reading may be repeated: an idle connection may turn out to be closed.
         again = ".get_" in method
         while True:
             try:
@@ -293,14 +293,14 @@ class XenSession:
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
-        """Whatever XenAPI answers, as one of our errors; a coordinator elsewhere passes to who logs in."""
+        """Turns XenAPI's failures into our errors; `_Elsewhere` passes through to the login."""
         try:
             yield
         except XapiFailure as failure:
             raise self.as_ours(what, failure) from failure
 
     def as_ours(self, what: str, failure: XapiFailure) -> SynvirtError:
-        """A table in the form of code: the first that fits."""
+        """A table in the form of code: the first match counts."""
         cannot = f"{self.host} cannot {what}: {failure.text}"
         if failure.code in _NO_LOGIN:
             return AuthFailed(
@@ -336,7 +336,7 @@ def origin(address: str, port: int) -> str:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to wait before each next look at a task, without end."""
+    """The pauses in seconds before each poll of a task, without end."""
     yield from TASK_PAUSES_S
     while True:
         yield TASK_PAUSES_S[-1]

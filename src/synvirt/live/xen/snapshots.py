@@ -1,10 +1,10 @@
-"""Snapshots of a XenServer VM, what keeps its deltas, and what is removed. Blocking code.
+"""Snapshots of a XenServer VM: what stays for its deltas, and what is removed. Blocking code.
 
-    VM.snapshot ─▶ its VDIs get the snapshot's name ─▶ read ─▶ release: by tracking, the data goes and its metadata stays;
-                                                                    by VHD, the data stays, since the next is compared with it
-                                                            ─▶ cleanup: all of that name goes
+    VM.snapshot ─▶ its VDIs get the snapshot's name ─▶ read ─▶ release: with tracking, the data is removed, its metadata stays;
+                                                                    with VHD, the data stays, since the next is compared with it
+                                                            ─▶ cleanup: all of that name is removed
 
-VDIs are found by name, so that a crash between any two calls leaves nothing that cannot be found. A change id is `cbt:UUID` or
+VDIs are found by name, so that after a crash between any two calls all of them can be found. A change id is `cbt:UUID` or
 `vhd:UUID`, of the snapshot's VDI. Citrix' «Changed Block Tracking Developer Guide».
 """
 
@@ -28,9 +28,9 @@ SNAPSHOT_TIMEOUT_S: Final = 1800.0
 DESTROY_TIMEOUT_S: Final = 1800.0
 # The storage manager releases a disk a little after its reader closed it.
 IN_USE_PAUSES_S: Final = (0.5, 2.0, 5.0, 15.0, 30.0)
-# In a snapshot's VDI: its data is what the next one is compared with.
+# A mark in a snapshot's VDI: the next snapshot is compared with its data.
 KEPT: Final = "synvirt-kept"
-# In a disk: it was not tracked before we asked for it.
+# A mark in a disk: it was not tracked before we requested it.
 TRACKED_BY_US: Final = "synvirt-tracked"
 OURS: Final = "synvirt-"
 # A note is for people.
@@ -44,7 +44,8 @@ _CANNOT_TRACK: Final = frozenset(
         "VDI_ON_BOOT_MODE_INCOMPATIBLE_WITH_OPERATION", "OPERATION_NOT_ALLOWED",
     }
 )  # fmt: skip
-# The storage manager's own, by a number that hangs on its kind: no room for the log of changes is one.
+# The storage manager's own failures, with a number that depends on its kind; one is that there is no room for the log of
+# changes.
 _STORE_FAILED: Final = "SR_BACKEND_FAILURE"
 _OLD_XAPI: Final = frozenset({"MESSAGE_PARAMETER_COUNT_MISMATCH", "FIELD_TYPE_ERROR"})
 
@@ -55,8 +56,8 @@ log = structlog.get_logger(__name__)
 
 
 def enable(session: XenSession, vm: Machine, keys: Collection[str], ways: Mapping[str, Way]) -> None:
-    """Track the changes of these disks from now on; those whose deltas come by VHD need nothing. One that cannot be tracked,
-    which shows by trying alone, has its deltas by VHD from now on, where it can. CbtUnsupported."""
+    """Tracks the changes of these disks from now on; disks whose deltas come by VHD need nothing. Only trying shows that a disk
+    cannot be tracked: then its deltas come by VHD from now on, where possible. CbtUnsupported."""
     for key in keys:
         reference, way = vm.vdis.get(key), ways.get(key)
         if reference is None or way is None:
@@ -68,14 +69,14 @@ def enable(session: XenSession, vm: Machine, keys: Collection[str], ways: Mappin
 
 
 def _enable(session: XenSession, reference: str, key: str, way: Way) -> None:
-    # Noted first: tracking that was begun, and not noted, would be left behind.
+    # Noted first: else tracking that was begun before the note would be left behind.
     _note(session, reference, TRACKED_BY_US)
     try:
         session.asked("VDI.enable_cbt", reference)
     except XapiFailure as failure:
         refused = failure.code in _CANNOT_TRACK or failure.code.startswith(_STORE_FAILED)
         if refused and not way.instead:
-            # The way of this disk in every session from now on, until our last snapshot of it goes.
+            # The way of this disk in every session from now on, until our last snapshot of it is removed.
             _note(session, reference, REFUSED, failure.text[:NOTE_CHARS])
         with suppress(XapiFailure, SynvirtError):
             session.asked("VDI.remove_from_other_config", reference, TRACKED_BY_US)
@@ -103,7 +104,7 @@ def _note(session: XenSession, vdi_ref: str, key: str, value: str = "true") -> N
 
 
 def take(session: XenSession, vm: Machine, name: str, keys: Collection[str] | None, ways: Mapping[str, Way]) -> SnapshotRef:
-    """The snapshot of this name, made if there is none. Of a VM that is off and cannot be snapshot: its disks as they are."""
+    """The snapshot of this name, made if there is none. For a VM that is off and cannot be snapshot: its disks themselves."""
     made = _snapshot_of(session, vm, name)
     if made is None and _awaited(session, vm.reference):
         made = _snapshot_of(session, vm, name)
@@ -119,7 +120,7 @@ def take(session: XenSession, vm: Machine, name: str, keys: Collection[str] | No
     for reference, vdi in _disks_of(session, made).items():
         key = text(_record(session, "VDI", text(vdi, "snapshot_of")), "uuid")
         if keys is not None and key not in keys:
-            # Of a pool without `ignore_vdis`. It is named, too, so that it is removed with the others.
+            # In a pool without `ignore_vdis`. It is named, too, so that it is removed with the others.
             session.call("name a snapshot's disk", "VDI.set_name_label", reference, name)
             continue
         way = ways.get(key)
@@ -133,8 +134,8 @@ def take(session: XenSession, vm: Machine, name: str, keys: Collection[str] | No
 
 
 def _awaited(session: XenSession, vm_ref: str) -> bool:
-    """Was a snapshot of it on its way, and is over now? One that a session asked for which did not live to see it comes all the
-    same: who looks for it, or tidies up, has to wait. SourceUnreachable."""
+    """Waits for a snapshot of the VM that is being made; True, if there was one. A snapshot of a session that has ended is
+    still completed: so a search and a cleanup must wait for it. SourceUnreachable."""
     until, waited = time.monotonic() + SNAPSHOT_TIMEOUT_S, False
     for pause_s in pauses():
         try:
@@ -206,7 +207,7 @@ def _disks_of(session: XenSession, snapshot_ref: str) -> dict[str, Record]:
 
 
 def _record(session: XenSession, kind: str, reference: str) -> Record:
-    """Empty where it is gone."""
+    """Empty, where it is gone."""
     if not reference or reference == NULL:
         return {}
     try:
@@ -222,7 +223,7 @@ def _record(session: XenSession, kind: str, reference: str) -> Record:
 
 
 def disk_in(session: XenSession, vm: Machine, snapshot_id: str, key: str) -> tuple[str, Record]:
-    """The VDI that holds disk `key` as it was in the snapshot: reference and record. SnapshotFailed when there is none."""
+    """The VDI of disk `key` in the snapshot: reference and record. SnapshotFailed, when there is none."""
     live = vm.vdis.get(key)
     if live is None:
         raise SnapshotFailed(f"{text(vm.record, 'name_label')} has no disk {key} any more")
@@ -237,13 +238,13 @@ def disk_in(session: XenSession, vm: Machine, snapshot_id: str, key: str) -> tup
 
 
 def _named(session: XenSession, name: str) -> dict[str, Record]:
-    """The VDIs of that name. Names are ours alone: they hold the job's id."""
+    """The VDIs of that name. Only we use such names, as they contain the job's id."""
     references = session.call("look for a snapshot's disks", "VDI.get_by_name_label", name)
     return {reference: vdi for reference in references if (vdi := _record(session, "VDI", reference))}
 
 
 def release(session: XenSession, name: str) -> None:
-    """What is held of the data goes, where tracking needs no more than its metadata."""
+    """Removes the snapshot's data, where tracking needs only its metadata."""
     _forget_vm(session, name)
     for reference, vdi in _named(session, name).items():
         if KEPT in table(vdi, "other_config") or text(vdi, "type") == METADATA:
@@ -255,8 +256,8 @@ def release(session: XenSession, name: str) -> None:
 
 
 def cleanup(session: XenSession, vm_id: str, name: str) -> None:
-    """All of that name; then tracking that we began ends, where nothing of ours is left on the disk."""
-    with suppress(XapiFailure):  # a VM that is gone has none on its way
+    """Removes all of that name; then ends tracking that we began, where nothing of ours is left on the disk."""
+    with suppress(XapiFailure):  # a VM that is gone has none being made
         _awaited(session, str(session.asked("VM.get_by_uuid", vm_id)))
     _forget_vm(session, name)
     for reference in _named(session, name):
@@ -266,12 +267,12 @@ def cleanup(session: XenSession, vm_id: str, name: str) -> None:
 
 
 def _forget_vm(session: XenSession, name: str) -> None:
-    """The snapshot's VM goes, and its VDIs stay: while it is there, they are in use."""
+    """Removes the snapshot's VM, while its VDIs stay: as long as it exists, they are in use."""
     for reference in session.call("look for a snapshot", "VM.get_by_name_label", name):
         disks = _disks_of(session, reference)
         if not is_true(text(_record(session, "VM", reference), "is_a_snapshot")):
             continue
-        # A crash may have come before they were named: then they are found by their VM alone, which is about to go.
+        # After a crash before they were named, only their VM leads to them, and it is about to be removed.
         for vdi in disks:
             _quietly(session, "name a snapshot's disk", "VDI.set_name_label", vdi, name)
         _quietly(session, "remove a snapshot", "VM.destroy", reference)
@@ -297,7 +298,7 @@ def _untrack(session: XenSession, vm_id: str) -> None:
 
 
 def _quietly(session: XenSession, what: str, method: str, *parameters: Any) -> None:
-    """Done, or not needed any more because what it is about is gone."""
+    """Makes the call; no error, if its object is gone."""
     try:
         session.asked(method, *parameters)
     except XapiFailure as failure:
@@ -310,8 +311,8 @@ def _destroy(session: XenSession, vdi_ref: str) -> None:
 
 
 def _until_free(session: XenSession, vdi_ref: str, what: str, method: str) -> None:
-    """A disk that was just read is released a little later; one that a failed export left attached to a host's own domain is
-    released by us."""
+    """A disk that was just read is released a little later. If a failed export left it attached to a host's own domain, we
+    detach it."""
     for pause_s in (*IN_USE_PAUSES_S, None):
         try:
             session.awaited(what, method, vdi_ref, timeout_s=DESTROY_TIMEOUT_S)
@@ -328,13 +329,13 @@ def _until_free(session: XenSession, vdi_ref: str, what: str, method: str) -> No
 
 
 def _detached(session: XenSession, vdi_ref: str) -> bool:
-    """Was it held by a host's own domain, as an export that failed leaves it, and is it free now?"""
+    """Whether a host's own domain had it attached, as after a failed export, and it is free now."""
     freed = False
     for one in listed(_record(session, "VDI", vdi_ref), "VBDs"):
         vbd = _record(session, "VBD", one)
         if not is_true(text(_record(session, "VM", text(vbd, "VM")), "is_control_domain")):
             continue
-        with suppress(XapiFailure):  # detached already, or busy still: destroying it will show
+        with suppress(XapiFailure):  # already detached, or still busy: destroying it will show
             session.asked("VBD.unplug", one)
         with suppress(XapiFailure):
             session.asked("VBD.destroy", one)

@@ -1,4 +1,4 @@
-"""By which way a disk is read, and by which its deltas are; chosen for each disk and said, with the reason. No I/O."""
+"""The ways to read a disk and its deltas; chosen for each disk, with the reason. No I/O."""
 
 from typing import Final, Literal, NamedTuple
 
@@ -10,7 +10,7 @@ Transport = Literal["auto", "nbd", "export"]
 Bytes = Literal["nbd", "vhd", "raw"]
 Deltas = Literal["cbt", "vhd"]
 
-# As the operator reads them.
+# The texts for the operator.
 READ_BY: Final[dict[Bytes, str]] = {
     "nbd": "NBD over TLS",
     "vhd": "/export_raw_vdi over HTTPS, as VHD (what is allocated)",
@@ -22,24 +22,24 @@ DELTAS_BY: Final[dict[Deltas, str]] = {
 }
 # The VHD format's largest disk in blocks of 2 MiB.
 VHD_BYTES_MAX: Final = 2040 * GIB
-# SR types whose disks are VHDs (storage manager drivers of XenServer and XCP-ng). Others (gfs2, zfs-vol, udev, iso) are not.
+# SR types with VHD disks (storage manager drivers of XenServer and XCP-ng). Others (gfs2, zfs-vol, udev, iso) have none.
 _VHD_STORES: Final = frozenset(
     {
         "ext", "file", "nfs", "smb", "cifs", "lvm", "lvmoiscsi", "lvmohba", "lvmofcoe", "xfs", "zfs", "cephfs", "glusterfs",
         "moosefs", "linstor", "largeblock",
     }
 )  # fmt: skip
-# Of these a snapshot takes as much again as the disk is large, since the newest layer of a disk is always at its full size.
+# On these a snapshot takes as much space again as the disk, since the newest layer of a disk always has full size.
 THICK_STORES: Final = frozenset({"lvm", "lvmoiscsi", "lvmohba", "lvmofcoe"})
 
 
-# In a disk: it refused to be tracked, for this reason.
+# A mark in a disk: it cannot be tracked, for this reason.
 REFUSED: Final = "synvirt-untracked"
 
 
 class Way(NamedTuple):
-    """`deltas` None: there are none, so that the disk moves cold; `why`: what forbids a better way. `instead`: what forbids
-    deltas by VHD, where those by tracking turn out not to be had."""
+    """`deltas` None: there are none, so the disk moves cold; `why`: what forbids a better way. `instead`: what forbids deltas
+    by VHD, if tracking turns out to fail."""
 
     bytes: Bytes
     deltas: Deltas | None
@@ -48,13 +48,13 @@ class Way(NamedTuple):
 
     @property
     def description(self) -> str:
-        """The way in words, as the manifest shows it."""
+        """The way in words, for the manifest."""
         deltas = f"; deltas by {DELTAS_BY[self.deltas]}" if self.deltas else "; no deltas"
         return READ_BY[self.bytes] + deltas + (f" ({self.why})" if self.why else "")
 
 
 class Seen(NamedTuple):
-    """What forbids a way; empty where nothing does."""
+    """The reasons against each way; empty, where there is none."""
 
     no_nbd: str
     no_cbt: str
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
 
 
 def seen(vdi: Record, sr: Record, *, offers_nbd: bool, no_nbd: str, restrictions: Record) -> Seen:
-    """`no_nbd`: why the pool offers none. `restrictions`: what the pool's licence forbids."""
+    """`no_nbd`: why the pool offers no NBD. `restrictions`: what the pool's licence forbids."""
     no_cbt = ""
     if text(restrictions, "restrict_cbt") == "true":
         no_cbt = "the pool's licence has no changed block tracking"
@@ -86,7 +86,7 @@ def _no_vhd(vdi: Record, sr: Record) -> str:
 
 
 def way(wished: Transport, found: Seen) -> Way:
-    """The first that can be: NBD before exports, tracking before comparing layers."""
+    """The first possible way: NBD before exports, tracking before comparing layers."""
     by_nbd = wished == "nbd" or (wished == "auto" and not found.no_nbd)
     whole: Bytes = "nbd" if by_nbd else ("raw" if found.no_vhd else "vhd")
     reasons = [] if by_nbd or wished == "export" else [found.no_nbd]
