@@ -119,7 +119,7 @@ class Scrubbed:
         self._stand_ins: dict[tuple[str, str], str] = {}
         self._pattern: re.Pattern[str] | None = None
 
-    # ── learned ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── learning names ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def learn_names(self, names: Iterable[str]) -> None:
         """Replaces these names in all that follows. Numbers and single letters are kept."""
@@ -146,7 +146,7 @@ class Scrubbed:
         elif isinstance(body, str):
             self.learn_names(found for pattern in _WITHIN for found in pattern.findall(body))
 
-    # ── replaced ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── replacing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def value(self, given: Any, field: str = "") -> Any:
         """A JSON value without secrets and names. `field`: the name of its field, which may make it a secret."""

@@ -337,7 +337,7 @@ class HttpFile:
         """The connections belong to the place."""
 
 
-# ── what answers mean ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── meanings of answers ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def refused(status: int, where: str, said: str, retry_after: str | None) -> SynvirtError | Interrupted:
@@ -387,7 +387,7 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:200]
 
 
-# ── who asks, and who answers ────────────────────────────────────────────────────────────────────────────────────────
+# ── authentication ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _authorization(remote: Remote) -> Sign:

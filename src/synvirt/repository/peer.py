@@ -130,7 +130,7 @@ class PeerFolder:
         self._idle: list[http.client.HTTPConnection] = []
         self._unfinished: dict[str, list[Piece]] = {}
 
-    # ── as folders are asked ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── the interface of folders ─────────────────────────────────────────────────────────────────────────────────────
 
     def room(self) -> tuple[int, int]:
         """The size of the peer's file system, and how much of it is used, in bytes. RepositoryUnreachable."""
@@ -180,7 +180,7 @@ class PeerFolder:
         for connection in idle:
             connection.close()
 
-    # ── a request, and what comes of it ──────────────────────────────────────────────────────────────────────────────
+    # ── requests and their errors ────────────────────────────────────────────────────────────────────────────────────
 
     def _parsed(self, model: type[Answered], path: str, what: str) -> Answered:
         try:

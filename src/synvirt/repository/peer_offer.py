@@ -103,7 +103,7 @@ class Offer:
                 self._swept = True
         return folder
 
-    # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── content ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def room(self) -> tuple[int, int]:
         """The limit in bytes, and how much is used: of the quota, or of the file system where that is less."""
@@ -152,7 +152,7 @@ class Offer:
         step = range(offset, offset + wanted, PIECE_BYTES)
         return wanted, (folder.read(name, at, min(PIECE_BYTES, offset + wanted - at)) for at in step)
 
-    # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── receiving ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, name: str, length: int) -> "Receiving":
         """BackupBadRequest, where no such file is allowed. RepositoryFull, before any bytes come."""

@@ -119,7 +119,7 @@ class Exporting:
             )
         return name
 
-    # ── written ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _exported(self, snapshot: SnapshotRef, name: str, part: str, base: str) -> None:
         """Goes on with an export that was begun before a crash, if Hyper-V still knows its job."""

@@ -64,7 +64,7 @@ class Hosts:
         self._at: dict[str, Host] = {}
         self.first = self._host(place.host, place.port)
 
-    # ── opened ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── open and close ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self) -> None:
         """Logs in at the first host. AuthFailed, SourceUnreachable."""
@@ -110,7 +110,7 @@ class Hosts:
             path.write_text(text)
         return paths
 
-    # ── who has it ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── which host has a VM ──────────────────────────────────────────────────────────────────────────────────────────
 
     def all(self) -> list[Host]:
         """The host; or the nodes of a cluster that are up."""

@@ -60,7 +60,7 @@ def state_of(host: Runs, vm_id: str) -> State:
     return found
 
 
-# ── taken ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── taking a snapshot ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = lambda _: True) -> SnapshotRef:
@@ -152,7 +152,7 @@ def _merged(host: Runs, vm_id: str, state: State) -> None:
         state = state_of(host, vm_id)
 
 
-# ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reading its changes ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def drive_in(host: Runs, vm_id: str, snapshot: SnapshotRef, key: str) -> tuple[State, Mapping[str, Any]]:
@@ -250,7 +250,7 @@ def _tracking_id(vm_id: str, state: State, drive: Mapping[str, Any], since: str)
     return found[0]
 
 
-# ── released ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── releasing it ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def release(host: Runs, vm_id: str, name: str) -> None:

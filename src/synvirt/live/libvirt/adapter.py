@@ -419,7 +419,7 @@ class LibvirtRemote:
         """A domain that is gone needs no mark, as it cannot start."""
         await self._unless_gone(vm_id, "be marked", lambda domain: domains.mark_moved(domain, note))
 
-    # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _with_domain(self, vm_id: str, doing: str, use: Callable[[Any], T]) -> T:
         return await self._asked(f"domain {vm_id} cannot {doing}", lambda: use(self._domain(vm_id)))

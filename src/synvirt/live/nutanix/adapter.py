@@ -120,7 +120,7 @@ class PrismApi:
             return power.ByElement(self._element)
         raise SourceUnreachable("there is no session: connect first")
 
-    # ── who answers ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── checks of a source ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def about(self) -> About:
         return await asyncio.to_thread(self._about)

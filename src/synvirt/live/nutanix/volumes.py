@@ -106,7 +106,7 @@ class Volumes:
         """Whether there is a recovery point of this name."""
         return self._central.serves("dataprotection") is not None and bool(self._central.points(name))
 
-    # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, vm: FoundVm, name: str, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         """A disk of the recovery point as a spec: whole, or what changed since a change id. SnapshotFailed, CbtReset."""
@@ -196,7 +196,7 @@ class Volumes:
             raise SourceUnreachable(f"{self._central.host} names no iSCSI target of volume group {group_id}")
         return name if name.startswith("iqn.") else TARGET_PREFIX + name
 
-    # ── gone again ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── removal ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def release(self, name: str) -> None:
         """Detaches and removes the volume groups of that name. The recovery point stays."""

@@ -187,7 +187,7 @@ class PveApi:
         """A VM that is gone needs no mark, as it cannot start."""
         await self._unless_gone(lambda: self._cluster.mark(vm_id, note), vm_id)
 
-    # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _reading(self, vm_id: str) -> Reading:
         row = self._cluster.row(vm_id)

@@ -95,7 +95,7 @@ class Api:
             raise Internal(f"{self.host} names no task: {str(upid)[:100]!r}")
         return mapping(self.get(f"/nodes/{quote(node, safe='')}/tasks/{quote(str(upid), safe='')}/status"), "a task")
 
-    # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _asked(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, form: Mapping[str, str] | None = None

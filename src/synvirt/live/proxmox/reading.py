@@ -84,7 +84,7 @@ class Reading:
         self.vm_id = str(row.get("vmid", ""))
         self.what = f"VM {self.vm_id} ({row.get('name', '')})"
 
-    # ── held still ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── freezing ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self, name: str, disks: Collection[str] | None) -> SnapshotRef:
         """Freezes these disks (None: all) at one moment, or finds that this is done already. SnapshotFailed,
@@ -209,7 +209,7 @@ class Reading:
         bitmaps.end(qmp, name, forget=forget)
         self._node.clear(f"{name}.")
 
-    # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, name: str, key: str, since: str | None) -> ReaderSpec:
         """A disk of the snapshot `name` as a spec: whole, or what changed since a change id. SnapshotFailed, CbtReset."""
@@ -384,7 +384,7 @@ class Reading:
             log.warning("what changed until the end is not known", vm=self.vm_id, cause=error.detail)
             return {}
 
-    # ── below ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def qmp(self) -> Qmp:
         return Qmp(self._node.socket(QMP_SOCKET.format(self.vm_id)), self.what)

@@ -81,7 +81,7 @@ class XenApi:
             self._keeping = None
         await asyncio.to_thread(self._session.close)
 
-    # ── who is there ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the inventory ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def about(self) -> About:
         return await asyncio.to_thread(self._about)

@@ -100,7 +100,7 @@ def _note(session: XenSession, vdi_ref: str, key: str, value: str = "true") -> N
             raise session.as_ours("leave a note on a disk", failure) from failure
 
 
-# ── taken ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── take ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def take(session: XenSession, vm: Machine, name: str, keys: Collection[str] | None, ways: Mapping[str, Way]) -> SnapshotRef:
@@ -219,7 +219,7 @@ def _record(session: XenSession, kind: str, reference: str) -> Record:
     return found
 
 
-# ── found, released, gone ────────────────────────────────────────────────────────────────────────────────────────────
+# ── find, release, remove ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def disk_in(session: XenSession, vm: Machine, snapshot_id: str, key: str) -> tuple[str, Record]:
