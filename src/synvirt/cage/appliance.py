@@ -53,8 +53,7 @@ def converter(
 
 
 def shown_kernel(modules: Path = SHOWN_MODULES, boot: Path = Path("/boot")) -> dict[str, str]:
-    """The kernel that libguestfs' appliance boots, where its modules are shown at another place: the running one, else the
-    last."""
+    """The kernel for libguestfs' appliance, where its modules are shown at another place: the running one, else the last."""
     found = {folder.name: boot / f"vmlinuz-{folder.name}" for folder in sorted(modules.glob("*"))}
     whole = {
         version: kernel for version, kernel in found.items() if kernel.exists() and (modules / version / "modules.dep").exists()

@@ -60,8 +60,7 @@ def restrict(*, sockets: Iterable[int], programs: bool) -> None:
     for number in refused.values():
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
     if not programs:
-        # glibc starts threads by clone where clone3 is missing. A filter can read the flags of clone; those of clone3 are in
-        # memory.
+        # glibc starts threads by clone where clone3 is missing. A filter can read clone's flags; clone3's are in memory.
         code += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
         code += _unless(_CLONE, [(_JUMP_ANY_BIT, 1, 0, _CLONE_THREAD)], argument=0)
     families = sorted(sockets)

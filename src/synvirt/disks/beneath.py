@@ -252,8 +252,7 @@ def _openat2(folder: int, name: str) -> int:
 
 
 def _walk_by_steps(folder: int, parts: list[str]) -> int:
-    """The same walk by hand: each component is opened without following links, links are expanded, `..` is answered from the
-    stack."""
+    """The same walk by hand: each component is opened without following, links are expanded, `..` comes from the stack."""
     stack = [os.dup(folder)]
     todo, links = list(reversed(parts)), 0
     try:

@@ -57,8 +57,7 @@ class ChangedReader(Over):
 
 
 class AllocatedReader(Over):
-    """`over`, with zeros outside of `areas` (start, length). `read_into` reads what is really there, to check the platform's
-    answer."""
+    """`over`, with zeros outside of `areas` (start, length). `read_into` reads the real bytes, to check the platform."""
 
     def __init__(self, over: DiskReader, areas: Iterable[tuple[int, int]]) -> None:
         super().__init__(over)
@@ -89,8 +88,7 @@ class UnchangedReader(Over):
 
 
 def coarser(areas: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
-    """The same bytes; where there are more areas than `most`, also the gaps between near ones: reading too much does no
-    harm."""
+    """The same bytes; with more areas than `most`, also the gaps between near ones: reading too much does no harm."""
     gap = 0
     joined = sorted(areas)
     while len(joined) > most:

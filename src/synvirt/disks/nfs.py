@@ -32,8 +32,7 @@ READ_TIMEOUT_S: Final = 30.0
 # Pauses before each new attempt after a failed one.
 RETRY_DELAYS_S: Final = (0.1, 1.0)
 CONNECTIONS: Final = 4
-# libnfs 4 and 5, by their sonames; 6 has another order of nfs_pread's arguments. Not found by ctypes.util, as that starts
-# programs.
+# libnfs 4 and 5, by their sonames; 6 has another order of nfs_pread's arguments. ctypes.util would start programs.
 LIBRARIES: Final = ("libnfs.so.13", "libnfs.so.14")
 NFS_PORT: Final = 2049
 PORTMAPPER_PORT: Final = 111

@@ -18,8 +18,7 @@ from synvirt.disks.specs import RawSpec
 from synvirt.errors import AuthFailed, DiskReadFailed, HostPathRejected, MalformedArchive, NotFound
 from synvirt.remote import Remote
 
-# Remote readers (`synvirt.remote.reading`) are imported only when they are needed, so that a copy of a local disk starts
-# sooner.
+# Remote readers (`synvirt.remote.reading`) are imported on demand, so that a copy of a local disk starts sooner.
 Root = Path | Remote
 
 # The root for paths on this host that were already resolved under another one.

@@ -72,8 +72,7 @@ class ImageSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NbdSpec(Spec):
-    """An NBD export. `bitmap` names a dirty-bitmap context (`qemu:dirty-bitmap:…`): then the extents are only the dirty
-    ones."""
+    """An NBD export. `bitmap` names a dirty-bitmap context (`qemu:dirty-bitmap:…`): then the extents are its dirty ranges."""
 
     format: Literal["nbd"] = "nbd"
     uri: str

@@ -80,8 +80,7 @@ def _enabled(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _network(files: Files) -> Iterator[tuple[str, str]]:
-    """The network's configuration: its addresses, and a checksum that shows any other change. Keys of wireless networks are not
-    reported."""
+    """The network's configuration: addresses, and a checksum that shows any other change. Wireless keys are not reported."""
     for place in NETWORK:
         paths = [place + name for name in sorted(files.names(place))] if place.endswith("/") else [place]
         for path in paths:

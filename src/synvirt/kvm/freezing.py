@@ -86,8 +86,7 @@ def still(uri: str, domain: Any, before: Callable[[], None] = lambda: None) -> I
 
 
 def _answers(domain: Any) -> bool:
-    """Whether the agent answers. The agent of a guest that this process has just found, as after its start, is connected within
-    moments."""
+    """Whether the agent answers. The agent of a guest that was just found, as after its start, is connected within moments."""
     until = time.monotonic() + CONNECTED_WITHIN_S
     while not (answered := agent.answers(domain)) and time.monotonic() < until:
         time.sleep(PAUSE_S)

@@ -90,7 +90,7 @@ class KeepsUefiVariables(Protocol):
     converted to it (XenServer)."""
 
     async def uefi_variables(self, vm_id: str) -> bytes | None:
-        """The variable store of a VM that is off, in the form of its firmware. None, where there is none or it cannot be
+        """The variable store of a VM that is off, in the form of its firmware. None, where there is none, or none can be
         read."""
         ...
 

@@ -14,8 +14,7 @@ _FOLDER_PREFIX: Final = "synvirt-live-"
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new folder with a short path, as Unix sockets need; locked while its session lasts. Removes folders of killed
-    services."""
+    """A new folder with a short path, for Unix sockets; locked while its session lasts. Removes those of killed services."""
     place = _folders()
     _sweep(place)
     folder, descriptor = _locked_folder(place)

@@ -35,14 +35,12 @@ THAW_TIMEOUT_S: Final = 60.0
 THAW_MOST_S: Final = 600.0
 THAW_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0)
 FROZEN: Final = "frozen"
-# The variables that lead to a user's own libvirt and to the keys in an agent. The rest of the service's environment may have
-# secrets.
+# For a user's own libvirt and the keys in an agent. The rest of the service's environment may have secrets.
 _ENVIRONMENT: Final = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
 
 
 class Hold:
-    """Whether the guest is frozen: `quiet` once it is, and `lasted` while it is. `killed`: the process has died without a
-    thaw."""
+    """Whether the guest is frozen: `quiet` once it is, and `lasted` while it is. `killed`: it died without a thaw."""
 
     def __init__(self, child: "subprocess.Popen[str] | None" = None, *, quiet: bool = False) -> None:
         self._child, self.quiet = child, quiet

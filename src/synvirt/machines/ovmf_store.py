@@ -13,8 +13,7 @@ from uuid import UUID
 
 from synvirt.errors import Internal
 
-# From OvmfPkg/VarStore.fdf.inc for a flash of 4 MiB. The store's size is that of the volume's first part, without the volume's
-# header.
+# From OvmfPkg/VarStore.fdf.inc for a flash of 4 MiB. The store's size is the volume's first part without its header.
 STORE_BYTES: Final = 0x84000
 _VARIABLES_BYTES: Final = 0x40000
 _BLOCK_BYTES: Final = 0x1000

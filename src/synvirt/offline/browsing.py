@@ -134,8 +134,7 @@ def _kind(path: str, root: Path) -> OfflineKind | None:
 
 
 def _text(name: str) -> str:
-    """File names are bytes, JSON is text: bytes that are not UTF-8 show as U+FFFD, and the file must be renamed to be
-    imported."""
+    """File names are bytes, JSON is text: bytes that are not UTF-8 show as U+FFFD; to import the file, rename it."""
     return os.fsencode(name).decode(errors="replace")
 
 

@@ -63,8 +63,7 @@ class _Stream:
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """Where and when one reader of a file last read, and how much it has read. A reader that has read little waits for no
-    other."""
+    """Where and when one reader of a file last read, and how much it has read. After little reading it waits for no other."""
 
     at: int = 0
     moved_at: float = 0.0

@@ -204,8 +204,7 @@ class SmbPlace:
         ) from failure
 
     def _faster(self, address: str) -> NativeShare | None:
-        """Samba's client, only for a login by name and password. The library logs in as a guest, or by a Kerberos ticket for a
-        name."""
+        """Samba's client, only for a login by name and password. Guests and Kerberos tickets for a name need the library."""
         remote = self._remote
         user = remote.credential("username")
         if not user or not remote.credential("password") or self._natives_lost >= FAILURES_MAX:
@@ -227,7 +226,7 @@ class SmbPlace:
             connection,
             username=f"{domain}\\{user}" if domain else user or "guest",
             password=remote.credential("password"),
-            # A server that refuses guests cannot encrypt for one.
+            # Required encryption would exclude guests, whose sessions cannot be encrypted.
             require_encryption=False,
             hostname_override=self._host,
         )

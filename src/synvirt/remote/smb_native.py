@@ -152,8 +152,7 @@ class NativeShare:
         self.read_bytes = 0
 
     def read(self, path: str, offset: int, into: memoryview) -> int | None:
-        """The number of bytes, at the beginning of `into`; None, where Python's SMB must read them, or (`lost`) connect
-        again."""
+        """The number of bytes, at the start of `into`; None, where Python's SMB must read them, or (`lost`) connect again."""
         if NativeShare._no_library or self._closed or self._failures >= FAILURES_MAX or len(path.encode()) > PATH_BYTES_MAX:
             return None
         lane, got = self._idle.get(), None

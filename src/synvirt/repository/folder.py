@@ -16,8 +16,7 @@ from typing import NoReturn, Protocol
 from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreachable, StoreWriteFailed
 from synvirt.sizes import WRITE_BYTES
 
-# The folder for files that are being written and have no valid name. The next garbage collection removes what a crash leaves
-# here.
+# The folder for files that are being written and have no valid name. Garbage collection removes a crash's leftovers.
 UNFINISHED = "tmp"
 MOUNTS = Path("/proc/self/mountinfo")
 # The most of a folder's path in a message: a path that is too long for the kernel is too long for a person.

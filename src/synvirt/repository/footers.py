@@ -26,8 +26,7 @@ _log = logging.getLogger("synvirt.backups")  # structlog would load rich into ea
 
 
 class Footers:
-    """Not safe from several threads: the index has its lock. `path` None: a file without a name, which ends with the
-    process."""
+    """Not safe from several threads: the index has its lock. `path` None: a nameless file that ends with the process."""
 
     def __init__(self, folder: Folder, path: Path | None = None) -> None:
         self._folder = folder

@@ -99,8 +99,7 @@ class Keys:
         return nonce + self._gcm.encrypt(nonce, plain, belongs_to)
 
     def unseal(self, sealed: bytes, *, belongs_to: bytes, what: str) -> bytes:
-        """The plain bytes. `what` names it in the error. RepositoryDamaged, where they were changed, or are sealed by another
-        key."""
+        """The plain bytes. `what` names it in the error. RepositoryDamaged, where they were changed or have another key."""
         try:
             return self._gcm.decrypt(sealed[:NONCE_BYTES], memoryview(sealed)[NONCE_BYTES:], belongs_to)
         except (InvalidTag, ValueError) as error:

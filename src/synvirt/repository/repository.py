@@ -176,8 +176,7 @@ class Repository:
         try:
             self.keys.content_into(name, frame, into)
         except RepositoryDamaged:
-            # A frame that opens and has its name is right. If it does not open, its own hash shows whether the pack has
-            # changed.
+            # A frame that opens and has its name is right. If it does not open, its own hash shows a changed pack.
             packs.check_frame(place.pack, place.entry, frame)
             raise
 

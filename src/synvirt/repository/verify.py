@@ -236,8 +236,7 @@ def _changed_frames(repository: Repository, pack: str) -> Iterator[bytes]:
 
 
 def _wrong_of_point(repository: Repository, point_id: UUID, bad_names: set[bytes], known: dict[str, int]) -> str | None:
-    """`known`: for each checked page, the number of its faulty chunks. None too, where the point was removed since it was
-    listed."""
+    """`known`: for each checked page, the number of its faulty chunks. None too, if the point was removed meanwhile."""
     try:
         pages = {page for disk in repository.manifest(point_id).shown.disks for page in disk.pages}
         for page in pages - known.keys():

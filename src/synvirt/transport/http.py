@@ -253,8 +253,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[Stream]:
-        """The head of the answer has come when the block begins. If the body was not read to its end, the connection is
-        closed."""
+        """The head of the answer has come when the block begins. A body that was not read to its end closes the connection."""
         where = f"{self.where} ({method} {path})"
         with self._lock:
             merged = {**self._headers, **{name.lower(): value for name, value in (headers or {}).items()}}

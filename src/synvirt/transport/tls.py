@@ -105,8 +105,7 @@ def shown_certificate(host: str, port: int, trust: ssl.SSLContext) -> bytes:
 
 
 def look(host: str, port: int) -> Shown:
-    """The certificate at this address. OSError, where no server listens or it is not TLS; BadRequest, where the guard refuses
-    it."""
+    """The certificate at this address. OSError, where no server listens or it is not TLS; BadRequest: the guard refuses it."""
     der = shown_certificate(host, port, context(host, verify=False, fingerprint_sha256=None))
     refused: str | None = None
     try:

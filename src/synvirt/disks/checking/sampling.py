@@ -83,8 +83,7 @@ def lost_around(source: DiskReader, copy: DiskReader, at: int) -> Extent:
 
 
 def _chosen(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: int, *, zeros: bool) -> list[int]:
-    """Offsets of so many blocks that the source reports as unchanged, in random order, so that all parts of the disk are read
-    early."""
+    """Offsets of so many blocks that the source reports as unchanged, in random order: all parts are read early."""
     evenly = dict.fromkeys(_evenly(source, draw, blocks))
     data = dict.fromkeys(at for at in _where_data_is(source, copy, draw, blocks) if at not in evenly)
     unchanged = set(_unchanged(source, sorted([*evenly, *data]), zeros=zeros))

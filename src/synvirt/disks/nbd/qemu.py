@@ -149,8 +149,7 @@ def _luks(image: DiskReader, name: str) -> dict[str, Any]:
 
 
 def _qcow(image: DiskReader, name: str) -> dict[str, Any]:
-    """Version 1: QEMU's block/qcow.c, struct QCowHeader; big-endian, the backing file's offset at byte 8, the encryption method
-    at 36."""
+    """Version 1: QEMU's block/qcow.c, struct QCowHeader; big-endian; backing file's offset at 8, encryption method at 36."""
     _refuse_further_files(_field(image, 8, ">Q", name) != 0, name)
     require_whole_qcow(image, name)
     encryption = {"encrypt": {"format": "aes", "key-secret": "secret"}} if _field(image, 36, ">I", name) else {}

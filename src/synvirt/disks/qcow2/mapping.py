@@ -253,8 +253,7 @@ class Mapping:
         return _window(kinds.reshape(-1), hosts.reshape(-1), start, subcluster_size, firsts)
 
     def _allocated(self, entries: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether a cluster has a place in the file. In an external data file that may be offset 0; there the copied flag
-        decides."""
+        """Whether a cluster has a place in the file. In an external data file that may be 0; there the copied flag decides."""
         allocated: NDArray[np.bool_] = (entries & np.uint64(_OFFSET_MASK)) != 0
         if self._header.external_data:
             allocated |= (entries & np.uint64(_COPIED)) != 0

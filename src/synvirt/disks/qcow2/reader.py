@@ -125,8 +125,7 @@ class Qcow2Reader:
         return CompressedClusters(self._over, self.header, self._name)
 
     def _read_data(self, host: int, into: memoryview, guest: int) -> None:
-        """Reads plain clusters. The file's last one may be shorter than a cluster: the missing part reads as zeros, as in
-        QEMU."""
+        """Reads plain clusters. The file's last one may be shorter: the missing part reads as zeros, as in QEMU."""
         held = max(0, min(len(into), self._data.size - host))
         if held < len(into):
             end = -(-self._data.size // self.header.cluster_size) * self.header.cluster_size

@@ -86,8 +86,7 @@ class RawReader:
             at = data
 
     def _seek(self, at: int, whence: int, end: int) -> int:
-        """The next data or hole at or after `at`; `end`, if there is none. It moves the file position, which nothing else
-        uses."""
+        """The next data or hole at or after `at`; `end`, if there is none. Only this uses the file position."""
         try:
             return os.lseek(self._fd, at, whence)
         except OSError as error:

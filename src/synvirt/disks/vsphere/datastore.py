@@ -139,8 +139,7 @@ class _Room:
             self._changed.notify_all()
 
     def was_full(self) -> bool:
-        """For a running transfer. True: others of ours are running, and one of them will make room; False: the room is not used
-        by us."""
+        """For a running transfer. True: others of ours are running, and one of them will make room; False: no room is ours."""
         with self._changed:
             others = self._now - 1
             if others:
@@ -224,8 +223,7 @@ class DatastoreReader:
             if wanted != 0:
                 self._tried(ask, "its end")
         except SourceUnreachable as error:
-            # For a file that was read before it is a short fault; for one that never was, while all else answers, it is the
-            # file.
+            # For a file that was read before it is a short fault; for one that never was, while all else works, it is the file.
             if isinstance(error.__cause__, _ServerError):
                 raise self._refusal(http.client.INTERNAL_SERVER_ERROR) from error
             raise
@@ -403,7 +401,7 @@ class DatastoreReader:
             return self._tls
         host = place[0]
         thumbprint = next(thumbprint for name, thumbprint in self._spec.hosts if name.lower() == host.lower())
-        # The platform, whose own certificate was checked, names its host's certificate: that one is right, whoever signed it.
+        # The platform's own certificate was checked: the one that it names for its host is right, whoever signed it.
         if thumbprint:
             return tls.context_by_thumbprint(host, thumbprint)
         return tls.context(host, verify=self._spec.verify_tls, fingerprint_sha256=None)

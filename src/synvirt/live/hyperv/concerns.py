@@ -1,5 +1,4 @@
-"""What may go wrong with a Hyper-V VM, by the answer of inspect.ps1; concerns of every source are in machines/concerns. No
-I/O."""
+"""What may go wrong with a Hyper-V VM, by inspect.ps1's answer; those of every source are in machines/concerns. No I/O."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import PureWindowsPath

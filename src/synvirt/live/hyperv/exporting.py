@@ -38,8 +38,7 @@ _COMPLETED, _FORGOTTEN = 7, 0
 _DISK_FULL: Final = re.compile(r"0x800700(?:70|27)", re.IGNORECASE)
 _FULL_CODES: Final = frozenset({0x80070070, 0x80070027, 0x70, 0x27})
 _ENDINGS: Final[Mapping[str, ImageFormat]] = {".vhdx": "vhdx", ".avhdx": "vhdx", ".vhd": "vhd", ".avhd": "vhd"}
-# All types of files in an export: disks, their change tracking, configurations and states. Nothing else is removed from a
-# share.
+# All types of files in an export: disks, change tracking, configurations, states. Nothing else is removed from a share.
 _WRITTEN: Final = frozenset({*_ENDINGS, ".rct", ".mrt", ".vmcx", ".vmrs", ".vmgs", ".xml", ".bin", ".vsv", ".hrl"})
 _NAME: Final = re.compile(r"[A-Za-z0-9-]{1,128}")
 

@@ -26,8 +26,7 @@ def exports_of(host: Host, drives: Drives) -> Exports | None:
 
 
 def read_by(host: Host, drives: Drives) -> Concern:
-    """The way as a concern. It is a warning if the way cannot be used: so a share that refuses us is known before the job
-    begins."""
+    """The way as a concern; a warning, if it cannot be used: so a refusing share is known before the job begins."""
     files = [drive for drive in drives if drive["path"] and not drive["physical"]]
     exports = exports_of(host, drives)
     if exports is not None:

@@ -212,8 +212,7 @@ class Host:
             case "qemu+tcp":
                 return self._opened(f"qemu+tcp://{_bracketed(self._check_port())}:{place.port}{place.path or '/system'}")
             case "qemu":
-                # Through the daemon's socket: where this process has the embedded driver open, qemu:/// would lead to that and
-                # fail.
+                # Through the daemon's socket: if this process has the embedded driver open, qemu:/// leads to that and fails.
                 return self._opened(f"qemu+unix://{place.path or '/system'}{_socket_query(self._socket())}")
             case _:
                 return self._opened(f"{place.scheme}://{place.path or '/system'}{_socket_query(self._socket())}")

@@ -30,8 +30,8 @@ class Pki:
 
     @property
     def query(self) -> str:
-        """For libvirt's URI. A pinned certificate is not an authority's, and may be the only trusted one: libvirt must accept
-        that."""
+        """For libvirt's URI. A pinned certificate is not an authority's, and may be the only trusted one; libvirt must not
+        mind."""
         return "&no_sanity=1" + ("" if self.checked else "&no_verify=1")
 
     @property

@@ -51,8 +51,7 @@ def least_free(capacity_bytes: int) -> int:
 
 
 class Watch:
-    """Ends a backup before its scratch folder is full: else QEMU would pause the guest or fail its writes, instead of the
-    backup."""
+    """Ends a backup before its scratch folder is full: else QEMU would pause the guest or fail its writes."""
 
     def __init__(self, connection: Any, folder: str, least_bytes: int, end: Callable[[], None]) -> None:
         self._connection, self._folder, self._least_bytes, self._end = connection, folder, least_bytes, end

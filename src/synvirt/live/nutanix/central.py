@@ -285,8 +285,7 @@ class Central:
             return
 
     def regions(self, point: DiskPoint, since: DiskPoint | None, size: int) -> Iterator[Region]:
-        """Refused: one of the two is gone. The cluster's token is valid for some 15 minutes: when it is refused, a new one is
-        fetched."""
+        """Refused: one of the two is gone. The cluster's token is valid for some 15 minutes: a refused one is replaced."""
         found_at = self._discovered(point, since)
         start, renewed = 0, False
         try:

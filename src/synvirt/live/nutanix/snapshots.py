@@ -79,7 +79,7 @@ class Snapshots:
         return [one for one in self._element.snapshots() if text(one, "status", "resources", "entity_uuid") == vm_id]
 
     def _files(self, snapshot: Mapping[str, Any], vm_id: str) -> dict[str, str]:
-        """The files of the VM's disks, by their addresses. A CD-ROM's file is in the snapshot too, but it is no disk of the
+        """The files of the VM's disks, by their addresses. The snapshot also has a CD-ROM's file, which is no disk of the
         VM."""
         found: dict[str, str] = {}
         for one in listed(dig(snapshot, "status", "snapshot_file_list")):

@@ -46,8 +46,7 @@ class Way:
 
 
 def chosen(transport: Transport, closed: Mapping[WayName, str | None]) -> Way:
-    """The first way that is not closed; `closed` has the reason for each that is. If the operator chose one, only that one
-    counts."""
+    """The first way that is not closed; `closed` has the reason for each other. The operator's choice has no alternative."""
     if transport != "auto":
         why = closed[transport]
         return Way(transport, why or "", open=why is None)

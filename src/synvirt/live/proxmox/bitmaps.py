@@ -224,8 +224,7 @@ class Nodes:
         return node in self.bitmaps
 
     def with_bitmap(self, bitmap: str) -> str | None:
-        """The node with the bitmap: the disk's own, whatever is above it. A filter shows those of the node under it,
-        unnamed."""
+        """The node with the bitmap: the disk's own, whatever is above it. A filter shows those under it without names."""
         return next((node for node, names in self.bitmaps.items() if bitmap in names), None)
 
 

@@ -26,8 +26,7 @@ from synvirt.live.proxmox.qmp import Qmp, QmpError
 
 log = structlog.get_logger(__name__)
 
-# The most changed ranges of all disks and snapshots together: 2 million are some 40 MiB of notes, for 128 GiB of scattered
-# writes.
+# The most changed ranges of all disks and snapshots: 2 million are some 40 MiB of notes, for 128 GiB of small writes.
 AREAS_MAX: Final = 2_000_000
 
 # By the name of a snapshot's export (synvirt-JOB-3.scsi0): the changes since it, as (start, length).

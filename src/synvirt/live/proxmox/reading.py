@@ -49,12 +49,11 @@ _POLL_S: Final = 0.5
 
 
 def image(path: str, volume: str) -> str:
-    """The output of `pvesm path`, in the form for qemu-nbd. SnapshotFailed, where a part of it would have a meaning for a
-    shell."""
+    """The output of `pvesm path`, in the form for qemu-nbd. SnapshotFailed, where a part of it has a meaning for a shell."""
     if not path.startswith("rbd:"):
         return path
-    # Monitors of a Ceph cluster on other hosts (PVE::Storage::RBDPlugin puts semicolons in between); librados accepts commas as
-    # well.
+    # Monitors of a Ceph cluster on other hosts (PVE::Storage::RBDPlugin separates them by semicolons); librados accepts commas,
+    # too.
     named = path.replace(";", ",")
     if not GAPS["image"].fullmatch(named):
         raise SnapshotFailed(
@@ -251,8 +250,7 @@ class Reading:
         )
 
     def _served(self, name: str, drive: Drive) -> NbdSpec:
-        """By qemu-nbd on its node, read-only. QEMU's own locks keep the VM from starting meanwhile, if an image has such
-        locks."""
+        """By qemu-nbd on its node, read-only. If an image has QEMU's own locks, they keep the VM from starting meanwhile."""
         export = bitmaps.export_name(name, drive.key)
         self._node.make_scratch()
         spec = NbdSpec(uri=self._uri(export, self._node.file(f"{export}.sock")))

@@ -62,8 +62,7 @@ def whole_disk(
 
 
 def hosts_of(session: VimSession, device: Any) -> list[str]:
-    """The ESXi hosts with the disk's datastore, by name; none, where vCenter does not list them, or where the source is a
-    host."""
+    """The ESXi hosts with the disk's datastore, by name; none, if vCenter does not list them or the source is a host."""
     backing = chain(device.backing)
     store = getattr(backing[-1], "datastore", None) if backing else None
     return [] if store is None else [name for name, _ in _hosts(session, store) if name]

@@ -154,8 +154,7 @@ def base_of(session: XenSession, uuid: str, vdi: Record, key: str) -> str:
 
 
 def changed(session: XenSession, uuid: str, vdi_ref: str, vdi: Record, key: str) -> tuple[tuple[int, int], ...]:
-    """(start, length) of the changes since the older snapshot's VDI. CbtReset, where the platform does not know them any
-    more."""
+    """(start, length) of the changes since the older snapshot's VDI. CbtReset, where the platform no longer knows them."""
     reference, found = older(session, uuid, vdi, key)
     if not is_true(text(found, "cbt_enabled")) or not is_true(text(vdi, "cbt_enabled")):
         raise _reset(key, "changed block tracking was switched off meanwhile")

@@ -44,8 +44,7 @@ _CANNOT_TRACK: Final = frozenset(
         "VDI_ON_BOOT_MODE_INCOMPATIBLE_WITH_OPERATION", "OPERATION_NOT_ALLOWED",
     }
 )  # fmt: skip
-# The storage manager's own failures, with a number that depends on its kind; one is that there is no room for the log of
-# changes.
+# The storage manager's own failures, with a number for their kind; one is no room for the log of changes.
 _STORE_FAILED: Final = "SR_BACKEND_FAILURE"
 _OLD_XAPI: Final = frozenset({"MESSAGE_PARAMETER_COUNT_MISMATCH", "FIELD_TYPE_ERROR"})
 

@@ -29,8 +29,7 @@ SCSI, ETHERNET = "d422512d-2bf2-4752-809d-7b82b5fcb1b4", "2fc216b0-d2e2-4967-9b6
 # Devices of the host that a machine may have: PCI Express (DDA), a part of a GPU, named Fibre Channel.
 _PASSED = {"2fcc454e-a36a-4c77-bb5e-a2d75a51f02c": "a PCI Express device", "99dcd00c-fbd6-42d3-9dfd-1b5ad7058f61": "a GPU"}
 _FIBRE_CHANNEL = re.compile(r"fib(re|er) ?channel", re.IGNORECASE)
-# A drive holds the file of a disk, nothing, or something other than a hard disk. With any other type it holds a disk of the
-# host.
+# A drive holds the file of a disk, nothing, or something other than a hard disk; with any other type a disk of the host.
 _FILE, _EMPTY, _REMOVABLE = "VHD", frozenset({"", "NONE"}), frozenset({"ISO", "DVD", "CD", "VFD", "FLOPPY"})
 _DISK_FILE = (".vhd", ".vhdx", ".avhd", ".avhdx", ".vhds")
 # MicrosoftWindows, one of the templates for the boot loaders that the firmware trusts (Set-VMFirmware -SecureBootTemplate).
@@ -255,8 +254,7 @@ def _memory(configuration: Tree) -> tuple[int, list[Concern]]:
 
 
 def _cores(configuration: Tree, cpus: int) -> int:
-    """Hyper-V shows the guest sockets with as many cores as its virtual NUMA allows; client editions of Windows use only two
-    sockets."""
+    """Hyper-V shows sockets with as many cores as its virtual NUMA allows; client editions of Windows use only two sockets."""
     vnuma = _node(configuration, "settings", "processors", "vnuma")
     most = (_number(vnuma, "count_per_node", "max") or cpus) * (_number(vnuma, "node_per_socket", "max") or 1)
     return most if 0 < most <= cpus and cpus % most == 0 else cpus

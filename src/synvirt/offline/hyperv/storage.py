@@ -152,8 +152,7 @@ class _Source:
 
 
 def _replayed(file: DiskReader, name: str) -> _Source:
-    """Changes of a machine that was copied while it ran, or whose host lost power, may be in the log and not yet in their
-    place."""
+    """If a machine was copied while it ran, or its host lost power, changes may be in the log and not yet in their place."""
     source = _Source(file, name)
     log_at, log_bytes = _header(source)
     content = source.read(log_at, _LOG.size, "the replay log")
@@ -167,8 +166,7 @@ def _replayed(file: DiskReader, name: str) -> _Source:
 
 
 def _header(source: _Source) -> tuple[int, int]:
-    """The place of the replay log, and its length, by the newer header. Writers change the headers in turn, so one is always
-    complete."""
+    """The place of the replay log, and its length, by the newer header. Writers change them in turn: one is always complete."""
     found: list[tuple[int, int, int, int]] = []
     for place in _HEADER_PLACES:
         content = source.read(place, _HEADER.size, "the header")

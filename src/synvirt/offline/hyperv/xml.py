@@ -40,8 +40,7 @@ def _value(element: Element, kind: str, where: str) -> Value:
     written = (element.text or "").strip()
     match kind:
         case "integer":
-            # 64 bits, signed or not. int() would also take underscores and digits of other scripts, and needs long for many
-            # digits.
+            # 64 bits, signed or not. int() would also take underscores and foreign digits, and needs long for many digits.
             if not re.fullmatch(r"-?[0-9]{1,20}", written):
                 raise MalformedArchive(f"{where} is to be an integer, but is {written[:60]!r}")
             return int(written)

@@ -64,7 +64,7 @@ class Members:
         return (member.name for member in self._members.values() if member.sort is tar.Sort.FILE)
 
     def find(self, name: str) -> FileRange | None:
-        """The member of that name as a range of the archive; None, where there is none. MalformedArchive, where it is no
+        """The member of that name as a range of the archive; None, where it is missing. MalformedArchive, where it is no
         file."""
         member = self._members.get(name)
         if member is None:
