@@ -27,8 +27,8 @@ class Orphan:
 
 
 def suspects(root: Path) -> list[Orphan]:
-    """The processes of the driver with this folder, in libvirt's spelling. Look before the driver is opened: what begins later
-    is no orphan."""
+    """The processes of the driver with this folder, given as it was passed to libvirt. Look before the driver is opened: what
+    begins later is no orphan."""
     processes = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
     return [orphan for pid in processes if (orphan := _suspect(pid, root)) is not None]
 

@@ -22,7 +22,7 @@ CHUNKS_KEPT = 16
 
 
 class ChunkWriter:
-    """Takes each byte of a disk exactly once, in the order of a copy of a whole disk that is not `fresh`.
+    """Takes each byte of a disk exactly once, as from a copy of a whole disk that is not `fresh`.
 
     With `before`, the disk of an earlier point, only the `changed` chunks come. The others keep their names from there, and
     pages without a changed chunk are not looked at.

@@ -166,7 +166,7 @@ class BlockHashes:
         threads: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Reads back the unknown blocks. DiskReadFailed; stops early where `stop()` is true."""
+        """Reads back the unknown blocks, as many as time permits. DiskReadFailed; stops early where `stop()` is true."""
         until = None if within_s is None else time.monotonic() + within_s
         buffers = threading.local()
 

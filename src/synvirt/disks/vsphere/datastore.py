@@ -139,7 +139,7 @@ class _Room:
             self._changed.notify_all()
 
     def was_full(self) -> bool:
-        """For a running transfer. True: others of ours are running, and one of them will make room; False: no room is ours."""
+        """For a running transfer. True: others of ours are running, and one will make room; False: we are the only one."""
         with self._changed:
             others = self._now - 1
             if others:
