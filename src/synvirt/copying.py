@@ -161,7 +161,7 @@ def _oversee(
 
 
 class _Flush(threading.Thread):
-    """One flush beside the copy."""
+    """One flush, in parallel to the copy."""
 
     def __init__(self, one_pass: "_Pass") -> None:
         super().__init__(name="copy-flush")

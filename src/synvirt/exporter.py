@@ -86,7 +86,7 @@ def _locked(path: Path) -> int:
 
 
 def _silence() -> None:
-    """Closes the standard streams: nobody reads them any more, and nobody should wait for their end."""
+    """Closes the standard streams: they are not read any more, and no reader should wait for their end."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)

@@ -304,7 +304,7 @@ def _environment(added: Mapping[str, str] | None) -> dict[str, str]:
 
 def end_group(child: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
     """Ends a child started with start_new_session, and all its children, by SIGKILL: readers have nothing to tidy up. In a cage
-    that blocks signals (Landlock from Linux 6.12 on), a child started before ends once nobody reads its output."""
+    that blocks signals (Landlock from Linux 6.12 on), a child started before ends when its output is not read any more."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
 

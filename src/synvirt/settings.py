@@ -81,7 +81,7 @@ class BackupOfferSetting(Received):
     path: Path
     user: Annotated[str, Field(min_length=1)]
     keep_days: Annotated[float, Field(ge=0, le=36500)] = 30
-    # How much may lie there at most; None: as much as there is room for.
+    # The most bytes in it; None: as much as there is space for.
     quota_bytes: Annotated[int, Field(gt=0)] | None = None
 
 

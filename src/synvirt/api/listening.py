@@ -1,7 +1,7 @@
 """The service's two sockets. They are bound before anything else begins: a service that cannot listen has changed nothing.
 
-Listening()  the address and {data_dir}/synvirt.sock are ours; connections are refused, as if no service runs listen()
-connections are served: `Server`
+Listening()  the address and {data_dir}/synvirt.sock are ours; connections are refused, as if no service runs
+listen()     connections are served: `Server`
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """What is stored of a run besides its own row, until its end: its request, and its progress.
 
-request      written with the run, or not at all watermarks   written as it goes; the document is that of its kind
+request      written with the run, or not at all
+watermarks   written as it goes; the document is that of its kind
 """
 
 from typing import TypeVar

@@ -17,7 +17,7 @@ from synvirt.sizes import KIB, TIB
 
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/[^\x00]*$")]
 RepositoryKind = Literal["local", "nfs", "peer"]
-# As of a migration: what a worker reads a second at most.
+# Like that of a migration: the most bytes that a worker reads in a second.
 Bandwidth = Annotated[int, Field(ge=64 * KIB, le=TIB), WHOLE]
 VmId = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
@@ -165,7 +165,7 @@ class BackupJob(Model):
     last_run_id: UUID | None = None
     last_success_at: Time | None = None
     next_run_at: Time | None = None
-    # Of the schedule, the times up to here are done with.
+    # The schedule's times up to this one are done.
     scheduled_to: Time | None = None
 
 

@@ -19,7 +19,7 @@ from synvirt.sizes import KIB, TIB
 
 # An id within a wave. Sheets, the command line and URLs use it.
 MemberId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-# Ten thousand VMs are twice the largest fleet that was asked for; a document of them is some 20 MiB.
+# Ten thousand VMs are twice the largest fleet that was asked for; their document has some 20 MiB.
 MEMBERS_MAX = 10_000
 
 
@@ -109,7 +109,7 @@ class MemberRequest(Received):
     priority: Annotated[int, Field(ge=1, le=5), WHOLE] = 3
     window_id: MemberId | None = None
     outage_budget_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
-    # Names of those who must approve its cut-over.
+    # The names of the people who must approve its cut-over.
     approvers: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
     checks: Annotated[tuple[Check, ...], Field(max_length=32)] = ()
 
@@ -128,14 +128,14 @@ class Member(MemberRequest):
     state: MemberState = MemberState.WAITING
     waits_for: str | None = None
     job_id: UUID | None = None
-    # It is tried again: the failed job whose volumes its next job goes on with; null where that begins from the start.
+    # It is retried: the failed job whose volumes its next job uses; null, if that begins from the start.
     retry_of: UUID | None = None
-    # The host of ours and its destination that take it, and why these; null where they are not chosen yet.
+    # Our host and its destination that take it, and the reason; null, if they are not chosen yet.
     host: str | None = None
     destination: str | None = None
     placed: str | None = None
     approvals: tuple[Approval, ...] = ()
-    # As the forecast has it, and as it was.
+    # By the forecast, and as it was.
     planned_at: Time | None = None
     cut_over_at: Time | None = None
     healthy_at: Time | None = None
@@ -255,9 +255,9 @@ class Wave(Model):
     hooks: tuple[HookShown, ...] = ()
     start_at: Time | None = None
     forecast: WaveForecast | None = None
-    # Lets the others go on after the canary, where its gate is approval.
+    # Lets the others go on after the canary, if its gate is approval.
     canary_approval: Approval | None = None
-    # Why it is held or failed, in a sentence.
+    # Why it is held or has failed, in a sentence.
     reason: str | None = None
     submitted_by: str | None = None
     created_at: Time

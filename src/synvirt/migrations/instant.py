@@ -218,7 +218,7 @@ async def _while_guest_is_kept(job: Job, readers: Sequence[ReaderSpec], work: Se
 
 
 async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
-    """For ever: makes a missing export again, and resumes a paused guest."""
+    """Forever: makes a missing export again, and resumes a paused guest."""
     name = str(job.id)
     while True:
         await job.stop.sleep(LOOK_EVERY_S)

@@ -177,7 +177,7 @@ class Job:
         await self.in_thread(self.rooms.store.strike, self.id, kind, name)
 
     async def with_adapter(self, use: Callable[[LiveAdapter], Awaitable[T]]) -> T:
-        """The answer of `use`, in a session with the source of a Live plan. Cancelled, when the job is to stop."""
+        """The answer of `use`, in a session with the source of a Live plan. Cancelled, when the job must stop."""
 
         async def used() -> T:
             async with self.session() as adapter:
@@ -187,7 +187,7 @@ class Job:
 
     @asynccontextmanager
     async def session(self, *, within_s: float | None = None) -> AsyncIterator[LiveAdapter]:
-        """A session with the source of a Live plan. It does not end when the job is to stop. SourceUnreachable, when there is
+        """A session with the source of a Live plan. It does not end when the job must stop. SourceUnreachable, when there is
         none within `within_s`."""
         plan = self.migration.plan
         if plan.source.Live is None or plan.source_ref.kind != "live_vm":

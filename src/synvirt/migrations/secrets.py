@@ -1,4 +1,4 @@
-"""The secrets of jobs that read remote files: sealed beside the job, never in its document, deleted when it ends.
+"""The secrets of jobs that read remote files: sealed next to the job, never in its document, deleted when it ends.
 
 Blocking code.
 """

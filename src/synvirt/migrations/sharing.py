@@ -26,7 +26,7 @@ PIECES_A_SECOND = 4
 LAST_PIECES = 4
 # The pause before a database that does not answer is asked again.
 AGAIN_S = 1.0
-# A worker that is to stop is answered at once. It asks again until it has seen that it must stop.
+# A worker that must stop is answered at once. It asks again until it has seen that it must stop.
 STOPPED_S = 0.05
 
 
@@ -70,7 +70,7 @@ class Turns:
             self._stop.check()
             try:
                 return await asyncio.to_thread(self._rate.take, amount / self._rate.bps)
-            except Exception as error:  # of any kind: a worker without an answer would wait for ever
+            except Exception as error:  # of any kind: a worker without an answer would wait forever
                 log.warning("a copy waits for its share of a rate", cause=str(error))
                 await self._stop.sleep(AGAIN_S)
 

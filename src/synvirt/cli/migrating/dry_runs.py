@@ -28,7 +28,7 @@ _PLAIN = {row.field: option_of(name) for name, row in ROWS.items() if not re.sea
 
 
 def _named() -> Iterator[tuple[re.Pattern[str], str]]:
-    """Finds the API's name of a field, and gives the option of `synvirt import`. A field of one plain word, like `name`, may be
+    """Patterns of the API's names of fields, each with the option of `synvirt import`. A plain word, like `name`, may be
     any word of a sentence."""
     yield re.compile(r"\bset target\.identity to new\b"), "give --new-identity"
     yield re.compile(r"\bset target\.start to false\b"), "give --no-start"
