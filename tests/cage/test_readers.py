@@ -52,7 +52,7 @@ held = enter(cage_of(order))
 reader = open_reader(order.disks[0].reader)
 buffer = bytearray(reader.size)
 reader.read_into(0, memoryview(buffer))
-place = getattr(getattr(getattr(reader, "_file", reader), "_live", None), "place", None)
+place = getattr(getattr(getattr(reader, "_file", reader), "_connection", None), "place", None)
 native = place.native() if place is not None else None
 said = {"held": held, "sha256": hashlib.sha256(buffer).hexdigest(), "native": native.read_bytes if native else 0}
 reader.close()

@@ -38,7 +38,7 @@ for task in Path("/proc/self/task").iterdir():
     for pid in (task / "children").read_text().split():
         lines = (one.partition(":") for one in Path(f"/proc/{pid}/status").read_text().splitlines())
         status.append({name: value.split() for name, _, value in lines})
-native = reader._live.place.native()
+native = reader._connection.place.native()
 digest = hashlib.sha256(buffer).hexdigest()
 print(json.dumps({"held": held, "digest": digest, "by_samba": native.read_bytes, "helpers": status}))
 """
