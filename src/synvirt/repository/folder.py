@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -122,16 +123,12 @@ class HostFolder:
     def write(self, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
         with _as_ours(name), (self._path / name).open("xb", buffering=0) as file:
             for piece in pieces:
-                left = memoryview(piece)
-                while left:
-                    left = left[file.write(left[:WRITE_BYTES]) :]
+                _write_all(file, piece)
 
     def append(self, name: str, piece: bytes) -> None:
         """Appends to a file that was made here."""
         with _as_ours(name), (self._path / name).open("ab", buffering=0) as file:
-            left = memoryview(piece)
-            while left:
-                left = left[file.write(left[:WRITE_BYTES]) :]
+            _write_all(file, piece)
 
     def sync(self, name: str) -> None:
         self._fsync(name, os.O_RDONLY)
@@ -197,6 +194,12 @@ class HostFolder:
 
     def close(self) -> None:
         """Does nothing, as nothing is open."""
+
+
+def _write_all(file: FileIO, piece: bytes | bytearray | memoryview) -> None:
+    left = memoryview(piece)
+    while left:
+        left = left[file.write(left[:WRITE_BYTES]) :]
 
 
 @contextmanager
