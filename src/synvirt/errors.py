@@ -10,7 +10,10 @@ that a caller sees and the default detail. An instance adds what happened (`deta
 and what to do about it (`hint`). Foreign exceptions become one of these where they occur, chained with `from`.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class SynvirtError(Exception):
@@ -388,3 +391,10 @@ BY_CODE: dict[str, type[SynvirtError]] = {cls.code: cls for cls in _with_subclas
 def from_code(code: str, detail: str, hint: str | None = None) -> SynvirtError:
     """The error class of a code that a worker process reported. An unknown code gives Internal."""
     return BY_CODE.get(code, Internal)(detail, hint=hint)
+
+
+def unreadable(path: "Path", error: OSError, *, what: str = "") -> BadRequest:
+    """For a file that a person named and that cannot be read: the nearest name is the hint. `what`: words before its name."""
+    from synvirt.nearest import hint_for  # a command without errors does not need it
+
+    return BadRequest(f"{what}{path} cannot be read: {error.strerror}", hint=hint_for(path, error))

@@ -13,11 +13,11 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from synvirt.errors import BadRequest
+from synvirt.errors import BadRequest, unreadable
 from synvirt.mistakes import worded
 from synvirt.model.plan import DestinationName
 from synvirt.model.values import Received
-from synvirt.nearest import did_you_mean, hint_for
+from synvirt.nearest import did_you_mean
 from synvirt.sizes import GIB
 
 ENV_PREFIX = "SYNVIRT_"
@@ -385,8 +385,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        hint = hint_for(path, error)
-        raise BadRequest(f"settings file {path} cannot be read: {error.strerror}", hint=hint) from error
+        raise unreadable(path, error, what="settings file ") from error
     except tomllib.TOMLDecodeError as error:
         raise BadRequest(f"settings file {path}: {error}") from error
 

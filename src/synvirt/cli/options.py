@@ -61,16 +61,14 @@ class Options:
 
     def _check_cacert(self) -> None:
         """BadRequest, before it asks for a password in vain."""
-        from synvirt.errors import BadRequest
-        from synvirt.nearest import hint_for
+        from synvirt.errors import unreadable
 
         if self.cacert is None:
             return
         try:
             self.cacert.open().close()
         except OSError as error:
-            hint = hint_for(self.cacert, error)
-            raise BadRequest(f"the certificate file {self.cacert} cannot be read: {error.strerror}", hint=hint) from error
+            raise unreadable(self.cacert, error, what="the certificate file ") from error
 
     def check_whose(self) -> None:
         """BadRequest for options of a remote service, if none is named."""

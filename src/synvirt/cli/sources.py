@@ -10,7 +10,7 @@ from synvirt.cli.listing import at, full_id, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 from synvirt.cli.secret import secret
-from synvirt.nearest import did_you_mean, hint_for, none_of
+from synvirt.nearest import did_you_mean, none_of
 
 app = typer.Typer(no_args_is_help=True, help="The platforms that VMs are moved from.")
 keyring = typer.Typer(no_args_is_help=True, help="The key that seals the credentials of sources.")
@@ -380,12 +380,12 @@ def _credentials(user: str | None, secrets: list[str], others: list[str]) -> dic
 
 
 def _text(path: Path) -> str:
-    from synvirt.errors import BadRequest
+    from synvirt.errors import BadRequest, unreadable
 
     try:
         return path.read_text()
     except OSError as error:
-        raise BadRequest(f"{path} cannot be read: {error.strerror}", hint=hint_for(path, error)) from error
+        raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise BadRequest(f"{path} is no text") from error
 

@@ -13,8 +13,7 @@ import typer
 from synvirt.cli.migrating.plan_options import ROWS, option_of
 from synvirt.cli.options import Options
 from synvirt.cli.program import FAILED, shown, sized
-from synvirt.errors import BadRequest, SynvirtError
-from synvirt.nearest import hint_for
+from synvirt.errors import BadRequest, SynvirtError, unreadable
 from synvirt.sizes import counted, duration
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ def plan_in(path: Path) -> dict[str, Any]:
             raise BadRequest(f"{path} has over {_PLAN_BYTES_MAX} bytes; a plan has some thousand")
         document = json.loads(content)
     except OSError as error:
-        hint = hint_for(path, error)
-        raise BadRequest(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+        raise unreadable(path, error) from error
     except ValueError as error:
         raise BadRequest(f"{path} is not JSON: {error}") from error
     plan = document.get("plan", document) if isinstance(document, dict) else None

@@ -11,7 +11,6 @@ from urllib.parse import unquote
 import typer
 
 from synvirt.cli.secret import secret
-from synvirt.nearest import hint_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +107,12 @@ def _of_environment(scheme: str, environ: "os._Environ[str] | dict[str, str]") -
 def _of_file(path: Path) -> dict[str, str]:
     import tomllib
 
-    from synvirt.errors import BadRequest
+    from synvirt.errors import BadRequest, unreadable
 
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
-        raise BadRequest(f"{path} cannot be read: {error.strerror}", hint=hint_for(path, error)) from error
+        raise unreadable(path, error) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
         raise BadRequest(f"{path} is no TOML file", hint='a line a credential: password = "…"') from None
     if not all(isinstance(value, str) for value in content.values()):

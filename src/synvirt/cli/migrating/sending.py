@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from secrets import token_hex
 
-from synvirt.errors import BadRequest
-from synvirt.nearest import hint_for
+from synvirt.errors import BadRequest, unreadable
 
 CHUNK_BYTES = 1 << 20
 
@@ -23,8 +22,7 @@ class Sending(AbstractContextManager["Sending"]):
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would wait for its writer
             found = os.fstat(descriptor)
         except OSError as error:
-            hint = hint_for(path, error)
-            raise BadRequest(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+            raise unreadable(path, error) from error
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
             raise BadRequest(

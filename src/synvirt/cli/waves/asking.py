@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from synvirt.cli.listing import Listed
-from synvirt.nearest import hint_for
 
 WAVES = Listed("wave", "/waves", "synvirt waves list", "name")
 
@@ -22,12 +21,12 @@ def read(document: Path) -> Any:
 
 def content(document: Path) -> bytes:
     """The bytes of a file; of stdin, if the file is «-». BadRequest."""
-    from synvirt.errors import BadRequest
+    from synvirt.errors import unreadable
 
     try:
         return document.read_bytes() if str(document) != "-" else typer.get_binary_stream("stdin").read()
     except OSError as error:
-        raise BadRequest(f"{document} cannot be read: {error.strerror}", hint=hint_for(document, error)) from error
+        raise unreadable(document, error) from error
 
 
 def parsed(document: Path, content: bytes) -> Any:

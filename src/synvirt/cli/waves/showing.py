@@ -1,6 +1,7 @@
 """Shows waves: lists, members, events, the forecast, deliveries to webhooks, the report."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,10 +61,7 @@ def members(
     Example: synvirt waves members november --state failed
     """
     asked = {"limit": limit, "cursor": cursor, "state": state}
-    params = {key: value for key, value in asked.items() if value}
-    with options.connect() as client:
-        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/members", params=params)
-    print_page(answer, none="There are no such members", show=_members, as_json=options.json)
+    _print_page_of(options, wave, "members", asked, none="There are no such members", show=_members)
 
 
 @with_options
@@ -145,10 +143,7 @@ def deliveries(
     Example: synvirt waves deliveries november --state given_up
     """
     asked = {"limit": limit, "cursor": cursor, "state": state}
-    params = {key: value for key, value in asked.items() if value}
-    with options.connect() as client:
-        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/deliveries", params=params)
-    print_page(answer, none="Nothing is sent to webhooks", show=_deliveries, as_json=options.json)
+    _print_page_of(options, wave, "deliveries", asked, none="Nothing is sent to webhooks", show=_deliveries)
 
 
 @with_options
@@ -167,6 +162,15 @@ def report(
     with options.connect() as client:
         answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/report", params={"format": chosen})
     print(answer, end="\n" if chosen == "json" else "")
+
+
+def _print_page_of(
+    options: Options, wave: str, what: str, asked: dict[str, Any], *, none: str, show: Callable[[list[Any]], None]
+) -> None:
+    params = {key: value for key, value in asked.items() if value}
+    with options.connect() as client:
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/{what}", params=params)
+    print_page(answer, none=none, show=show, as_json=options.json)
 
 
 def _forecast(found: dict[str, Any]) -> list[str]:
