@@ -238,6 +238,23 @@ def test_each_of_a_thousand_damages_is_named(
     assert chained(tmp_path / "all", chain[1]) == []
 
 
+def test_every_damage_of_the_one_file_that_nothing_lists_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    """The tag manifest has the hashes of all others, and no file has its own. So its own form must show each bit that flipped,
+    each byte that is gone, and each row that is there twice."""
+    receipts, all_, _ = made
+    shutil.copytree(folders(all_)[0], tmp_path / "copy")
+    path, key = tmp_path / "copy/tagmanifest-sha256.txt", receipts.key.public
+    good = path.read_bytes()
+    damaged = [good[:at] + bytes([good[at] ^ (1 << bit)]) + good[at + 1 :] for at in range(len(good)) for bit in range(8)]
+    damaged += [good[:at] + good[at + 1 :] for at in range(len(good))]
+    damaged += [good + row for row in (b"\n", good, *good.splitlines(keepends=True))]
+    for content in damaged:
+        path.write_bytes(content)
+        assert any(path.name in problem for problem in checked(tmp_path / "copy", key).problems), content
+    path.write_bytes(good)
+    assert checked(tmp_path / "copy", key).problems == ()
+
+
 def test_a_missing_and_an_added_file_are_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
     receipts, all_, _ = made
     good = folders(all_)[0]
@@ -319,6 +336,17 @@ def test_a_receipt_of_another_chain_is_named(made: tuple[Receipts, Path, Path], 
     with other.path_of(UUID(int=7)).open("rb") as tar:
         unpack(tar, tmp_path / "all", f"receipt-{UUID(int=7)}")
     assert any("does not follow" in problem for problem in chained(tmp_path / "all", receipts.key.public))
+
+
+def test_a_receipt_that_its_chain_does_not_have_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    """Else a folder of older receipts, with nothing missing, would vouch for one that is not in it."""
+    receipts, all_, _ = made
+    *older, newest = folders(all_)
+    for folder in older:
+        shutil.copytree(folder, tmp_path / "all" / folder.name)
+    key = receipts.key.public
+    assert chained(tmp_path / "all", key, older[0]) == chained(all_, key, newest) == []
+    assert [newest.name in problem for problem in chained(tmp_path / "all", key, newest)] == [True]
 
 
 def test_a_key_is_read_from_what_ssh_writes(tmp_path: Path) -> None:

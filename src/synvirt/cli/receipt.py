@@ -101,7 +101,7 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
         problems += _differing(folder, found.statement, each)
     if chain is not None:
         try:
-            problems += chained(chain, trusted or found.key)
+            problems += chained(chain, trusted or found.key, None if found.statement is None else folder)
         except OSError as error:
             raise NotFound(f"{chain} cannot be read: {error.strerror}") from error
     stamp = None

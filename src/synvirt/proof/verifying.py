@@ -135,9 +135,10 @@ def ledger_of_volume(folder: Path, disk: dict[str, Any]) -> Ledger:
     return Ledger(str(disk.get("key")), size_of(disk), _rows(folder, disk))
 
 
-def chained(folder: Path, key: PublicKey | None = None) -> list[str]:
+def chained(folder: Path, key: PublicKey | None = None, receipt: Path | None = None) -> list[str]:
     """What is wrong with the receipts in the folder, each in a folder of its own: one missing, one twice, one of another chain.
-    Each is checked as by `checked`. Only the host can say whether the newest is really the newest (GET /receipts/key)."""
+    Each is checked as by `checked`. `receipt`: the folder of one that must be among them. Only the host can say whether the
+    newest is really the newest (GET /receipts/key)."""
     problems: list[str] = []
     links: dict[int, tuple[str, str, dict[str, Any] | None]] = {}
     for place in sorted(folder.iterdir())[:RECEIPTS_MAX]:
@@ -151,9 +152,11 @@ def chained(folder: Path, key: PublicKey | None = None) -> list[str]:
         sequence, previous = _link(found.statement, place.name, problems)
         if sequence in links:
             problems.append(f"{place.name} and {links[sequence][0]} are both receipt {sequence}")
-        links[sequence] = (place.name, sha256_of(_small(place, STATEMENT)), previous)
+        links[sequence] = (place.name, _statement_hash(place), previous)
     if not links:
         raise NotFound(f"{folder.name} has no receipts", hint="name the folder that the folders receipt-… lie in")
+    if receipt is not None and _statement_hash(receipt) not in {digest for _, digest, _ in links.values()}:
+        problems.append(f"{receipt.name} is not among the receipts in {folder.name}: its place in their chain was not checked")
     if max(links) > RECEIPTS_MAX:
         return [*problems, f"{links[max(links)][0]} says that it is receipt {max(links)}"]
     for sequence in range(1, max(links) + 1):
@@ -170,6 +173,10 @@ def chained(folder: Path, key: PublicKey | None = None) -> list[str]:
 # ── the parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _statement_hash(folder: Path) -> str:
+    return sha256_of(_small(folder, STATEMENT))
+
+
 def _link(statement: dict[str, Any], name: str, problems: list[str]) -> tuple[int, dict[str, Any] | None]:
     chain = statement["predicate"].get("chain")
     sequence = chain.get("sequence") if isinstance(chain, dict) else None
@@ -183,9 +190,13 @@ def _listed(folder: Path, manifest: str, problems: list[str]) -> dict[str, str]:
     """The files that a manifest lists. Files that differ from it go to the problems."""
     found: dict[str, str] = {}
     try:
-        for number, line in enumerate(_text(folder, manifest).splitlines(), 1):
+        # Not splitlines(): it also ends a line at other characters, and a damaged line feed may be one of them.
+        *lines, rest = _text(folder, manifest).split("\n")
+        if rest:
+            problems.append(f"{manifest}, line {len(lines) + 1} has no end")
+        for number, line in enumerate(lines, 1):
             match = _LISTED.fullmatch(line)
-            if match is None or (match[2].startswith("data/") != (manifest == MANIFEST)):
+            if match is None or match[2] in found or (match[2].startswith("data/") != (manifest == MANIFEST)):
                 problems.append(f"{manifest}, line {number} is none of a receipt's manifest")
             else:
                 found[match[2]] = match[1]
