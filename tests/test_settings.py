@@ -67,6 +67,25 @@ def test_the_folder_is_made_with_its_modes_and_mended(tmp_path: Path) -> None:
     assert settings.keyring_dir.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_command_beside_a_service_does_not_close_the_volumes_to_its_guests(tmp_path: Path) -> None:
+    """`synvirt password`, or a second `serve` that is refused: the service has opened them to QEMU's user."""
+    settings = Settings(data_dir=tmp_path / "data")
+    prepare_data_dir(settings)
+    for folder in (settings.data_dir, settings.volumes_dir):
+        folder.chmod(0o757)
+    prepare_data_dir(settings)
+    assert settings.data_dir.stat().st_mode & 0o001
+    assert settings.volumes_dir.stat().st_mode & 0o777 == 0o751
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_said_with_its_cause(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadRequest, match=r"cannot be made ready: .*(exists|Not a directory|too long)") as told:
+        prepare_data_dir(Settings(data_dir=tmp_path / name))
+    assert "--data-dir" in (told.value.hint or "")
+
+
 @pytest.mark.parametrize(("uri", "through"), [("", 0), ("qemu:///system", 0o001)])
 def test_a_libvirtd_s_qemu_gets_through_to_its_volumes_and_lists_nothing(tmp_path: Path, uri: str, through: int) -> None:
     """As the service makes them, whose umask is narrow."""

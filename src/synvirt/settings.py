@@ -404,6 +404,16 @@ def prepare_data_dir(settings: Settings) -> None:
     """Makes {data_dir} and its folders with the modes of specification part 8. Idempotent. BadRequest, as in
     `check_host_id`."""
     settings.check_host_id()
+    try:
+        _make_data_dir(settings)
+    except OSError as error:
+        raise BadRequest(
+            f"the service's folder {settings.data_dir} cannot be made ready: {error.filename}: {error.strerror}",
+            hint="--data-dir, SYNVIRT_DATA_DIR or the setting data_dir names another",
+        ) from error
+
+
+def _make_data_dir(settings: Settings) -> None:
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
     # With libvirtd, QEMU runs as another user and must reach its volumes; with the embedded driver, as the service's user.
     through = 0o001 if settings.libvirt_uri else 0
@@ -416,4 +426,6 @@ def prepare_data_dir(settings: Settings) -> None:
         (settings.volumes_dir, 0o750 | through),
     ):
         folder.mkdir(exist_ok=True, mode=mode)
-        folder.chmod(mode)  # mkdir's mode is subject to the umask
+        # A service that runs has opened the volumes to its guests' user. A command beside it must not close them again.
+        passed = stat.S_IMODE(folder.stat().st_mode) & 0o001 if folder == settings.volumes_dir else 0
+        folder.chmod(mode | passed)  # mkdir's mode is subject to the umask

@@ -132,6 +132,12 @@ def test_the_socket_of_a_service_that_was_killed(tmp_path: Path) -> None:
             assert raised.value.hint == f"start it: synvirt serve --data-dir {tmp_path}"
 
 
+def test_a_folder_with_a_space_is_told_as_a_shell_takes_it(tmp_path: Path) -> None:
+    with Client.local(tmp_path / "a b" / "synvirt.sock") as client, pytest.raises(ServiceUnreachable) as raised:
+        client.ask("GET", "/migrations")
+    assert raised.value.hint == f"start it: synvirt serve --data-dir '{tmp_path}/a b'"
+
+
 def test_that_no_service_answers_has_a_code_of_its_own(run: Run, tmp_path: Path) -> None:
     done = run("--json", "migrations", "list")
     assert done.exit_code == 1

@@ -226,11 +226,24 @@ def test_what_is_no_target_is_said_and_nothing_is_replaced(raw: Path, tmp_path: 
             f"there is no folder {tmp_path / 'uot'} for web.raw\nhint: did you mean {tmp_path / 'out'}?",
         ),
         (raw, f"{raw} is the image itself"),
+        (
+            tmp_path / "out" / "web.qcow2",
+            "web.qcow2 is called a qcow2 image, and what is made is a raw disk\nhint: name it web.raw",
+        ),
     ):
         done = disk("convert", "--force", raw, target)
         assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
     assert raw.read_bytes() == before
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_link_that_leads_nowhere_is_said(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nothing")
+    for name, cause in (("loop", "Too many levels of symbolic links"), ("gone", "No such file or directory")):
+        done = disk("info", tmp_path / name)
+        assert done.stderr.startswith(f"E_MIG_BAD_REQUEST: {tmp_path / name} cannot be read: {cause}")
+    assert disk("info", "").exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["info", "map", "convert"])

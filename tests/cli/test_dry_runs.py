@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -12,10 +13,11 @@ from synvirt.errors import BadRequest, Conflict
 from synvirt.kvm.identity import CLASH_HINT
 from synvirt.machines import concerns
 from synvirt.migrations.planning.foreseen import DiskWay, DryRun, PlanForecast, PlanProblem
-from synvirt.model.job import Difference
-from synvirt.model.kinds import State
+from synvirt.model.job import Difference, Migration
+from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
+from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.service import PLAN, Service, failed
 
@@ -125,6 +127,21 @@ def test_a_value_that_no_plan_may_have_is_told_by_its_option(service: Service, r
     assert "hint: --help says what this command takes" in done.stderr
     done = run("import", "web.qcow2", "--kind", "qcow2", "--start-at", "soon", *further)
     assert "--start-at: must be a time: 2026-11-28T22:00:00+01:00, for example" in done.stderr
+
+
+def test_a_mistake_of_an_option_that_sets_two_fields_is_told_once(service: Service, run: Run) -> None:
+    (service.settings.imports_dir / "web.qcow2").write_bytes(b"not looked at")
+    done = run("import", "web.qcow2", "--kind", "qcow2", "--name", "")
+    assert done.stderr.splitlines()[0] == "E_MIG_INVALID_PLAN: --name: must have at least 1 character"
+
+
+@pytest.mark.parametrize("line", [("import", ""), ("inspect", ""), ("migrations", "show", ""), ("migrations", "cancel", "")])
+def test_an_empty_text_names_nothing(service: Service, run: Run, line: tuple[str, ...]) -> None:
+    """As from an unset variable of a script. It named the present folder, or the only job that there was."""
+    job = Migration(id=uuid4(), name="web", plan=PLAN, mode_effective=Mode.COLD, created_at=now())
+    service.store.add(job, host="local")
+    done = run(*line)
+    assert (done.exit_code, "is wanted, and this is an empty text" in done.stderr) == (2, True)
 
 
 def test_a_file_that_is_nearly_called_so_is_named(service: Service, run: Run) -> None:

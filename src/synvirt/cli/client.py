@@ -3,6 +3,7 @@
 Errors of the service come back as the same SynvirtError that it raised. Blocking code.
 """
 
+import shlex
 import socket
 import ssl
 import time
@@ -69,7 +70,7 @@ class Client(AbstractContextManager["Client"]):
         """A client of this host's service, by its Unix socket."""
         http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_path)), base_url=f"http://synvirt{_prefix(base_url)}")
         data_dir = socket_path.parent
-        hint = f"start it: synvirt serve --data-dir {data_dir}"
+        hint = f"start it: synvirt serve --data-dir {shlex.quote(str(data_dir))}"
         return cls(http, where=str(socket_path), hint=hint, socket_path=socket_path)
 
     @classmethod

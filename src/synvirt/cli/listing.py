@@ -41,11 +41,13 @@ def id_of(client: Any, listed: Listed, beginning: str) -> str:
 
     if _is_whole(beginning):
         return beginning
+    of_backups = listed.path.startswith("/backup/")
+    missing, unclear = (BackupNotFound, BackupBadRequest) if of_backups else (NotFound, BadRequest)
+    if not beginning:
+        raise unclear(f"the id of a {listed.noun} is wanted, and this is an empty text", hint=f"{listed.command} shows them")
     items = list(_every(client, listed.path))
     ids = [item["id"] for item in items if listed.name is not None and item[listed.name] == beginning]
     ids = ids or [item["id"] for item in items if item["id"].startswith(beginning.lower())]
-    of_backups = listed.path.startswith("/backup/")
-    missing, unclear = (BackupNotFound, BackupBadRequest) if of_backups else (NotFound, BadRequest)
     if not ids:
         names = [item[listed.name] for item in items] if listed.name is not None else []
         near = did_you_mean(beginning, map(shown, names))

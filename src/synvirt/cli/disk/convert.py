@@ -21,6 +21,7 @@ from synvirt.disks.raw.files import RawReader, RawWriter
 from synvirt.disks.specs import BlockWriterSpec
 from synvirt.errors import BadRequest, Conflict, DiskWriteFailed
 from synvirt.nearest import did_you_mean_file
+from synvirt.offline.known_by import promised
 
 if TYPE_CHECKING:  # loaded only for hashing
     from synvirt.disks.checking.ledger import Ledger
@@ -63,6 +64,11 @@ def _refuse_target(image: Path, target: Path) -> None:
         raise BadRequest(f"there is no folder {target.parent} for {target.name}", hint=did_you_mean_file(target.parent))
     if target.exists() and target.samefile(image):
         raise BadRequest(f"{target} is the image itself", hint="name another file")
+    if (what := promised(target.name)) is not None and not target.is_block_device():
+        raise BadRequest(
+            f"{target.name} is called {what}, and what is made is a raw disk",
+            hint=f"name it {target.with_suffix('.raw').name}; `qemu-img convert` makes an image of another format of that",
+        )
 
 
 @dataclass(frozen=True, slots=True)

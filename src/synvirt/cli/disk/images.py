@@ -1,12 +1,14 @@
 """Finds the disks of a file or folder that the command line names."""
 
+import errno
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 from synvirt.disks import detect
 from synvirt.disks.nbd.fallback import with_key
 from synvirt.disks.specs import ChecksumSpec, RawSpec, ReaderSpec
-from synvirt.errors import BadRequest, MalformedArchive
+from synvirt.errors import BadRequest, MalformedArchive, unreadable
 from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance, promised, root_of
 
 
@@ -18,13 +20,23 @@ class Found(NamedTuple):
     checksums: tuple[ChecksumSpec, ...] = ()
 
 
+def resolved(path: Path) -> Path:
+    """The file that a person named, without links. BadRequest, where a link leads to itself or to nothing."""
+    try:
+        return path.resolve(strict=True)
+    except RuntimeError as error:  # Python 3.11 to 3.12; later ones say ELOOP
+        raise unreadable(path, OSError(errno.ELOOP, os.strerror(errno.ELOOP))) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
 def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = True) -> list[Found]:
     """The disks of an appliance, or the image itself. Files that it names must be next to it.
 
     `key_needed`: BadRequest, if nothing is encrypted with the key.
     """
-    where = image.resolve()
-    key = None if key_file is None else str(key_file.resolve())
+    where = resolved(image)
+    key = None if key_file is None else str(resolved(key_file))
     if where.is_file() and not where.stat().st_size:
         raise MalformedArchive(f"{image.name} is empty", hint="copy it again from where it comes from")
     alone: ReaderSpec = detect(where) if not where.is_dir() else RawSpec(path=str(where))

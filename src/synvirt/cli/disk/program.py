@@ -222,6 +222,8 @@ def _add_threads(command: argparse.ArgumentParser) -> None:
 
 
 def _existing(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("a file is wanted, and this is an empty text")
     path = Path(text)
     if not os.path.lexists(path):
         from synvirt.nearest import did_you_mean_file

@@ -37,6 +37,9 @@ def _named() -> Iterator[tuple[re.Pattern[str], str]]:
         yield re.compile(rf"\b(?:plan\.)?{re.escape(field)}\b(\[\d+\](\.\w+)?)?"), fields[field]
     for field, option in _PLAIN.items():
         yield re.compile(rf"\bplan\.{re.escape(field)}\b|^{re.escape(field)}$"), option
+    for name, row in ROWS.items():
+        if row.also is not None:
+            yield re.compile(rf"\bplan\.{re.escape(row.also)}\b"), option_of(name)
 
 
 _OPTIONS = tuple(_named())
@@ -46,7 +49,8 @@ def as_options(text: str) -> str:
     """Replaces the API's words for a plan's fields by this command's options."""
     for field, option in _OPTIONS:
         text = field.sub(option, text)
-    return text
+    # An option that sets two fields would be told twice.
+    return "; ".join(dict.fromkeys(text.split("; ")))
 
 
 @contextmanager

@@ -30,13 +30,26 @@ if TYPE_CHECKING:
 
 Received = TypeVar("Received", bound="Received_")
 
+
+def _named(path: str) -> str:
+    """An empty text, as from an unset variable of a script, would be the present folder."""
+    if not path:
+        raise typer.BadParameter("a file, a folder or a URL is wanted, and this is an empty text")
+    return path
+
+
 Source = Annotated[
-    str, typer.Argument(metavar="PATH", help="A file or folder, relative to the import root or to here; or its URL")
+    str,
+    typer.Argument(
+        metavar="PATH", callback=_named, help="A file or folder, relative to the import root or to here; or its URL"
+    ),
 ]
 SourceOrVm = Annotated[
     str,
     typer.Argument(
-        metavar="PATH", help="A file or folder, in the import root or here; its URL (http, https, s3, smb); with --source a VM"
+        metavar="PATH",
+        callback=_named,
+        help="A file or folder, in the import root or here; its URL (http, https, s3, smb); with --source a VM",
     ),
 ]
 # Spelled out: the enumeration's module is too slow to load for `--help`. A test compares the two.
@@ -145,7 +158,9 @@ def _inspected_here(options: Options, path: Path, vm: str | None) -> str:
     if where.is_relative_to(imports):
         root = imports
     else:  # a person's own links may lead anywhere
-        where = where.resolve()
+        from synvirt.cli.disk.images import resolved
+
+        where = resolved(where)
         root = where.parent if where.is_dir() else root_of(where)
     return browsing.inspect(root, str(where), vm=vm).model_dump_json()
 
@@ -200,7 +215,9 @@ def _placed(
         upload = not path.is_absolute() or (path.is_file() and not _is_there(client, path))
     if upload:
         if not known and path.is_file():
-            _require_whole_vm(path.resolve(), vm)
+            from synvirt.cli.disk.images import resolved
+
+            _require_whole_vm(resolved(path), vm)
         id_ = _field(send(client, path, quiet=options.json), "id")
         return {"kind": "upload", "upload_id": id_, **_meant(vm)}, (f"/uploads/{id_}/inspect", _meant(vm))
     where = str(path if elsewhere else _here(options, path))
