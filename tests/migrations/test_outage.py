@@ -54,6 +54,8 @@ def test_forecasts_are_held_against_what_came_of_them() -> None:
     unforecast = done_job(20, 3, 45)
     assert record([unforecast, one(None, 10, 20)]) is None
     assert record([unforecast, one(12, 10, 20), one(20, 10, 20), one(30, 10, 20)]) == Record(3, 2, 10)
+    # One that was shorter than its forecast is an error, too.
+    assert record([one(4, 10, 20), one(13, 10, 20), one(2, 10, 20)]) == Record(3, 3, 6)
 
 
 def test_parts_are_what_an_outage_was_made_of() -> None:
@@ -156,6 +158,9 @@ def test_the_part_that_is_too_long_is_named() -> None:
     assert "60 s are allowed" in told
     assert "the longest is boot" in told
     assert too_long(found.model_copy(update={"budget_s": 600.0})) is None
+    # What fits half of the time does not fit.
+    assert too_long(found.model_copy(update={"budget_s": found.p95_s})) is None
+    assert too_long(found.model_copy(update={"budget_s": (found.p50_s + found.p95_s) / 2})) is not None
     assert too_long(found.model_copy(update={"budget_s": None})) is None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,8 @@ from synvirt.errors import Cancelled, OutageTooLong
 from synvirt.guests import Tell
 from synvirt.jobs.stop import Stop
 from synvirt.migrations.memory import JobMemory, noting
+from synvirt.migrations.overrun import within_budget
+from synvirt.migrations.states import Facts
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import VmManifest
@@ -118,6 +121,48 @@ def test_a_guest_that_was_seen_here_is_not_rolled_back(tmp_path: Path) -> None:
     assert house.run(job.id).state is State.COMPLETED
     assert house.platform.vm(VM)["power"] == "off"
     house.close()
+
+
+@pytest.mark.parametrize(("seen", "tries"), [("before the budget ends", 1), ("at the moment when it ends", 2), ("never", 1)])
+def test_whoever_is_seen_in_time_is_kept(seen: str, tries: int) -> None:
+    """Each of the two places where it is looked: before the step is stopped, and after it was."""
+    stop, rows, steps = Stop(), [None if seen != "before the budget ends" else "agent"], []
+
+    def row(_id: str) -> SimpleNamespace:
+        return SimpleNamespace(boot_sign=rows[-1])
+
+    async def in_thread(ask: Callable[[str], object], id_: str) -> object:
+        return ask(id_)
+
+    async def memory() -> SimpleNamespace:
+        return SimpleNamespace(down_since=now() - timedelta(seconds=9))
+
+    async def step(_job: object) -> Facts:
+        steps.append(1)
+        if len(steps) == 1:
+            try:
+                await stop.sleep(0.3)
+            except Cancelled:
+                rows.append("agent" if seen == "at the moment when it ends" else None)
+                raise
+        return Facts(warm=True)
+
+    plan = SimpleNamespace(on_overrun="roll_back", outage_budget_s=8.0)
+    job: Any = SimpleNamespace(
+        id="1",
+        migration=SimpleNamespace(plan=plan, state=State.STARTING),
+        manifest=SimpleNamespace(name="web"),
+        stop=stop,
+        in_thread=in_thread,
+        memory=memory,
+        rooms=SimpleNamespace(store=SimpleNamespace(get=row)),
+    )
+    if seen == "never":
+        with pytest.raises(OutageTooLong):
+            asyncio.run(within_budget(job, step))
+    else:
+        assert asyncio.run(within_budget(job, step)) == Facts(warm=True)
+    assert len(steps) == tries
 
 
 def test_who_cancels_meanwhile_is_obeyed(house: House) -> None:

@@ -478,6 +478,16 @@ def test_it_shows_by_trying_that_changes_cannot_be_tracked(house: House) -> None
     assert house.platform.vm(VM)["snapshots"] == {}
 
 
+def test_a_job_with_a_budget_does_not_go_cold(house: House) -> None:
+    """Its guest would be away for the whole copy."""
+    house.platform.add_vm(VM, {DISK: content()})
+    house.platform.fault("cannot_track", 1)
+    ended = house.run(house.intake.submit(live_plan(outage_budget_s=3600)).id)
+    failed_as_it_was(house, ended, "E_MIG_OUTAGE_TOO_LONG")
+    assert "3600 s are allowed" in (ended.last_error.message if ended.last_error else "")
+    assert ended.passes == ()
+
+
 # ── a source that grows ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
