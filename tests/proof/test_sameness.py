@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.model.job import Difference
-from synvirt.proof.sameness import compared, is_settled
+from synvirt.model.rehearsal import Sameness
+from synvirt.proof.sameness import KINDS, compared, is_settled
 
 MAC = "addresses of 52:54:00:77:00:05"
 SOURCE = {
@@ -71,6 +72,62 @@ def graded(item: str, source: str | None, here: str | None, kind: str = "") -> t
         (),
     )
     return next(((one.grade, one.reason) for one in rows if one.item == item), None)
+
+
+# Of each kind: two values, and the grades of: another value, none here, none at the source. None: no row.
+TABLE: dict[str, tuple[str, str, str, str | None, str | None]] = {
+    "host name": ("web", "db", "wrong", "wrong", None),
+    "system": ("Debian 12", "Windows", "wrong", "look", None),
+    "kernel": ("6.1", "5.10", "look", "look", None),
+    "time zone": ("UTC", "Europe/Berlin", "wrong", None, None),
+    "clock": ("+0.0 s", "+60.0 s", "look", None, None),
+    "addresses of": ("10.0.0.1", "10.0.0.2", "wrong", "wrong", "look"),
+    "route": ("via 10.0.0.1", "via 10.0.0.2", "look", "look", "look"),
+    "file system": ("ext4", "xfs", "wrong", "wrong", "look"),
+    "application": ("1.22", "1.23", "look", "look", None),
+    "listens on": ("nginx", "apache2", "look", "wrong", "look"),
+    "service": ("runs", "stands", "look", "wrong", "look"),
+    "enabled": ("multi-user.target", "graphical.target", "look", "wrong", "look"),
+    "user": ("number 1", "number 2", "wrong", "wrong", "look"),
+    "mount": ("UUID=1 ext4", "UUID=2 ext4", "look", "wrong", "look"),
+    "volume": ("ext4", "xfs", "wrong", "wrong", "look"),
+    "network file": ("10.0.0.1/24; a", "10.0.0.2/24; b", "wrong", "wrong", "look"),
+    "firmware": ("uefi", "bios", "wrong", "wrong", None),
+    "boot order": ("disk, network", "network, disk", "wrong", "wrong", None),
+    "processors": ("2", "4", "wrong", "wrong", None),
+    "memory": ("2048 MiB", "1024 MiB", "wrong", "wrong", None),
+    "disk": ("100 bytes", "50 bytes", "wrong", "wrong", "look"),
+    "network card": ("52:54:00:00:00:01", "52:54:00:00:00:02", "wrong", "wrong", "look"),
+}
+ONE_OF_EACH = {"host name", "system", "kernel", "time zone", "clock", "firmware", "boot order", "processors", "memory"}
+
+
+def test_each_kind_has_its_grades() -> None:
+    assert TABLE.keys() == KINDS.keys()
+    for kind, (value, other, differs, missing, added) in TABLE.items():
+        item = kind if kind in ONE_OF_EACH else f"{kind} it"
+        # Both say something, and where there are several of a kind, both say another one.
+        told = {"kernel" if kind == "host name" else "host name": "a", **({} if item == kind else {f"{kind} other": "x"})}
+        cases = (({item: value}, {item: other}, differs), ({item: value}, {}, missing), ({}, {item: value}, added))
+        for source, here, grade in cases:
+            rows = [one for one in compared({**told, **source}, {**told, **here}, ()) if one.item == item]
+            assert [one.grade for one in rows] == ([grade] if grade else []), (kind, source, here)
+            assert all(one.reason for one in rows)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_starts_late_is_waited_for_and_nothing_else(kind: str) -> None:
+    """A running guest's programs, its network, and what it mounts."""
+    late = kind in {"service", "listens on", "application", "addresses of", "route", "file system"}
+    missing = Sameness(item=f"{kind} it", source="a", clone=None, grade="look", reason="it is not there")
+    assert is_settled([missing]) is not late
+    assert is_settled([missing.model_copy(update={"grade": "expected"}), missing.model_copy(update={"clone": "b"})])
+
+
+def test_a_part_that_was_not_read_is_a_row_with_its_cause_and_what_that_means() -> None:
+    (row,) = (one for one in compared({"system": "a", "not read disk0": "it is encrypted"}, {"system": "a"}, ()) if one.reason)
+    assert (row.item, row.source, row.grade) == ("not read disk0", "it is encrypted", "look")
+    assert row.reason == "what lies there was not compared"
 
 
 WHERE = "volume logical volume vg/root"

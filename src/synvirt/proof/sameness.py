@@ -282,10 +282,10 @@ KINDS: dict[str, Kind] = {
     "volume": Kind(_file_system, ("wrong", "the file system is not there"), ("look", "the source does not have it")),
     "network file": Kind(_network_file, ("wrong", "it is not there"), ("look", "the source does not have it")),
     # Facts of machines, which both sides report.
-    "firmware": Kind(_wrong, everywhere=True),
-    "boot order": Kind(_wrong, everywhere=True),
-    "processors": Kind(_wrong, everywhere=True),
-    "memory": Kind(_wrong, everywhere=True),
+    "firmware": Kind(_wrong, _NOT_HERE, everywhere=True),
+    "boot order": Kind(_wrong, _NOT_HERE, everywhere=True),
+    "processors": Kind(_wrong, _NOT_HERE, everywhere=True),
+    "memory": Kind(_wrong, _NOT_HERE, everywhere=True),
     "disk": Kind(_disk, ("wrong", "it is not there"), everywhere=True),
     "network card": Kind(_wrong, ("wrong", "it is not there"), everywhere=True),
 }
