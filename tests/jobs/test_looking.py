@@ -21,7 +21,7 @@ from synvirt.errors import (
     UnsupportedFormat,
 )
 from synvirt.jobs.inspecting import looker
-from synvirt.jobs.inspecting.looker import Look
+from synvirt.jobs.inspecting.look import Look
 from synvirt.jobs.inspecting.looking import CagedLooking, Looking, vouch
 from synvirt.model.kinds import OfflineKind
 from synvirt.offline import browsing

@@ -16,7 +16,7 @@ from synvirt.backups.restores.domain import foreign, read_here
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupBadRequest, BackupImmutable, Internal, RepositoryDamaged
 from synvirt.jobs.inspecting import looker
-from synvirt.jobs.inspecting.looker import Look
+from synvirt.jobs.inspecting.look import Look
 from synvirt.jobs.inspecting.looking import CagedLooking
 from synvirt.jobs.inspecting.points import CagedPoints
 from synvirt.repository import garbage, peer_needs

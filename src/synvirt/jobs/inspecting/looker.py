@@ -1,4 +1,4 @@
-"""The process that inspects untrusted files for the service. `looking.py` is the service's side.
+"""The process that inspects untrusted files for the service. `looking.py` is the service's side, `look.py` what both say.
 
     service ─ a byte and two sockets ─▶ looker ─ fork ─▶ child ─▶ its order, its cage, the file, its answer, its end
                                           │ status socket: the child's pidfd, then how it ended
@@ -6,8 +6,6 @@
 The looker has imported all that an inspection needs, and reads no untrusted file itself. It forks a child for each inspection
 within milliseconds, so a file that breaks its reader affects no other file. It has one thread, so that a fork inherits no lock
 of another thread.
-
-Order and answer are one JSON object each, ended by the end of the stream.
 """
 
 import json
@@ -20,87 +18,28 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from synvirt import programs
 from synvirt.cage import Cage, Network, enter
-from synvirt.disks.roots import Root
+from synvirt.disks.roots import connected
 from synvirt.errors import Internal, SynvirtError, UnsupportedFormat
+from synvirt.jobs.inspecting import points
+from synvirt.jobs.inspecting.look import CPU_S, MEMORY_BYTES, ORDER_BYTES_MAX, OUT_OF_MEMORY, WITH_PROGRAMS, Look
+from synvirt.jobs.orders import OpenedBeneath
+from synvirt.model.kinds import OfflineKind
+from synvirt.offline import browsing
+from synvirt.offline.registry import detect, importer_for
+from synvirt.offline.several import choosing
 from synvirt.remote import Remote
-from synvirt.sizes import GIB, MIB
+from synvirt.sizes import MIB
 
-# Limits of a child. The largest real appliance took a tenth of this; a file that needs more is hostile.
-MEMORY_BYTES = 2 * GIB
-CPU_S = 30
 # The size of a file that a child may write: enough for a program's standard error.
 WRITTEN_BYTES = MIB
-# The most bytes of an order. A path and a place are far smaller; a manifest that comes with the order has 64 MiB at most.
-ORDER_BYTES_MAX = 65 * MIB
-# A page of a folder with a thousand long names is 8 MiB.
-ANSWER_BYTES_MAX = 32 * MIB
 # How long a child may live, in case the service has not ended it before.
 ALARM_LATER_S = 10
-PLAIN, WITH_PROGRAMS = b"-", b"p"
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One question. `what`: browse, inspect, detect, manifest, open_disk; or a kind of `points.py`, which has no `root` but
-    reads `contents`; errors then show `path`. `kind`: the importer, where it is known; `vm`: which of several machines;
-    `programs`: the reader needs a program (qemu-nbd, Samba's client)."""
-
-    what: str
-    root: Root | None
-    path: str
-    within_s: float
-    vm: str | None = None
-    kind: str | None = None
-    key: str = ""
-    limit: int = 0
-    cursor: str | None = None
-    programs: bool = False
-    contents: tuple[bytes, ...] = field(default=(), repr=False)
-
-    @property
-    def answer_bytes_max(self) -> int:
-        """The most bytes of an answer: an element of XML takes 6 times its length in JSON."""
-        size = sum(map(len, self.contents))
-        return min(MIB + 6 * size, ANSWER_BYTES_MAX + 2 * size) if self.root is None else ANSWER_BYTES_MAX
-
-    def order(self) -> bytes:
-        """The question as bytes. File names may not be UTF-8: JSON escapes carry them, which pydantic would refuse."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("root", "contents")}
-        line = json.dumps({**fields, "root": _said_root(self.root), "contents": [len(one) for one in self.contents]})
-        return b"".join((line.encode(), b"\n", *self.contents))
-
-    @classmethod
-    def read(cls, order: bytes | bytearray) -> "Look":
-        """The look that `order` asks for, as `order()` encoded it."""
-        line, _, rest = order.partition(b"\n")
-        fields = json.loads(line)
-        ends = list(accumulate(fields.pop("contents")))
-        contents = tuple(bytes(rest[start:end]) for start, end in zip([0, *ends], ends, strict=False))
-        return cls(**{**fields, "root": _root(fields["root"]), "contents": contents})
-
-
-def _said_root(root: Root | None) -> dict[str, Any] | None:
-    if root is None:
-        return None
-    return {"remote": asdict(root)} if isinstance(root, Remote) else {"path": str(root)}
-
-
-def _root(said: dict[str, Any] | None) -> Root | None:
-    if said is None:
-        return None
-    return _remote(said["remote"]) if "remote" in said else Path(said["path"])
-
-
-def _remote(fields: dict[str, Any]) -> Remote:
-    credentials = tuple((name, value) for name, value in fields.pop("credentials"))
-    return Remote(**{**fields, "credentials": credentials, "allowed_hosts": tuple(fields.pop("allowed_hosts"))})
 
 
 def cage_of(look: Look, folder: str | None) -> Cage:
@@ -130,14 +69,6 @@ def cage_of(look: Look, folder: str | None) -> Cage:
 
 def _look(look: Look) -> str:
     """The answer to a question, as JSON."""
-    from synvirt.disks.roots import connected
-    from synvirt.jobs.inspecting import points
-    from synvirt.jobs.orders import OpenedBeneath
-    from synvirt.model.kinds import OfflineKind
-    from synvirt.offline import browsing
-    from synvirt.offline.registry import detect, importer_for
-    from synvirt.offline.several import choosing
-
     if look.root is None:
         return points.answered(look.what, look.contents)
     match look.what:
@@ -256,10 +187,6 @@ def _begun(said: bytes, descriptors: list[int], live: Callable[[socket.socket, s
     return pidfd, _Running(pid, status, folder)
 
 
-# The child's exit code when it has used all the memory that it may.
-OUT_OF_MEMORY = 3
-
-
 def _ended(pidfd: int, one: _Running) -> None:
     os.close(pidfd)
     _, status = os.waitpid(one.pid, 0)
@@ -276,7 +203,7 @@ def _remove(folder: str | None) -> None:
 
 
 def preload() -> None:
-    """Imports all that a question may need. Else each child would import it again."""
+    """Imports what readers import only when they need it. Else each child would import it again."""
     import encodings.idna
     import encodings.utf_16  # noqa: F401
 
@@ -288,9 +215,6 @@ def preload() -> None:
     import synvirt.disks.vmdk.reader
     import synvirt.disks.xva.reader
     import synvirt.disks.xva.stream
-    import synvirt.jobs.inspecting.points
-    import synvirt.jobs.orders
-    import synvirt.offline.browsing
     import synvirt.remote.http
     import synvirt.remote.reading
     import synvirt.remote.s3  # noqa: F401

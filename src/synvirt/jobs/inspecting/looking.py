@@ -37,7 +37,7 @@ from synvirt.disks.specs import (
     XvaSpec,
 )
 from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, SourceUnreachable, SynvirtError, from_code
-from synvirt.jobs.inspecting.looker import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY, PLAIN, WITH_PROGRAMS, Look
+from synvirt.jobs.inspecting.look import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY, PLAIN, WITH_PROGRAMS, Look
 from synvirt.jobs.orders import OpenedBeneath
 from synvirt.jobs.process import ENVIRONMENT
 from synvirt.model.files import HostFolder, Inspection

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from synvirt import xml_document
 from synvirt.errors import DiskReadFailed, Internal, MalformedArchive, RepositoryDamaged
-from synvirt.jobs.inspecting.looker import Look
+from synvirt.jobs.inspecting.look import Look
 from synvirt.repository import manifest as manifests
 from synvirt.repository.manifest import Manifest, Shown, Unread
 
