@@ -31,7 +31,7 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.memory import PassMemory
 from synvirt.migrations.patience import Patience
 from synvirt.migrations.planning.forecast import forecast
-from synvirt.migrations.warm import deciding, holding, one_pass
+from synvirt.migrations.warm import deciding, holding
 from synvirt.model.job import Forecast, Migration, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import Shutdown
@@ -849,7 +849,7 @@ def test_nobody_is_shut_down_for_longer_than_the_budget_allows(house: House) -> 
 
 
 def test_a_job_that_is_held_for_weeks_keeps_the_passes_that_matter(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_pass, "PASSES_KEPT", 2)
+    monkeypatch.setattr("synvirt.migrations.passes.PASSES_KEPT", 2)
     for name in ("HOLD_LEAST_S", "HOLD_MOST_S", "HOLD_UNKNOWN_S"):
         monkeypatch.setattr(holding, name, 0.01)
     house.platform.add_vm(VM, {DISK: content()})

@@ -37,7 +37,7 @@ from synvirt.migrations.job import Job
 from synvirt.migrations.landing import define_on, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.rooms import Rooms
-from synvirt.model.job import Instant, InstantState, Migration
+from synvirt.model.job import Instant, InstantState, Migration, Pass
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 
@@ -126,7 +126,7 @@ async def copy_under_the_guest(job: Job, disks: Sequence[PassDisk], check: Calla
 
     async def copied() -> None:
         async def attempt() -> None:
-            await run_pass(job, 1, "full", disks, fresh=True, yields_to=yields_to)
+            await run_pass(job, Pass(number=1, kind="full"), disks, fresh=True, yields_to=yields_to)
             await check()
 
         await _until_it_goes_well(job, attempt)

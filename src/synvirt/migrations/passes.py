@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import structlog
 
@@ -32,6 +31,8 @@ from synvirt.store import Watermark
 
 log = structlog.get_logger(__name__)
 
+# Passes in the job's document, besides the first. A held job has thousands of them, and writes its document at each watermark.
+PASSES_KEPT = 20
 # Pauses after attempts in a row that moved no watermark: the worker died, or files could not be read. A job waits longer for a
 # source that is away.
 RETRY_PAUSES_S = (1, 2, 4, 8, 16, 32, 60)
@@ -102,17 +103,10 @@ class Tally:
         )
 
 
-async def run_pass(
-    job: Job,
-    number: int,
-    kind: Literal["full", "delta", "final"],
-    disks: Sequence[PassDisk],
-    *,
-    fresh: bool,
-    yields_to: str | None = None,
-) -> Pass:
+async def run_pass(job: Job, new: Pass, disks: Sequence[PassDisk], *, fresh: bool, yields_to: str | None = None) -> Pass:
     """Copies until every disk of the pass is durable on its volume, and gives the finished pass. Errors name the disk. The job
-    holds slots while it copies, and none while it waits for its source. `yields_to`: see CopyOrder."""
+    holds slots while it copies, and none while it waits for its source. `new`: the pass as it begins. `yields_to`: see
+    CopyOrder."""
 
     @asynccontextmanager
     async def as_they_are() -> AsyncIterator[Sequence[PassDisk]]:
@@ -120,15 +114,14 @@ async def run_pass(
 
     async def tried(patience: Patience) -> Pass:
         async with job.slots():
-            return await run_opened_pass(job, number, kind, as_they_are, patience, fresh=fresh, yields_to=yields_to)
+            return await run_opened_pass(job, new, as_they_are, patience, fresh=fresh, yields_to=yields_to)
 
     return await patiently(job, tried)
 
 
 async def run_opened_pass(
     job: Job,
-    number: int,
-    kind: Literal["full", "delta", "final"],
+    new: Pass,
     opened: Opened,
     patience: Patience,
     *,
@@ -137,13 +130,14 @@ async def run_opened_pass(
 ) -> Pass:
     """Like `run_pass`, for disks that `opened` opens for each attempt, in slots of the caller. An error for which the caller
     waits is raised at once; `patience.over` is called when a watermark moves again."""
-    started = await _begin(job, number, kind)
-    if started.finished_at is not None:
-        return started
+    begun = await _begin(job, new)
+    if begun.finished_at is not None:
+        return begun
+    number, kind = begun.number, begun.kind
     marks = await job.in_thread(job.rooms.store.watermarks, job.id, number)
     tally = Tally(before=await job.in_thread(job.rooms.store.copied_before, job.id, number))
     tally.take_up(marks)
-    clock = Clock(started.seconds)
+    clock = Clock(begun.seconds)
     listener = Listener(job, number, tally, clock, patience)
     rate = await job.in_thread(job.rooms.rate_of, job.migration)
     shared_bytes = None if rate is None else rate.piece_bytes(last=kind == "final")
@@ -186,14 +180,15 @@ async def again_and_again(
         marks = await job.in_thread(job.rooms.store.watermarks, job.id, listener.number)
 
 
-async def _begin(job: Job, number: int, kind: Literal["full", "delta", "final"]) -> Pass:
-    """The pass in the job's document. It is added if it is not there yet."""
-    for one in job.migration.passes:
-        if one.number == number:
-            return one
-    new = Pass(number=number, kind=kind)
-    await job.change(passes=(*job.migration.passes, new))
-    return new
+async def _begin(job: Job, new: Pass) -> Pass:
+    """The pass in the job's document, with the moment that it copies. It is added if it is not there yet; one that was begun
+    before keeps its figures."""
+    passes = {one.number: one for one in job.migration.passes}
+    begun = passes.get(new.number, new).model_copy(update={"snapshot_at": new.snapshot_at, "whole": new.whole})
+    if passes.get(new.number) != begun:
+        first, *later = (passes | {new.number: begun}).values()
+        await job.change(passes=(first, *later[-PASSES_KEPT:]))
+    return begun
 
 
 async def _finish(job: Job, number: int, tally: Tally, clock: "Clock") -> Pass:

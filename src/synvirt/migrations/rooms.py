@@ -94,10 +94,7 @@ class Rooms:
     sessions: Sessions = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sessions", Sessions(self._adapter))
-
-    async def _adapter(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
-        return await self.connect(kind, source_id)
+        object.__setattr__(self, "sessions", Sessions(self.connect))
 
     @property
     def destination(self) -> Destination:

@@ -37,7 +37,7 @@ from synvirt.migrations.states import Facts
 from synvirt.migrations.warm.holding import HOLD_LOOK_S
 from synvirt.migrations.warm.snapshots import refuse_other_disks
 from synvirt.migrations.warm.syncing import copy_full, cut_over, sync
-from synvirt.model.job import Conversion, ConversionMessage, DiskProgress, MessageKind
+from synvirt.model.job import Conversion, ConversionMessage, DiskProgress, MessageKind, Pass
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.values import now
@@ -193,7 +193,7 @@ async def copying_full(job: Job) -> Facts:
             await instant.copy_under_the_guest(job, disks, partial(_refuse_changed, job, disks))
             return _facts(job)
         else:
-            await run_pass(job, 1, "full", disks, fresh=True)
+            await run_pass(job, Pass(number=1, kind="full"), disks, fresh=True)
         await _refuse_changed(job, disks)
         return _facts(job)
     await copy_full(job)

@@ -3,8 +3,8 @@
 from synvirt.errors import OutageTooLong
 from synvirt.migrations.job import Job
 from synvirt.migrations.planning.outage import too_long
+from synvirt.migrations.warm.forecasting import forecast_outage
 from synvirt.migrations.warm.holding import held_pause_s, pause_between_s
-from synvirt.migrations.warm.one_pass import forecast_outage
 from synvirt.migrations.warm.setbacks import is_distrusted
 from synvirt.model.job import Pass
 from synvirt.model.values import now

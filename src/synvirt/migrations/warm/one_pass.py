@@ -20,20 +20,15 @@ from synvirt.migrations.cloning import clone_asked
 from synvirt.migrations.job import Job
 from synvirt.migrations.passes import PassDisk, run_opened_pass
 from synvirt.migrations.patience import Patience, patiently
-from synvirt.migrations.planning.forecast import forecast
-from synvirt.migrations.planning.outage import outage_forecast
-from synvirt.migrations.planning.past import completed
 from synvirt.migrations.source_vm import at_source
-from synvirt.migrations.warm.setbacks import SETBACKS, is_distrusted, is_whole, note_setback, take_reset_back
+from synvirt.migrations.warm.forecasting import forecast_cut_over
+from synvirt.migrations.warm.setbacks import SETBACKS, is_whole, note_setback, take_reset_back
 from synvirt.migrations.warm.snapshots import Kind, snapshot_name, snapshot_of
 from synvirt.model.job import Pass
 from synvirt.model.machine import Disk
 from synvirt.model.values import now
 
 log = structlog.get_logger(__name__)
-
-# Passes in the job's document, besides the first. A held job has thousands of them, and writes its document at each watermark.
-PASSES_KEPT = 20
 
 
 async def copy_pass(job: Job, number: int, kind: Kind) -> Pass:
@@ -54,11 +49,10 @@ async def copy_pass(job: Job, number: int, kind: Kind) -> Pass:
         # The guest is down, so what is left at the source is removed when it is up again. (Some platforms lock the VM while its
         # disks are read. It cannot be started then, and its snapshots may stay.)
         return done
-    if not await is_whole(job, number):
+    if not await is_whole(job, await job.memory_of(number)):
         await job.note(cbt_resets=0)
     await let_go(job, number)
-    await job.change(forecast=forecast(job.migration.passes, at=now()))
-    await forecast_outage(job)
+    await forecast_cut_over(job)
     await clone_asked(job)
     return done
 
@@ -66,9 +60,9 @@ async def copy_pass(job: Job, number: int, kind: Kind) -> Pass:
 async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass | None:
     """The copied pass; None, if it must be tried again from what was noted. Nothing in here waits for a source."""
     snapshot = await snapshot_of(job, number, kind)
-    whole = await is_whole(job, number)
+    noted = await job.memory_of(number)
+    whole = await is_whole(job, noted)
     before = (await job.memory_of(number - 1)).snapshot if number > 1 and not whole else None
-    retaken = (await job.memory_of(number)).retakes is not None
     verify = any(one.number == number and one.verify for one in job.migration.passes)
 
     @asynccontextmanager
@@ -76,10 +70,11 @@ async def _tried(job: Job, number: int, kind: Kind, patience: Patience) -> Pass 
         async with job.session() as adapter:
             yield await job.stop.or_stop(_opened_disks(job, adapter, snapshot, before, number, whole=whole, verify=verify))
 
-    await _stamp(job, number, kind, whole=whole and number > 1)
+    new = Pass(number=number, kind=kind, snapshot_at=noted.snapshot_at, whole=whole and number > 1)
+    # Only at a first pass that was not begun before the volumes still read as zeros.
+    fresh = number == 1 and noted.retakes is None
     try:
-        # Only at a first pass the volumes still read as zeros.
-        return await run_opened_pass(job, number, kind, opened, patience, fresh=number == 1 and not retaken)
+        return await run_opened_pass(job, new, opened, patience, fresh=fresh)
     except SETBACKS as error:
         await note_setback(job, number, kind, error)
     return None
@@ -120,16 +115,6 @@ async def _opened_disks(
     return [await opened(disk, volume) for disk, volume in job.copied_disks]
 
 
-async def _stamp(job: Job, number: int, kind: Kind, *, whole: bool) -> None:
-    """Writes the pass into the job's document, with the moment of its snapshot."""
-    stamped = {"snapshot_at": (await job.memory_of(number)).snapshot_at, "whole": whole}
-    passes = list(job.migration.passes)
-    if not passes or passes[-1].number != number:
-        passes.append(Pass(number=number, kind=kind))
-    passes[-1] = passes[-1].model_copy(update=stamped)
-    await job.change(passes=(*passes[:1], *passes[1:][-PASSES_KEPT:]))
-
-
 async def let_go(job: Job, number: int) -> None:
     """Removes the snapshots of earlier passes at the source, and keeps only the change ids of this one. What cannot be removed
     now is removed before the next pass, or at the end."""
@@ -149,17 +134,3 @@ async def let_go(job: Job, number: int) -> None:
         await job.note_of(number, released_at=now())
         # A job that is held for weeks has thousands of passes. The next pass needs only this one.
         await job.in_thread(job.rooms.store.fold_passes, job.id, number)
-
-
-async def forecast_outage(job: Job) -> None:
-    """Forecasts the job's outage from the jobs that completed here, and from this job's passes and rehearsals."""
-    found = outage_forecast(
-        job.migration,
-        await job.in_thread(completed, job.rooms.store, job.migration.plan),
-        converts=job.converts,
-        starts=job.migration.plan.target.start,
-        rehearsals=await job.in_thread(job.rooms.store.rehearsals.of, job.id),
-        whole=await is_distrusted(job),
-        at=now(),
-    )
-    await job.change(outage=found)

@@ -6,6 +6,7 @@ import structlog
 from synvirt.disks.checking.sampling import ChangesMissed
 from synvirt.errors import CbtReset, CbtUnsupported, SnapshotFailed, SynvirtError
 from synvirt.migrations.job import Job
+from synvirt.migrations.memory import PassMemory
 from synvirt.migrations.warm.snapshots import Kind, snapshot_name, unmade
 from synvirt.store import Watermark
 
@@ -18,9 +19,9 @@ CBT_RESETS_MAX = 1
 RETAKES_MAX = 3
 
 
-async def is_whole(job: Job, number: int) -> bool:
+async def is_whole(job: Job, noted: PassMemory) -> bool:
     """Whether this pass reads whole disks, because change tracking was lost or was found wrong."""
-    return (await job.memory_of(number)).whole or await is_distrusted(job)
+    return noted.whole or await is_distrusted(job)
 
 
 async def is_distrusted(job: Job) -> bool:

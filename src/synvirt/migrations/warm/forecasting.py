@@ -1,0 +1,28 @@
+"""What a running job expects of its cut-over, in its document: after each pass, and when it asks whether it may cut over."""
+
+from synvirt.migrations.job import Job
+from synvirt.migrations.planning.forecast import forecast
+from synvirt.migrations.planning.outage import outage_forecast
+from synvirt.migrations.planning.past import completed
+from synvirt.migrations.warm.setbacks import is_distrusted
+from synvirt.model.values import now
+
+
+async def forecast_cut_over(job: Job) -> None:
+    """Forecasts the last delta and the outage, after a pass."""
+    await job.change(forecast=forecast(job.migration.passes, at=now()))
+    await forecast_outage(job)
+
+
+async def forecast_outage(job: Job) -> None:
+    """Forecasts the job's outage from the jobs that completed here, and from this job's passes and rehearsals."""
+    found = outage_forecast(
+        job.migration,
+        await job.in_thread(completed, job.rooms.store, job.migration.plan),
+        converts=job.converts,
+        starts=job.migration.plan.target.start,
+        rehearsals=await job.in_thread(job.rooms.store.rehearsals.of, job.id),
+        whole=await is_distrusted(job),
+        at=now(),
+    )
+    await job.change(outage=found)
