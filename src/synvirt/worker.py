@@ -68,7 +68,7 @@ def _of_backups(name: str) -> "Callable[[], Task[Any]]":
 TASKS: Tasks = {
     "copy": lambda: Task(CopyOrder, _copy, _cage),
     "repair": lambda: Task(RepairOrder, _repair, cage_of_repair),
-    **{name: _of_backups(name) for name in ("take", "verify_point", "verify_repository", "collect", "serve")},
+    **{name: _of_backups(name) for name in ("take", "verify_point", "verify_repository", "collect", "serve", "measure")},
 }
 
 if __name__ == "__main__":

@@ -8,9 +8,24 @@ from typing import Any
 import pytest
 
 from synvirt import programs
-from synvirt.backups.orders import CollectOrder, DiskToTake, ServeOrder, TakeOrder, VerifyPointOrder, ZfsChangesSpec
+from synvirt.backups.orders import (
+    CollectOrder,
+    DiskToTake,
+    MeasureOrder,
+    ServeOrder,
+    TakeOrder,
+    VerifyPointOrder,
+    ZfsChangesSpec,
+)
 from synvirt.backups.sources import zfs_stream
-from synvirt.backups.worker.caging import cage_of_collecting, cage_of_look, cage_of_restore, cage_of_serving, cage_of_take
+from synvirt.backups.worker.caging import (
+    cage_of_collecting,
+    cage_of_look,
+    cage_of_measuring,
+    cage_of_restore,
+    cage_of_serving,
+    cage_of_take,
+)
 from synvirt.backups.worker.tasks import TASKS
 from synvirt.cage import Network
 from synvirt.disks.specs import FileWriterSpec, NbdSpec, Qcow2WriterSpec, RawSpec, ReaderSpec
@@ -92,6 +107,11 @@ def test_serving_listens_in_its_folder() -> None:
     assert (cage.reads, set(cage.writes), cage.network) == (("/backups",), {"/run/s", CACHE}, Network.LOCAL)
 
 
+def test_measuring_writes_nothing_but_the_cache() -> None:
+    cage = cage_of_measuring(MeasureOrder(disks=(POINT, POINT)))
+    assert (cage.reads, cage.writes, cage.network, cage.programs) == (("/backups",), (CACHE,), Network.NONE, False)
+
+
 def test_restoring() -> None:
     to_file = DiskOrder(key="a", reader=POINT, writer=FileWriterSpec(path="/volumes/a", size_bytes=512))
     cage = cage_of_restore(CopyOrder(disks=(to_file,)))
@@ -108,5 +128,5 @@ def test_restoring() -> None:
 
 
 def test_every_kind_of_order_has_a_cage() -> None:
-    assert set(TASKS) == {"take", "verify_point", "verify_repository", "collect", "serve"}
+    assert set(TASKS) == {"take", "verify_point", "verify_repository", "collect", "serve", "measure"}
     assert all(task.cage is not type(task).cage for task in TASKS.values())

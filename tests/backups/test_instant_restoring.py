@@ -3,9 +3,11 @@
 Kills and cancels at each moment are in tests/kinds; a real guest in tests/real/test_instant_restore.py."""
 
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,12 +18,14 @@ import pytest
 from synvirt.backups import runs
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, BackupRun, RestoreRequest, Status
 from synvirt.backups.restores import instant
+from synvirt.backups.working import Copying
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.errors import BackupBadRequest, BackupConflict, Cancelled, DiskReadFailed, PersistFailed
 from synvirt.jobs.exports import Exports, ProcessExports, holder
 from synvirt.jobs.process import started
 from synvirt.repository.keys import CHUNK_BYTES
+from synvirt.repository.repository import Repository
 from synvirt.sizes import KIB, MIB
 from synvirt.store import Store
 from tests.contracts.readers import read_all
@@ -57,9 +61,9 @@ class Place:
     def begin(self) -> None:
         """A service."""
         self.store = Store(f"sqlite:///{self.folder / 'test.db'}")
-        restore_host = restore_host_of(self.folder, self.hypervisor, exports=self.processes or self.exports)
+        self.restore_host = restore_host_of(self.folder, self.hypervisor, exports=self.processes or self.exports)
         workers = started if self.processes else in_process
-        self.backups = backups_of(self.store, self.guests, self.folder, workers, restore_host=restore_host)
+        self.backups = backups_of(self.store, self.guests, self.folder, workers, restore_host=self.restore_host)
         self.backups.start()
 
     def close(self) -> None:
@@ -152,6 +156,37 @@ def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(pl
     assert run.progress.bytes_done == run.progress.bytes_total == len(CONTENT)
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"start": False, "instant": False}, {"target": "export", "start": False, "instant": False}]
+)
+def test_only_the_worker_reads_lists_of_chunks(place: Place, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
+    read, readers = Repository.read_page, set[str]()
+
+    def noted(self: Repository, name: bytes) -> bytes:
+        readers.add(threading.current_thread().name.partition("_")[0])
+        return read(self, name)
+
+    monkeypatch.setattr(Repository, "read_page", noted)
+    assert ended(place.backups, place.restore(**fields).id).status is Status.COMPLETED
+    assert readers == {"worker"}
+
+
+@pytest.mark.parametrize("instantly", [False, True])
+def test_a_restore_needs_room_for_what_is_not_zero_and_for_no_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch, instantly: bool
+) -> None:
+    place.guests.image("web", CONTENT + bytes(4 * CHUNK_BYTES))
+    (place.point,) = ended(place.backups, place.backups.run_job(place.job).id).restore_point_ids
+    destination = place.restore_host.destinations["here"]
+    for free, status in ((len(CONTENT) - 1, Status.FAILED), (len(CONTENT), Status.COMPLETED)):
+        monkeypatch.setattr(destination, "free_bytes", partial(int, free))
+        run = ended(place.backups, place.restore(instant=instantly, start=instantly, name=f"again-{free}").id)
+        assert run.status is status
+        if run.error is not None:
+            assert f"have {len(CONTENT)} bytes that are not zeros" in run.error.message
+            assert place.left() == []
+
+
 def test_a_point_is_served_and_copied_by_processes_that_see_no_more_than_they_need(place: Place) -> None:
     with tempfile.TemporaryDirectory(prefix="sv-") as root:
         place.processes = ProcessExports(lambda: Path(root) / "instant")
@@ -216,7 +251,7 @@ def test_a_worker_that_somebody_else_stops_is_no_cancel(place: Place, monkeypatc
             tried.append(1)
             raise Cancelled
 
-        patched.setattr(type(place.backups._working), "carry_out", stopped)
+        patched.setattr(Copying, "copy", stopped)
         restored = place.restore()
         until(lambda: len(tried) > 2)
         expected = restored.writes()

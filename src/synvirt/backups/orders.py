@@ -1,11 +1,12 @@
 """What a run orders from a worker, besides copies: store a guest's disks in a repository, check points for damage, collect
-garbage, serve disks.
+garbage, serve disks, measure them.
 
     take      disks ─▶ chunks ─▶ packs; the worker says Ready, the service judges, and sends Commit; the worker asks to
               have it signed ─▶ the point exists
     verify_…  every chunk of a point, or every pack of a repository, from where the order before came to
     collect   what no point needs is removed; the worker says Planned, the service keeps that, and sends Go
     serve     disks of a point as NBD exports on Unix sockets, until the worker is stopped
+    measure   how many bytes disks of points have that are not zeros
 
 Orders reach a worker on its standard input, as they contain the repository's key.
 """
@@ -15,7 +16,7 @@ from typing import ClassVar, Literal
 
 from synvirt.disks.specs import NbdSpec, ReaderSpec, Spec
 from synvirt.jobs.wire import Order, Watched, WireModel
-from synvirt.repository.specs import RepositorySpec
+from synvirt.repository.specs import PointSpec, RepositorySpec
 from synvirt.repository.verify import PacksLooked, PointLooked
 
 
@@ -221,3 +222,18 @@ class Serving(WireModel):
     """The exports' URIs, by the disk's number."""
 
     uris: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOrder(Order):
+    """Count what disks of points have to be written to a new volume."""
+
+    kind: Literal["measure"] = "measure"
+    disks: tuple[PointSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(WireModel):
+    """Result `measured`: for each disk of the order, its bytes that are not known to be zeros."""
+
+    data_bytes: tuple[int, ...]

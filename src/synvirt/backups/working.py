@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -18,13 +18,14 @@ import structlog
 from pydantic import RootModel
 
 from synvirt.backups.memory import Memory
-from synvirt.backups.orders import ServeOrder, Serving
+from synvirt.backups.orders import Measured, MeasureOrder, ServeOrder, Serving
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.copying import Copied
 from synvirt.errors import Cancelled, SynvirtError
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.process import WorkerDied, Workers, started
 from synvirt.jobs.wire import Flushed, Moved, Result, WireModel
+from synvirt.repository.specs import PointSpec
 
 # Pauses between attempts without progress: a host that ends workers again and again, or has no memory for them, is reported.
 RETRY_PAUSES_S = (1.0, 4.0, 16.0)
@@ -64,6 +65,18 @@ class Working:
                     raise
                 _log.warning("a worker's order is given again", cause=error.detail, attempt=failures)
             wait(RETRY_PAUSES_S[failures - 1], stop)
+
+    def data_bytes(self, disks: Iterable[PointSpec], stop: Callable[[], bool]) -> tuple[int, ...]:
+        """For each disk its bytes that are not known to be zeros: what a new volume has to hold. Errors as in `carry_out`."""
+        order, found = MeasureOrder(disks=tuple(disks)), Measured(data_bytes=())
+
+        def hear(message: Message) -> None:
+            nonlocal found
+            if isinstance(message, Result):
+                found = Measured.of(message.content)
+
+        self.carry_out(lambda: order, hear, stop)
+        return found.data_bytes
 
     @contextlib.contextmanager
     def serving(self, order: ServeOrder) -> Iterator["Served"]:

@@ -33,7 +33,6 @@ from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_files import file_writer
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
-from synvirt.blocks import DiskReader
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.destinations.zfs_links import zvol_name
 from synvirt.disks.specs import BlockWriterSpec
@@ -51,9 +50,7 @@ from synvirt.errors import (
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.kvm.connection import load, translated
-from synvirt.repository.disk import PointReader
 from synvirt.repository.manifest import Manifest
-from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec, RepositorySpec
 from synvirt.store.ledger import LedgerEntry
 
@@ -99,16 +96,12 @@ class InPlace:
         sizes = {disk.target: disk.size_bytes for disk in point.disks if not asked.disks or disk.target in asked.disks}
         self._places(_definition(domain), sizes)
 
-    def restore(
-        self, copying: Copying, repository: Repository, manifest: Manifest, point: RestorePoint, asked: RestoreRequest
-    ) -> None:
+    def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, asked: RestoreRequest) -> None:
         """Restores the disks and the definition while nothing else reads or restores the guest."""
         with self._restore_host.alone(point.vm_id, copying.under_way.stop):
-            self._restore(copying, repository, manifest, point, asked)
+            self._restore(copying, manifest, point, asked)
 
-    def _restore(
-        self, copying: Copying, repository: Repository, manifest: Manifest, point: RestorePoint, asked: RestoreRequest
-    ) -> None:
+    def _restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, asked: RestoreRequest) -> None:
         self.check(point, asked)
         under_way, domain = copying.under_way, self._domain(point)
         disks = new_domain.chosen_disks(manifest, asked.disks)
@@ -119,9 +112,7 @@ class InPlace:
         under_way.move(Status.TRANSFERRING)
         restored = _Restored(self._restore_host, self._ledger, copying, domain, resumed=self._resumed)
         specs = {target: new_domain.point_spec(self._repository, manifest, target) for target in disks}
-        restored.disks(
-            {target: (places[target], PointReader(repository, disk), specs[target]) for target, disk in disks.items()}
-        )
+        restored.disks({target: (places[target], disk.size_bytes, specs[target]) for target, disk in disks.items()})
         if definition is not None:
             restored.parts(_definition(domain), manifest)
         under_way.move(Status.COMMITTING)
@@ -195,24 +186,30 @@ class _Restored:
         self._under_way, self._run_id, self._resumed = copying.under_way, copying.under_way.run.id, resumed
         self._swaps: list[Swap] = []
         self._snapshots: list[str] = []
+        # What each file has to hold. Nothing of a resumed run, which has written a part of it.
+        self._needed: dict[str, int] = {}
 
-    def disks(self, wanted: dict[str, tuple[Place, DiskReader, PointSpec]]) -> None:
-        """Files first: they are separate from the guest's until the end. Only the readers' extents are used here."""
+    def disks(self, wanted: dict[str, tuple[Place, int, PointSpec]]) -> None:
+        """Each with its size. Files first: they are separate from the guest's until the end."""
+        files = {target: spec for target, (place, _, spec) in wanted.items() if place.device_type == "file"}
+        if files and not self._resumed:
+            measured = self._copying.working.data_bytes(files.values(), self._under_way.stop)
+            self._needed = dict(zip(files, measured, strict=True))
         for kind, write in (("file", self._file), ("block", self._device)):
-            for target, (place, reader, spec) in wanted.items():
+            for target, (place, size_bytes, spec) in wanted.items():
                 if place.device_type == kind:
                     _refuse_running(self._domain)
-                    write(target, place, reader, spec)
+                    write(target, place, size_bytes, spec)
 
-    def _file(self, target: str, place: Place, reader: DiskReader, spec: PointSpec) -> None:
+    def _file(self, target: str, place: Place, size_bytes: int, spec: PointSpec) -> None:
         with self._staged(Path(place.path)) as staged:
-            needed, free = new_domain.data_bytes(reader), shutil.disk_usage(staged.parent).free
-            if needed > free and not self._resumed:
+            needed, free = self._needed.get(target, 0), shutil.disk_usage(staged.parent).free
+            if needed > free:
                 raise DiskWriteFailed(
                     f"disk {target} is written beside what it is now: it needs {needed} bytes there, and {free} are free",
                     hint="free space there, or restore to a new domain",
                 )
-            writer = file_writer(staged, reader.size, place.format)
+            writer = file_writer(staged, size_bytes, place.format)
             self._copying.copy(DiskOrder(key=target, reader=spec, writer=writer))
 
     def parts(self, now: Rewritten, manifest: Manifest) -> None:
@@ -246,7 +243,7 @@ class _Restored:
             raise DiskWriteFailed(f"{path.name} cannot be restored: {error.strerror}") from error
         self._swaps.append(swap)
 
-    def _device(self, target: str, place: Place, reader: DiskReader, spec: PointSpec) -> None:
+    def _device(self, target: str, place: Place, size_bytes: int, spec: PointSpec) -> None:
         """Written from its first byte, even if the service ended meanwhile: a guest that was started since may have written."""
         volume = _zfs_volume(place.path)
         if volume is None:

@@ -31,7 +31,6 @@ from synvirt.model.job import Domain, Instant, InstantState, Progress
 from synvirt.model.values import now
 from synvirt.repeating import repeated
 from synvirt.repository.manifest import DiskMap, Manifest
-from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec
 
 _log = structlog.get_logger("synvirt.backups")
@@ -49,13 +48,11 @@ class InstantDomain(NewDomain):
         if (why := why_not_onto(self._restore_host.default()[1])) is not None:
             raise BackupBadRequest(f"instant: {why}", hint=OTHER_DESTINATION)
 
-    def restore(
-        self, copying: Copying, repository: Repository, manifest: Manifest, point: RestorePoint, asked: RestoreRequest
-    ) -> None:
+    def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, asked: RestoreRequest) -> None:
         under_way, run_id = copying.under_way, copying.under_way.run.id
         disks = chosen_disks(manifest, asked.disks)
         if under_way.run.instant is None and not self._resumed:
-            self._check_room(repository, disks)
+            self._check_room(copying, manifest, disks)
         domain = self._domain(under_way, point, manifest, asked)
         # Once the guest moves onto them, they belong to QEMU.
         is_made = _state(under_way) in ("moving", "done")

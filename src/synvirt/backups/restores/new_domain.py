@@ -7,7 +7,7 @@ The volumes are on the default destination, and carry the run's id like a job's;
 
 import base64
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -19,7 +19,6 @@ from synvirt.backups.restores.domain import Place, Rewritten
 from synvirt.backups.restores.host import SWTPM_USERS, RestoreHost
 from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
-from synvirt.blocks import DiskReader
 from synvirt.destinations import Destination
 from synvirt.disks.specs import WriterSpec
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
@@ -28,9 +27,7 @@ from synvirt.jobs.instant import is_started
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Domain
-from synvirt.repository.disk import PointReader
 from synvirt.repository.manifest import DiskMap, Manifest
-from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec, RepositorySpec
 
 HOST_LACKS, START_FAILED = "E_BAK_HOST_LACKS", "E_BAK_START_FAILED"
@@ -66,9 +63,7 @@ class NewDomain:
                 f"this host has a domain {name} already", hint="give the restored one another name, or restore in place"
             )
 
-    def restore(
-        self, copying: Copying, repository: Repository, manifest: Manifest, point: RestorePoint, asked: RestoreRequest
-    ) -> None:
+    def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, asked: RestoreRequest) -> None:
         """Makes the volumes, copies the disks and defines the domain, and starts it if asked. A resumed run goes on from its
         watermarks."""
         restore_host, under_way, run_id = self._restore_host, copying.under_way, copying.under_way.run.id
@@ -78,7 +73,7 @@ class NewDomain:
                 self._start(under_way, run_id, point)
             return
         if not self._resumed:
-            self._check_room(repository, disks)
+            self._check_room(copying, manifest, disks)
         domain = self._domain(under_way, point, manifest, asked)
         volumes = self._volumes(run_id, disks)
         defined = self._over(under_way, domain, volumes.places(), point, asked)
@@ -136,8 +131,9 @@ class NewDomain:
                 HOST_LACKS, f"this host lacks {one}: the domain does not start until it is there", manifest.sealed.vm_id
             )
 
-    def _check_room(self, repository: Repository, disks: dict[str, DiskMap]) -> None:
-        needed = sum(data_bytes(PointReader(repository, disk)) for disk in disks.values())
+    def _check_room(self, copying: Copying, manifest: Manifest, disks: Iterable[str]) -> None:
+        specs = [self._spec(manifest, target) for target in disks]
+        needed = sum(copying.working.data_bytes(specs, copying.under_way.stop))
         name, destination = self._restore_host.default()
         free = destination.free_bytes()
         if needed > free:
@@ -183,11 +179,6 @@ def point_spec(repository: RepositorySpec, manifest: Manifest, target: str) -> P
     """The spec of the point's disk with that target, for a worker."""
     number = next(number for number, named in enumerate(manifest.sealed.disks) if named.target == target)
     return PointSpec(repository=repository, point_id=str(manifest.shown.id), number=number, sha256=manifest.sha256)
-
-
-def data_bytes(reader: DiskReader) -> int:
-    """The bytes of the disk that are not known to be zeros."""
-    return sum(extent.length for extent in reader.extents() if not extent.zero)
 
 
 def chosen_disks(manifest: Manifest, targets: tuple[str, ...]) -> dict[str, DiskMap]:

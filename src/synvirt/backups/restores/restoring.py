@@ -36,7 +36,7 @@ from synvirt.repository.repository import Repository
 from synvirt.repository.specs import PointSpec
 from synvirt.store.backups import BackupRows
 
-_Restore = Callable[[Copying, Repository, Manifest, RestorePoint, RestoreRequest], None]
+_Restore = Callable[[Copying, Manifest, RestorePoint, RestoreRequest], None]
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -91,7 +91,7 @@ class Restoring:
         def work(under_way: UnderWay) -> None:
             repository = self._repositories.opened(point.repository_id)
             manifest = repository.parsed(self._repositories.authors.checked(under_way, repository, point.id, point.vm_id))
-            restore(self._copying(under_way, asked, repository), repository, manifest, point, asked)
+            restore(self._copying(under_way, asked, repository), manifest, point, asked)
 
         return work
 
@@ -159,7 +159,6 @@ class Restoring:
     def _export(
         self,
         copying: Copying,
-        repository: Repository,
         manifest: Manifest,
         point: RestorePoint,
         asked: RestoreRequest,

@@ -10,7 +10,15 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 
-from synvirt.backups.orders import CollectOrder, ServeOrder, TakeOrder, VerifyPointOrder, VerifyRepositoryOrder, ZfsChangesSpec
+from synvirt.backups.orders import (
+    CollectOrder,
+    MeasureOrder,
+    ServeOrder,
+    TakeOrder,
+    VerifyPointOrder,
+    VerifyRepositoryOrder,
+    ZfsChangesSpec,
+)
 from synvirt.cage import Cage, Network
 from synvirt.disks.specs import BlankSpec, FileWriterSpec, Qcow2WriterSpec
 from synvirt.jobs.caging import cage_of
@@ -37,6 +45,10 @@ def cage_of_take(order: TakeOrder) -> Cage:
 
 def cage_of_look(order: VerifyPointOrder | VerifyRepositoryOrder) -> Cage:
     return _with(Cage(), [order.repository])
+
+
+def cage_of_measuring(order: MeasureOrder) -> Cage:
+    return _with(Cage(), [spec.repository for spec in order.disks])
 
 
 def cage_of_collecting(order: CollectOrder) -> Cage:

@@ -24,6 +24,8 @@ from synvirt.backups.orders import (
     DiskToTake,
     Doubt,
     GarbageCollected,
+    Measured,
+    MeasureOrder,
     PacksSeen,
     Planned,
     PointSeen,
@@ -40,10 +42,10 @@ from synvirt.backups.orders import (
     ZfsChangesSpec,
 )
 from synvirt.backups.sources import zfs_stream
-from synvirt.backups.worker.caging import cage_of_collecting, cage_of_look, cage_of_serving, cage_of_take
+from synvirt.backups.worker.caging import cage_of_collecting, cage_of_look, cage_of_measuring, cage_of_serving, cage_of_take
 from synvirt.backups.worker.taking import Taken, ToTake, take
 from synvirt.backups.worker.taking_journal import Journal
-from synvirt.blocks import Extent
+from synvirt.blocks import DiskReader, Extent
 from synvirt.copying import Copied
 from synvirt.disks import open_reader
 from synvirt.disks.nbd.server import NbdServer
@@ -303,10 +305,25 @@ def serve(order: ServeOrder, wire: Wire) -> None:
         raise Cancelled
 
 
+# ── how much there is to restore ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def measure(order: MeasureOrder, wire: Wire) -> None:
+    """The task of a MeasureOrder: Measured. It reads the lists of chunks, and no chunk."""
+    with OpenRepositories() as repositories:
+        data_bytes = tuple(_data_bytes(repositories.point(spec)) for spec in order.disks)
+    wire.say(_result("measured", Measured(data_bytes=data_bytes)))
+
+
+def _data_bytes(disk: DiskReader) -> int:
+    return sum(extent.length for extent in disk.extents() if not extent.zero)
+
+
 TASKS: dict[str, Task[Any]] = {
     "take": Task(TakeOrder, take_disks, cage_of_take, begin_sends),
     "verify_point": Task(VerifyPointOrder, verify_one, cage_of_look),
     "verify_repository": Task(VerifyRepositoryOrder, verify_all, cage_of_look),
     "collect": Task(CollectOrder, collect_garbage, cage_of_collecting),
     "serve": Task(ServeOrder, serve, cage_of_serving),
+    "measure": Task(MeasureOrder, measure, cage_of_measuring),
 }
