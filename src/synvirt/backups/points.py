@@ -33,6 +33,10 @@ class Points:
         self._rows.put("point", point.id, point, host=self._host)
         return point
 
+    def change(self, point_id: UUID, **fields: object) -> RestorePoint:
+        """Writes these fields, in one transaction. BackupNotFound: the point was removed, and stays so."""
+        return self._rows.change("point", point_id, RestorePoint, fields, host=self._host)
+
     def forget(self, point_id: UUID) -> None:
         """Idempotent. The point stays in its repository."""
         self._rows.remove("point", point_id, host=self._host)

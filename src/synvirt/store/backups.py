@@ -1,9 +1,9 @@
 """Queries about backups, in the store's transactions: documents by kind. `synvirt.backups.model` knows their content."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -19,6 +19,7 @@ from synvirt.store.tables import backup_events, backups
 Transaction = Callable[[], AbstractContextManager[Connection]]
 Kind = Literal["repository", "job", "run", "point", "watermarks", "request"]
 Key = tuple[Kind, UUID]
+D = TypeVar("D", bound=BaseModel)
 
 # A replay is for a listener that was away for hours; a run writes some ten events.
 EVENTS_KEPT = 10_000
@@ -67,6 +68,19 @@ class BackupRows:
                     db.execute(update(backups).where(*same).values(state=row.state, document=document, version=version))
                 if row.announced:
                     OF_RUNS.add(db, row.id, document, version, host=host)
+
+    def change(self, kind: Kind, id_: UUID, model: type[D], fields: Mapping[str, object], *, host: str) -> D:
+        """Changes these fields of a document; what others change at the same time is not lost. BackupNotFound, Unreadable."""
+        with self._writing() as db:
+            same = (backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
+            before = db.execute(select(backups.c.document, backups.c.version).where(*same).with_for_update()).first()
+            if before is None:
+                raise BackupNotFound(f"there is no backup {kind} {id_}")
+            known = parsed(model, before.document, before.version)
+            changed = known.model_copy(update=dict(fields))
+            document, version = rewritten(before.document, known, changed), version_after(before.version)
+            db.execute(update(backups).where(*same).values(document=document, version=version))
+        return changed
 
     def get(self, kind: Kind, id_: UUID, *, host: str) -> str:
         """A document. BackupNotFound, Unreadable."""
