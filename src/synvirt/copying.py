@@ -97,7 +97,7 @@ def copy(
         writer,
         plan=_Plan(reader.extents(), size=reader.size, since=since, fresh=fresh, request_bytes=request_bytes(bandwidth_bps)),
         count=_Count(reader.extents()),
-        bucket=_Bucket(bandwidth_bps) if bandwidth_bps else None,
+        bucket=Bucket(bandwidth_bps) if bandwidth_bps else None,
         shared=shared,
         stop=stop,
         threads=_threads(threads, reader, writer),
@@ -322,7 +322,7 @@ class _Pass:
         *,
         plan: _Plan,
         count: _Count,
-        bucket: "_Bucket | None",
+        bucket: "Bucket | None",
         shared: Callable[[int], None] | None,
         stop: Callable[[], bool],
         threads: int,
@@ -384,7 +384,7 @@ class _Pass:
         with self._lock:
             self.busy[slot] = None if request is None else request.start
         if request is not None and self._bucket is not None:
-            self._bucket.take(request.data_bytes, self.ended, self._stop)
+            self._bucket.take(request.data_bytes, self._stop, self.ended)
         if request is not None and self._shared is not None and not self.ended.is_set():
             self._shared(request.data_bytes)
         return None if self.ended.is_set() else request
@@ -444,7 +444,7 @@ def zero_runs(buffer: memoryview, offset: int, length: int) -> Iterator[tuple[in
         yield run_at, length, run_zero
 
 
-class _Bucket:
+class Bucket:
     """Lets bytes pass at a rate, in the order in which they are asked for."""
 
     def __init__(self, rate_bps: int) -> None:
@@ -452,8 +452,9 @@ class _Bucket:
         self._free_at = time.monotonic()
         self._lock = threading.Lock()
 
-    def take(self, amount: int, ended: threading.Event, stop: Callable[[], bool]) -> None:
-        """Waits until `amount` bytes may pass, or the copy ends. Cancelled, once `stop()` is True."""
+    def take(self, amount: int, stop: Callable[[], bool], ended: threading.Event | None = None) -> None:
+        """Waits until `amount` bytes may pass, or `ended` is set. Cancelled, once `stop()` is True."""
+        ended = ended or threading.Event()
         with self._lock:
             now = time.monotonic()
             # Unused bytes stay usable for a second, so that a reader that stalled may catch up a little.

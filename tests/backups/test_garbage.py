@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.copying import Copied, copy
+from synvirt.copying import Bucket, Copied, copy
 from synvirt.errors import BackupConflict, Cancelled, RepositoryDamaged
 from synvirt.repository import garbage, packs
 from synvirt.repository.disk import ChunkWriter
@@ -17,6 +17,7 @@ from synvirt.repository.garbage import GRACE_S, YOUNG_S, Sweep, collect, condemn
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.repository.verify import verify_repository
+from synvirt.sizes import MIB
 from tests.backups.folders import Counted, Died, MemoryFolder
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
@@ -336,3 +337,21 @@ def test_whatever_order_things_happen_in_every_point_reads_as_it_was(steps: list
             assert restored(repository, point) == [disk(was).content]
     assert set(Repository(folder, KEY).point_ids()) == set(points)
     assert verify_repository(Repository(folder, KEY)).wrongs == ()
+
+
+def test_a_limit_holds_for_all_that_is_read_to_decide_and_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = MemoryFolder()
+    repository = opened(folder, new=True)
+    noise, part = disk("AAAABBBBCCCCDDDD"), disk("AAAA")
+    noise.content = Random(3).randbytes(len(noise.content))
+    part.content = noise.content[: len(part.content)]
+    gone = back_up(repository, noise)
+    back_up(repository, part)
+    repository.remove(gone)
+    folder.now += LATE
+    passed: list[int] = []
+    monkeypatch.setattr(Bucket, "take", lambda bucket, amount, *_: passed.append(amount))
+    looked: list[int] = []
+    collected = collect(repository, now=folder.now, bandwidth_bps=MIB, on_looked=looked.append)
+    assert collected.bytes_moved > 0
+    assert sum(passed) == looked[-1] + collected.bytes_moved

@@ -60,7 +60,7 @@ class BackingUp:
         open_guest: OpenGuest,
         *,
         working: Working,
-        collect: Callable[[UnderWay, UUID], None],
+        collect: Callable[[UnderWay, UUID, int | None], None],
         journals: Path | None = None,
         adopt: Callable[[BackupRepository, BackupRun], None] = lambda known, run: None,
         limits: Limits | None = None,
@@ -88,7 +88,7 @@ class BackingUp:
                     under_way.warn(error.code, f"{vm_id} was not backed up: {error.detail}", vm_id)
                 failed.append((vm_id, error))
         if under_way.run.restore_point_ids:
-            self._collect_after(under_way, job.repository_id)
+            self._collect_after(under_way, job)
         if failed:
             raise _combined(failed, len(job.vm_ids))
 
@@ -185,10 +185,10 @@ class BackingUp:
         except SynvirtError as error:
             under_way.warn(error.code, f"old restore points were not removed: {error.detail}", vm_id)
 
-    def _collect_after(self, under_way: UnderWay, repository_id: UUID) -> None:
+    def _collect_after(self, under_way: UnderWay, job: BackupJob) -> None:
         try:
             if not under_way.stop():
-                self._collect(under_way, repository_id)
+                self._collect(under_way, job.repository_id, job.bandwidth_bps)
         except Cancelled:
             pass  # the points exist: the next run collects
         except SynvirtError as error:

@@ -314,6 +314,7 @@ class CollectRequest(Model):
     """What a collection was asked for. `dry_run`: to say what it would do, and do nothing."""
 
     dry_run: bool
+    bandwidth_bps: Bandwidth | None = None
 
 
 class RestoreRequest(Received):

@@ -182,6 +182,7 @@ class CollectOrder(Order):
     repository: RepositorySpec
     before: str | None = None
     dry_run: bool = False
+    bandwidth_bps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -378,7 +378,7 @@ class Backups:
         """The repository stores it: so another host that uses the repository does not remove the point either."""
         point = self.points.get(point_id)
         self.repositories.opened(point.repository_id).keep(point_id, kept=asked.protected)
-        return self.points.put(self.points.get(point_id).model_copy(update={"protected": asked.protected}))
+        return self.points.change(point_id, protected=asked.protected)
 
     def verify(self, point_id: UUID) -> BackupRun:
         """Begins a run that reads every chunk of a restore point."""
@@ -390,11 +390,12 @@ class Backups:
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="verify", created_at=now(), repository_id=known.id)
         return self._begin(run)
 
-    def collect(self, repository_id: UUID, *, dry_run: bool) -> BackupRun:
+    def collect(self, repository_id: UUID, *, dry_run: bool, bandwidth_bps: int | None = None) -> BackupRun:
         """Begins a run that removes what no restore point needs; with `dry_run` it only counts it."""
         known = self.repositories.get(repository_id)
         run = BackupRun(id=uuid4(), submitted_by=submitter(), kind="collect", created_at=now(), repository_id=known.id)
-        return self._begin(run, Memory.request(run.id, CollectRequest(dry_run=dry_run)))
+        asked = CollectRequest(dry_run=dry_run, bandwidth_bps=bandwidth_bps)
+        return self._begin(run, Memory.request(run.id, asked))
 
     def restore(self, point_id: UUID, asked: RestoreRequest) -> BackupRun:
         """Begins a restore. An impossible one is refused at once."""

@@ -159,16 +159,17 @@ class Upkeep:
             under_way,
             repository_id,
             dry_run=asked.dry_run,
+            bandwidth_bps=asked.bandwidth_bps,
             before=self._memory.mark(run_id, Sweep),
             on_sweep=lambda sweep: self._memory.put_mark(run_id, sweep),
             on_progress=under_way.figure,
         )
         under_way.note(collected=collected)
 
-    def collect_after(self, under_way: UnderWay, repository_id: UUID) -> None:
+    def collect_after(self, under_way: UnderWay, repository_id: UUID, bandwidth_bps: int | None) -> None:
         """Collects at a backup's end: the figures of the run stay those of the backup. RepositoryDamaged: nothing was
         removed."""
-        self._collected(under_way, repository_id, urgent=True)
+        self._collected(under_way, repository_id, urgent=True, bandwidth_bps=bandwidth_bps)
 
     def _collected(
         self,
@@ -177,6 +178,7 @@ class Upkeep:
         *,
         dry_run: bool = False,
         urgent: bool = False,
+        bandwidth_bps: int | None = None,
         before: Sweep | None = None,
         on_sweep: Callable[[Sweep], None] = lambda sweep: None,
         on_progress: Callable[[int, int], None] = lambda total, done: None,
@@ -187,7 +189,7 @@ class Upkeep:
 
         def order() -> CollectOrder:
             begun = None if before is None else before.model_dump_json()
-            return CollectOrder(repository=spec, before=begun, dry_run=dry_run)
+            return CollectOrder(repository=spec, before=begun, dry_run=dry_run, bandwidth_bps=bandwidth_bps)
 
         def hear(message: Message) -> Go | None:
             nonlocal before, collected
@@ -211,4 +213,4 @@ class Upkeep:
         for point_id, is_damaged in damaged.items():
             state = "damaged" if is_damaged else "ok"
             with contextlib.suppress(BackupNotFound):  # it was removed meanwhile
-                self._points.put(self._points.get(point_id).model_copy(update={"state": state, "verified_at": at}))
+                self._points.change(point_id, state=state, verified_at=at)

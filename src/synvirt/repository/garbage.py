@@ -20,7 +20,7 @@ from itertools import islice
 
 from blake3 import blake3
 
-from synvirt.copying import Copied
+from synvirt.copying import Bucket, Copied
 from synvirt.errors import Cancelled, RepositoryDamaged
 from synvirt.model.values import Bytes, Model
 from synvirt.repository import packs
@@ -113,6 +113,7 @@ def collect(
     grace_s: float = GRACE_S,
     young_s: float = YOUNG_S,
     dry_run: bool = False,
+    bandwidth_bps: int | None = None,
     before: Sweep | None = None,
     on_looked: Callable[[int], None] = lambda bytes_read: None,
     on_sweep: Callable[[Sweep], None] = lambda sweep: None,
@@ -120,7 +121,7 @@ def collect(
     stop: Callable[[], bool] = lambda: False,
 ) -> Collected:
     """`now`: seconds since 1970. RepositoryDamaged, where anything cannot be read: then nothing was removed. Cancelled, once
-    `stop()`.
+    `stop()`. `bandwidth_bps`: the most bytes a second of pages that are read, and of chunks that are moved.
 
     `on_looked`: bytes that were read to find what is needed. `on_sweep` gets what is about to be done. `on_progress`: bytes of
     packs that are taken out of use, and what is moved out of them meanwhile; what is deleted or condemned is before the
@@ -129,7 +130,14 @@ def collect(
     repository.refresh()
     folder = repository.folder
     lists = condemned_lists(folder)
-    seen = _look(repository, now, on_looked, stop)
+    bucket = None if bandwidth_bps is None else Bucket(bandwidth_bps)
+
+    def about_to_read(count: int) -> None:
+        _check(stop)
+        if bucket is not None:
+            bucket.take(count, stop)
+
+    seen = _look(repository, now, on_looked, about_to_read)
     due = {name for one in lists if now - one.at >= grace_s for name in one.packs}
     waiting = {name for one in lists if now - one.at < grace_s for name in one.packs}
     listed = waiting | due
@@ -144,7 +152,7 @@ def collect(
         moved={name: seen.live_bytes[name] for name in sparse},
     )
     if not dry_run:
-        sweeping = _Sweeping(repository, seen, _Figures(sweep, on_progress), stop)
+        sweeping = _Sweeping(repository, seen, _Figures(sweep, on_progress), stop, about_to_read)
         for part in sweep.parts():
             on_sweep(part)
             sweeping.do(part)
@@ -164,7 +172,7 @@ def _check(stop: Callable[[], bool]) -> None:
         raise Cancelled
 
 
-def _look(repository: Repository, now: float, on_looked: Callable[[int], None], stop: Callable[[], bool]) -> _Seen:
+def _look(repository: Repository, now: float, on_looked: Callable[[int], None], about_to_read: Callable[[int], None]) -> _Seen:
     if repository.unreadable:
         name, why = next(iter(repository.unreadable.items()))
         raise RepositoryDamaged(
@@ -175,7 +183,7 @@ def _look(repository: Repository, now: float, on_looked: Callable[[int], None], 
     ages = {entry.name: now - entry.modified_at for entry in repository.folder.entries(packs.FOLDER) if entry.name in sizes}
     live: dict[str, int] = defaultdict(int)
     live_bytes: dict[str, int] = defaultdict(int)
-    for needed in _needed(repository, on_looked, stop):
+    for needed in _needed(repository, on_looked, about_to_read):
         place = repository.place(needed)
         if place is None:
             raise RepositoryDamaged(
@@ -187,7 +195,7 @@ def _look(repository: Repository, now: float, on_looked: Callable[[int], None], 
     return _Seen(sizes, ages, dict(live), dict(live_bytes))
 
 
-def _needed(repository: Repository, on_looked: Callable[[int], None], stop: Callable[[], bool]) -> Iterator[bytes]:
+def _needed(repository: Repository, on_looked: Callable[[int], None], about_to_read: Callable[[int], None]) -> Iterator[bytes]:
     """Each page, and each page's chunks, of all points. A chunk in several pages comes several times."""
     seen: set[str] = set()
     pages = 0
@@ -196,7 +204,7 @@ def _needed(repository: Repository, on_looked: Callable[[int], None], stop: Call
             for page in {*disk.pages} - seen:
                 seen.add(page)
                 if (name := bytes.fromhex(page)) != NONE:
-                    _check(stop)
+                    about_to_read(PAGE_BYTES)
                     yield name
                     yield from names_in(repository.read_page(name))
                     pages += 1
@@ -229,6 +237,7 @@ class _Sweeping:
     seen: _Seen
     figures: _Figures
     stop: Callable[[], bool]
+    about_to_read: Callable[[int], None]
 
     def do(self, sweep: Sweep) -> None:
         """Does all of it, or raises Cancelled."""
@@ -246,7 +255,7 @@ class _Sweeping:
             for number, entry in enumerate(self.repository.index.entries(name)):
                 if not self.seen.live[name] >> number & 1:
                     continue
-                _check(self.stop)
+                self.about_to_read(entry.length)
                 if pack.names and not pack.fits(entry.length):
                     _store(self.repository, pack)
                     pack, stored = packs.Pack(), stored + 1

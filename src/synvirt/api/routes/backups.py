@@ -24,6 +24,7 @@ from synvirt.backups.model import (
     BackupRepository,
     BackupRepositoryRequest,
     BackupRun,
+    Bandwidth,
     PointFate,
     RecoveryKey,
     RestorePoint,
@@ -170,10 +171,12 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
 
     @router.post("/repositories/{repository_id}/collect", status_code=202, response_model=BackupRun)
     def collect_garbage(
-        repository_id: UUID, dry_run: Annotated[bool, Query(description="remove nothing, only count")] = False
+        repository_id: UUID,
+        dry_run: Annotated[bool, Query(description="remove nothing, only count")] = False,
+        bandwidth_bps: Annotated[Bandwidth | None, Query(description="the most bytes that it reads a second")] = None,
     ) -> BackupRun:
         """Remove what no restore point needs, in two steps a day apart, as each backup run does: `collected` of the run."""
-        return backups.collect(repository_id, dry_run=dry_run)
+        return backups.collect(repository_id, dry_run=dry_run, bandwidth_bps=bandwidth_bps)
 
     @router.get("/repositories/{repository_id}/recovery-key", response_model=RecoveryKey)
     def recovery_key(repository_id: UUID) -> RecoveryKey:

@@ -274,6 +274,7 @@ def collect_garbage(order: CollectOrder, wire: Wire) -> None:
             repositories.repository(order.repository),
             now=now().timestamp(),
             dry_run=order.dry_run,
+            bandwidth_bps=order.bandwidth_bps,
             before=None if order.before is None else Sweep.model_validate_json(order.before),
             on_looked=lambda bytes_read: pages.moved(Copied(bytes_read, bytes_read, 0, 0)),
             on_sweep=planned,

@@ -189,12 +189,16 @@ def collect(
     options: Options,
     repository: Repository,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, only count")] = False,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="At most so much is read a second, for example 50MiB")
+    ] = None,
 ) -> None:
     """Remove what no restore point needs, in two steps a day apart; each backup run does so at its end.
 
     Example: synvirt backup collect here --dry-run
     """
-    start_run(options, REPOSITORIES, repository, "collect", params={"dry_run": dry_run})
+    params = {"dry_run": dry_run, "bandwidth_bps": size_given(bandwidth, "--bandwidth")}
+    start_run(options, REPOSITORIES, repository, "collect", params=params)
 
 
 @app.command("forget-repository")
