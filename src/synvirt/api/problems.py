@@ -6,7 +6,6 @@ no traceback, secret or path of the host leaves the service.
 
 import json
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from http import HTTPStatus
 from typing import Any
@@ -40,6 +39,7 @@ from synvirt.errors import (
 from synvirt.mistakes import place, worded
 from synvirt.model.problems import ProblemDetails
 from synvirt.model.values import Received
+from synvirt.nearest import did_you_mean
 from synvirt.programs import ProgramFailed
 
 MEDIA_TYPE = "application/problem+json"
@@ -94,9 +94,9 @@ def _mistake(mistake: ErrorDetails | Mapping[str, Any]) -> str:
 
 
 def _meant(name: str | int) -> str:
-    """The field with the most similar name, of all fields of requests."""
-    near = get_close_matches(str(name), _fields(), n=1, cutoff=0.75)
-    return f"; did you mean {near[0]}?" if near and near[0] != name else ""
+    """The field with the most similar name, of all fields of requests. A field of another request means nothing here."""
+    near = None if name in _fields() else did_you_mean(str(name), _fields())
+    return "" if near is None else f"; {near}"
 
 
 @cache
