@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +59,22 @@ def test_an_event_that_was_cut_off_is_none() -> None:
 def test_a_line_without_end_is_refused() -> None:
     with pytest.raises(Internal):
         list(_events(iter(["data: " + "x" * LINE_LIMIT_CHARS])))
+
+
+@pytest.mark.parametrize("method", ["ask", "send"])
+def test_a_parameter_is_sent_where_it_was_given(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one was given: the service says what is wrong with it, or finds nothing."""
+    asked: list[httpx.URL] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url)
+        return httpx.Response(200, text="")
+
+    with answering(200, b"") as client:
+        monkeypatch.setattr(client, "_http", httpx.Client(base_url="http://here", transport=httpx.MockTransport(answer)))
+        params: dict[str, Any] = {"given": "x", "not_given": None, "empty": "", "no": False, "none": 0, "all": []}
+        client.ask("GET", "/uploads", params=params) if method == "ask" else client.send("/uploads", b"", params=params)
+    assert dict(asked[0].params) == {"given": "x", "empty": "", "no": "false", "none": "0"}
 
 
 @contextmanager

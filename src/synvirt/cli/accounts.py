@@ -140,9 +140,8 @@ def list_audit(
 
     Example: synvirt audit list --limit 20
     """
-    page = {"limit": limit} if cursor is None else {"limit": limit, "cursor": cursor}
     with options.connect() as client:
-        answer = json.loads(client.ask("GET", "/audit", params=page))
+        answer = json.loads(client.ask("GET", "/audit", params={"limit": limit, "cursor": cursor}))
     items = answer["items"]
     if options.json:
         for one in items:

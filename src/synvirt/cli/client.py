@@ -95,8 +95,9 @@ class Client(AbstractContextManager["Client"]):
 
     def ask(self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None) -> str:
         """The body of one answer. Paths of /backup, /tokens, /audit and /waves are under {base_url}/api/v1, others under its
-        /migrator. An error of the service is raised as its own class."""
-        return self._asked(method, _under(path), json=json, params=params)
+        /migrator. A parameter that is None was not given, and is not sent. An error of the service is raised as its own
+        class."""
+        return self._asked(method, _under(path), json=json, params=_given(params or {}))
 
     def health(self) -> str:
         """The answer of GET /healthz, which is at the root of the service's address, with any {base_url}."""
@@ -112,12 +113,13 @@ class Client(AbstractContextManager["Client"]):
         return self._answer(response)
 
     def send(self, path: str, content: bytes, *, params: dict[str, Any]) -> str:
-        """POST of a file. The service reads it at once and asks its sources about it: that may take a minute."""
+        """POST of a file, with parameters as in `ask`. The service reads it at once and asks its sources about it: that may
+        take a minute."""
         timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         headers = {"Content-Type": "application/octet-stream"}
         self._knock()
         try:
-            response = self._http.post(_under(path), content=content, params=params, headers=headers, timeout=timeout)
+            response = self._http.post(_under(path), content=content, params=_given(params), headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         return self._answer(response)
@@ -263,6 +265,10 @@ class Client(AbstractContextManager["Client"]):
 
 def _prefix(base_url: str) -> str:
     return f"{'/' if base_url.strip('/') else ''}{base_url.strip('/')}/api/v1"
+
+
+def _given(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _under(path: str) -> str:

@@ -89,7 +89,7 @@ def list_(
     Example: synvirt sources list
     """
     with options.connect() as client:
-        answer = client.ask("GET", "/sources", params={"limit": limit} | ({"cursor": cursor} if cursor else {}))
+        answer = client.ask("GET", "/sources", params={"limit": limit, "cursor": cursor})
     print_page(answer, none="There are no sources", show=_source_table, as_json=options.json)
 
 
@@ -176,8 +176,7 @@ def test(
         if vm is not None:
             with suppress(AuthFailed, SourceUnreachable):  # the test itself will report it
                 vm = _vm_id(client, id_, source, vm)
-        asked: dict[str, Any] = {"deep": deep} | ({"vm_id": vm} if vm else {})
-        answer = client.ask("POST", f"/sources/{id_}/test", params=asked)
+        answer = client.ask("POST", f"/sources/{id_}/test", params={"deep": deep, "vm_id": vm})
     found = json.loads(answer)
     if options.json:
         print(answer)
@@ -208,7 +207,7 @@ def record(
     with options.connect() as client:
         id_ = source_id(client, source)
         chosen = [_vm_id(client, id_, source, one) for one in vm or ()]
-        answer = client.ask("POST", f"/sources/{id_}/record", params={"vm_id": chosen} if chosen else {})
+        answer = client.ask("POST", f"/sources/{id_}/record", params={"vm_id": chosen})
     if output is None:
         print(answer, end="")
         return
@@ -230,7 +229,7 @@ def vms(
 
     Example: synvirt sources vms lab
     """
-    asked: dict[str, Any] = {"limit": limit, "search": search} | ({"cursor": cursor} if cursor else {})
+    asked = {"limit": limit, "search": search, "cursor": cursor}
     with options.connect() as client:
         answer = client.ask("GET", f"/sources/{source_id(client, source)}/vms", params=asked)
     print_page(answer, none="There are no VMs", show=_vm_table, as_json=options.json)

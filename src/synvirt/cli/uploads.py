@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -58,8 +58,7 @@ def list_(
     from synvirt.cli.program import sized
 
     with options.connect() as client:
-        asked: dict[str, Any] = {"limit": limit} | ({"cursor": cursor} if cursor else {})
-        answer = client.ask("GET", "/uploads", params=asked)
+        answer = client.ask("GET", "/uploads", params={"limit": limit, "cursor": cursor})
     if options.json:
         print(answer)
         return

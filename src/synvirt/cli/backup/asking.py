@@ -24,9 +24,8 @@ Cursor = Annotated[str | None, typer.Option(help="The page behind this `next_cur
 
 def list_things(options: Options, listed: Listed, table: Any, limit: int, cursor: str | None) -> None:
     """Prints a page of things as a table, or as JSON."""
-    params = {"limit": limit} | ({"cursor": cursor} if cursor else {})
     with options.connect() as client:
-        answer = client.ask("GET", listed.path, params=params)
+        answer = client.ask("GET", listed.path, params={"limit": limit, "cursor": cursor})
     things = listed.path.rpartition("/")[2].replace("-", " ")
     print_page(answer, none=f"There are no {things}", show=table, as_json=options.json)
 

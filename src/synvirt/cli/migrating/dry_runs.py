@@ -103,7 +103,7 @@ def patch_of(changes: Sequence[str]) -> dict[str, Any]:
 
 def show_dry_run(options: Options, client: "Client", plan: dict[str, Any]) -> None:
     """Exits 1, if something is wrong with the plan."""
-    answer = client.ask("POST", "/migrations", json={"plan": plan}, params={"dry_run": "true"})
+    answer = client.ask("POST", "/migrations", json={"plan": plan}, params={"dry_run": True})
     found = json.loads(answer)
     if options.json:
         print(answer)

@@ -40,7 +40,7 @@ def list_(
 
     with options.connect() as client:
         asked = {"limit": limit, "cursor": cursor, "state": state, "name": name, "source_id": source_id, "wave_id": wave_id}
-        answer = client.ask("GET", "/migrations", params={key: value for key, value in asked.items() if value})
+        answer = client.ask("GET", "/migrations", params=asked)
     if options.json:
         print(answer)
         return
@@ -190,7 +190,7 @@ def retry(
 
     from synvirt.cli.migrating.dry_runs import patch_of
 
-    changes = {key: value for key, value in (("conversion", conversion), ("disk_bus", disk_bus)) if value}
+    changes = {"conversion": conversion, "disk_bus": disk_bus}
     patch = patch_of(change or [])
     with options.connect() as client:
         path = f"/migrations/{full_id(client, 'migration', job)}/retry"
@@ -239,9 +239,7 @@ def take_over(
     """
     confirm(options, f"Is the host of job {job} off, and are its guests?", sure=sure)
     with options.connect() as client:
-        answer = client.ask(
-            "POST", f"/migrations/{full_id(client, 'migration', job)}/take-over", params={"restart": str(restart).lower()}
-        )
+        answer = client.ask("POST", f"/migrations/{full_id(client, 'migration', job)}/take-over", params={"restart": restart})
     if options.json:
         print(answer)
     else:
@@ -264,8 +262,7 @@ def remove(
     Example: synvirt migrations remove 1f3a --volumes destroy
     """
     with options.connect() as client:
-        params = {} if volumes is None else {"volumes": volumes}
-        client.ask("DELETE", f"/migrations/{full_id(client, 'migration', job)}", params=params)
+        client.ask("DELETE", f"/migrations/{full_id(client, 'migration', job)}", params={"volumes": volumes})
     if not options.json:
         print(f"Job {job} is removed")
 

@@ -17,7 +17,7 @@ SHOWN_MOST: Final = 20
 
 def repair_job(options: Options, client: Any, job_id: str, *, check_only: bool, watch: bool) -> None:
     """Asks for it; with `watch` to its end. Exits 1 then, where it failed, or something differs still."""
-    answer = client.ask("POST", f"/migrations/{job_id}/repair", params={"check_only": "true"} if check_only else {})
+    answer = client.ask("POST", f"/migrations/{job_id}/repair", params={"check_only": check_only})
     made = Migration.model_validate_json(answer)
     if not watch:
         what = "compares" if check_only else "compares and repairs"

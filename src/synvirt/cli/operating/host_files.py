@@ -25,7 +25,7 @@ def files(
 
     asked = {"path": path, "limit": limit, "cursor": cursor}
     with options.connect() as client:
-        answer = client.ask("GET", "/host-files", params={key: value for key, value in asked.items() if value is not None})
+        answer = client.ask("GET", "/host-files", params=asked)
     if options.json:
         print(answer)
         return

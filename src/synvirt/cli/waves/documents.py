@@ -39,13 +39,8 @@ def import_(
             made = [{"id": found["id"], "name": found["name"], "members": len(found["members"])}]
             answered = {"waves": made, "left_out": [], "problems": []}
         else:
-            asked = {
-                "name": name,
-                "into": into and id_of(client, WAVES, into),
-                "dry_run": "true" if dry_run else None,
-            }
-            params = {key: value for key, value in asked.items() if value}
-            answer = client.send(f"{WAVES.path}/import", content, params=params)
+            asked = {"name": name, "into": into and id_of(client, WAVES, into), "dry_run": dry_run}
+            answer = client.send(f"{WAVES.path}/import", content, params=asked)
             answered = json.loads(answer)
     if options.json:
         print(answer)
@@ -80,8 +75,7 @@ def select(
     body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     with options.connect() as client:
         body["source_id"] = source_id(client, source)
-        params = {"dry_run": "true"} if dry_run else {}
-        answer = client.ask("POST", f"{WAVES.path}/select", json=body, params=params)
+        answer = client.ask("POST", f"{WAVES.path}/select", json=body, params={"dry_run": dry_run})
     print(answer) if options.json else _imported(json.loads(answer))
 
 

@@ -27,7 +27,7 @@ def list_waves(
     """
     asked = {"limit": limit, "cursor": cursor, "state": state, "name": name}
     with options.connect() as client:
-        answer = client.ask("GET", WAVES.path, params={key: value for key, value in asked.items() if value})
+        answer = client.ask("GET", WAVES.path, params=asked)
     print_page(answer, none="There are no waves", show=_waves, as_json=options.json)
 
 
@@ -167,9 +167,8 @@ def report(
 def _print_page_of(
     options: Options, wave: str, what: str, asked: dict[str, Any], *, none: str, show: Callable[[list[Any]], None]
 ) -> None:
-    params = {key: value for key, value in asked.items() if value}
     with options.connect() as client:
-        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/{what}", params=params)
+        answer = client.ask("GET", f"{WAVES.path}/{id_of(client, WAVES, wave)}/{what}", params=asked)
     print_page(answer, none=none, show=show, as_json=options.json)
 
 
