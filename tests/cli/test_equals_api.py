@@ -37,7 +37,7 @@ COMMANDS = {
     "GET /backup/repositories": "backup repositories",
     "GET /backup/repositories/{}": "backup show-repository",
     "DELETE /backup/repositories/{}": "backup forget-repository",
-    "POST /backup/repositories/{}/collect": "backup collect",
+    "POST /backup/repositories/{}/collect": "backup collect bandwidth_bps=--bandwidth",
     "POST /backup/repositories/{}/change-key": "backup change-key",
     "POST /backup/repositories/{}/sealed-key": "backup seal-key",
     "GET /backup/repositories/{}/recovery-key": "backup recovery-key",

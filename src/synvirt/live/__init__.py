@@ -1,10 +1,11 @@
 """Live adapters: a package for each platform. asyncio, as a warm job waits for days, and thousands wait at once.
 
-    registry.py   a line for each platform: its form (the settings of a source) and its adapter
-    form.py       endpoints, credentials and options, checked before anything is tried
-    sessions.py   logins that one job after another uses
-    ssh.py        sockets of another host, by SSH
-    recording.py  records a platform's answers for tests
+    registry.py       a line for each platform: its form (the settings of a source) and its adapter
+    form.py           endpoints, credentials and options, checked before anything is tried
+    sessions.py       logins that one job after another uses
+    keeping_alive.py  sessions that end when nobody asks
+    ssh.py            sockets of another host, by SSH
+    recording.py      records a platform's answers for tests
 
 An adapter in the registry is also in the contract suite.
 """

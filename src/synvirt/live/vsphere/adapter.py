@@ -4,12 +4,11 @@ Without pyvmomi, or with SYNVIRT_MIGRATOR_SKIP_GO_SHIM=1, every method that woul
 """
 
 import asyncio
-import contextlib
 from collections.abc import Collection
 
 from synvirt.disks.specs import ReaderSpec
-from synvirt.errors import SynvirtError
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
+from synvirt.live.keeping_alive import KeptAlive
 from synvirt.live.vsphere import changes as vim_changes
 from synvirt.live.vsphere import files as vim_files
 from synvirt.live.vsphere import guest_facts as vim_guest
@@ -37,19 +36,13 @@ class VimApi:
         self._session = VimSession(place, login, self._options, access.recorder)
         self._inventory = Inventory(self._session, self._options)
         self._disks = SnapshotDisks(self._session, self._options, self._inventory)
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = KeptAlive(self._session.keep_alive, KEEP_ALIVE_S)
 
     # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def connect(self) -> None:
         await asyncio.to_thread(self._session.open)
-        self._keeping = asyncio.create_task(self._keep_alive())
-
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(KEEP_ALIVE_S)
-            with contextlib.suppress(SynvirtError):  # the next call raises it
-                await asyncio.to_thread(self._session.keep_alive)
+        self._keeping.begin()
 
     async def rest(self) -> None:
         await self._disks.end()
@@ -57,9 +50,7 @@ class VimApi:
 
     async def close(self) -> None:
         await self._disks.end()
-        if self._keeping is not None:
-            self._keeping.cancel()
-            self._keeping = None
+        self._keeping.end()
         await asyncio.to_thread(self._session.close)
 
     # ── the inventory ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,9 +9,10 @@ import structlog
 from pydantic import Field, SecretStr
 
 from synvirt.disks.specs import ChangedSpec, ReaderSpec
-from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.errors import AuthFailed, CbtReset, CbtUnsupported, SourceUnreachable, VmNotFound
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.form import Form
+from synvirt.live.keeping_alive import KeptAlive
 from synvirt.live.xen import exports, machines, nvram, power, roles, snapshots
 from synvirt.live.xen.machines import Machine
 from synvirt.live.xen.session import KEEP_ALIVE_S, OURSELVES, Login, XenSession
@@ -58,27 +59,19 @@ class XenApi:
         login = Login(credentials.user, credentials.password.get_secret_value())
         self._folder = access.folder
         self._session = XenSession(place, login, self._options, access.folder, access.recorder)
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = KeptAlive(self._session.keep_alive, KEEP_ALIVE_S)
 
     # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def connect(self) -> None:
         await asyncio.to_thread(self._session.open)
-        self._keeping = asyncio.create_task(self._keep_alive())
-
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(KEEP_ALIVE_S)
-            with contextlib.suppress(SynvirtError):  # the next call raises it
-                await asyncio.to_thread(self._session.keep_alive)
+        self._keeping.begin()
 
     async def rest(self) -> None:
         """Only the session stays open: all readers that use it have ended."""
 
     async def close(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            self._keeping = None
+        self._keeping.end()
         await asyncio.to_thread(self._session.close)
 
     # ── the inventory ────────────────────────────────────────────────────────────────────────────────────────────────
