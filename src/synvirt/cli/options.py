@@ -127,6 +127,15 @@ SHARED: dict[str, Any] = {
 }
 
 
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+# Made once: there are over a hundred commands, and `synvirt --help` makes all of them.
+_CONTEXT = (_parameter("context", typer.Context),)
+_SHARED = tuple(_parameter(field.name, SHARED[field.name], field.default) for field in fields(Options))
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Makes a Typer command of `command(options, …)` that takes the shared options too. A parameter with a data class as its
     type stands for all its fields: each is an option.
@@ -151,14 +160,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(context.obj, **values)
 
-    parameters = [
-        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
-        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=_unset(name))
-            for name, annotation in SHARED.items()
-        ),
-    ]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [one if one.kind is keyword else one.replace(kind=keyword) for one in own]
+    parameters = [*_CONTEXT, *own, *_SHARED]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -167,14 +171,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _fields(group: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name], default=field.default)
-        for field in fields(group)
-    ]
-
-
-def _unset(name: str) -> Any:
-    return next(field.default for field in fields(Options) if field.name == name)
+    return [_parameter(field.name, hints[field.name], field.default) for field in fields(group)]
 
 
 def size_given(size: str | None, option: str) -> int | None:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,15 @@ _PLAN_BYTES_MAX = 4 << 20
 _PLAIN = {row.field: option_of(name) for name, row in ROWS.items() if not re.search(r"[._]", row.field)}
 
 
-def _named() -> Iterator[tuple[re.Pattern[str], str]]:
-    """Patterns of the API's names of fields, each with the option of `synvirt import`. A plain word, like `name`, may be
-    any word of a sentence."""
+@cache
+def _named() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Patterns of the API's names of fields, each with the option of `synvirt import`. To compile them takes a tenth of what
+    `synvirt --help` takes, so it waits until there is a text."""
+    return tuple(_patterns())
+
+
+def _patterns() -> Iterator[tuple[re.Pattern[str], str]]:
+    """A plain word, like `name`, may be any word of a sentence."""
     yield re.compile(r"\bset target\.identity to new\b"), "give --new-identity"
     yield re.compile(r"\bset target\.start to false\b"), "give --no-start"
     yield re.compile(r"\btarget\.identity is new\b"), "--new-identity asks for it"
@@ -42,12 +49,9 @@ def _named() -> Iterator[tuple[re.Pattern[str], str]]:
             yield re.compile(rf"\bplan\.{re.escape(row.also)}\b"), option_of(name)
 
 
-_OPTIONS = tuple(_named())
-
-
 def as_options(text: str) -> str:
     """Replaces the API's words for a plan's fields by this command's options."""
-    for field, option in _OPTIONS:
+    for field, option in _named():
         text = field.sub(option, text)
     # An option that sets two fields would be told twice.
     return "; ".join(dict.fromkeys(text.split("; ")))
