@@ -16,13 +16,15 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from bench.page import service
 from synvirt.backups.model import BackupRun
 from synvirt.cli.client import Client
+from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
@@ -34,6 +36,9 @@ DISK_BYTES = 100 * GIB
 PAYLOAD_MIB = 1024
 REACH_S = 15.0
 ENDS_WITHIN_S = 1800
+LOOK_EVERY_S = 0.05
+
+Seen = TypeVar("Seen", Migration, BackupRun)
 
 
 def main() -> None:
@@ -100,14 +105,11 @@ def _run(client: Client, data_dir: Path, ova: Path, *, instant: bool) -> dict[st
     began, seen = time.monotonic(), dict[str, float]()
     job = client.submit(plan)
     seen["answered"] = time.monotonic() - began
-    while not (now := client.migration(job.id)).ended:
+    for now in _until_its_end(lambda: client.migration(job.id), lambda now: now.ended):
         if "speaks" not in seen and now.domain is not None and _speaks(data_dir, now.domain.uuid):
             seen["speaks"] = time.monotonic() - began
         if "booted" not in seen and now.boot_sign is not None:
             seen["booted"] = time.monotonic() - began
-        if time.monotonic() - began > ENDS_WITHIN_S:
-            sys.exit(f"it does not end: {now.state}")
-        time.sleep(0.05)
     if now.state is not State.COMPLETED or now.boot_sign != "agent":
         sys.exit(f"{now.state}, {now.boot_sign}: {now.last_error}")
     seen["ended"] = time.monotonic() - began
@@ -137,12 +139,9 @@ def _restored(client: Client, data_dir: Path, repository: Path, name: str) -> di
     began, seen = time.monotonic(), dict[str, float]()
     asked = {"target": "new_domain", "name": "restored", "start": True, "instant": True}
     run = _posted(client, f"/backup/restore-points/{point}/restore", asked)
-    while (now := _backup_run(client, run)).finished_at is None:
+    for now in _of_run(client, run):
         if "speaks" not in seen and now.domain is not None and _speaks(data_dir, now.domain.uuid):
             seen["speaks"] = time.monotonic() - began
-        if time.monotonic() - began > ENDS_WITHIN_S:
-            sys.exit(f"it does not end: {now.status}")
-        time.sleep(0.05)
     seen["ended"] = time.monotonic() - began
     if now.error is not None or "speaks" not in seen:
         sys.exit(f"{now.status}, its console spoke: {'speaks' in seen}: {now.error}")
@@ -155,16 +154,26 @@ def _posted(client: Client, path: str, asked: dict[str, Any] | None = None) -> s
     return str(json.loads(client.ask("POST", path, json=asked))["id"])
 
 
-def _backup_run(client: Client, run: str) -> BackupRun:
-    return BackupRun.model_validate_json(client.ask("GET", f"/backup/runs/{run}"))
+def _until_its_end(look: Callable[[], Seen], has_ended: Callable[[Seen], bool]) -> Iterator[Seen]:
+    """The job or run as it is now, again and again; the last one has ended."""
+    began = time.monotonic()
+    while not has_ended(now := look()):
+        yield now
+        if time.monotonic() - began > ENDS_WITHIN_S:
+            sys.exit(f"it does not end: {now}")
+        time.sleep(LOOK_EVERY_S)
+    yield now
+
+
+def _of_run(client: Client, run: str) -> Iterator[BackupRun]:
+    def look() -> BackupRun:
+        return BackupRun.model_validate_json(client.ask("GET", f"/backup/runs/{run}"))
+
+    return _until_its_end(look, lambda now: now.finished_at is not None)
 
 
 def _ended(client: Client, run: str) -> BackupRun:
-    began = time.monotonic()
-    while (now := _backup_run(client, run)).finished_at is None:
-        if time.monotonic() - began > ENDS_WITHIN_S:
-            sys.exit(f"it does not end: {now.status}")
-        time.sleep(0.2)
+    *_, now = _of_run(client, run)
     if now.error is not None:
         sys.exit(f"{now.status}: {now.error}")
     return now
