@@ -99,6 +99,7 @@ TABLE: dict[str, tuple[str, str, str, str | None, str | None]] = {
     "disk": ("100 bytes", "50 bytes", "wrong", "wrong", "look"),
     "network card": ("52:54:00:00:00:01", "52:54:00:00:00:02", "wrong", "wrong", "look"),
 }
+Cases = tuple[tuple[dict[str, str], dict[str, str], str | None], ...]
 ONE_OF_EACH = {"host name", "system", "kernel", "time zone", "clock", "firmware", "boot order", "processors", "memory"}
 
 
@@ -108,7 +109,7 @@ def test_each_kind_has_its_grades() -> None:
         item = kind if kind in ONE_OF_EACH else f"{kind} it"
         # Both say something, and where there are several of a kind, both say another one.
         told = {"kernel" if kind == "host name" else "host name": "a", **({} if item == kind else {f"{kind} other": "x"})}
-        cases = (({item: value}, {item: other}, differs), ({item: value}, {}, missing), ({}, {item: value}, added))
+        cases: Cases = (({item: value}, {item: other}, differs), ({item: value}, {}, missing), ({}, {item: value}, added))
         for source, here, grade in cases:
             rows = [one for one in compared({**told, **source}, {**told, **here}, ()) if one.item == item]
             assert [one.grade for one in rows] == ([grade] if grade else []), (kind, source, here)
