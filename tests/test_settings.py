@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import BadRequest
-from synvirt.settings import Settings, listen_address, load, prepare_data_dir
+from synvirt.settings import DirectorySetting, Settings, listen_address, load, prepare_data_dir
 
 
 def test_the_nearest_word_counts(tmp_path: Path) -> None:
@@ -56,6 +56,21 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
         "SYNVIRT_DATA_DIR": "/srv/synvirt",
     }
     assert load(environ=environ).data_dir == Path("/srv/synvirt")
+
+
+def test_every_path_is_whole_wherever_a_process_of_the_service_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker in its cage could not open `data/volumes/…` of a service that was started with --data-dir data."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "synvirt.toml"
+    file.write_text(
+        'virtio_win_iso = "w.iso"\nbackup_export_roots = ["out"]\n[destinations.more]\nkind = "directory"\npath = "more"\n'
+    )
+    found = load(config=file, environ={"SYNVIRT_DATA_DIR": "data"})
+    assert (found.data_dir, found.virtio_win_iso) == (tmp_path / "data", tmp_path / "w.iso")
+    assert found.backup_export_roots == (tmp_path / "out",)
+    places = [one.path for one in found.destinations_by_name.values() if isinstance(one, DirectorySetting)]
+    assert places == [tmp_path / "data" / "volumes", tmp_path / "more"]
+    assert load(environ={}, flags={"data_dir": Path("flag")}).data_dir == tmp_path / "flag"
 
 
 def test_the_folder_is_made_with_its_modes_and_mended(tmp_path: Path) -> None:

@@ -51,11 +51,15 @@ def default_data_dir() -> Path:
     return Path("/var/lib/synvirt") if os.geteuid() == 0 else Path.home() / ".local/share/synvirt"
 
 
+# A relative path is meant from where the service was started. Its workers have other folders, so they need the whole path.
+Place = Annotated[Path, AfterValidator(Path.absolute)]
+
+
 class DirectorySetting(Received):
     """Sparse files in a folder, which is made where it is missing."""
 
     kind: Literal["directory"]
-    path: Path
+    path: Place
 
 
 class ZfsSetting(Received):
@@ -72,13 +76,13 @@ class RbdSetting(Received):
     kind: Literal["rbd"]
     pool: str
     client: str = "admin"
-    conf: Path = Path("/etc/ceph/ceph.conf")
+    conf: Place = Path("/etc/ceph/ceph.conf")
 
 
 class BackupOfferSetting(Received):
     """A folder for another SynVirt to keep its backups in. `user`: an account of this service, which may do nothing else."""
 
-    path: Path
+    path: Place
     user: Annotated[str, Field(min_length=1)]
     keep_days: Annotated[float, Field(ge=0, le=36500)] = 30
     # The most bytes in it; None: as much as there is space for.
@@ -131,7 +135,7 @@ def listen_address(value: str) -> tuple[str, int]:
 class Settings(Received):
     """All settings, with their defaults: docs/settings.md."""
 
-    data_dir: Path = Field(default_factory=default_data_dir)
+    data_dir: Place = Field(default_factory=default_data_dir)
     listen: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8441"
     base_url: str = ""
     auth: Literal["file", "pam"] = "file"
@@ -141,12 +145,12 @@ class Settings(Received):
     pam_operator_group: str = ""
     pam_viewer_group: str = ""
     # The socket of root's helper (systemd: synvirt-helper.socket). None: the service itself, as root, does what needs root.
-    helper_socket: Path | None = None
+    helper_socket: Place | None = None
     # OpenID Connect: people log in on the page by another service's accounts. Empty: off. docs/operating.md
     oidc_issuer: Annotated[str, Field(pattern=r"^(https://[^\s?#@]+)?$")] = ""
     oidc_client_id: str = ""
     # A file, so that the settings hold no secret; None: a public client, protected only by PKCE.
-    oidc_client_secret_file: Path | None = None
+    oidc_client_secret_file: Place | None = None
     # As registered with the provider: https://THIS-SERVICE{base_url}/login/oidc/callback
     oidc_redirect_uri: Annotated[str, Field(pattern=r"^(https?://[^\s?#@]+)?$")] = ""
     oidc_scopes: Annotated[tuple[str, ...], BeforeValidator(_words)] = ("openid", "profile", "email")
@@ -166,8 +170,8 @@ class Settings(Received):
     # Off only on a loopback address, behind an operator's proxy.
     tls: bool = True
     # None: a certificate made on first start, in {data_dir}/keyring.
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
+    tls_certificate: Place | None = None
+    tls_key: Place | None = None
     # Empty: SQLite in data_dir. A PostgreSQL URL serves a fleet: postgresql://user@host/database
     database_url: str = ""
     # This host's name in the store, the same after each restart. With a database_url it must be set, different for each host.
@@ -222,10 +226,10 @@ class Settings(Received):
     # Hosts that sources and backup peers may have, as above. Empty: all but link-local addresses and cloud metadata.
     source_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
     # Certificate authorities (PEM) that are trusted besides the host's own when VMs are read by https.
-    remote_ca_file: Path | None = None
-    virtio_win_iso: Path = Path("/usr/share/virtio-win/virtio-win.iso")
+    remote_ca_file: Place | None = None
+    virtio_win_iso: Place = Path("/usr/share/virtio-win/virtio-win.iso")
     # The folder of rhsrvany.exe: virt-v2v puts it into a Windows guest to install the agent at the first start.
-    virt_tools_dir: Path = Path("/usr/share/virt-tools")
+    virt_tools_dir: Place = Path("/usr/share/virt-tools")
     # How Hyper-V exports are imported: by an outside tool, by our own readers, or by the tool where it has the driver.
     vmcx_way: Literal["auto", "tool", "own"] = "auto"
     vmcx_tool: str = "virt-v2v"
@@ -233,20 +237,20 @@ class Settings(Received):
     vmcx_tool_arguments: str = "-i {driver} {source} -o local -os {folder} -of raw"
     vmcx_tool_timeout_s: Annotated[float, Field(gt=0)] = 86400
     # Files and folders that the confined tool may read besides the export and installed packages. Separated by commas.
-    vmcx_tool_reads: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
+    vmcx_tool_reads: Annotated[tuple[Place, ...], BeforeValidator(_paths)] = ()
     # Folders that other SynVirts may keep their backups in, by name: tables [backup_offers.NAME] of the file.
     backup_offers: dict[DestinationName, BackupOfferSetting] = Field(default_factory=dict)
     # Folders that restore points may be exported to, besides {data_dir}/exports, separated by commas.
-    backup_export_roots: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
+    backup_export_roots: Annotated[tuple[Place, ...], BeforeValidator(_paths)] = ()
     # Programs that webhooks of waves may name: tables [wave_commands.NAME] of the file.
     wave_commands: dict[DestinationName, WaveCommandSetting] = Field(default_factory=dict)
     # A signed receipt of each job that completes, with the SHA-256 of every 4 MiB of its volumes.
     receipts: bool = True
     # The authority that time-stamps receipts (RFC 3161), and the trusted root certificates (PEM) for its stamps.
     receipt_tsa: Annotated[str, Field(pattern=r"^(https?://[^\s@]+)?$")] = ""
-    receipt_tsa_roots: Path = Path("/etc/ssl/certs/ca-certificates.crt")
+    receipt_tsa_roots: Place = Path("/etc/ssl/certs/ca-certificates.crt")
     # Keys of other hosts whose restore points are trusted: lines of `synvirt receipt key`, one for each host.
-    backup_signers: Path | None = None
+    backup_signers: Place | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
