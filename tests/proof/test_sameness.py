@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from synvirt.model.job import Difference
 from synvirt.model.rehearsal import Sameness
-from synvirt.proof.sameness import KINDS, compared, is_settled
+from synvirt.proof.sameness import KINDS, compared, is_settled, of_disks
 
 MAC = "addresses of 52:54:00:77:00:05"
 SOURCE = {
@@ -125,6 +125,12 @@ def test_what_starts_late_is_waited_for_and_nothing_else(kind: str) -> None:
     assert is_settled([missing.model_copy(update={"grade": "expected"}), missing.model_copy(update={"clone": "b"})])
 
 
+def test_what_disks_tell_is_what_a_running_guest_would_tell_too_and_what_they_hide() -> None:
+    facts = {item if item in ONE_OF_EACH else f"{item} it": "a" for item in KINDS} | {"not read disk0": "it is encrypted"}
+    kept = ("host name", "system", "time zone", "enabled it", "user it", "mount it", "volume it", "network file it")
+    assert of_disks(facts).keys() == {*kept, "not read disk0"}
+
+
 def test_a_part_that_was_not_read_is_a_row_with_its_cause_and_what_that_means() -> None:
     (row,) = (one for one in compared({"system": "a", "not read disk0": "it is encrypted"}, {"system": "a"}, ()) if one.reason)
     assert (row.item, row.source, row.grade) == ("not read disk0", "it is encrypted", "look")
@@ -150,6 +156,7 @@ WHERE = "volume logical volume vg/root"
         ("listens on tcp 443", None, "nginx", "look"),
         ("user web", "number 1000, shell /bin/sh", None, "wrong"),
         ("user web", "number 1000, shell /bin/sh", "number 0, shell /bin/sh", "wrong"),
+        ("user web", "has an account", "number 1000, shell /bin/sh", "expected"),
         ("user new", None, "number 1001, shell /bin/sh", "look"),
         ("route default", "via 10.0.0.1", "via 10.0.0.2", "look"),
         ("route default", "via 10.0.0.1", None, "look"),
