@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# <malloc.h>
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+# The C library keeps what its threads free, in up to eight arenas a core, and ever larger pieces: the largest that a test has
+# freed. A piece of a disk or more goes back at once.
+ARENAS, GIVEN_BACK_BYTES = 2, 4 << 20
 # More than that since it was last looked for is looked for: it takes a tenth of a second.
 GROWTH_BYTES = 32 << 20
 
@@ -24,14 +29,20 @@ def resident_bytes() -> int:
 class KeptSmall:
     def __init__(self) -> None:
         self._before = resident_bytes()
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        library = ctypes.CDLL(None)
+        self._trim = getattr(library, "malloc_trim", None)
+        if hasattr(library, "mallopt"):
+            library.mallopt(M_ARENA_MAX, ARENAS)
+            library.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
         done = yield
-        if resident_bytes() > self._before + GROWTH_BYTES:
+        resident = resident_bytes()
+        if resident > self._before + GROWTH_BYTES:
             gc.collect()
             if self._trim is not None:
                 self._trim(0)
-            self._before = resident_bytes()
+            resident = self._before = resident_bytes()
+        self._before = min(self._before, resident)
         return done
