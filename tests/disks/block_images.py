@@ -148,6 +148,16 @@ def assert_same_disk(reader: DiskReader, raw: Path, places: Sequence[tuple[float
             assert bytes_of(reader, start, length) == os.pread(file.fileno(), length, start)
 
 
+def assert_same_file(one: Path, other: Path) -> None:
+    """Byte for byte, a little at a time."""
+    assert one.stat().st_size == other.stat().st_size
+    with one.open("rb") as left, other.open("rb") as right:
+        at = 0
+        while content := left.read(_STEP):
+            assert content == right.read(_STEP), f"in {len(content)} bytes at {at}"
+            at += len(content)
+
+
 def assert_places(reader: DiskReader, raw: int) -> None:
     """What a reader says to lie in a file, lies there."""
     at = 0

@@ -179,13 +179,13 @@ def test_noise_does_not_bring_it_down(tmp_path: Path) -> None:
 
 def test_who_takes_no_answer_is_hung_up_on_and_the_others_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nbd_server, "SEND_TIMEOUT_S", 1)
-    disk = MemoryReader("A" * 64, block_bytes=MIB)
+    disk = MemoryReader("A" * 4, block_bytes=MIB)
     with served(disk, tmp_path) as (_, uri), contextlib.ExitStack() as clients:
         for _ in range(nbd_server.THREADS):
             client = clients.enter_context(_greeted(tmp_path, flags=3))
             client.sendall(b"IHAVEOPT" + struct.pack(">II", 1, 0))
             _got(client, 10)
-            client.sendall(struct.pack(">IHHQQI", 0x25609513, 0, 0, 1, 0, 32 * MIB))
+            client.sendall(struct.pack(">IHHQQI", 0x25609513, 0, 0, 1, 0, 2 * MIB))
         assert _first_bytes(uri, 10) == disk.content[:10]
 
 

@@ -18,6 +18,7 @@ from tests.disks.block_images import (
     assert_knows_zeros_of_qemu,
     assert_only_touched_blocks_are_data,
     assert_same_disk,
+    assert_same_file,
     make_by_conversion,
     make_by_writes,
     qemu,
@@ -109,7 +110,7 @@ def test_what_the_specification_allows_reads_as_it_says(image: Image, places: li
     """Grains and tables of any size, in any order, in all four formats."""
     with scratch() as folder:
         write_image(folder, "disk", image)
-        (folder / "raw").write_bytes(image.disk())
+        image.lay_over(folder / "raw")
         reader = open_vmdk(folder / "disk.vmdk")
         try:
             assert_same_disk(reader, folder / "raw", places)
@@ -124,8 +125,8 @@ def test_qemu_reads_these_images_as_we_say(image: Image) -> None:
     image = replace(image, padding=0) if isinstance(image, Stream) else image
     with scratch() as folder:
         write_image(folder, "disk", image)
-        raw = raw_of(folder / "disk.vmdk", "vmdk")
-        assert raw.read_bytes() == image.disk()
+        image.lay_over(folder / "said")
+        assert_same_file(raw_of(folder / "disk.vmdk", "vmdk"), folder / "said")
         reader = open_vmdk(folder / "disk.vmdk")
         assert_knows_zeros_of_qemu(reader, folder / "disk.vmdk", "vmdk")
         reader.close()
@@ -136,14 +137,12 @@ def test_qemu_reads_these_images_as_we_say(image: Image) -> None:
 def test_snapshots_of_any_format_over_any_other(layers: list[Image], places: list[tuple[float, int]]) -> None:
     """Also where a parent is larger or smaller than its child."""
     with scratch() as folder:
-        expected = b""
         for number, image in enumerate(layers):
             below = f"disk-{number - 1}.vmdk" if number else None
             write_image(
                 folder, f"disk-{number}", image, cid=number, parent_cid=number - 1 if number else NO_PARENT, parent=below
             )
-            expected = image.disk(expected)
-        (folder / "raw").write_bytes(expected)
+            image.lay_over(folder / "raw")
         reader = open_vmdk(folder / f"disk-{len(layers) - 1}.vmdk")
         try:
             assert_same_disk(reader, folder / "raw", places)
@@ -156,7 +155,7 @@ def test_snapshots_of_any_format_over_any_other(layers: list[Image], places: lis
 def test_a_stream_without_tables_is_read_by_its_markers(image: Stream, places: list[tuple[float, int]]) -> None:
     with scratch() as folder:
         write_image(folder, "disk", replace(image, directory=False))
-        (folder / "raw").write_bytes(image.disk())
+        image.lay_over(folder / "raw")
         reader = open_vmdk(folder / "disk.vmdk")
         try:
             assert_same_disk(reader, folder / "raw", places)
@@ -169,7 +168,7 @@ def test_a_window_of_tables_may_begin_in_the_middle_of_one(tmp_path: Path) -> No
     grains: dict[int, Grain] = {number: number % 50 for number in (0, 32767, 32768, 32769, 65535, 65536, 69999)}
     image = Hosted(capacity=70_000, grain=1, table_entries=100, grains=grains)
     write_image(tmp_path, "disk", image)
-    (tmp_path / "raw").write_bytes(image.disk())
+    image.lay_over(tmp_path / "raw")
     reader = open_vmdk(tmp_path / "disk.vmdk")
     assert_same_disk(reader, tmp_path / "raw", [(0.4, MIB)])
     reader.close()

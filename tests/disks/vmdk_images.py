@@ -3,7 +3,7 @@
 import random
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -90,11 +90,25 @@ class Sparse:
 
     def disk(self, parent: bytes = b"") -> bytes:
         content = bytearray(parent[: self.size].ljust(self.size, b"\0"))
+        for at, what in self.written():
+            content[at : at + len(what)] = what
+        return bytes(content)
+
+    def lay_over(self, raw: Path) -> None:
+        """Makes of the file, what the parent reads as, what this reads as; none there: no parent. It has holes, and no more of
+        it than a grain is in memory: some of these disks have half a GiB."""
+        with raw.open("r+b" if raw.exists() else "xb") as file:
+            file.truncate(self.size)
+            for at, what in self.written():
+                file.seek(at)
+                file.write(what)
+
+    def written(self) -> Iterator[tuple[int, bytes]]:
+        """What is not the parent's, and where."""
         for number, grain in self.grains.items():
             at = number * self.grain_bytes
             what = bytes(self.grain_bytes) if grain == "zeros" else self.data(number, grain)
-            content[at : at + self.grain_bytes] = what[: max(self.size - at, 0)]
-        return bytes(content)
+            yield at, what[: max(self.size - at, 0)]
 
 
 def hosted_header(image: Sparse, *, directory: int, redundant: int = 0, overhead: int, method: int = 0, flags: int) -> bytes:
