@@ -241,3 +241,30 @@ class LyingReader(ReaderWrapper):
 
     def extents(self) -> Iterator[Extent]:
         yield from self._falsify(list(super().extents()))
+
+
+class LettersReader(LyingReader):
+    """A disk of any size, of one letter all over, that takes no memory."""
+
+    def __init__(self, size: int, extents: list[Extent]) -> None:
+        super().__init__(MemoryReader(""), lambda _: extents)
+        self.size = size
+        self.reads: list[tuple[int, int]] = []
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        buffer[:] = b"x" * len(buffer)
+        self.reads.append((offset, len(buffer)))
+
+
+class ForgetfulWriter(MemoryWriter):
+    """A volume of any size, that knows where it was written, and not what."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(0)
+        self.size = size
+
+    def write(self, offset: int, buffer: memoryview) -> None:
+        self.written.append((offset, len(buffer)))
+
+    def zero(self, offset: int, length: int) -> None:
+        self.zeroed.append((offset, length))
