@@ -78,8 +78,7 @@ def test_a_windows_guest_is_moved_warm_by_exports_and_boots_with_its_drivers(
     need_conversions(monkeypatch)
     raw = phony_windows.disk(tmp_path / "windows.raw", tmp_path, boots=True)
     monkeypatch.setenv("SYNVIRT_VIRTIO_WIN_ISO", str(phony_windows.driver_image(tmp_path / "virtio.iso", tmp_path)))
-    vm = host.hyperv.add_vm("windows", raw.read_bytes())
-    raw.unlink()
+    vm = host.hyperv.add_vm("windows", raw)
     items = (("OSName", "Windows Server 2022 Standard"), ("OSVersion", "10.0.20348"))
     vm.generation, vm.extra = 1, {"kvp": [KVP.format(value, name) for name, value in items]}
     vm.disks[0].bus = 0
@@ -154,7 +153,7 @@ def test_a_killed_service_goes_on_and_leaves_nothing_on_the_host(
 def test_from_an_unknown_certificate_to_a_guest_that_runs_here(tmp_path: Path, host: FakeHost, data_dir: Path) -> None:
     sample = build(tmp_path / "sample", payload_mib=0, keep_raw=True)
     assert sample.raw is not None
-    vm = host.hyperv.add_vm("linux", sample.raw.read_bytes())
+    vm = host.hyperv.add_vm("linux", sample.raw)
     vm.generation, vm.extra = 1, {"kvp": [OS_NAME]}
     for disk in vm.disks:
         disk.bus = 0

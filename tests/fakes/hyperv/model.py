@@ -90,7 +90,7 @@ class HyperV:
         self.exported: list[tuple[str, bool]] = []
         self.job_fails: tuple[int, str] | None = None
 
-    def add_vm(self, name: str, *contents: bytes, vm_id: str | None = None) -> FakeVm:
+    def add_vm(self, name: str, *contents: bytes | Path, vm_id: str | None = None) -> FakeVm:
         vm = FakeVm(vm_id or str(uuid4()), name)
         folder = self.shared / "VMs" / name
         folder.mkdir(parents=True)
