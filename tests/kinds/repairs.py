@@ -20,24 +20,26 @@ from tests.kinds.laws import Place
 from tests.kinds.migrations import InHouse, Scenario
 
 DISK, SMALL = "disk-0", "disk-1"
-# Blocks of data, of zeros, and one that is not whole; another disk, of which nothing is damaged.
-CONTENTS = {
-    DISK: random.Random(31).randbytes(BLOCK_BYTES) + bytes(2 * BLOCK_BYTES) + random.Random(32).randbytes(300 * KIB + 500),
-    SMALL: random.Random(33).randbytes(64 * KIB),
-}
 DAMAGED = (5, BLOCK_BYTES - 1, 2 * BLOCK_BYTES + 7, 3 * BLOCK_BYTES + 100 * KIB)
+
+
+def contents() -> dict[str, bytes]:
+    """Blocks of data, of zeros, and one that is not whole; another disk, of which nothing is damaged. Made when they are asked
+    for: a constant would lie in each worker's memory as long as the suite runs."""
+    ends = random.Random(31).randbytes(BLOCK_BYTES), random.Random(32).randbytes(300 * KIB + 500)
+    return {DISK: bytes(2 * BLOCK_BYTES).join(ends), SMALL: random.Random(33).randbytes(64 * KIB)}
 
 
 def files(house: House) -> MigrationPlan:
     folder = house.imports / "appliance"
     folder.mkdir(exist_ok=True)
-    for key, content in CONTENTS.items():
+    for key, content in contents().items():
         (folder / f"{key}.raw").write_bytes(content)
     return offline_plan(folder, target={"start": False})
 
 
 def off(house: House) -> MigrationPlan:
-    house.platform.add_vm(VM, CONTENTS)
+    house.platform.add_vm(VM, contents())
     return live_plan("Cold", target={"start": False})
 
 
@@ -81,7 +83,7 @@ class Repaired(InHouse):
         return None if newest.id == self.before.id else newest.id
 
     def check(self, job_id: UUID) -> None:
-        for key, content in CONTENTS.items():
+        for key, content in contents().items():
             assert self.house.volume(self.before, key).read_bytes() == content, key
         repair = self.store.get(job_id).repair
         assert repair is not None
@@ -97,16 +99,17 @@ class Repaired(InHouse):
         assert job.last_error is not None
         assert job.last_error.code == "E_MIG_CANCELLED"
         now, damaged = self.house.volume(self.before).read_bytes(), self.place.outside["damaged"]
+        right = contents()
         for start in range(0, len(now), BLOCK_BYTES):
             block = slice(start, start + BLOCK_BYTES)
-            assert now[block] in (damaged[block], CONTENTS[DISK][block])
-        assert self.house.volume(self.before, SMALL).read_bytes() == CONTENTS[SMALL]
+            assert now[block] in (damaged[block], right[DISK][block])
+        assert self.house.volume(self.before, SMALL).read_bytes() == right[SMALL]
 
     def left(self, job_id: UUID | None) -> list[str]:
         """The job that is repaired has all that it had."""
         before = self.before
         assert before.domain is not None
-        volumes = [self.house.volume(before, key) for key in CONTENTS]
+        volumes = [self.house.volume(before, key) for key in (DISK, SMALL)]
         own = {f"domain {before.domain.uuid}", *(str(path) for volume in volumes for path in (volume, volume.parent))}
         there = self.house.leftovers(VM if self.scenario.live else None)
         assert own <= set(there)

@@ -19,7 +19,6 @@ from tests.offline.appliances import archive, manifest, raw_disk, stream_vmdk
 
 NAME = "appliance"
 OVF = (Path(__file__).parent / "one_disk.ovf").read_bytes()
-RAW = raw_disk()
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 @pytest.fixture(scope="module")
 def vmdk(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return stream_vmdk(tmp_path_factory.mktemp("vmdk"), "disk1.vmdk", RAW).read_bytes()
+    return stream_vmdk(tmp_path_factory.mktemp("vmdk"), "disk1.vmdk", raw_disk()).read_bytes()
 
 
 def files_of(ovf: bytes, vmdk: bytes) -> dict[str, bytes]:
@@ -67,7 +66,7 @@ def test_a_good_archive_arrives_byte_for_byte(house: House, vmdk: bytes) -> None
     ended = import_(house, archive(house.imports / "a.ova", files_of(OVF, vmdk)))
     assert isinstance(ended, Migration)
     assert ended.state == State.COMPLETED, ended.last_error
-    assert house.volume(ended, ended.disks[0].key).read_bytes() == RAW
+    assert house.volume(ended, ended.disks[0].key).read_bytes() == raw_disk()
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])

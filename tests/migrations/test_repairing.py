@@ -31,7 +31,12 @@ from tests.house import VM, House, live_plan, offline_plan
 from tests.needs import need, need_root
 
 DISK = "disk-0"
-CONTENT = random.Random(41).randbytes(2 * BLOCK_BYTES) + bytes(3 * BLOCK_BYTES) + random.Random(42).randbytes(70_001)
+DISK_BYTES = 5 * BLOCK_BYTES + 70_001
+
+
+def content() -> bytes:
+    """Made when it is asked for: a constant would lie in each worker's memory as long as the suite runs."""
+    return random.Random(41).randbytes(2 * BLOCK_BYTES) + bytes(3 * BLOCK_BYTES) + random.Random(42).randbytes(70_001)
 
 
 @pytest.fixture
@@ -48,7 +53,7 @@ def source_of(house: House) -> Path:
 def plan(house: House, *, start: bool = False, **fields: Any) -> MigrationPlan:
     folder = house.imports / "appliance"
     folder.mkdir(exist_ok=True)
-    source_of(house).write_bytes(CONTENT)
+    source_of(house).write_bytes(content())
     return offline_plan(folder, target={"start": start}, **fields)
 
 
@@ -86,16 +91,16 @@ def found(job: Migration, what: str = "differs") -> set[int]:
 def test_seeded_damage_is_named_and_repaired(seed: int, house: House) -> None:
     job, chance = moved(house), random.Random(seed)
     volume = house.volume(job)
-    places = chance.sample(range(len(CONTENT)), chance.choice([1, 3, 9]))
+    places = chance.sample(range(DISK_BYTES), chance.choice([1, 3, 9]))
     flip(volume, places)
     blocks, damaged = {place // BLOCK_BYTES for place in places}, volume.read_bytes()
     seen = repaired(house, job, check_only=True)
     assert (seen.state, found(seen), volume.read_bytes() == damaged) == (State.COMPLETED, blocks, True)
     mended = repaired(house, job)
     assert (mended.state, found(mended), found(mended, "left")) == (State.COMPLETED, blocks, set()), mended.last_error
-    assert volume.read_bytes() == CONTENT
+    assert volume.read_bytes() == content()
     assert [visit.state for visit in mended.history] == [State.QUEUED, State.COPYING_FULL, State.COMPLETED]
-    assert mended.progress.bytes_done == mended.progress.bytes_total == len(CONTENT)
+    assert mended.progress.bytes_done == mended.progress.bytes_total == DISK_BYTES
     assert found(repaired(house, job)) == set()
     house.prove(job)
 
@@ -117,7 +122,7 @@ def test_the_source_is_read_where_the_volume_differs_and_nowhere_else(house: Hou
 
 def test_a_source_that_has_changed_is_named_and_never_written(house: House) -> None:
     job = moved(house)
-    volume, changed = house.volume(job), bytearray(CONTENT)
+    volume, changed = house.volume(job), bytearray(content())
     flip(volume, [7, BLOCK_BYTES + 7])
     damaged = volume.read_bytes()
     changed[100] ^= 1
@@ -127,7 +132,7 @@ def test_a_source_that_has_changed_is_named_and_never_written(house: House) -> N
     assert (ended.state, ended.last_error.code) == (State.FAILED, "E_MIG_DISK_READ_FAILED")
     assert f"disk {DISK}: {BLOCK_BYTES} bytes at 0" in ended.last_error.message
     assert (found(ended), found(ended, "left")) == ({0, 1}, {0})
-    assert volume.read_bytes() == damaged[:BLOCK_BYTES] + CONTENT[BLOCK_BYTES:]
+    assert volume.read_bytes() == damaged[:BLOCK_BYTES] + content()[BLOCK_BYTES:]
     with pytest.raises(Conflict, match="is a repair"):
         house.intake.retry(ended.id, {})
 
@@ -154,11 +159,11 @@ def test_a_block_device_is_repaired_too(tmp_path: Path) -> None:
         zfs = ZfsDestination("tank", "synvirt", zfs=Zfs(fake.program), devices=fake.devices, name_of=fake.name_of)
         with closing(House(tmp_path / "house", destination=zfs, workers=in_process)) as house:
             job = moved(house)
-            places = [5, 3 * BLOCK_BYTES + 9, len(CONTENT) - 1]
+            places = [5, 3 * BLOCK_BYTES + 9, DISK_BYTES - 1]
             flip(house.volume(job), places)
             mended = repaired(house, job)
             assert (mended.state, found(mended)) == (State.COMPLETED, {0, 3, 5}), mended.last_error
-            assert house.volume(job).read_bytes()[: len(CONTENT)] == CONTENT
+            assert house.volume(job).read_bytes()[:DISK_BYTES] == content()
 
 
 # ── when it may be ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +209,7 @@ def source_gone(house: House, job: Migration) -> None:
 
 
 def source_grown(house: House, job: Migration) -> None:
-    source_of(house).write_bytes(CONTENT + bytes(512))
+    source_of(house).write_bytes(content() + bytes(512))
 
 
 def under_way(house: House, job: Migration) -> None:
@@ -220,7 +225,7 @@ CHANGES: list[tuple[Callable[[House, Migration], None], str, bool]] = [
     (receipt_forged, "is not as it was signed", True),
     (volume_gone, "cannot be read", True),
     (source_gone, "is not there any more: appliance holds no disk", False),
-    (source_grown, f"no disk {DISK} of {len(CONTENT)} bytes any more", False),
+    (source_grown, f"no disk {DISK} of {DISK_BYTES} bytes any more", False),
     (under_way, "has not ended", True),
 ]
 
@@ -322,7 +327,7 @@ def test_what_is_repaired_is_not_removed_meanwhile(house: House) -> None:
 
 
 def test_a_vm_that_is_on_again_is_not_what_was_copied(house: House) -> None:
-    house.platform.add_vm(VM, {DISK: CONTENT})
+    house.platform.add_vm(VM, {DISK: content()})
     job = moved(house, live_plan("Cold", target={"start": False}))
     flip(house.volume(job), [7])
     with house.platform._state() as state:

@@ -12,11 +12,13 @@ from synvirt.sizes import MIB
 from tests.contracts.readers import read_all
 from tests.offline import appliances, geneva_exports, ova_xml_text
 
-DISKS = {"sda": appliances.raw_disk(), "sdb": appliances.raw_disk(4 * MIB, seed=3)}
+
+def disks() -> dict[str, bytes]:
+    return {"sda": appliances.raw_disk(), "sdb": appliances.raw_disk(4 * MIB, seed=3)}
 
 
 def exported(path: Path, how: str, **described: bool | str) -> Path:
-    files = geneva_exports.files(DISKS, **described)
+    files = geneva_exports.files(disks(), **described)
     if how == "archive":
         return appliances.archive(path / "old.xva", files)
     folder = appliances.folder(path / "old", files)
@@ -40,7 +42,7 @@ def test_a_vm_of_xenserver_3(how: str, tmp_path: Path) -> None:
         ("vdi_sdb", "sdb", 4 * MIB, "ide0", 1, None),
     ]
     assert {concern.id for concern in vm.concerns} == {"disk-compressed:vdi_sda", "disk-compressed:vdi_sdb"}
-    for device, disk in DISKS.items():
+    for device, disk in disks().items():
         reader = open_reader(detect(path, tmp_path).open_disk(path, tmp_path, f"vdi_{device}").reader)
         assert read_all(reader) == disk
         reader.close()

@@ -39,10 +39,13 @@ def some_disk(seed: int, mebibytes: int = 6) -> bytes:
     return b"".join(bytes(MIB) if at % 3 == 1 else numbers.randbytes(MIB) for at in range(mebibytes)) + b"end" * 100
 
 
-DISKS = {"Ref:4": some_disk(1), "Ref:5": some_disk(2, 3)}
+def usual_disks() -> dict[str, bytes]:
+    """Made when they are asked for: constants would lie in each worker's memory as long as the suite runs."""
+    return {"Ref:4": some_disk(1), "Ref:5": some_disk(2, 3)}
 
 
-def exported(folder: Path, packing: str, disks: dict[str, bytes] = DISKS, **changes: ova_xml_text.Value) -> Path:
+def exported(folder: Path, packing: str, disks: dict[str, bytes] | None = None, **changes: ova_xml_text.Value) -> Path:
+    disks = disks or usual_disks()
     text = ova_xml_text.whole({key: len(disk) for key, disk in disks.items()}, **changes)
     plain = xva_archives.archive(folder / "web.xva", text, disks)
     return xva_archives.packed(plain, packing).rename(plain)
@@ -132,7 +135,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 def check_volumes(house: House, job: Migration) -> None:
     assert job.state == State.COMPLETED, job.last_error
-    for key, disk in DISKS.items():
+    for key, disk in usual_disks().items():
         assert house.volume(job, key).read_bytes() == disk
 
 
