@@ -40,14 +40,16 @@ run: setup
 
 # Two workers more than there are cores: each waits half of its time, for a process, a guest or a disk. WORKERS=n: so many.
 WORKERS ?= $$(($$(nproc) + 2))
+# Plugins that libraries bring and no test uses: loading them takes each worker more than a second.
+PYTEST := pytest -p no:schemathesis -p no:anyio
 
 test: setup-test
-	SAY_PROCESSORS=1 $(BIN)/python -m tests.reaping -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal --durations 100
+	SAY_PROCESSORS=1 $(BIN)/python -m tests.reaping -m $(PYTEST) -n $(WORKERS) --maxprocesses 4 --dist worksteal --durations 100
 
 # More than two are no accident of one noisy moment.
 test-again: setup-test
 	$(BIN)/python -m tests.last_failed --at-most 2
-	$(BIN)/python -m tests.reaping -m pytest -v --last-failed --last-failed-no-failures none --maxfail 1
+	$(BIN)/python -m tests.reaping -m $(PYTEST) -v --last-failed --last-failed-no-failures none --maxfail 1
 
 lab:
 	packaging/install-packages.sh packaging/packages-lab.txt
