@@ -84,6 +84,8 @@ PermitRootLogin yes
 PasswordAuthentication no
 UsePAM no
 LogLevel ERROR
+# So bash reads no ~/.bashrc, which on a developer's machine may start a hundred programs at each log-in.
+SetEnv SHLVL=1
 """
 
 

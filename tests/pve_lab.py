@@ -50,7 +50,8 @@ PermitRootLogin yes
 PasswordAuthentication no
 UsePAM no
 LogLevel ERROR
-SetEnv PATH={folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin
+# SHLVL: so bash reads no ~/.bashrc, which on a developer's machine may start a hundred programs at each log-in.
+SetEnv PATH={folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin SHLVL=1
 """
 
 _PVESM = """\
