@@ -1,10 +1,12 @@
 """The laws of Destination, as one suite. A destination joins by a subclass whose fixture `case` makes one that is empty."""
 
 import contextlib
+import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from tempfile import NamedTemporaryFile
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from synvirt.blocks import DiskReader
 from synvirt.destinations import Destination
 from synvirt.disks import open_reader, open_writer
-from synvirt.disks.specs import RawSpec, RbdSpec, RbdWriterSpec
+from synvirt.disks.specs import AsideWriterSpec, ImageSpec, RawSpec, RbdSpec, RbdWriterSpec, written
 from synvirt.errors import DiskWriteFailed
 
 MIB = 1 << 20
@@ -47,11 +49,37 @@ def read(destination: Destination, name: str, offset: int, length: int) -> bytes
 
 
 def whole(destination: Destination, name: str) -> DiskReader:
-    """All of the device that a domain opens: a volume may be larger than the disk."""
+    """All of the device that a domain opens: a volume may be larger than the disk. What lies aside of it is folded first."""
     spec = destination.open(name, SIZE)
+    if isinstance(spec, AsideWriterSpec):
+        if not spec.folds:
+            return open_reader(written(spec))
+        open_writer(spec).close()
     if isinstance(spec, RbdWriterSpec):
         return open_reader(RbdSpec(place=spec.place, image=spec.image))
     return open_reader(RawSpec(path=destination.device(name)))
+
+
+def read_clone(destination: Destination, name: str, to: str, offset: int, length: int) -> bytes:
+    """As a guest that is started from it."""
+    if destination.beneath(name, to) is None:
+        return read(destination, to, offset, length)
+    spec = ImageSpec(format="qcow2", over=RawSpec(path=destination.device(to)), root="/", name=destination.device(to)[1:])
+    buffer = bytearray(length)
+    with contextlib.closing(open_reader(spec)) as reader:
+        reader.read_into(offset, memoryview(buffer))
+    return bytes(buffer)
+
+
+def write_clone(destination: Destination, name: str, to: str, offset: int, data: bytes) -> None:
+    if destination.beneath(name, to) is None:
+        write(destination, to, SIZE, offset, data)
+        return
+    with NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        put = f"write -q -s {file.name} {offset} {len(data)}"
+        subprocess.run(["qemu-io", "-f", "qcow2", "-c", put, destination.device(to)], check=True)
 
 
 class DestinationContract:
@@ -145,17 +173,23 @@ class DestinationContract:
             assert caught.value.hint
         else:
             case.destination.clone(name, to)
+            beneath = case.destination.beneath(name, to)
+            assert beneath in (None, case.destination.device(name))
             write(case.destination, name, SIZE, 70_000, b"after ")
-            assert read(case.destination, to, 70_000, 6) == b"before"
-            write(case.destination, to, SIZE, 70_000, b"rehear")
+            assert read_clone(case.destination, name, to, 70_000, 6) == b"before"
+            write_clone(case.destination, name, to, 70_000, b"rehear")
             assert read(case.another(), name, 70_000, 6) == b"after "
-            assert case.destination.open(to, SIZE).size_bytes == SIZE
+            assert read_clone(case.another(), name, to, 70_000, 6) == b"rehear"
+            assert case.destination.open(name, SIZE).size_bytes == SIZE
             assert len(case.volumes()) == 2
+            case.another().unclone(name, to)
+            assert read(case.another(), name, 70_000, 6) == b"after "
             case.another().clone(name, to)
-            assert read(case.destination, to, 70_000, 6) == b"after "
+            assert read_clone(case.destination, name, to, 70_000, 6) == b"after "
         for _ in range(2):
             case.another().unclone(name, to)
         assert len(case.volumes()) == 1
+        assert case.destination.beneath(name, to) is None
         assert read(case.destination, name, 70_000, 1) in b"ab"
         case.destination.destroy(name)
         case.destination.unclone(name, to)
@@ -166,11 +200,28 @@ class DestinationContract:
             return
         name, clones = self.volume(case), [case.destination.volume_name(uuid4(), "disk") for _ in range(2)]
         for number, to in enumerate(clones):
-            write(case.destination, name, SIZE, 0, b"%d" % number)
+            # One that must stay as it is cannot be cloned in two states.
+            if number == 0 or case.destination.beneath(name, clones[0]) is None:
+                write(case.destination, name, SIZE, 0, b"%d" % number)
             case.destination.clone(name, to)
+        same = case.destination.beneath(name, clones[0]) is not None
         case.destination.unclone(name, clones[0])
-        assert read(case.destination, clones[1], 0, 1) == b"1"
+        assert read_clone(case.destination, name, clones[1], 0, 1) == (b"0" if same else b"1")
         case.destination.unclone(name, clones[1])
+        case.destination.destroy(name)
+        assert case.volumes() == []
+
+    def test_a_volume_that_is_released_is_written_itself(self, case: DestinationCase) -> None:
+        if case.destination.why_no_clones() is not None:
+            return
+        name, to = self.volume(case), case.destination.volume_name(uuid4(), "disk")
+        case.destination.clone(name, to)
+        write(case.destination, name, SIZE, 0, b"aside, where there is a side")
+        case.destination.release(name)
+        write(case.destination, name, SIZE, 0, b"itself")
+        assert not isinstance(case.destination.open(name, SIZE), AsideWriterSpec)
+        assert read(case.destination, name, 0, 12) == b"itself where"
+        case.destination.unclone(name, to)
         case.destination.destroy(name)
         assert case.volumes() == []
 

@@ -1,5 +1,6 @@
 """Volumes in a folder, on the file systems that a host may have."""
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -8,14 +9,16 @@ from uuid import uuid4
 
 import pytest
 
+from synvirt.destinations import overlays
 from synvirt.destinations.directory import DirectoryDestination
+from synvirt.disks.specs import AsideWriterSpec
 from synvirt.errors import DiskWriteFailed
-from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract
+from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract, read, write
 from tests.fakes.clones import CopyingDirectory
 from tests.needs import need, need_root
 
 MIB = 1 << 20
-PACKAGES = {"xfs": "xfsprogs", "btrfs": "btrfs-progs"}
+PACKAGES = {"xfs": "xfsprogs", "btrfs": "btrfs-progs", "ext4": "e2fsprogs"}
 # The least that mkfs.xfs makes.
 IMAGE_BYTES = 320 * MIB
 
@@ -42,7 +45,7 @@ def mounted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.parametrize("mounted", ["tmpfs", "xfs", "btrfs"], indirect=True)
+@pytest.mark.parametrize("mounted", ["tmpfs", "ext4", "xfs", "btrfs"], indirect=True)
 class TestDestination(DestinationContract):
     @pytest.fixture
     def case(self, mounted: Path) -> DestinationCase:
@@ -51,8 +54,17 @@ class TestDestination(DestinationContract):
         return DestinationCase(
             destination=DirectoryDestination(folder),
             another=lambda: DirectoryDestination(folder),
-            volumes=lambda: [str(path) for path in folder.rglob("*") if path.is_file()],
+            volumes=lambda: volumes(folder),
         )
+
+
+def volumes(folder: Path) -> list[str]:
+    """Volumes and clones. What is kept beside a volume is never without it."""
+    found = {path for path in folder.rglob("*") if path.is_file()}
+    kept = {path for path in found if path.name.startswith(".")}
+    for path in kept:
+        assert any(path.name.startswith(f".{one.name}.") and path.parent == one.parent for one in found - kept), path
+    return [str(path) for path in found - kept]
 
 
 class TestTheFakeThatCopies(DestinationContract):
@@ -68,9 +80,44 @@ class TestTheFakeThatCopies(DestinationContract):
 
 
 @pytest.mark.parametrize(("mounted", "shares"), [("tmpfs", False), ("xfs", True), ("btrfs", True)], indirect=["mounted"])
-def test_whether_a_file_system_shares_bytes_is_tried(mounted: Path, *, shares: bool) -> None:
+def test_whether_a_file_system_shares_bytes_is_tried(mounted: Path, monkeypatch: pytest.MonkeyPatch, *, shares: bool) -> None:
+    assert DirectoryDestination(mounted).why_no_clones() is None
+    monkeypatch.setattr(overlays, "find", lambda program: None)
     assert (DirectoryDestination(mounted).why_no_clones() is None) is shares
     assert list(mounted.glob("[!l]*")) == []
+
+
+def test_no_overlays_where_the_lock_of_the_copy_is_the_lock_of_qemu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS: a rehearsal would stop the copy."""
+    assert overlays.why_none(tmp_path) is None
+
+    def refuse(*_: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert "lock" in (overlays.why_none(tmp_path) or "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_that_is_kept_beside_a_volume_is_taken_for_another_ones(tmp_path: Path) -> None:
+    """Labels are chosen by people, and may look like names that are ours."""
+    destination, job, rehearsal = DirectoryDestination(tmp_path), uuid4(), uuid4()
+    labels = ("a", f"a.raw.{rehearsal}.held", "a.raw.aside", "a.raw.marks", f".a.raw.{rehearsal}.held")
+    names = [destination.volume_name(job, label) for label in labels]
+    for name in names:
+        destination.create(name, SIZE)
+    clones = [destination.volume_name(rehearsal, label) for label in labels]
+    for name, clone in zip(names, clones, strict=True):
+        destination.clone(name, clone)
+        write(destination, name, SIZE, 0, name.encode())
+    for name, clone in zip(names, clones, strict=True):
+        destination.unclone(name, clone)
+        assert len(volumes(tmp_path)) == len(labels) + len(labels) - names.index(name) - 1
+        others = names[names.index(name) + 1 :]
+        assert [isinstance(spec := destination.open(other, SIZE), AsideWriterSpec) and not spec.folds for other in others] == [
+            True
+        ] * len(others)
+        assert read(destination, name, 0, len(name)) == name.encode()
 
 
 def test_a_link_in_place_of_a_volume_is_not_followed(tmp_path: Path) -> None:

@@ -12,13 +12,17 @@ class Destination(Protocol):
     - `volume_name(job_id, label)`: the volume's name, made only from these two; different labels give different names.
     - `create(name, size_bytes)`: makes a volume that reads as zeros. Called again with the same name and size, it leaves the
       volume and its bytes as they are.
-    - `open(name, size_bytes)`: how the copy worker writes an existing volume; `device(name)`: the path that a domain opens.
-      Both may wait until the host shows the volume's device.
+    - `open(name, size_bytes)`: how the copy worker writes an existing volume, and reads it back; `device(name)`: the path that
+      a domain opens. Both may wait until the host shows the volume's device.
     - `destroy(name)`: removes the volume; idempotent. It never touches what this destination did not make.
     - `why_no_clones()`: why volumes here cannot be cloned, as a sentence. None: they can.
     - `clone(name, to)`: makes `to`, which `volume_name` gave for another job, a volume that reads as `name` does now. They
       share their bytes: none is copied. From then on neither sees what is written to the other. An earlier clone of that name
-      is replaced.
+      is replaced. A volume with a part aside (see `beneath`) must be opened and closed by a worker first, which folds it.
+    - `beneath(name, to)`: None: the clone is raw, and complete by itself. Else it is an overlay in qcow2, and this is the path
+      of the raw volume under it, which stays as it is until `unclone`: what is written to `open(name)` lies aside meanwhile,
+      and is folded into the volume by the next open after that.
+    - `release(name)`: from now on the volume itself is written, even if that breaks clones of it.
     - `unclone(name, to)`: removes that clone, and what was kept of `name` for it; idempotent. `name` stays as it is. A volume
       that has clones may not be destroyed.
     - `shared_id()`: the name of this place on every host that reaches it. None: only this host reaches it.
@@ -36,6 +40,8 @@ class Destination(Protocol):
     def destroy(self, name: str) -> None: ...
     def why_no_clones(self) -> str | None: ...
     def clone(self, name: str, to: str) -> None: ...
+    def beneath(self, name: str, to: str) -> str | None: ...
+    def release(self, name: str) -> None: ...
     def unclone(self, name: str, to: str) -> None: ...
     def shared_id(self) -> str | None: ...
     def free_bytes(self) -> int: ...

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
 
+from synvirt.destinations import overlays
 from synvirt.destinations.naming import sanitized_label
 from synvirt.disks.raw.cloning import clone_file
 from synvirt.disks.raw.files import HINTS
-from synvirt.disks.specs import FileWriterSpec, WriterSpec
+from synvirt.disks.specs import WriterSpec
 from synvirt.durable import sync_folder
 from synvirt.errors import DiskWriteFailed
 
 # The errors of a file system that cannot share bytes between files, ioctl_ficlone(2).
 NO_REFLINKS = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.ENOSYS})
-NO_REFLINKS_HINT = "keep the volumes on XFS or Btrfs, on zfs, or in Ceph"
 
 # QEMU of libvirtd is another user. It must reach its own volume, but need not list the folder.
 FOLDER_MODE = 0o751
@@ -65,7 +65,9 @@ class DirectoryDestination:
             sync_folder(self.folder)
 
     def open(self, name: str, size_bytes: int) -> WriterSpec:
-        return FileWriterSpec(path=str(self._path(name)), size_bytes=size_bytes)
+        path = self._path(name)
+        with _failing(f"volume {name} cannot be opened"):
+            return overlays.writer(path, size_bytes)
 
     def device(self, name: str) -> str:
         return str(self._path(name))
@@ -74,6 +76,7 @@ class DirectoryDestination:
         path = self._path(name)
         with _failing(f"volume {name} cannot be removed"):
             path.unlink(missing_ok=True)
+            overlays.remove(path)
             try:
                 path.parent.rmdir()
             except OSError as error:
@@ -89,41 +92,39 @@ class DirectoryDestination:
         ):
             one.write(b"x" * 4096)
             one.flush()
-            try:
-                clone_file(one.fileno(), other.fileno())
-            except OSError as error:
-                if error.errno not in NO_REFLINKS:
-                    raise
-                return "the file system of the volumes cannot share bytes between files (reflinks)"
-        return None
+            return None if _shares(one.fileno(), other.fileno()) else overlays.why_none(self.folder)
 
     def clone(self, name: str, to: str) -> None:
-        source, path = self._path(name), self._path(to)
+        volume, path = self._path(name), self._path(to)
         self.unclone(name, to)
         try:
             with _failing(f"volume {name} cannot be cloned"):
                 self._make_folder(path.parent)
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
                 with (
-                    open(os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as original,
+                    open(os.open(volume, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as original,
                     open(os.open(path, flags, 0o640), "rb+") as cloned,
                 ):
-                    try:
-                        clone_file(original.fileno(), cloned.fileno())
-                    except OSError as error:
-                        if error.errno not in NO_REFLINKS:
-                            raise
-                        raise DiskWriteFailed(
-                            f"volume {name} cannot be cloned: its file system shares no bytes between files (reflinks)",
-                            hint=NO_REFLINKS_HINT,
-                        ) from error
+                    if _shares(original.fileno(), cloned.fileno()):
+                        return
+                overlays.make(volume, path)
         except BaseException:
             self.unclone(name, to)
             raise
 
+    def beneath(self, name: str, to: str) -> str | None:
+        volume = self._path(name)
+        return str(volume) if overlays.is_overlay(volume, self._path(to)) else None
+
     def unclone(self, name: str, to: str) -> None:
-        self._path(name)
+        volume = self._path(name)
         self.destroy(to)
+        with _failing(f"the clone of volume {name} cannot be removed"):
+            overlays.let_go(volume, self._path(to))
+
+    def release(self, name: str) -> None:
+        with _failing(f"volume {name} cannot be written"):
+            overlays.let_all_go(self._path(name))
 
     def shared_id(self) -> str | None:
         return None
@@ -142,6 +143,17 @@ class DirectoryDestination:
         if not NAME.fullmatch(name):
             raise DiskWriteFailed(f"{name!r} is no name of a volume in a folder")
         return self.folder / name
+
+
+def _shares(source: int, target: int) -> bool:
+    """Makes `target` share all bytes of `source`. False, where the file system cannot."""
+    try:
+        clone_file(source, target)
+    except OSError as error:
+        if error.errno not in NO_REFLINKS:
+            raise
+        return False
+    return True
 
 
 @contextlib.contextmanager

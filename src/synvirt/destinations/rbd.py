@@ -106,6 +106,12 @@ class RbdDestination:
                 set_marks(image, {JOB: job, DISK: disk, SIZE: size})
             images.rename(pool.ioctx, unmarked, to)
 
+    def beneath(self, name: str, to: str) -> str | None:
+        return None
+
+    def release(self, name: str) -> None:
+        """Clones of it are not changed by what is written to it."""
+
     def unclone(self, name: str, to: str) -> None:
         _parts(name)
         job, _ = _parts(to)

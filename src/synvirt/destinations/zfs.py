@@ -119,6 +119,12 @@ class ZfsDestination:
         self._zfs("clone", *_as_arguments(marks), _snapshot(name, job), to)
         self.device(to)
 
+    def beneath(self, name: str, to: str) -> str | None:
+        return None
+
+    def release(self, name: str) -> None:
+        """Clones of it are not changed by what is written to it."""
+
     def unclone(self, name: str, to: str) -> None:
         self._parts(name)
         job, _ = self._parts(to)

@@ -14,6 +14,8 @@ from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.specs import (
     NESTING_MAX,
     AllocatedSpec,
+    AsideSpec,
+    AsideWriterSpec,
     BlankSpec,
     BlockWriterSpec,
     ChangedSpec,
@@ -128,6 +130,12 @@ def _blank(spec: BlankSpec) -> DiskReader:
     from synvirt.disks.raw.blank import BlankReader
 
     return BlankReader(spec.size_bytes)
+
+
+def _aside(spec: AsideSpec) -> DiskReader:
+    from synvirt.disks.raw.aside import AsideReader
+
+    return AsideReader(spec)
 
 
 def _changed(over: DiskReader, spec: ChangedSpec) -> DiskReader:
@@ -247,8 +255,8 @@ def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
             return _qemu(spec)
         case JoinedSpec():
             return _joined(spec)
-        case BlankSpec():
-            return _blank(spec)
+        case BlankSpec() | AsideSpec():
+            return _blank(spec) if isinstance(spec, BlankSpec) else _aside(spec)
     over = _open_reader(spec.over, depth + 1)
     try:
         return _laid_over(over, spec)
@@ -280,6 +288,13 @@ def _laid_over(over: DiskReader, spec: ImageSpec | AllocatedSpec | ChangedSpec |
 def open_writer(spec: WriterSpec) -> DiskWriter:
     """The writer that the spec describes. DiskWriteFailed."""
     if isinstance(spec, FileWriterSpec):
+        return open_file_writer(spec.path, spec.size_bytes)
+    if isinstance(spec, AsideWriterSpec):
+        from synvirt.disks.raw.aside import AsideWriter, fold
+
+        if not spec.folds:
+            return AsideWriter(spec)
+        fold(spec)
         return open_file_writer(spec.path, spec.size_bytes)
     if isinstance(spec, BlockWriterSpec):
         from synvirt.disks.raw.direct import open_direct_writer

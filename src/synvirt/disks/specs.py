@@ -328,6 +328,17 @@ class BlankSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AsideSpec(Spec):
+    """A volume and its side file (`disks.raw.aside`)."""
+
+    format: Literal["aside"] = "aside"
+    path: str
+    aside: str
+    marks: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RbdPlace(Spec):
     """A Ceph pool, and its client: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
 
@@ -362,6 +373,7 @@ ReaderSpec = (
     | JoinedSpec
     | GzipSpec
     | BlankSpec
+    | AsideSpec
 )
 
 
@@ -372,6 +384,19 @@ class FileWriterSpec(Spec):
     kind: Literal["file"] = "file"
     path: str
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsideWriterSpec(Spec):
+    """A file that must stay as it is: what is written goes to its side file (`disks.raw.aside`). `folds`: it need not stay any
+    more; the side file is folded into it first, and then the file itself is written."""
+
+    kind: Literal["aside"] = "aside"
+    path: str
+    aside: str
+    marks: str
+    size_bytes: int
+    folds: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,13 +427,15 @@ class Qcow2WriterSpec(Spec):
     path: str
 
 
-WriterSpec = FileWriterSpec | BlockWriterSpec | RbdWriterSpec
+WriterSpec = FileWriterSpec | AsideWriterSpec | BlockWriterSpec | RbdWriterSpec
 
 
 def written(writer: WriterSpec) -> ReaderSpec:
     """How to read a volume back."""
     if isinstance(writer, RbdWriterSpec):
         return RbdSpec(place=writer.place, image=writer.image, size_bytes=writer.size_bytes)
+    if isinstance(writer, AsideWriterSpec):
+        return AsideSpec(path=writer.path, aside=writer.aside, marks=writer.marks, size_bytes=writer.size_bytes)
     return RawSpec(path=writer.path, length=writer.size_bytes)
 
 

@@ -15,6 +15,8 @@ from synvirt.cage import Cage, Network
 from synvirt.disks.beneath import pinned_beneath
 from synvirt.disks.specs import (
     AllocatedSpec,
+    AsideSpec,
+    AsideWriterSpec,
     BlankSpec,
     BlockWriterSpec,
     ChangedSpec,
@@ -47,7 +49,7 @@ _NBD_FILE = re.compile(r"[?&](?:tls-certificates|tls-psk-file|socket)=([^&#]+)")
 # Specs that are read and written on this host, without a connection.
 _HERE = (
     *(ImageSpec, ChangedSpec, AllocatedSpec, DeltaSpec, XvaSpec, GzipSpec, JoinedSpec, BlankSpec, QemuSpec, ChecksumSpec),
-    *(FileWriterSpec, BlockWriterSpec),
+    *(FileWriterSpec, BlockWriterSpec, AsideSpec, AsideWriterSpec),
 )
 # Readers that connect by themselves. All other kinds start a program (qemu-nbd, nbdkit, Samba's client), or may do so.
 _CONNECTING = (
