@@ -64,13 +64,30 @@ def test_a_conversions_changes_are_laid_and_taken_over_by_tools_in_a_cage(tmp_pa
     volume.parent.mkdir()
     volume.write_bytes(b"before".ljust(1 << 20, b"\0"))
     volume.chmod(0o640)
-    (laid,) = overlays.lay(folder, [str(volume)])
+    (laid,) = overlays.lay(folder, [str(volume)], {})
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x61 0 512", str(laid)], check=True, capture_output=True)
     assert volume.read_bytes()[:6] == b"before", "an overlay keeps what is written"
-    overlays.take_over(folder, [str(volume)])
-    overlays.take_over(folder, [str(volume)])
+    overlays.take_over(folder, [str(volume)], {})
+    overlays.take_over(folder, [str(volume)], {})
     assert volume.read_bytes()[:512] == b"a" * 512
     overlays.remove(folder)
+
+
+def test_a_conversion_of_an_overlay_leaves_the_volume_under_it(tmp_path: Path) -> None:
+    volume, clone, folder = tmp_path / "disk.raw", tmp_path / "clone.raw", tmp_path / "conversions" / "job"
+    volume.write_bytes(b"before".ljust(1 << 20, b"\0"))
+    lay = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(volume), str(clone)]
+    subprocess.run(lay, check=True, capture_output=True)
+    beneath = {str(clone): str(volume)}
+    (laid,) = overlays.lay(folder, [str(clone)], beneath)
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x61 0 512", str(laid)], check=True, capture_output=True)
+    overlays.take_over(folder, [str(clone)], beneath)
+    overlays.take_over(folder, [str(clone)], beneath)
+    overlays.remove(folder)
+    assert volume.read_bytes() == b"before".ljust(1 << 20, b"\0")
+    convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(clone), str(tmp_path / "seen")]
+    subprocess.run(convert, check=True, capture_output=True)
+    assert (tmp_path / "seen").read_bytes() == (b"a" * 512).ljust(1 << 20, b"\0")
 
 
 def test_an_overlay_that_names_another_file_does_not_have_it(tmp_path: Path) -> None:
@@ -79,12 +96,12 @@ def test_an_overlay_that_names_another_file_does_not_have_it(tmp_path: Path) -> 
     volume, other, folder = tmp_path / "disk.raw", tmp_path / "other.raw", tmp_path / "job"
     for path in (volume, other):
         path.write_bytes(bytes(1 << 20))
-    (laid,) = overlays.lay(folder, [str(volume)])
+    (laid,) = overlays.lay(folder, [str(volume)], {})
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x61 0 512", str(laid)], check=True, capture_output=True)
     rebase = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", str(other), str(laid)]
     subprocess.run(rebase, check=True, capture_output=True)
     with pytest.raises(V2vFailed, match="qemu-img ended with 1"):
-        overlays.take_over(folder, [str(volume)])
+        overlays.take_over(folder, [str(volume)], {})
     assert other.read_bytes() == bytes(1 << 20)
 
 

@@ -1,15 +1,27 @@
 """A preparer that writes its mark into the boot disk, so that a test can see that it ran, and how often."""
 
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import ClassVar
 
 from synvirt.errors import Cancelled, V2vFailed
 from synvirt.guests import Tell
+from synvirt.guests.virt_v2v import ALONE
 from synvirt.model.machine import VmManifest
 
 MARK = b"virtio drivers are here"
+
+
+def overlay_write(overlay: Path, data: bytes) -> None:
+    """At the beginning of the disk of an overlay in qcow2."""
+    with NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        put = f"write -q -s {file.name} 0 {len(data)}"
+        subprocess.run(["qemu-io", "-f", "qcow2", "-c", put, str(overlay)], check=True)
 
 
 class FakePreparer:
@@ -30,7 +42,16 @@ class FakePreparer:
         if self.missing:
             raise V2vFailed("virt-v2v-in-place is not installed", hint="apt-get install virt-v2v")
 
-    def convert(self, name: str, manifest: VmManifest, devices: list[str], tell: Tell, stop: Callable[[], bool]) -> None:
+    def convert(
+        self,
+        name: str,
+        manifest: VmManifest,
+        devices: list[str],
+        tell: Tell,
+        stop: Callable[[], bool],
+        *,
+        beneath: Mapping[str, str] = ALONE,
+    ) -> None:
         self.discard(name)
         (self.folder / name).mkdir(parents=True)
         assert all(Path(device).exists() for device in devices)
@@ -43,9 +64,11 @@ class FakePreparer:
         (self.folder / name / "0").write_bytes(MARK)
         self.prepared.append(manifest.name)
 
-    def adopt(self, name: str, devices: list[str]) -> None:
+    def adopt(self, name: str, devices: list[str], *, beneath: Mapping[str, str] = ALONE) -> None:
         changed = self.folder / name / "0"
-        if changed.exists():
+        if changed.exists() and devices[0] in beneath:
+            overlay_write(Path(devices[0]), changed.read_bytes())
+        elif changed.exists():
             with Path(devices[0]).open("r+b") as disk:
                 disk.write(changed.read_bytes())
 

@@ -83,7 +83,7 @@ def everything(root: Path) -> dict[str, bytes | str | None]:
 def windows(*images: Path) -> Iterator[list[Window]]:
     descriptors = [os.open(image, os.O_RDONLY) for image in images]
     try:
-        yield [Window(disk.descriptor, disk.size, 0) for disk in map(Disk, descriptors)]
+        yield [Window(disk, 0) for disk in map(Disk, descriptors)]
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -36,7 +36,9 @@ BUDGET_S = 7200.0  # more than anything takes that nobody measured
 class EndlessPreparer(FakePreparer):
     """A conversion that ends by the stop alone."""
 
-    def convert(self, name: str, manifest: VmManifest, devices: list[str], tell: Tell, stop: Callable[[], bool]) -> None:
+    def convert(
+        self, name: str, manifest: VmManifest, devices: list[str], tell: Tell, stop: Callable[[], bool], **beneath: object
+    ) -> None:
         until(stop)
         raise Cancelled
 

@@ -518,7 +518,9 @@ class Slow(FakePreparer):
         super().__init__()
         self.running, self.ended = threading.Event(), threading.Event()
 
-    def convert(self, name: str, manifest: Any, devices: list[str], tell: Any, stop: Callable[[], bool]) -> None:
+    def convert(
+        self, name: str, manifest: Any, devices: list[str], tell: Any, stop: Callable[[], bool], **beneath: object
+    ) -> None:
         self.running.set()
         while not stop():
             time.sleep(0.01)

@@ -1,6 +1,6 @@
 """Guest preparers: they change inside a guest what must change before it runs here. Blocking code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
 from synvirt.model.job import MessageKind
@@ -18,7 +18,8 @@ class GuestPreparer(Protocol):
     - `wants(manifest)`: whether this guest needs preparing (Windows does).
     - `check()`: V2vFailed with the cause, when the tool or the driver image is missing on this host.
     - `convert(name, ...)`: installs the drivers (boot disk first in `devices`). The changes are in overlays of that name, which
-      each call makes again. V2vFailed with the cause; Cancelled. The volumes are not changed.
+      each call makes again. V2vFailed with the cause; Cancelled. The volumes are not changed. `beneath`: of devices that are
+      overlays in qcow2 themselves, the raw file under each.
     - `adopt(name, devices)`: commits the overlays into the volumes; durable on return. May run again after a crash; does
       nothing where there are no overlays.
     - `discard(name)`: removes the overlays of that name. Idempotent.
@@ -28,6 +29,15 @@ class GuestPreparer(Protocol):
 
     def wants(self, manifest: VmManifest) -> bool: ...
     def check(self) -> None: ...
-    def convert(self, name: str, manifest: VmManifest, devices: list[str], tell: Tell, stop: Callable[[], bool]) -> None: ...
-    def adopt(self, name: str, devices: list[str]) -> None: ...
+    def convert(
+        self,
+        name: str,
+        manifest: VmManifest,
+        devices: list[str],
+        tell: Tell,
+        stop: Callable[[], bool],
+        *,
+        beneath: Mapping[str, str] = ...,
+    ) -> None: ...
+    def adopt(self, name: str, devices: list[str], *, beneath: Mapping[str, str] = ...) -> None: ...
     def discard(self, name: str) -> None: ...

@@ -2,6 +2,8 @@
 
     python -P -m synvirt.guests.inside DESCRIPTOR...         one open disk each; prints facts as one JSON object
 
+A disk that is an overlay in qcow2 has two: DESCRIPTOR:DESCRIPTOR, the second of the raw file under it.
+
     disk ─▶ partitions, mirrors, LVM ─▶ file systems ─▶ superblocks.py, linux_facts.py │ windows_facts.py
 
 ext4, XFS, NTFS and registries are read by Debian's libfsext, libfsxfs, libfsntfs and libregf, LVM and Btrfs by our own code:
@@ -20,7 +22,7 @@ import pyfsntfs
 import pyfsxfs
 import pyregf  # noqa: F401 - imported before the cage closes
 
-from synvirt.blocks import Extent
+from synvirt.blocks import DiskReader, Extent
 from synvirt.cage import Cage, enter
 from synvirt.errors import DiskReadFailed, SynvirtError
 from synvirt.guests import linux_facts, lvm, superblocks, windows_facts
@@ -69,18 +71,55 @@ class Disk:
         if os.preadv(self.descriptor, [buffer], offset) != len(buffer):
             raise DiskReadFailed(f"the disk ends before {offset + len(buffer)}")
 
+    def pread(self, length: int, offset: int) -> bytes:
+        """For the readers of its content."""
+        return os.pread(self.descriptor, length, offset)
+
     def close(self) -> None:
         os.close(self.descriptor)
 
 
-def volumes(descriptors: Sequence[int], unread: dict[str, str]) -> list[tuple[str, Bytes]]:
+class Overlay:
+    """An open overlay in qcow2, and the raw file under it, whatever the overlay names."""
+
+    max_readers = 1
+
+    def __init__(self, descriptor: int, beneath: int) -> None:
+        from synvirt.disks.qcow2.named_files import Chain
+        from synvirt.disks.qcow2.reader import Qcow2Reader
+        from synvirt.disks.raw.files import RawReader
+
+        class Given(Chain):
+            def open(self, reference: str) -> tuple[DiskReader, Chain]:
+                return RawReader("the volume", descriptor=beneath), self
+
+        self._reader = Qcow2Reader(RawReader("the overlay", descriptor=descriptor), chain=Given())
+        self.size = self._reader.size
+
+    def extents(self) -> Iterator[Extent]:
+        yield Extent(0, self.size)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._reader.read_into(offset, buffer)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """For the readers of its content."""
+        buffer = bytearray(max(min(length, self.size - offset), 0))
+        self._reader.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def volumes(disks: Sequence[Disk | Overlay], unread: dict[str, str]) -> list[tuple[str, Bytes]]:
     """Disks, partitions and logical volumes that may hold a file system, each with its place. Adds to `unread`."""
     found: list[tuple[str, Bytes]] = []
     held: list[lvm.Physical] = []
-    for number, disk in enumerate(map(Disk, descriptors), 1):
+    for number, disk in enumerate(disks, 1):
         for start in (starts(disk) or [0])[:VOLUMES_MAX]:
             where = f"disk {number} from byte {start} on"
-            part = _mirrored(Window(disk.descriptor, disk.size, start))
+            part = _mirrored(Window(disk, start))
             try:
                 physical = lvm.physical(part)
             except DiskReadFailed as error:
@@ -170,25 +209,27 @@ def _facts_of(where: str, parts: Sequence[Bytes], unread: dict[str, str]) -> tup
     return of_itself, {}
 
 
-def facts(descriptors: Sequence[int]) -> dict[str, str]:
+def facts(disks: Sequence[Disk | Overlay]) -> dict[str, str]:
     """Facts of the first system that is found, of all file systems, and of all that was not read."""
     system: dict[str, str] = {}
     file_systems: dict[str, str] = {}
     unread: dict[str, str] = {}
-    for where, parts in _together(volumes(descriptors, unread)):
+    for where, parts in _together(volumes(disks, unread)):
         of_itself, found = _facts_of(where, parts, unread)
         file_systems |= of_itself
         system = system or found
-    if descriptors and not system and not unread:
+    if disks and not system and not unread:
         unread["disks"] = "no system was found on them that is known here"
     return bounded({**{f"{NOT_READ} {where}": why for where, why in unread.items()}, **file_systems, **system})
 
 
 def main(argv: Sequence[str]) -> int:
     """The process: descriptors as arguments, the facts as JSON on stdout."""
-    descriptors = [int(one) for one in argv[1:]]
-    enter(Cage(memory_bytes=MEMORY_BYTES, cpu_s=CPU_S, files=64 + len(descriptors), written_bytes=MIB))
-    sys.stdout.write(json.dumps(facts(descriptors)))
+    descriptors = [[int(part) for part in one.split(":")] for one in argv[1:]]
+    if any(len(one) > 1 for one in descriptors):  # what reads it is loaded before the cage closes
+        import synvirt.disks.qcow2.reader  # noqa: F401
+    enter(Cage(memory_bytes=MEMORY_BYTES, cpu_s=CPU_S, files=64 + sum(map(len, descriptors)), written_bytes=MIB))
+    sys.stdout.write(json.dumps(facts([Overlay(*one) if len(one) > 1 else Disk(*one) for one in descriptors])))
     return 0
 
 

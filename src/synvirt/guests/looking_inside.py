@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import structlog
@@ -24,13 +24,19 @@ ANSWER_BYTES_MAX = 4 << 20
 ENVIRONMENT = ("PATH", "PYTHONPATH")
 
 
-def facts_of(devices: Sequence[str], stop: Callable[[], bool] = lambda: False) -> dict[str, str]:
+def facts_of(
+    devices: Sequence[str], stop: Callable[[], bool] = lambda: False, beneath: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The facts, and for each volume that was not read, why (`model.facts.NOT_READ`). `devices`: files and block devices, which
-    nothing writes to meanwhile."""
+    nothing writes to meanwhile. `beneath`: of those that are overlays in qcow2, the raw file under each."""
     descriptors: list[int] = []
+    disks: list[str] = []
     try:
-        descriptors.extend(os.open(device, os.O_RDONLY | os.O_CLOEXEC) for device in devices)
-        return _asked(descriptors, stop)
+        for device in devices:
+            files = [device, *([beneath[device]] if beneath and device in beneath else [])]
+            descriptors.extend(os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in files)
+            disks.append(":".join(map(str, descriptors[-len(files) :])))
+        return _asked(disks, descriptors, stop)
     except OSError as error:
         log.warning("the disks of a guest cannot be looked into", cause=error.strerror)
         return {f"{NOT_READ} disks": "they cannot be opened here"}
@@ -39,9 +45,9 @@ def facts_of(devices: Sequence[str], stop: Callable[[], bool] = lambda: False) -
             os.close(descriptor)
 
 
-def _asked(descriptors: Sequence[int], stop: Callable[[], bool]) -> dict[str, str]:
+def _asked(disks: Sequence[str], descriptors: Sequence[int], stop: Callable[[], bool]) -> dict[str, str]:
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "synvirt.guests.inside", *map(str, descriptors)],
+        [sys.executable, "-P", "-m", "synvirt.guests.inside", *disks],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

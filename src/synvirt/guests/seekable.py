@@ -1,7 +1,6 @@
 """A file for the libraries and for our own readers: a disk, a part of one, or a volume that LVM puts together."""
 
 import io
-import os
 from abc import ABC, abstractmethod
 from typing import Protocol
 
@@ -51,16 +50,25 @@ class Seekable(ABC):
         return self._size
 
 
+class Positional(Protocol):
+    """A disk that is read at any place."""
+
+    @property
+    def size(self) -> int: ...
+    def pread(self, length: int, offset: int) -> bytes:
+        """Short at the end."""
+
+
 class Window(Seekable):
     """The bytes of a disk from `start` on. A file system knows its own length."""
 
-    def __init__(self, descriptor: int, disk_bytes: int, start: int) -> None:
-        super().__init__(disk_bytes - start)
-        self._descriptor, self._disk_bytes, self.start = descriptor, disk_bytes, start
+    def __init__(self, disk: Positional, start: int) -> None:
+        super().__init__(disk.size - start)
+        self._disk, self.start = disk, start
 
     def _bytes(self, offset: int, length: int) -> bytes:
-        return os.pread(self._descriptor, length, self.start + offset)
+        return self._disk.pread(length, self.start + offset)
 
     def behind(self, offset: int) -> "Window":
         """The same without the first `offset` bytes."""
-        return Window(self._descriptor, self._disk_bytes, self.start + offset)
+        return Window(self._disk, self.start + offset)

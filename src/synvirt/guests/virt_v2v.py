@@ -10,9 +10,10 @@ section «Machine readable output», has their form.
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, get_args
+from types import MappingProxyType
+from typing import ClassVar, Final, get_args
 from xml.etree import ElementTree as ET
 
 from synvirt.cage import Network
@@ -54,6 +55,8 @@ _CAUSES = (
     ("rhsrvany", "put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says"),
     ("read-only", "the file system was not shut down cleanly: start Windows on the source and shut it down"),
 )
+# Devices that are no overlays.
+ALONE: Final[Mapping[str, str]] = MappingProxyType({})
 _WITHOUT_DRIVERS = "does not have virtio drivers installed"
 
 
@@ -93,15 +96,25 @@ class VirtV2vInPlace:
                 hint="put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says",
             )
 
-    def convert(self, name: str, manifest: VmManifest, devices: list[str], tell: Tell, stop: Callable[[], bool]) -> None:
+    def convert(
+        self,
+        name: str,
+        manifest: VmManifest,
+        devices: list[str],
+        tell: Tell,
+        stop: Callable[[], bool],
+        *,
+        beneath: Mapping[str, str] = ALONE,
+    ) -> None:
         self.check()
-        laid = overlays.lay(self._folder / name, devices)
+        laid = overlays.lay(self._folder / name, devices, beneath)
         said = _Said(tell, hidden=(str(self._iso), str(self._folder / name)))
         with tempfile.TemporaryDirectory(prefix="synvirt-v2v-") as work:
             domain = Path(work, "guest.xml")
             domain.write_bytes(_domain(manifest, laid))
             env = {**self._environment(), "TMPDIR": work, "XDG_RUNTIME_DIR": work}
-            argv = _caged(domain, self._folder / name, devices, env)
+            read = [path for device in devices for path in overlays.chain(device, beneath)]
+            argv = _caged(domain, self._folder / name, read, env)
             try:
                 run(
                     argv,
@@ -120,8 +133,8 @@ class VirtV2vInPlace:
         if said.heard(_WITHOUT_DRIVERS):
             raise _failed(manifest, said.last("warning") or said.last("info") or "no driver was installed")
 
-    def adopt(self, name: str, devices: list[str]) -> None:
-        overlays.take_over(self._folder / name, devices)
+    def adopt(self, name: str, devices: list[str], *, beneath: Mapping[str, str] = ALONE) -> None:
+        overlays.take_over(self._folder / name, devices, beneath)
 
     def discard(self, name: str) -> None:
         overlays.remove(self._folder / name)

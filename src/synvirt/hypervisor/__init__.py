@@ -24,12 +24,13 @@ class Early:
 @dataclass(frozen=True, slots=True)
 class Volume:
     """A volume of the job: the disk's key in the manifest, and what a domain opens. With `early`, what it opens until the
-    volume is complete."""
+    volume is complete. `over`: the file is an overlay in qcow2, over this raw file, which the domain only reads."""
 
     disk_key: str
     path: str
     device_type: str  # file | block | rbd
     early: Early | None = None
+    over: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

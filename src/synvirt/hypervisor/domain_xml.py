@@ -179,14 +179,25 @@ def _disks(devices: ET.Element, machine: Machine, manifest: VmManifest, volumes:
         if volume.early is not None:
             early_disk(element, volume.early)
         else:
-            ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "discard": "unmap", **direct})
+            form = "raw" if volume.over is None else "qcow2"
+            ET.SubElement(element, "driver", {"name": "qemu", "type": form, "discard": "unmap", **direct})
             disk_source(element, volume)
+            if volume.over is not None:
+                _beneath(element, volume.over)
         its_bus = bus_of(number, bus)
         ET.SubElement(element, "target", dev=BUSES[its_bus].prefix + letters(number), bus=its_bus)
         _text(element, "serial", digest_of(machine.id, disk.key)[:20])  # 20 characters are what virtio-blk and ATA carry
         ET.SubElement(element, "boot", order=str(boot.index(disk) + 1))
     if model := BUSES[bus].controller:
         ET.SubElement(devices, "controller", type=bus, index="0", model=model)
+
+
+def _beneath(element: ET.Element, path: str) -> None:
+    """The raw file under an overlay. It ends the chain: what a guest writes into its disk names no further file."""
+    backing = ET.SubElement(element, "backingStore", type="file")
+    ET.SubElement(backing, "format", type="raw")
+    ET.SubElement(backing, "source", file=path)
+    ET.SubElement(backing, "backingStore")
 
 
 # How long QEMU waits for an export that is gone: less than guests wait for a disk (mostly 30 s). Then the guest is paused, and

@@ -27,6 +27,7 @@ from synvirt.disks.passing import PassingWriter
 from synvirt.disks.raw.cloning import clone
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.disks.specs import (
+    AsideWriterSpec,
     FileWriterSpec,
     NbdSpec,
     NbdTlsSpec,
@@ -162,7 +163,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
         return
     with (
         exclusively(disk.writer),
-        _opened(disk, openers) as (reader, writer),
+        _opened(disk, openers, lambda spec: _fold(spec, order, wire)) as (reader, writer),
         Checksums(disk.checksums, stop=wire.stop) as checksums,
         _hashed(disk, writer.size) as hashes,
     ):
@@ -309,9 +310,20 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Ope
     return checked
 
 
+def _fold(spec: AsideWriterSpec, order: CopyOrder, wire: Wire) -> None:
+    """As fast as the pass itself may be, and no faster."""
+    from synvirt.disks.raw.aside import fold
+
+    fold(spec, bandwidth_bps=order.bandwidth_bps, stop=wire.stop)
+
+
 @contextlib.contextmanager
-def _opened(disk: DiskOrder, openers: Openers) -> Iterator[tuple[DiskReader, DiskWriter]]:
+def _opened(
+    disk: DiskOrder, openers: Openers, fold: Callable[[AsideWriterSpec], None]
+) -> Iterator[tuple[DiskReader, DiskWriter]]:
     with contextlib.ExitStack() as stack:
+        if isinstance(disk.writer, AsideWriterSpec) and disk.writer.folds:
+            fold(disk.writer)
         reader = openers.reader(disk.reader)
         stack.callback(reader.close)
         assert not isinstance(disk.writer, Qcow2WriterSpec)
