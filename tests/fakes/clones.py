@@ -1,9 +1,17 @@
-"""A folder whose volumes are cloned by copying: for file systems of tests that share no bytes between files."""
+"""Folders of tests, whatever their file system: one whose volumes are cloned by copying, and one that shares no bytes."""
 
 import shutil
 from pathlib import Path
 
 from synvirt.destinations.directory import DirectoryDestination
+
+
+class OverlayingDirectory(DirectoryDestination):
+    """As on a file system without reflinks: clones are overlays."""
+
+    @staticmethod
+    def _shares(source: int, target: int) -> bool:
+        return False
 
 
 class CopyingDirectory(DirectoryDestination):

@@ -24,6 +24,14 @@ def overlay_write(overlay: Path, data: bytes) -> None:
         subprocess.run(["qemu-io", "-f", "qcow2", "-c", put, str(overlay)], check=True)
 
 
+def overlay_read(overlay: Path) -> bytes:
+    """All of the disk, as a guest would see it."""
+    with NamedTemporaryFile() as file:
+        convert = ["qemu-img", "convert", "-U", "-f", "qcow2", "-O", "raw", str(overlay), file.name]
+        subprocess.run(convert, check=True)
+        return Path(file.name).read_bytes()
+
+
 class FakePreparer:
     """`folder` holds what a conversion changed, until it is adopted; House says where."""
 

@@ -4,11 +4,14 @@ import time
 from functools import partial
 from uuid import UUID
 
+from synvirt.destinations.directory import DirectoryDestination
 from synvirt.model.kinds import State
 from synvirt.model.rehearsal import REHEARSED, RehearsalRequest, RehearsalState
+from tests.fakes.clones import CopyingDirectory, OverlayingDirectory
 from tests.fakes.guests import MARK
+from tests.house import VM
 from tests.kinds.laws import End, Place, World
-from tests.rehearsals.test_rehearsals import FakeNetwork, Stage, Writing, source_bytes
+from tests.rehearsals.test_rehearsals import DISK, WRITTEN, FakeNetwork, Stage, Writing, source_bytes
 
 ENDS: dict[RehearsalState, End] = {
     RehearsalState.PASSED: "Completed",
@@ -16,13 +19,17 @@ ENDS: dict[RehearsalState, End] = {
     RehearsalState.CANCELLED: "Cancelled",
 }
 WITHIN_S = 90.0
+# So often the source writes meanwhile, from that offset on.
+WRITES, AT = 10, 4096
 
 
 class Rehearsed(World):
-    def __init__(self, place: Place, *, conversion: str) -> None:
+    def __init__(self, place: Place, *, conversion: str, destination: type[DirectoryDestination] = CopyingDirectory) -> None:
         self.place, self.conversion = place, conversion
         self.hypervisor: Writing = place.outside.setdefault("hypervisor", Writing())
-        self.stage = Stage(place.folder, self.hypervisor, conversion=conversion, begin_network=FakeNetwork)
+        self.stage = Stage(
+            place.folder, self.hypervisor, conversion=conversion, begin_network=FakeNetwork, destination=destination
+        )
         self.store = self.stage.house.store
         self.is_dead = self.syncs = False
 
@@ -49,11 +56,14 @@ class Rehearsed(World):
             self.stage.begin_job(self.job_id)
             self.syncs = True
         self.stage.begin(job_id)
-        until = time.monotonic() + WITHIN_S
+        until, written = time.monotonic() + WITHIN_S, 0
         while (state := self.stage.asking.get(self.job_id, job_id).state) not in REHEARSED:
             assert time.monotonic() < until, self.problem(job_id)
             if self.stage.died:
                 raise self.stage.died[0]
+            if not self.is_dead and written < WRITES:  # what the passes of that time copy
+                self.stage.house.platform.guest_writes(VM, DISK, AT + written * 70_000, b"while it is rehearsed")
+                written += 1
             time.sleep(0.01)
         return ENDS[state]
 
@@ -79,6 +89,10 @@ class Rehearsed(World):
         assert ended.domain is not None
         moved, source = self.hypervisor.seen[UUID(ended.domain.uuid)], source_bytes(self.stage)
         assert moved == (MARK + source[len(MARK) :] if self.conversion == "always" else source)
+        assert [path.name for path in self.stage.house.volume(ended).parent.iterdir()] == [self.stage.house.volume(ended).name]
+        for uuid, first in self.hypervisor.seen.items():
+            if uuid in self.hypervisor.last:
+                assert self.hypervisor.last[uuid] == WRITTEN + first[len(WRITTEN) :], "its volume did not stay"
 
     def left(self, job_id: UUID | None) -> list[str]:
         return [*self.stage.leftovers(self.store.get(self.job_id)), *(f"network {one.ports}" for one in FakeNetwork.open)]
@@ -96,3 +110,4 @@ class Rehearsed(World):
 
 
 never, always = (partial(Rehearsed, conversion=conversion) for conversion in ("never", "always"))
+on_overlays = partial(Rehearsed, conversion="always", destination=OverlayingDirectory)

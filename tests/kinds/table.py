@@ -69,6 +69,7 @@ KINDS: tuple[Kind, ...] = (
     # Its job syncs on meanwhile, and commits what it does.
     Kind("rehearsal", "as it is", rehearsals.never, parts=2, cancels=False, surely=10),
     Kind("rehearsal", "converted", rehearsals.always, parts=2, surely=10, late=60),
+    Kind("rehearsal", "on overlays", rehearsals.on_overlays, parts=3, surely=10, late=60),
     Kind("wave", "its leader", Led, parts=2, surely=12, cancelled_at=8),
     # A kill while it is given back is the line above.
     Kind("wave", "a member again", LedAgain, parts=2, taken=(0,), surely=8),

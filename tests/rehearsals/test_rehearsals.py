@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.destinations.directory import DirectoryDestination
 from synvirt.errors import Cancelled, Conflict, DiskWriteFailed, HostLacks, NotFound, SourceUnreachable
 from synvirt.migrations import source_vm
 from synvirt.migrations.removing import Removal
@@ -36,7 +37,7 @@ from synvirt.rehearsals.engine import Rehearsals
 from synvirt.sizes import KIB, MIB
 from synvirt.store.rehearsals import KEPT
 from tests.fakes.clones import CopyingDirectory
-from tests.fakes.guests import MARK, FakePreparer
+from tests.fakes.guests import MARK, FakePreparer, overlay_read, overlay_write
 from tests.fakes.hypervisor import PICTURE, FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, live_plan
@@ -46,21 +47,45 @@ CONTENT = random.Random(5).randbytes(700 * KIB) + bytes(200 * KIB)
 HELD = {"cutover": "manual", "interval_s": 0.2}
 
 
+WRITTEN = b"the guest was here"
+
+
 class Writing(FakeHypervisor):
-    """A guest that writes to its disk as soon as it runs. `seen`: what its disk was when it was started, by its UUID."""
+    """A guest that writes to its disk as soon as it runs. `seen`: what its disk was when it was started, by its UUID; `last`:
+    what the disk of one on an overlay was when it was removed."""
 
     def __init__(self, **fields: object) -> None:
         super().__init__(**fields)  # type: ignore[arg-type]
         self.seen: dict[UUID, bytes] = {}
+        self.last: dict[UUID, bytes] = {}
 
     def start(self, uuid: UUID) -> None:
         super().start(uuid)
-        source = ET.fromstring(self.domains[uuid].domain.xml).find("devices/disk/source")
-        assert source is not None
-        path = Path(source.get("file", ""))
+        path, is_overlay = self._disk(uuid)
+        if is_overlay:
+            self.seen[uuid] = overlay_read(path)
+            overlay_write(path, WRITTEN)
+            return
         self.seen[uuid] = path.read_bytes()
         with path.open("r+b") as disk:
-            disk.write(b"the guest was here")
+            disk.write(WRITTEN)
+
+    def undefine(self, uuid: UUID, job_id: UUID) -> None:
+        if uuid in self.domains and uuid in self.seen:
+            path, is_overlay = self._disk(uuid)
+            if is_overlay:
+                self.last[uuid] = overlay_read(path)
+        super().undefine(uuid, job_id)
+
+    def _disk(self, uuid: UUID) -> tuple[Path, bool]:
+        """The disk's file, and whether it is an overlay, over what its domain says."""
+        disk = ET.fromstring(self.domains[uuid].domain.xml).find("devices/disk")
+        assert disk is not None
+        source, driver, under = disk.find("source"), disk.find("driver"), disk.find("backingStore/source")
+        assert source is not None
+        assert driver is not None
+        assert (driver.get("type") == "qcow2") is (under is not None)
+        return Path(source.get("file", "")), under is not None
 
 
 class FakeNetwork:
@@ -87,18 +112,24 @@ class Stage:
     """A house, its rehearsals, and a job that holds and syncs on, each in a thread, as the service has them."""
 
     def __init__(
-        self, folder: Path, hypervisor: FakeHypervisor, *, conversion: str = "auto", begin_network: Any = None
+        self,
+        folder: Path,
+        hypervisor: FakeHypervisor,
+        *,
+        conversion: str = "auto",
+        begin_network: Any = None,
+        destination: type[DirectoryDestination] = CopyingDirectory,
     ) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "volumes").mkdir(exist_ok=True)
-        self.house = House(folder, hypervisor=hypervisor, workers=in_process, destination=CopyingDirectory(folder / "volumes"))
+        self.house = House(folder, hypervisor=hypervisor, workers=in_process, destination=destination(folder / "volumes"))
         self.disks_say: list[dict[str, str]] = []
         self.rehearsals = Rehearsals(
             self.house.rooms,
             None,
             folder / "rehearsals",
             begin_network=begin_network,
-            look_inside=lambda devices, stop: self.disks_say.pop(0) if self.disks_say else {},
+            look_inside=lambda devices, stop, beneath: self.disks_say.pop(0) if self.disks_say else {},
         )
         rooms = self.house.rooms
         self.asking = Rehearsing(
@@ -179,8 +210,10 @@ class Stage:
         self.house.close()
 
     def leftovers(self, job: Migration) -> list[str]:
-        """Of rehearsals: what is there and not the job's own."""
+        """Of rehearsals: what is there and not the job's own. What its passes wrote beside a volume is."""
         own = {str(self.house.volume(job)) for disk in job.disks if disk.volume}
+        for volume in [Path(one) for one in own]:
+            own |= {str(volume.with_name(f".{volume.name}.{kept}")) for kept in ("aside", "marks")}
         own |= {f"domain {job.domain.uuid}"} if job.domain else set()
         left = [one for one in self.house.leftovers() if one not in own and "receipts" not in one]
         return [one for one in left if not Path(one).is_dir() or Path(one).parent.name == "conversions"]

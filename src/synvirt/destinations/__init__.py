@@ -22,7 +22,8 @@ class Destination(Protocol):
     - `beneath(name, to)`: None: the clone is raw, and complete by itself. Else it is an overlay in qcow2, and this is the path
       of the raw volume under it, which stays as it is until `unclone`: what is written to `open(name)` lies aside meanwhile,
       and is folded into the volume by the next open after that.
-    - `release(name)`: from now on the volume itself is written, even if that breaks clones of it.
+    - `release(name)`: from now on the volume itself is written, even if that breaks clones of it. What was kept aside and is
+      folded by now is removed. Idempotent.
     - `unclone(name, to)`: removes that clone, and what was kept of `name` for it; idempotent. `name` stays as it is. A volume
       that has clones may not be destroyed.
     - `shared_id()`: the name of this place on every host that reaches it. None: only this host reaches it.

@@ -92,7 +92,7 @@ class DirectoryDestination:
         ):
             one.write(b"x" * 4096)
             one.flush()
-            return None if _shares(one.fileno(), other.fileno()) else overlays.why_none(self.folder)
+            return None if self._shares(one.fileno(), other.fileno()) else overlays.why_none(self.folder)
 
     def clone(self, name: str, to: str) -> None:
         volume, path = self._path(name), self._path(to)
@@ -105,7 +105,7 @@ class DirectoryDestination:
                     open(os.open(volume, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as original,
                     open(os.open(path, flags, 0o640), "rb+") as cloned,
                 ):
-                    if _shares(original.fileno(), cloned.fileno()):
+                    if self._shares(original.fileno(), cloned.fileno()):
                         return
                 overlays.make(volume, path)
         except BaseException:
@@ -124,7 +124,7 @@ class DirectoryDestination:
 
     def release(self, name: str) -> None:
         with _failing(f"volume {name} cannot be written"):
-            overlays.let_all_go(self._path(name))
+            overlays.release(self._path(name))
 
     def shared_id(self) -> str | None:
         return None
@@ -132,6 +132,17 @@ class DirectoryDestination:
     def free_bytes(self) -> int:
         with _failing("the folder of the volumes cannot be looked at"):
             return shutil.disk_usage(self.folder).free
+
+    @staticmethod
+    def _shares(source: int, target: int) -> bool:
+        """Makes `target` share all bytes of `source`. False, where the file system cannot."""
+        try:
+            clone_file(source, target)
+        except OSError as error:
+            if error.errno not in NO_REFLINKS:
+                raise
+            return False
+        return True
 
     def _make_folder(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,17 +154,6 @@ class DirectoryDestination:
         if not NAME.fullmatch(name):
             raise DiskWriteFailed(f"{name!r} is no name of a volume in a folder")
         return self.folder / name
-
-
-def _shares(source: int, target: int) -> bool:
-    """Makes `target` share all bytes of `source`. False, where the file system cannot."""
-    try:
-        clone_file(source, target)
-    except OSError as error:
-        if error.errno not in NO_REFLINKS:
-            raise
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -77,15 +77,17 @@ def let_go(volume: Path, clone: Path) -> None:
     _held(volume, clone).unlink(missing_ok=True)
 
 
-def let_all_go(volume: Path) -> None:
-    """The volume need not stay for any overlay. Idempotent."""
+def release(volume: Path) -> None:
+    """The volume need not stay for any overlay; and a side file that is folded is removed. Idempotent."""
     for held in _all_held(volume):
         held.unlink(missing_ok=True)
+    _is_aside(volume)
 
 
 def remove(volume: Path) -> None:
     """Removes all that is kept beside the volume. Idempotent."""
-    let_all_go(volume)
+    for held in _all_held(volume):
+        held.unlink(missing_ok=True)
     _forget(volume)
 
 

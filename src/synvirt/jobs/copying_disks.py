@@ -163,7 +163,7 @@ def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, 
         return
     with (
         exclusively(disk.writer),
-        _opened(disk, openers, lambda spec: _fold(spec, order, wire)) as (reader, writer),
+        _opened(disk, openers, wire.stop) as (reader, writer),
         Checksums(disk.checksums, stop=wire.stop) as checksums,
         _hashed(disk, writer.size) as hashes,
     ):
@@ -310,20 +310,14 @@ def _sampled(disk: DiskOrder, reader: DiskReader, delta_bytes: int, openers: Ope
     return checked
 
 
-def _fold(spec: AsideWriterSpec, order: CopyOrder, wire: Wire) -> None:
-    """As fast as the pass itself may be, and no faster."""
-    from synvirt.disks.raw.aside import fold
-
-    fold(spec, bandwidth_bps=order.bandwidth_bps, stop=wire.stop)
-
-
 @contextlib.contextmanager
-def _opened(
-    disk: DiskOrder, openers: Openers, fold: Callable[[AsideWriterSpec], None]
-) -> Iterator[tuple[DiskReader, DiskWriter]]:
+def _opened(disk: DiskOrder, openers: Openers, stop: Callable[[], bool]) -> Iterator[tuple[DiskReader, DiskWriter]]:
     with contextlib.ExitStack() as stack:
         if isinstance(disk.writer, AsideWriterSpec) and disk.writer.folds:
-            fold(disk.writer)
+            from synvirt.disks.raw.aside import fold
+
+            # No limit of the pass holds for it: it reads nothing of the source, and nothing over a network.
+            fold(disk.writer, stop=stop)
         reader = openers.reader(disk.reader)
         stack.callback(reader.close)
         assert not isinstance(disk.writer, Qcow2WriterSpec)

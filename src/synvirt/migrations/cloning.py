@@ -2,6 +2,10 @@
 of the source, and not being written to.
 
     a waiting rehearsal ─▶ the job, between two passes ─▶ clones ─▶ the rehearsal prepares them, the job goes on
+
+Where a clone is an overlay (`Destination.beneath`), the volume stays as it is while it exists, and the passes of that time
+write to a side file. A worker folds it into the volume when that need not stay any more: before the next pass, before the next
+clone, and at the latest before the last pass. So the volume of a job that has cut over is complete.
 """
 
 import asyncio
@@ -10,7 +14,9 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import PersistFailed, SynvirtError
+from synvirt.disks.specs import AsideWriterSpec, ChangedSpec, written
+from synvirt.errors import Cancelled, PersistFailed, SynvirtError
+from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.migrations.job import Job, volume_label
 from synvirt.model.machine import Disk
 from synvirt.model.rehearsal import Rehearsal, RehearsalState
@@ -34,17 +40,48 @@ def clones(job: Job, rehearsal_id: UUID) -> list[tuple[Disk, str, str]]:
 async def clone_asked(job: Job) -> None:
     """Makes the clones for the waiting rehearsal, if there is one. Call it between two passes. If a clone fails, the rehearsal
     fails, and the job goes on."""
-    if await job.in_thread(job.rooms.store.rehearsals.waiting, job.id) is not None:
-        await job.in_thread(_clone, job)
+    if await job.in_thread(job.rooms.store.rehearsals.waiting, job.id) is None:
+        return
+    trouble: SynvirtError | None = None
+    try:
+        await _fold(job)
+    except (Cancelled, PersistFailed):
+        raise
+    except SynvirtError as error:
+        trouble = error
+    await job.in_thread(_clone, job, trouble)
 
 
-def _clone(job: Job) -> None:
+async def _fold(job: Job) -> None:
+    """Folds what the passes during an earlier rehearsal have written aside: an order to copy nothing more."""
+
+    def orders() -> list[DiskOrder]:
+        opened = [(disk.key, job.destination.open(volume, disk.capacity_bytes)) for disk, volume in job.copied_disks]
+        return [
+            DiskOrder(key=key, reader=ChangedSpec(over=written(spec), areas=()), writer=spec, fresh=False)
+            for key, spec in opened
+            if isinstance(spec, AsideWriterSpec) and spec.folds
+        ]
+
+    async def hear(message: object) -> None:
+        """What it says is of no pass."""
+
+    if disks := await job.in_thread(orders):
+        async with job.rooms.workers() as worker:
+            ended = await worker.carry_out(CopyOrder(disks=tuple(disks)), hear, job.stop.is_set)
+        job.stop.check()
+        ended.check()
+
+
+def _clone(job: Job, trouble: SynvirtError | None) -> None:
     rows = job.rooms.store.rehearsals
     with job.rooms.cloning:
         rehearsal = rows.waiting(job.id)
         if rehearsal is None:
             return
         try:
+            if trouble is not None:
+                raise trouble
             for _, volume, clone in clones(job, rehearsal.id):
                 job.destination.clone(volume, clone)
         except PersistFailed:
@@ -71,6 +108,29 @@ async def call_off(job: Job) -> None:
     """Cancels the job's rehearsal before a cut-over: the real guest needs the memory."""
     if await job.in_thread(job.rooms.store.rehearsals.has_unended, job.id):
         await job.in_thread(job.rooms.store.rehearsals.cancel_of, job.id)
+
+
+async def settle(job: Job) -> None:
+    """Call it before the last pass: from here on the volumes themselves are written, as the guest starts from them. A rehearsed
+    guest that still reads one is cancelled, and has mostly ended while the source shut down."""
+
+    def stay() -> bool:
+        opened = [job.destination.open(volume, disk.capacity_bytes) for disk, volume in job.copied_disks]
+        return any(isinstance(spec, AsideWriterSpec) and not spec.folds for spec in opened)
+
+    if await job.in_thread(stay):
+        await job.stop.or_stop(wait_until_gone(job))
+        await release(job)
+
+
+async def release(job: Job) -> None:
+    """Nobody needs the volumes as they were: what lies beside them is removed, if it is folded. Call it after the last pass."""
+
+    def each() -> None:
+        for _, volume in job.copied_disks:
+            job.destination.release(volume)
+
+    await job.in_thread(each)
 
 
 async def wait_until_gone(job: Job) -> None:

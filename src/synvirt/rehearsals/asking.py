@@ -119,7 +119,8 @@ class Rehearsing:
             destination = self._destination_named(job.destination or job.plan.target.destination)
             if (lacks := destination.why_no_clones()) is not None:
                 raise HostLacks(
-                    f"job {job.id} cannot be rehearsed: {lacks}", hint="keep the volumes on zfs, XFS, Btrfs, or in Ceph"
+                    f"job {job.id} cannot be rehearsed: {lacks}",
+                    hint="keep the volumes on zfs, XFS, Btrfs, or in Ceph",
                 )
         return here
 

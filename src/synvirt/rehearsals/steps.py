@@ -6,7 +6,7 @@ Each takes the rehearsal under way and returns the changes that come with the mo
 import asyncio
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -54,7 +54,8 @@ SWEEP_PAUSES_S = (0.5, 2, 5, 15, 60)
 BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
 
 
-LookInside = Callable[[Sequence[str], Callable[[], bool]], dict[str, str]]
+# Of the disks, the facts; with the raw file under each that is an overlay.
+LookInside = Callable[[Sequence[str], Callable[[], bool], Mapping[str, str]], dict[str, str]]
 
 
 class LetGo(Exception):
@@ -100,8 +101,10 @@ class UnderWay:
             self._asked_at = time.monotonic()
         return self._cancelled
 
-    def check(self) -> None:
-        """Cancelled, LetGo."""
+    def check(self, *, anew: bool = False) -> None:
+        """Cancelled, LetGo. `anew`: a request of this very moment counts."""
+        if anew:
+            self._asked_at = 0.0
         if self.let_go.is_set():
             raise LetGo
         if self.cancelled():
@@ -192,9 +195,9 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
         name, devices = str(rehearsal.id), [volume.path for volume in volumes]
         if rehearsal.conversion_s is None:
             began = time.monotonic()
-            preparer.convert(name, job.manifest, devices, lambda kind, text: None, under_way.stop)
+            preparer.convert(name, job.manifest, devices, lambda kind, text: None, under_way.stop, beneath=_beneath(volumes))
             under_way.move(conversion_s=round(time.monotonic() - began, 1))
-        preparer.adopt(name, devices)
+        preparer.adopt(name, devices, beneath=_beneath(volumes))
         preparer.discard(name)
     return {"state": RehearsalState.BOOTING}
 
@@ -272,6 +275,8 @@ def checking(under_way: UnderWay) -> dict[str, object]:
     if rehearsal.together is not None:
         under_way.move(checked=True)
         under_way.wait_for(are_all_checked)
+    # A job that cuts over may have taken the volume under the clone away: what was found since is nothing.
+    under_way.check(anew=True)
     passed = all(one.ok for one in results)
     outage = under_way.job.migration.outage
     before_s = None if outage is None else sum(part.p50_s for part in outage.parts if part.name in ("shutdown", "last copy"))
@@ -319,7 +324,12 @@ def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
     paths = [volume.path for volume in volumes if volume.device_type in ("file", "block")]
     if len(paths) < len(volumes):
         return {f"{NOT_READ} disks": "their volumes lie in a pool of Ceph"}
-    return under_way.look_inside(paths, under_way.stop)
+    return under_way.look_inside(paths, under_way.stop, _beneath(volumes))
+
+
+def _beneath(volumes: Sequence[Volume]) -> dict[str, str]:
+    """Of the clones that are overlays, the volume under each."""
+    return {volume.path: volume.over for volume in volumes if volume.over is not None}
 
 
 async def _source_facts(under_way: UnderWay, job: Job) -> dict[str, str]:
@@ -433,8 +443,8 @@ def sweeping(under_way: UnderWay) -> dict[str, object]:
 def _volumes(under_way: UnderWay, job: Job) -> list[Volume]:
     destination = job.destination
     return [
-        Volume(disk.key, destination.device(clone), destination.device_type)
-        for disk, _, clone in clones(job, under_way.rehearsal.id)
+        Volume(disk.key, destination.device(clone), destination.device_type, over=destination.beneath(volume, clone))
+        for disk, volume, clone in clones(job, under_way.rehearsal.id)
     ]
 
 

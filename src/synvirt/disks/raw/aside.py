@@ -206,7 +206,7 @@ class AsideWriter:
         self._side.close()
 
 
-def fold(spec: AsideWriterSpec, *, bandwidth_bps: int | None = None, stop: Callable[[], bool] = lambda: False) -> None:
+def fold(spec: AsideWriterSpec, *, stop: Callable[[], bool] = lambda: False) -> None:
     """Copies what is in the side file into the volume, and forgets it there; durable on return. Cancelled, once `stop()` is
     True; then, and after a crash, it is called again."""
     with ExitStack() as opened:
@@ -215,7 +215,7 @@ def fold(spec: AsideWriterSpec, *, bandwidth_bps: int | None = None, stop: Calla
         opened.callback(reader.close)
         writer = open_file_writer(spec.path, spec.size_bytes)
         opened.callback(writer.close)
-        copy(reader, writer, fresh=False, bandwidth_bps=bandwidth_bps, stop=stop)
+        copy(reader, writer, fresh=False, stop=stop)
         Marks(spec.marks, spec.size_bytes).forget()
         side = open_file_writer(spec.aside, spec.size_bytes)
         opened.callback(side.close)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from synvirt.errors import Conflict, DeltaTooLarge, OutageTooLong
-from synvirt.migrations.cloning import call_off
+from synvirt.migrations.cloning import call_off, release, settle
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import patiently
 from synvirt.migrations.planning.forecast import why_not
@@ -95,12 +95,15 @@ async def _copy_while_off(job: Job, chosen: Callable[[Job], Awaitable[int]]) -> 
     async with job.slots(urgent=job.is_warm):
         for _ in range(SHUT_DOWNS_MAX):
             await shut_down(job)
+            if job.is_warm:
+                await settle(job)
             number = await chosen(job)
             if await ran_since(job, number):
                 await patiently(job, lambda _: begin_again(job, number, "final"))  # noqa: B023
             with suppress(SourceAwake):
                 await copy_pass(job, number, "final" if job.is_warm else "full")
                 if not await ran_since(job, number):
+                    await release(job)
                     return
     raise Conflict(
         f"the source {job.manifest.name} is powered on again and again while its last changes are copied",
