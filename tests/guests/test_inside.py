@@ -167,6 +167,26 @@ def test_a_windows_is_read_from_its_registry(tmp_path: Path) -> None:
     assert found["kernel"] == "20348"
 
 
+def test_an_overlay_is_read_over_the_file_that_is_given(tree: Path, tmp_path: Path) -> None:
+    """And over no other, whatever a guest has made of its header."""
+    changed, before, after, overlay = (tmp_path / name for name in ("changed", "before.img", "after.img", "overlay"))
+    shutil.copytree(tree, changed, symlinks=True)
+    (changed / "etc/hostname").write_text("after-its-boot\n")
+    ext4(before, tree)
+    ext4(after, changed)
+    shutil.copy(after, tmp_path / "made.img")
+    rebase = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(tmp_path / "made.img"), str(overlay)]
+    subprocess.run(rebase, check=True)
+    subprocess.run(["qemu-img", "rebase", "-f", "qcow2", "-F", "raw", "-b", str(before), str(overlay)], check=True)
+    (tmp_path / "made.img").unlink()
+    assert facts_of([str(overlay)], beneath={str(overlay): str(before)}) == facts_of([str(after)])
+    before.rename(tmp_path / "elsewhere")
+    assert facts_of([str(overlay)], beneath={str(overlay): str(tmp_path / "elsewhere")}) == facts_of([str(after)])
+    assert facts_of([str(overlay)], beneath={str(overlay): str(tmp_path / "none")}) == {
+        "not read disks": "they cannot be opened here"
+    }
+
+
 def test_what_a_conversion_or_a_first_boot_changes_is_seen(tree: Path, tmp_path: Path) -> None:
     changed, before, after = tmp_path / "changed", tmp_path / "before.img", tmp_path / "after.img"
     shutil.copytree(tree, changed, symlinks=True)

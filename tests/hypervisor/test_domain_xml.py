@@ -152,6 +152,21 @@ MANIFESTS = st.builds(
 )
 
 
+def test_an_overlay_has_the_file_under_it_and_nothing_further() -> None:
+    """libvirt would look into a chain that is not complete, and believe what a guest wrote there."""
+    volumes = [Volume(one.key, f"/clones/{one.key}", "file", over=f"/volumes/{one.key}") for one in LINUX.disks]
+    for volume, disk in zip(
+        volumes, ET.fromstring(build(fixed(LINUX), volumes, HOST).xml).iterfind("devices/disk"), strict=True
+    ):
+        driver, beneath = disk.find("driver"), disk.find("backingStore")
+        assert driver is not None
+        assert beneath is not None
+        assert driver.get("type") == "qcow2"
+        assert [source.get("file") for source in disk.iter("source")] == [volume.path, volume.over]
+        assert [one.get("type") for one in beneath.iterfind("format")] == ["raw"]
+        assert [list(one) for one in beneath.iterfind("backingStore")] == [[]]
+
+
 @given(MANIFESTS, st.lists(st.builds(NetworkMap, source=TEXT, target=TEXT), max_size=2), st.booleans())
 def test_whatever_the_manifest_says_it_is_a_document_of_the_same_job(
     manifest: VmManifest, mapped: list[NetworkMap], prepared: bool

@@ -1,5 +1,5 @@
 """A guest that keeps writing is rehearsed twice while it is synced, and moved; two are rehearsed together: by the service as it
-is run, on XFS with reflinks."""
+is run, on XFS with reflinks, and the first on ext4 too, where the passes meanwhile write beside the volume."""
 
 import json
 import os
@@ -57,14 +57,18 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return build(tmp_path_factory.mktemp("sample"), payload_mib=8, keep_raw=True)
 
 
+MKFS = {"xfs": ("mkfs.xfs", "xfsprogs"), "ext4": ("mkfs.ext4", "e2fsprogs")}
+
+
 @pytest.fixture
-def data_dir(tmp_path: Path) -> Iterator[Path]:
-    """Its volumes on a new XFS."""
+def data_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Its volumes on a new file system: XFS, unless the test names another."""
     need_root("mount")
-    image, data_dir = tmp_path / "xfs", tmp_path / "data"
+    kind = getattr(request, "param", "xfs")
+    image, data_dir = tmp_path / kind, tmp_path / "data"
     with image.open("wb") as file:
         file.truncate(2048 * MIB)
-    subprocess.run([need("mkfs.xfs", "xfsprogs"), "-q", image], check=True)
+    subprocess.run([need(*MKFS[kind]), "-q", image], check=True)
     (data_dir / "volumes").mkdir(parents=True)
     subprocess.run(["mount", "-o", "loop", image, data_dir / "volumes"], check=True)
     try:
@@ -130,6 +134,7 @@ class Example:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("data_dir", ["xfs", "ext4"], indirect=True)
 def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_as_the_document_says(
     host: LibvirtLab, sample: Sample, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -204,6 +209,7 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_as_the_document_says(
         checked = example.run(7, **{"receipt-1f3a…": f"receipt-{job.id}", "1f3a": short, "HOST": of_host})
         assert "is as it was signed" in checked
         assert 'Good "synvirt-receipt" signature' in checked
+    assert [path.suffix for path in (volumes / str(job.id)).iterdir()] == [".raw"]
     assert ended.domain is not None
     assert check_chain(read_guest(data_dir, ended.domain.uuid, "/chain")) >= lines
 

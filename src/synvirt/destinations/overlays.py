@@ -74,7 +74,9 @@ def is_overlay(volume: Path, clone: Path) -> bool:
 
 def let_go(volume: Path, clone: Path) -> None:
     """The overlay is gone: the volume need not stay for it. Idempotent."""
-    _held(volume, clone).unlink(missing_ok=True)
+    if is_overlay(volume, clone):
+        _held(volume, clone).unlink(missing_ok=True)
+        sync_folder(volume.parent)
 
 
 def release(volume: Path) -> None:
