@@ -1,15 +1,16 @@
-"""python -m bench.rehearsal [GIB]: how long until the guest of a large volume is started from a clone of it.
+"""python -m bench.rehearsal [GIB [FOLDER]]: how long until the guest of a large volume is started from a clone of it.
 
-The sample at the beginning of a sparse volume of so many GiB (500), EXTENTS more of 4 KiB all over it, on XFS: cloned as a
-rehearsal clones it, defined and started. How long it then takes to boot is the guest's own. No conversion, no network. Needs
-root, xfsprogs and libvirt.
+The sample at the beginning of a sparse volume of so many GiB (500), EXTENTS more of 4 KiB all over it, on XFS, or in a
+new folder under FOLDER, on its file system: cloned as a rehearsal clones it, defined and started. How long it then takes to
+boot is the guest's own. No conversion, no network. Needs root, xfsprogs and libvirt.
 """
 
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -34,7 +35,7 @@ def main() -> None:
     size = (int(sys.argv[1]) if len(sys.argv) > 1 else 500) * GIB
     with (
         tempfile.TemporaryDirectory(dir="/var/tmp", prefix="synvirt-bench-") as folder,
-        reflink_folder(Path(folder), 2 * size) as place,
+        _place(Path(folder), 2 * size) as place,
     ):
         base = Path(folder)
         raw = build(base / "sample", payload_mib=8, keep_raw=True).raw
@@ -49,6 +50,17 @@ def main() -> None:
                 print(f"cloned in {cloned:.2f} s, started after {started:.2f} s", flush=True)
         finally:
             host.close()
+
+
+@contextmanager
+def _place(folder: Path, size: int) -> Iterator[Path]:
+    if len(sys.argv) > 2:
+        with tempfile.TemporaryDirectory(dir=sys.argv[2], prefix="synvirt-bench-") as place:
+            Path(place).chmod(0o711)
+            yield Path(place)
+        return
+    with reflink_folder(folder, size) as place_:
+        yield place_
 
 
 def _fill(volume: Path, raw: Path, size: int) -> None:
@@ -69,7 +81,8 @@ def _round(destination: DirectoryDestination, host: LibvirtHost, size: int, clon
     disk = Disk(key="disk1", label="disk1", capacity_bytes=size)
     manifest = VmManifest(vm_id="x", name="bench", disks=(disk,), guest_os=GuestOs(family="linux"), memory_bytes=256 * MIB)
     migration = job(manifest)
-    domain = host.domain_xml(machine_of(migration), [Volume("disk1", destination.device(clone), "file")])
+    volume = Volume("disk1", destination.device(clone), "file", over=destination.beneath(VOLUME, clone))
+    domain = host.domain_xml(machine_of(migration), [volume])
     try:
         host.define(domain)
         host.start(UUID(domain.uuid))

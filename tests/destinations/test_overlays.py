@@ -2,6 +2,7 @@
 the disk of its moment; and in the end there is only the volume."""
 
 import contextlib
+import os
 import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ from synvirt.disks.specs import AsideWriterSpec, ImageSpec, RawSpec, ReaderSpec,
 from synvirt.errors import DiskWriteFailed
 from synvirt.sizes import KIB
 from tests.fakes.clones import OverlayingDirectory
+from tests.needs import need_root
 
 SIZE = 4 * 64 * KIB + 1000
 JOB = UUID(int=1)
@@ -144,6 +146,22 @@ TestRehearsed = Rehearsed.TestCase
 TestRehearsed.settings = settings(
     max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def test_a_volume_belongs_to_qemu_only_while_an_overlay_of_it_is_there(tmp_path: Path) -> None:
+    """libvirt gives it away when the guest starts, and does not take it back."""
+    need_root("another user")
+    destination = OverlayingDirectory(tmp_path)
+    name, *clones = (destination.volume_name(job, "disk") for job in (JOB, uuid4(), uuid4()))
+    destination.create(name, SIZE)
+    path = Path(destination.device(name))
+    for to in clones:
+        destination.clone(name, to)
+    os.chown(path, 65534, 65534)
+    destination.unclone(name, clones[0])
+    assert path.stat().st_uid == 65534, "the other guest reads it"
+    destination.unclone(name, clones[1])
+    assert (path.stat().st_uid, path.stat().st_gid) == (os.geteuid(), os.getegid())
 
 
 def test_a_crash_leaves_a_side_file_only_with_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

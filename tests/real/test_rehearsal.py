@@ -189,7 +189,8 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_as_the_document_says(
         assert second.moment > first.moment
         # Nothing was copied for it, and nothing stays.
         assert bytes_used(volumes) - before < 64 * MIB
-        assert [path.parent.name for path in volumes.rglob("*.raw")] == [str(job.id)]
+        [volume] = volumes.rglob("*.raw")
+        assert (volume.parent.name, volume.stat().st_uid) == (str(job.id), os.geteuid())
         assert len(_guests(data_dir)) == 0
         picture = client.fetch(f"/migrations/{job.id}/rehearsals/{second.id}/screenshot")
         assert picture.startswith(b"\x89PNG")

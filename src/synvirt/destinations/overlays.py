@@ -10,6 +10,7 @@ These files are all that is known of it: their names come from the volume's, and
 a dot.
 """
 
+import contextlib
 import fcntl
 import os
 import re
@@ -75,6 +76,8 @@ def is_overlay(volume: Path, clone: Path) -> bool:
 def let_go(volume: Path, clone: Path) -> None:
     """The overlay is gone: the volume need not stay for it. Idempotent."""
     if is_overlay(volume, clone):
+        if _all_held(volume) == [_held(volume, clone)]:
+            _take_back(volume)
         _held(volume, clone).unlink(missing_ok=True)
         sync_folder(volume.parent)
 
@@ -105,6 +108,14 @@ def writer(volume: Path, size_bytes: int) -> FileWriterSpec | AsideWriterSpec:
     return AsideWriterSpec(
         path=str(volume), aside=str(_aside(volume)), marks=str(_marks(volume)), size_bytes=size_bytes, folds=not held
     )
+
+
+def _take_back(volume: Path) -> None:
+    """libvirt gives all files of a guest to QEMU's user, and takes back only the overlay."""
+    folder = volume.parent.stat()
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # without the right to, nobody has given it away
+        if volume.stat().st_uid != folder.st_uid:
+            os.chown(volume, folder.st_uid, folder.st_gid, follow_symlinks=False)
 
 
 def _is_aside(volume: Path) -> bool:
