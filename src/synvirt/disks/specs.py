@@ -361,20 +361,9 @@ class RbdSpec(Spec):
 ServedSpec = (
     NbdSpec | NbdTlsSpec | DatastoreSpec | VddkSpec | LeaseSpec | XapiExportSpec | RbdSpec | NfsSpec | IscsiSpec | DownloadSpec
 )
-ReaderSpec = (
-    RawSpec
-    | ImageSpec
-    | ServedSpec
-    | QemuSpec
-    | AllocatedSpec
-    | ChangedSpec
-    | DeltaSpec
-    | XvaSpec
-    | JoinedSpec
-    | GzipSpec
-    | BlankSpec
-    | AsideSpec
-)
+# These read another spec's bytes.
+LaidOverSpec = AllocatedSpec | ChangedSpec | DeltaSpec | XvaSpec | GzipSpec
+ReaderSpec = RawSpec | ImageSpec | ServedSpec | QemuSpec | LaidOverSpec | JoinedSpec | BlankSpec | AsideSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
