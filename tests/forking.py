@@ -1,7 +1,7 @@
 """The process that programs of tests are forked from: `python -m tests.forking SOCKET`. `tests/forked.py` is its other side.
 
-It has loaded what they load, has one thread, and opens nothing. An order comes with a socket and the program's standard files;
-its process id is said there, and how it ended.
+It has loaded what they load and made what each service makes, has one thread, and has nothing open. An order comes with a
+socket and the program's standard files; its process id is said there, and how it ended.
 """
 
 import fcntl
@@ -17,29 +17,38 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import synvirt
 from synvirt.jobs.inspecting import looking
 from tests import forked
+from tests.fakes.service import Service
+from tests.made_once import made_once
+from tests.store_template import stores_from
 
 ORDER_BYTES = 1 << 20
 FILES_MAX = 10
 
-# Beside all of synvirt: what programs of tests are made of.
-LOADED = ("tests.house", "tests.contracts.hypervisors")
+# Beside all of synvirt: what programs of tests are made of, and what libraries load once a service runs.
+LOADED = ("tests.house", "tests.contracts.hypervisors", "anyio._backends._asyncio", "uvicorn.lifespan.off")
 
 
-def load() -> None:
+def load(made: ExitStack) -> None:
     for found in pkgutil.walk_packages(synvirt.__path__, "synvirt."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
     for name in LOADED:
         importlib.import_module(name)
+    # Half of a service's start is what its routes, their types and a new store need, the same each time.
+    with tempfile.TemporaryDirectory() as folder:
+        made.enter_context(stores_from(Path(folder) / "store.db"))
+        Service(Path(folder)).close()
     gc.collect()
     gc.freeze()
 
@@ -130,11 +139,13 @@ def become(order: dict[str, Any], loaded: dict[str, str]) -> None:
 
 def main() -> None:
     control, before = socket.socket(fileno=int(sys.argv[1])), dict(os.environ)
-    load()
-    loaded = {name: value for name, value in os.environ.items() if name not in before}
-    order = serve(control)
-    if order is not None:
-        become(order, loaded)
+    with ExitStack() as made:
+        made.enter_context(made_once())
+        load(made)
+        loaded = {name: value for name, value in os.environ.items() if name not in before}
+        order = serve(control)
+        if order is not None:
+            become(order, loaded)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the libraries make again for each service and each command line in the tests' own process, and is the same each time.
 
 Here it is made once a process: a service has 300 routes with 700 adapters of 180 types, and a third of the processor's seconds
-of most small tests went there. A service in a process of its own makes its own."""
+of most small tests went there. Programs that tests fork have it too (`tests/forking.py`); what `subprocess` starts has not."""
 
 import functools
 import os
@@ -17,6 +17,12 @@ from fastapi.dependencies import models
 from httpx import create_ssl_context
 from pydantic import TypeAdapter
 from typer.main import get_command
+
+from synvirt import accounts
+from synvirt.repository import sealed_key
+
+# What a guess of a password costs on purpose, a core's 50 ms and more and 128 MiB: test_accounts.py has that it does.
+GUESSED_AT = {module: module.SCRYPT_N for module in (accounts, sealed_key)}
 
 
 @contextmanager
@@ -41,6 +47,8 @@ def made_once() -> Iterator[None]:
         for classified in CLASSIFIED:
             patched.setattr(models, classified, by_code(getattr(models, classified).__wrapped__))
         patched.setattr("httpx._transports.default.create_ssl_context", trusting(create_ssl_context))
+        for module in GUESSED_AT:
+            patched.setattr(module, "SCRYPT_N", 2)
         patched.setattr("typer.testing._get_command", functools.cache(get_command))
         yield
 

@@ -1,9 +1,8 @@
 """New SQLite stores are copies of one that Alembic has made once: thousands of tests open one. That an empty file becomes a
-store is seen by tests of the service's own process, and by those of each revision.
+store is seen by tests that have Python itself start the service, and by those of each revision.
 
-Nor do stores of this process wait for the disk at each commit: tests kill processes, and never the machine's power."""
+Nor do these stores wait for the disk at each commit: tests kill processes, and never the machine's power."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +20,12 @@ def stores_from(template: Path) -> Iterator[None]:
     init, opened = Store.__init__, opening.opened
     if not template.exists():
         Store(f"sqlite:///{template}").close()
+    empty = template.read_bytes()
 
     def from_template(self: Store, url: str, **named: Any) -> None:
         path = Path(url.removeprefix("sqlite:///"))
         if path.suffix == ".db" and path.is_absolute() and not path.exists() and path.parent.is_dir():
-            shutil.copyfile(template, path)
+            path.write_bytes(empty)
         init(self, url, **named)
 
     def unsynced(url: str) -> Engine:

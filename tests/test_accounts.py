@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -9,7 +10,9 @@ from synvirt import accounts
 from synvirt.accounts import Account, FileAccounts, add_first_account, set_password
 from synvirt.api.callers.auth import Remembering, authenticator
 from synvirt.errors import BadRequest, Internal, Unauthorized
+from synvirt.repository import sealed_key
 from synvirt.settings import Settings, prepare_data_dir
+from tests.made_once import GUESSED_AT
 
 
 def test_two_first_starts_have_two_passwords(tmp_path: Path) -> None:
@@ -85,7 +88,14 @@ def test_a_name_that_is_not_there_takes_as_long_as_a_wrong_password(tmp_path: Pa
     assert len(runs) == 2
 
 
-def test_a_check_of_scrypt_is_quick_enough_for_a_person() -> None:
+@pytest.mark.parametrize(("module", "mib"), [(accounts, 16), (sealed_key, 128)])
+def test_a_guess_takes_the_memory_that_owasp_advises(module: ModuleType, mib: int) -> None:
+    """Of the product: in other tests it takes next to none."""
+    assert 128 * GUESSED_AT[module] * vars(module)["SCRYPT_R"] == mib << 20
+
+
+def test_a_check_of_scrypt_is_quick_enough_for_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "SCRYPT_N", GUESSED_AT[accounts])
     account = Account.of("x")
     started = time.process_time()
     assert account.matches("x")
