@@ -16,22 +16,24 @@ BIN := $(VENV)/bin
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
 
-# The stamp holds the environment to its lock file: change the one, and the other is made again. It sees Debian's packages for
-# libvirt and libnbd; what is locked is installed all the same where Debian happens to have it too (--ignore-installed).
-$(VENV)/.runtime: requirements.txt packaging/packages.txt pyproject.toml
+# The stamps hold the environment to its lock files: change one of them, and it is made again, beside the present one. What
+# pyproject.toml says of this project itself is installed in place.
+$(VENV)/.runtime: requirements.txt packaging/packages.txt
 	@echo "Setting up: Debian's packages that this machine lacks, then $(VENV) by the lock file; one to three minutes, the first time only"
 	packaging/install-packages.sh packaging/packages.txt
-	/usr/bin/python3 -m venv --clear --system-site-packages $(VENV)
-	$(BIN)/pip install -q --ignore-installed --require-hashes -r requirements.txt
-	$(BIN)/pip install -q --no-deps -e .
+	packaging/make-venv.sh $(VENV) requirements.txt
+
+# A new environment has it already.
+$(VENV)/.project: pyproject.toml | $(VENV)/.runtime
+	test $@ -nt pyproject.toml || $(BIN)/pip install -q --no-deps -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt packaging/packages-test.txt
+$(VENV)/.dev: requirements-dev.txt packaging/packages-test.txt $(VENV)/.runtime | $(VENV)/.project
 	packaging/install-packages.sh packaging/packages-test.txt
 	$(BIN)/pip install -q --ignore-installed --require-hashes -r requirements-dev.txt
 	touch $@
 
-setup: $(VENV)/.runtime
+setup: $(VENV)/.project
 
 setup-test: $(VENV)/.dev
 
