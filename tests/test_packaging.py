@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -162,6 +163,49 @@ def test_the_service_is_not_root_and_asks_the_helper_by_the_socket_that_there_is
         module = re.search(r"-m (synvirt\.\S+)", line)
         assert module is not None
         assert importlib.util.find_spec(module[1]) is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "anew", "in_place"),
+    [("pyproject.toml", False, True), ("requirements.txt", True, False), ("requirements-dev.txt", False, False)],
+)
+def test_an_environment_is_made_anew_where_its_lock_file_has_changed_alone(
+    tmp_path: Path, changed: str, anew: bool, in_place: bool
+) -> None:
+    """A service may run from it: all else is installed in place."""
+    shutil.copy(FOLDER.parent / "Makefile", tmp_path)
+    names = (
+        "pyproject.toml",
+        "requirements.txt",
+        "requirements-dev.txt",
+        "packaging/packages.txt",
+        "packaging/packages-test.txt",
+    )
+    for at, name in enumerate((*names, ".venv/.runtime", ".venv/.project", ".venv/.dev")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (at, at))
+    assert "pip" not in _would_make(tmp_path)
+    os.utime(tmp_path / changed)
+    said = _would_make(tmp_path)
+    assert ("make-venv.sh" in said, "--no-deps -e ." in said) == (anew, in_place)
+    assert ("requirements-dev.txt" in said) is (anew or changed == "requirements-dev.txt")
+
+
+def _would_make(folder: Path) -> str:
+    return subprocess.run(["make", "-n", "setup-test"], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_an_environment_that_cannot_be_made_leaves_the_one_that_there_is(tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/ours").touch()
+    (tmp_path / "lock").write_text("there-is-none @ file:///nowhere --hash=sha256:" + "0" * 64)
+    argv = [str(FOLDER / "make-venv.sh"), "venv", "lock"]
+    done = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"PIP_NO_INDEX": "1"}
+    )
+    assert done.returncode != 0
+    assert [path.name for path in (tmp_path / "venv").iterdir()] == ["ours"]
 
 
 def test_the_first_make_says_what_it_does_and_how_long_it_takes() -> None:
