@@ -16,8 +16,8 @@ import pytest
 
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.jobs.wire import Flushed, Moved
+from synvirt.migrations.hearing import Tally
 from synvirt.migrations.memory import PassMemory
-from synvirt.migrations.passes import Tally
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest

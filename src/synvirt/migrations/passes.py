@@ -6,10 +6,9 @@ When a worker is killed, or a source does not answer for a while, the pass goes 
 move no watermark count as failures.
 """
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -17,15 +16,14 @@ from synvirt.disks.checking.sampling import ChangesMissed, would_see
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 from synvirt.disks.vsphere.datastore import FileClosed, FileGone, ReadForbidden
 from synvirt.errors import SynvirtError
-from synvirt.jobs.orders import WANTED_RATE, CopyOrder, DiskOrder, HashesOrder, WantedRate
+from synvirt.jobs.orders import CopyOrder, DiskOrder, HashesOrder
 from synvirt.jobs.process import WorkerDied
-from synvirt.jobs.rate import Rate
-from synvirt.jobs.wire import Flushed, Moved, Result
+from synvirt.migrations.hearing import Clock, Listener, Tally, disk_progress
 from synvirt.migrations.job import Job
 from synvirt.migrations.patience import Patience, patiently
 from synvirt.migrations.proof.receipts import hashes_orders
-from synvirt.migrations.sharing import Turns, sharing
-from synvirt.model.job import DiskProgress, Pass, Progress
+from synvirt.migrations.sharing import sharing
+from synvirt.model.job import Pass
 from synvirt.model.values import now
 from synvirt.store import Watermark
 
@@ -56,51 +54,6 @@ class PassDisk:
 
 # Opens the disks of a pass for one attempt: a reader is good only while its session with the source lasts.
 Opened = Callable[[], AbstractAsyncContextManager[Sequence[PassDisk]]]
-
-
-@dataclass
-class Tally:
-    """Bytes of a pass as its worker reports them, by disk key. `before`: bytes of all earlier passes, and zeros among them."""
-
-    before: dict[str, tuple[int, int]]
-    disks: dict[str, Moved | Flushed] = field(default_factory=dict)
-    _rate: Rate = field(default_factory=Rate)
-
-    def take(self, message: Moved | Flushed) -> None:
-        """Takes a report. A flush reports what was done when it began; the later, higher figures stay."""
-        so_far = self.disks.get(message.key, message)
-        if isinstance(message, Flushed) and not message.finished and so_far.bytes_done > message.bytes_done:
-            message = replace(
-                message, bytes_total=so_far.bytes_total, bytes_done=so_far.bytes_done, bytes_zero=so_far.bytes_zero
-            )
-        self.disks[message.key] = message
-
-    def take_up(self, marks: dict[str, Watermark]) -> None:
-        """Sets what is durable, from before the service ended."""
-        for mark in marks.values():
-            self.take(_as_message(mark))
-
-    def moved_bytes(self) -> int:
-        """Bytes that this pass has copied."""
-        return sum(disk.bytes_done for disk in self.disks.values())
-
-    def checked_bytes(self) -> int:
-        """Bytes that this pass has compared as samples."""
-        return sum(disk.bytes_checked for disk in self.disks.values() if isinstance(disk, Flushed))
-
-    def least_checked_bytes(self) -> int:
-        """The least that was compared of any disk: all missed changes may be on that disk."""
-        each = (disk.bytes_checked for disk in self.disks.values() if isinstance(disk, Flushed))
-        return min((checked for checked in each if checked), default=0)
-
-    def progress(self) -> Progress:
-        """The figures of all disks together, with the rate and the time to go."""
-        return self._rate.progress(
-            total=sum(disk.bytes_total for disk in self.disks.values()),
-            done=self.moved_bytes(),
-            zero=sum(disk.bytes_zero for disk in self.disks.values()),
-            before=(sum(done for done, _ in self.before.values()), sum(zero for _, zero in self.before.values())),
-        )
 
 
 async def run_pass(job: Job, new: Pass, disks: Sequence[PassDisk], *, fresh: bool, yields_to: str | None = None) -> Pass:
@@ -159,7 +112,7 @@ async def run_opened_pass(
 
 
 async def again_and_again(
-    listener: "Listener", marks: dict[str, Watermark], attempt: Callable[[dict[str, Watermark]], Awaitable[None]]
+    listener: Listener, marks: dict[str, Watermark], attempt: Callable[[dict[str, Watermark]], Awaitable[None]]
 ) -> None:
     """Repeats `attempt`, which goes on from the watermarks, until it succeeds: as long as workers die or files cannot be read,
     but some attempts bring progress."""
@@ -191,7 +144,7 @@ async def _begin(job: Job, new: Pass) -> Pass:
     return begun
 
 
-async def _finish(job: Job, number: int, tally: Tally, clock: "Clock") -> Pass:
+async def _finish(job: Job, number: int, tally: Tally, clock: Clock) -> Pass:
     progress = tally.progress()
     begun = next(one for one in job.migration.passes if one.number == number)
     checked, least = tally.checked_bytes(), tally.least_checked_bytes()
@@ -249,107 +202,3 @@ def _disk_order(job: Job, disk: PassDisk, marks: dict[str, Watermark], *, fresh:
         verify=disk.verify,
         hashes=hashes,
     )
-
-
-def _as_message(mark: Watermark) -> Flushed:
-    return Flushed(
-        key=mark.disk_key,
-        offset_bytes=mark.offset_bytes,
-        bytes_total=mark.bytes_total,
-        bytes_done=mark.bytes_done,
-        bytes_zero=mark.bytes_zero,
-        finished=mark.finished,
-    )
-
-
-def disk_progress(disks: tuple[DiskProgress, ...], tally: Tally, *, finished: bool = False) -> tuple[DiskProgress, ...]:
-    """The disks with their figures; `finished`: all of them."""
-
-    def now_at(disk: DiskProgress) -> DiskProgress:
-        message = tally.disks.get(disk.key)
-        if message is None:
-            return disk.model_copy(update={"state": "copied"}) if finished and disk.state == "waiting" else disk
-        copied = finished or (isinstance(message, Flushed) and message.finished)
-        done, zero = tally.before.get(disk.key, (0, 0))
-        return disk.model_copy(
-            update={
-                "state": "copied" if copied else "copying",
-                "bytes_total": done + message.bytes_total,
-                "bytes_done": done + message.bytes_done,
-                "bytes_zero": zero + message.bytes_zero,
-            }
-        )
-
-    return tuple(now_at(disk) for disk in disks)
-
-
-class Clock:
-    """Seconds of copying, including those before a restart. It runs as a context, and stops while the job waits for a
-    source."""
-
-    def __init__(self, seconds: float) -> None:
-        self._before = seconds
-        self._started: float | None = None
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._before, self._started = self.seconds(), None
-
-    def seconds(self) -> float:
-        """The seconds so far, including the present turn."""
-        running_s = 0.0 if self._started is None else time.monotonic() - self._started
-        return round(self._before + running_s, 3)
-
-
-class Listener:
-    """Handles a worker's messages: progress goes to the board, watermarks to the store. `moved`: a watermark has moved."""
-
-    def __init__(self, job: Job, number: int, tally: Tally, clock: Clock, patience: Patience) -> None:
-        self.job, self.number, self.tally, self.clock, self.patience = job, number, tally, clock, patience
-        self.watermarks = {key: disk.offset_bytes for key, disk in tally.disks.items() if isinstance(disk, Flushed)}
-        self.moved = False
-        self.turns: Turns | None = None
-
-    async def hear(self, message: Moved | Flushed | Result) -> None:
-        """Handles a message in the worker's order. A watermark is in the store on return."""
-        if isinstance(message, Result):
-            await self.result(message)
-            return
-        job = self.job
-        self.tally.take(message)
-        progress = self.tally.progress()
-        disks = disk_progress(job.migration.disks, self.tally)
-        job.rooms.board.pin(job.id, job.migration.state, progress, disks)
-        if isinstance(message, Flushed):
-            mark = Watermark(
-                disk_key=message.key,
-                pass_number=self.number,
-                offset_bytes=message.offset_bytes,
-                bytes_total=message.bytes_total,
-                bytes_done=message.bytes_done,
-                bytes_zero=message.bytes_zero,
-                finished=message.finished,
-            )
-            await job.in_thread(job.rooms.store.put_watermark, job.id, mark)
-            await job.change(
-                progress=progress,
-                disks=disks,
-                passes=tuple(
-                    one.model_copy(update={"bytes": self.tally.moved_bytes(), "seconds": self.clock.seconds()})
-                    if one.number == self.number
-                    else one
-                    for one in job.migration.passes
-                ),
-            )
-            if message.offset_bytes > self.watermarks.get(message.key, 0):
-                self.watermarks[message.key] = message.offset_bytes
-                self.moved = True
-                await self.patience.over()
-
-    async def result(self, message: Result) -> None:
-        """Handles a result that only this kind of order has."""
-        if message.name != WANTED_RATE or self.turns is None:
-            raise TypeError(f"a copy has no result {message.name}")
-        self.turns.want(WantedRate.of(message.content).bytes)

@@ -17,8 +17,9 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import RawSpec, ReaderSpec, paths
 from synvirt.errors import DiskReadFailed
 from synvirt.jobs.wire import Moved
+from synvirt.migrations.hearing import Tally
 from synvirt.migrations.job import Job
-from synvirt.migrations.passes import PassDisk, Tally, run_pass
+from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.model.job import Pass
 from synvirt.model.values import now
 from synvirt.offline.passthrough import Passthrough

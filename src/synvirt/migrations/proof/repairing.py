@@ -17,8 +17,9 @@ from synvirt.jobs.process import Worker
 from synvirt.jobs.wire import Result
 from synvirt.migrations import source_vm
 from synvirt.migrations.files import disks_of_files
+from synvirt.migrations.hearing import Clock, Listener, Tally
 from synvirt.migrations.job import Job
-from synvirt.migrations.passes import ANSWERED, Clock, Listener, Tally, again_and_again
+from synvirt.migrations.passes import ANSWERED, again_and_again
 from synvirt.migrations.patience import Patience, patiently
 from synvirt.migrations.planning.repairable import ledgers_of, refuse_volumes
 from synvirt.migrations.warm.snapshots import snapshot_of
