@@ -66,7 +66,11 @@ class Rehearsed(RuleBasedStateMachine):
     def made(self) -> None:
         self.destination.create(self.name, SIZE)
 
-    @rule(offset=st.integers(0, SIZE - 1), length=st.integers(1, 150 * KIB), seed=st.integers(0, 5))
+    @rule(
+        offset=st.integers(0, SIZE - 1) | st.sampled_from(range(0, SIZE, 64 * KIB)),
+        length=st.integers(1, 150 * KIB) | st.sampled_from([64 * KIB, 128 * KIB]),
+        seed=st.integers(0, 3),
+    )
     def write(self, offset: int, length: int, seed: int) -> None:
         """Of a pass, the one under way or the next."""
         self.writer = self.writer or open_writer(self.destination.open(self.name, SIZE))

@@ -90,7 +90,11 @@ class Passes(RuleBasedStateMachine):
         Path(self.spec.path).write_bytes(self.disk)
         self.kept = bytes(self.disk)
 
-    @rule(offset=st.integers(0, SIZE), length=st.integers(1, 150 * KIB), seed=st.integers(0, 9))
+    @rule(
+        offset=st.integers(0, SIZE) | st.sampled_from(range(0, SIZE, 64 * KIB)),
+        length=st.integers(1, 150 * KIB) | st.sampled_from([64 * KIB, 128 * KIB]),
+        seed=st.integers(0, 3),
+    )
     def write(self, offset: int, length: int, seed: int) -> None:
         self.writer = self.writer or AsideWriter(self.spec)
         offset %= self.SIZE
@@ -118,16 +122,18 @@ class Passes(RuleBasedStateMachine):
                 self.writer.write(offset, memoryview(data))
 
     @precondition(lambda self: not self.since)
-    @rule(interrupted=st.sampled_from(["", "before", "within", "after"]))
+    @rule(interrupted=st.sampled_from(["", "at once", "soon", "killed", "after"]))
     def fold(self, interrupted: str) -> None:
         """Nobody needs the volume as it was: it becomes the disk; and is what the next guest sees."""
         if self.writer is not None:
             self.writer.close()
             self.writer = None
-        if interrupted == "before":
-            with pytest.raises(Cancelled):
-                fold(self.spec, stop=lambda: True)
-        if interrupted == "within":  # some of it was copied
+        if interrupted in ("at once", "soon"):
+            asked = iter([False] * (4 if interrupted == "soon" else 0))
+            with contextlib.suppress(Cancelled):
+                fold(self.spec, stop=lambda: next(asked, True))
+            assert content(self.spec) == self.disk
+        if interrupted == "killed":  # some of it was copied
             for at in range(0, self.SIZE, 128 * KIB):
                 with Path(self.spec.path).open("r+b") as volume:
                     volume.seek(at)
@@ -223,6 +229,20 @@ def test_marks_that_cannot_be_kept_fail_the_flush(tmp_path: Path) -> None:
         with pytest.raises(DiskWriteFailed, match="marks cannot be written") as caught:
             writer.flush()
         assert caught.value.hint
+
+
+def test_zeros_are_folded_too(tmp_path: Path) -> None:
+    one = spec(tmp_path)
+    Path(one.path).write_bytes(b"x" * SIZE)
+    with contextlib.closing(open_writer(one)) as writer:
+        writer.zero(64 * KIB, MIB)
+        writer.write(2 * MIB, memoryview(bytes(128 * KIB)))
+        writer.flush()
+    fold(one)
+    expected = bytearray(b"x" * SIZE)
+    expected[64 * KIB : 64 * KIB + MIB] = bytes(MIB)
+    expected[2 * MIB : 2 * MIB + 128 * KIB] = bytes(128 * KIB)
+    assert Path(one.path).read_bytes() == expected
 
 
 def test_only_what_is_aside_is_folded(tmp_path: Path) -> None:

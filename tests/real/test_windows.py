@@ -133,6 +133,20 @@ def test_a_killed_service_takes_the_conversion_with_it_and_the_next_one_starts_o
     assert_converted(lab.disk, lab.folder)
 
 
+def test_a_rehearsals_overlay_is_converted_and_the_volume_under_it_is_not(lab: Lab) -> None:
+    lab.windows()
+    before, clone, preparer = lab.digest(), str(lab.folder / "clone.raw"), lab.preparer()
+    run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(lab.disk), clone], timeout_s=60)
+    beneath = {clone: str(lab.disk)}
+    preparer.convert(NAME, manifest(), [clone], lambda kind, text: None, lambda: False, beneath=beneath)
+    preparer.adopt(NAME, [clone], beneath=beneath)
+    preparer.discard(NAME)
+    assert lab.digest() == before
+    seen = lab.folder / "seen.raw"
+    run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", clone, str(seen)], timeout_s=60)
+    assert_converted(seen, lab.folder)
+
+
 def appliances(lab: Lab) -> list[str]:
     """Programs anywhere on the machine that have this test's folder in their arguments."""
     return [command for pid, command in children(1).items() if str(lab.folder) in command and pid != os.getpid()]

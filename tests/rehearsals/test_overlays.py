@@ -12,6 +12,7 @@ import pytest
 
 from synvirt.errors import DiskWriteFailed
 from synvirt.migrations import cloning
+from synvirt.migrations.warm import syncing
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalRequest, RehearsalState
@@ -153,6 +154,29 @@ def test_a_cancelled_job_leaves_nothing_of_it(stage: Stage) -> None:
     synced(stage, job, 600 * KIB, b"aside")
     stage.cancel(job.id)
     assert stage.house.leftovers(VM) == []
+
+
+def test_a_failed_cut_over_is_tried_again_with_what_is_aside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The volume is kept, and so is what lies beside it."""
+
+    async def refuse(job: object) -> None:
+        raise DiskWriteFailed("the folder is gone for a moment", hint="wait")
+
+    job = held(stage)
+    begun(stage, job)
+    synced(stage, job, 600 * KIB, b"aside")
+    monkeypatch.setattr(syncing, "settle", refuse)
+    failed = stage.cut_over(job.id)
+    assert failed.state is State.FAILED
+    assert sorted(beside(stage, failed)) == ["aside", "marks"]
+    monkeypatch.undo()
+    assert stage.house.platform.guest_writes(VM, DISK, 100 * KIB, b"and since")
+    again = stage.house.intake.retry(job.id, {"warm": {"cutover": "auto"}})
+    done = stage.house.run(again.id)
+    assert done.state is State.COMPLETED, done.last_error
+    assert done.domain is not None
+    assert hypervisor(stage).seen[UUID(done.domain.uuid)] == source_bytes(stage)
+    assert beside(stage, done) == []
 
 
 def test_a_fold_that_fails_is_the_rehearsals_trouble(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
