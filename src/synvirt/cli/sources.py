@@ -1,6 +1,7 @@
 """synvirt sources add|list|show|change|test|record|vms|inspect|remove, and synvirt keyring rotate"""
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,18 +23,53 @@ KINDS = ("vim_api", "wmi_api", "pve_api", "libvirt_remote", "xen_api", "prism_ap
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What you call it")]
 Endpoint = Annotated[str, typer.Argument(metavar="URL", help="https://vcenter.example, or qemu+ssh://root@host/system")]
 Kind = Annotated[str | None, typer.Option(metavar="KIND", help=f"{', '.join(KINDS)}; qemu… URLs are libvirt_remote")]
-User = Annotated[str | None, typer.Option("--source-user", help="The user on the platform; its password is asked for")]
-Secret = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FIELD", help="Another secret to be asked for, as token_secret; a line of the standard input each"),
-]
-Credential = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FIELD=VALUE", help="Another field of the credentials, that is no secret; FIELD=@FILE: a file's text"),
-]
-Option = Annotated[list[str] | None, typer.Option(metavar="FIELD=VALUE", help="An option of the platform: docs/platforms")]
-Fingerprint = Annotated[str | None, typer.Option(metavar="SHA256", help="Pin the certificate that the platform must show")]
-AnyCertificate = Annotated[bool, typer.Option("--any-certificate", help="Accept any certificate, an attacker's too")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How the service gets into a platform: the options that `add` and `change` share."""
+
+    source_user: Annotated[
+        str | None, typer.Option("--source-user", help="The user on the platform; its password is asked for")
+    ] = None
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD", help="Another secret to be asked for, as token_secret; a line of the standard input each"
+        ),
+    ] = None
+    credential: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=VALUE", help="Another field of the credentials, that is no secret; FIELD=@FILE: a file's text"
+        ),
+    ] = None
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="An option of the platform: docs/platforms")
+    ] = None
+    fingerprint: Annotated[
+        str | None, typer.Option(metavar="SHA256", help="Pin the certificate that the platform must show")
+    ] = None
+    any_certificate: Annotated[bool, typer.Option("--any-certificate", help="Accept any certificate, an attacker's too")] = (
+        False
+    )
+
+    def credentials(self) -> dict[str, str]:
+        """Asks for the secrets among them."""
+        user, secrets = self.source_user, self.secret or []
+        given = {"user": user} if user else {}
+        for field, value in map(_pair, self.credential or []):
+            given[field] = _text(Path(value[1:])) if value.startswith("@") else value
+        asked = dict.fromkeys([*(["password"] if user and not secrets and "password" not in given else []), *secrets])
+        return given | {field: secret(field.replace("_", " ").capitalize()) for field in asked}
+
+    def platform_options(self) -> dict[str, Any]:
+        given: dict[str, Any] = dict(map(_pair, self.option or []))
+        if self.fingerprint is not None:
+            given["fingerprint_sha256"] = self.fingerprint
+        if self.any_certificate:
+            given["verify_tls"] = False
+        return given
 
 
 @app.command()
@@ -44,12 +80,7 @@ def add(
     endpoint: Endpoint,
     *,
     kind: Kind = None,
-    source_user: User = None,
-    secret: Secret = None,
-    credential: Credential = None,
-    option: Option = None,
-    fingerprint: Fingerprint = None,
-    any_certificate: AnyCertificate = False,
+    access: Access,
 ) -> None:
     """Register a platform. A password is asked for on a terminal, else it is the first line of the standard input.
 
@@ -66,8 +97,8 @@ def add(
         "name": name,
         "kind": kind,
         "endpoint": endpoint,
-        "credentials": _credentials(source_user, secret or [], credential or []),
-        "options": _platform_options(option or [], fingerprint, any_certificate=any_certificate),
+        "credentials": access.credentials(),
+        "options": access.platform_options(),
     }
     with options.connect() as client:
         answer = client.ask("POST", "/sources", json=body)
@@ -124,12 +155,7 @@ def change(
     *,
     name: Annotated[str | None, typer.Option(help="A new name")] = None,
     endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Another address; needs the credentials again")] = None,
-    source_user: User = None,
-    secret: Secret = None,
-    credential: Credential = None,
-    option: Option = None,
-    fingerprint: Fingerprint = None,
-    any_certificate: AnyCertificate = False,
+    access: Access,
 ) -> None:
     """Change a source: rename it, pin its certificate, give it new credentials.
 
@@ -140,9 +166,9 @@ def change(
     import json
 
     body: dict[str, Any] = {key: value for key, value in (("name", name), ("endpoint", endpoint)) if value is not None}
-    if credentials := _credentials(source_user, secret or [], credential or []):
+    if credentials := access.credentials():
         body["credentials"] = credentials
-    platform = _platform_options(option or [], fingerprint, any_certificate=any_certificate)
+    platform = access.platform_options()
     with options.connect() as client:
         id_ = source_id(client, source)
         if platform:
@@ -370,14 +396,6 @@ def _tested(source: dict[str, Any]) -> str:
     return "never" if last is None else f"{at(last['at'])} {'ok' if last['ok'] else 'FAILED'}"
 
 
-def _credentials(user: str | None, secrets: list[str], others: list[str]) -> dict[str, str]:
-    given = {"user": user} if user else {}
-    for field, value in map(_pair, others):
-        given[field] = _text(Path(value[1:])) if value.startswith("@") else value
-    asked = dict.fromkeys([*(["password"] if user and not secrets and "password" not in given else []), *secrets])
-    return given | {field: secret(field.replace("_", " ").capitalize()) for field in asked}
-
-
 def _text(path: Path) -> str:
     from synvirt.errors import BadRequest, unreadable
 
@@ -387,15 +405,6 @@ def _text(path: Path) -> str:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise BadRequest(f"{path} is no text") from error
-
-
-def _platform_options(pairs: list[str], fingerprint: str | None, *, any_certificate: bool) -> dict[str, Any]:
-    given: dict[str, Any] = dict(map(_pair, pairs))
-    if fingerprint is not None:
-        given["fingerprint_sha256"] = fingerprint
-    if any_certificate:
-        given["verify_tls"] = False
-    return given
 
 
 def _pair(text: str) -> tuple[str, str]:
