@@ -273,8 +273,8 @@ def test_a_beginning_is_looked_for_on_every_page() -> None:
     class Paged:
         """Each page has one job."""
 
-        def ask(self, method: str, path: str, *, params: dict[str, str]) -> str:
-            number = int(params.get("cursor", "0"))
+        def ask(self, method: str, path: str, *, params: dict[str, str | None]) -> str:
+            number = int(params["cursor"] or 0)
             items = [{"id": str(UUID(int=number << 96)), "name": "web"}]
             return json.dumps({"items": items, "next_cursor": str(number + 1) if number < 3 else None})
 

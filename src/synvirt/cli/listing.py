@@ -2,13 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from synvirt.cli.program import shown
 from synvirt.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+# Options of every list that has pages.
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most this many")]
+Cursor = Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")]
 
 # With fewer columns, a UUID leaves no room for the rest of a row.
 NARROW = 110
@@ -61,13 +67,13 @@ def _every(client: Any, path: str) -> Iterator[Any]:
     """All things of the list, page by page."""
     import json
 
-    cursor: dict[str, str] = {}
+    cursor: str | None = None
     while True:
-        page = json.loads(client.ask("GET", path, params=cursor))
+        page = json.loads(client.ask("GET", path, params={"cursor": cursor}))
         yield from page["items"]
-        if page.get("next_cursor") is None:  # a job's rehearsals have no pages
+        cursor = page.get("next_cursor")  # a job's rehearsals have no pages
+        if cursor is None:
             return
-        cursor = {"cursor": page["next_cursor"]}
 
 
 def _is_whole(id_: str) -> bool:

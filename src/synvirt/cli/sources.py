@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import at, full_id, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, at, full_id, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 from synvirt.cli.secret import secret
@@ -112,8 +112,8 @@ def add(
 @with_options
 def list_(
     options: Options,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
-    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    limit: Limit = 1000,
+    cursor: Cursor = None,
 ) -> None:
     """List the sources, newest first.
 
@@ -249,7 +249,7 @@ def vms(
     *,
     search: Annotated[str, typer.Option(help="Part of a name or an id")] = "",
     limit: Annotated[int, typer.Option(min=1, max=5000, help="At most this many")] = 5000,
-    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    cursor: Cursor = None,
 ) -> None:
     """List the VMs on a source, by name.
 

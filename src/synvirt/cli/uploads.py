@@ -2,11 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import at, full_id, print_table
+from synvirt.cli.listing import Cursor, Limit, at, full_id, print_page, print_table
 from synvirt.cli.migrating.importing import print_inspection
 from synvirt.cli.migrating.upload_shown import send
 from synvirt.cli.options import Options, with_options
@@ -46,30 +46,16 @@ def add(
 @with_options
 def list_(
     options: Options,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
-    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    limit: Limit = 1000,
+    cursor: Cursor = None,
 ) -> None:
     """List the uploads, newest first.
 
     Example: synvirt uploads list
     """
-    import json
-
-    from synvirt.cli.program import sized
-
     with options.connect() as client:
         answer = client.ask("GET", "/uploads", params={"limit": limit, "cursor": cursor})
-    if options.json:
-        print(answer)
-        return
-    page = json.loads(answer)
-    if not page["items"]:
-        print("There are no uploads")
-        return
-    rows = [(one["id"], shown(one["filename"]), sized(one["size_bytes"]), at(one["expires_at"])) for one in page["items"]]
-    print_table(("ID", "NAME", "SIZE", "EXPIRES"), rows)
-    if page["next_cursor"]:
-        print(f"There are more: --cursor {page['next_cursor']}")
+    print_page(answer, none="There are no uploads", show=_table, as_json=options.json)
 
 
 @app.command()
@@ -120,3 +106,10 @@ def inspect(
         path = f"/uploads/{full_id(client, 'upload', upload)}/inspect"
         answer = client.ask("POST", path, json={} if vm is None else {"vm": vm})
     print_inspection(answer, as_json=options.json)
+
+
+def _table(items: list[dict[str, Any]]) -> None:
+    from synvirt.cli.program import sized
+
+    rows = [(one["id"], shown(one["filename"]), sized(one["size_bytes"]), at(one["expires_at"])) for one in items]
+    print_table(("ID", "NAME", "SIZE", "EXPIRES"), rows)

@@ -18,8 +18,6 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help=ShortId)]
 Point = Annotated[str, typer.Argument(metavar="POINT", help=ShortId)]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name or id")]
 Repository = Annotated[str, typer.Argument(metavar="REPOSITORY", help="Its name or id")]
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most this many")]
-Cursor = Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")]
 
 
 def list_things(options: Options, listed: Listed, table: Any, limit: int, cursor: str | None) -> None:

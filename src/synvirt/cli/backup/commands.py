@@ -12,9 +12,7 @@ from synvirt.cli.backup.asking import (
     POINTS,
     REPOSITORIES,
     RUNS,
-    Cursor,
     Job,
-    Limit,
     Point,
     Repository,
     Run,
@@ -26,7 +24,7 @@ from synvirt.cli.backup.jobs import add_job, change_job, jobs, remove_job, reten
 from synvirt.cli.backup.mount import mount
 from synvirt.cli.backup.offers import offers, release_point, show_offer
 from synvirt.cli.backup.runs import follow
-from synvirt.cli.listing import at, id_of, print_table
+from synvirt.cli.listing import Cursor, Limit, at, id_of, print_table
 from synvirt.cli.options import Options, size_given, with_options
 from synvirt.cli.program import shown, sized
 from synvirt.cli.secret import secret

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.backup.asking import JOBS, REPOSITORIES, Cursor, Job, Limit, ask, list_things
-from synvirt.cli.listing import at, id_of, print_table
+from synvirt.cli.backup.asking import JOBS, REPOSITORIES, Job, ask, list_things
+from synvirt.cli.listing import Cursor, Limit, at, id_of, print_table
 from synvirt.cli.options import Options, size_given, with_options
 from synvirt.cli.program import shown
 

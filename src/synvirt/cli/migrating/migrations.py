@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import at, full_id, print_table
+from synvirt.cli.listing import Cursor, at, full_id, print_table
 from synvirt.cli.migrating.following import follow, follow_several
 from synvirt.cli.options import Options, confirm, with_options
 from synvirt.cli.program import shown
@@ -26,7 +26,7 @@ def list_(
     options: Options,
     *,
     limit: Annotated[int, typer.Option(min=1, max=5000, help="At most this many")] = 5000,
-    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    cursor: Cursor = None,
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state, such as Failed; may be repeated")] = None,
     name: Annotated[str | None, typer.Option(help="Only jobs of this name")] = None,
     source_id: Annotated[str | None, typer.Option(help="Only jobs of this source: its id")] = None,

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import at, print_table
+from synvirt.cli.listing import Cursor, Limit, at, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown, sized
 
@@ -14,8 +14,8 @@ def files(
     options: Options,
     path: Annotated[str | None, typer.Argument(metavar="[PATH]", help="A folder there; none: the import root")] = None,
     *,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
-    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    limit: Limit = 1000,
+    cursor: Cursor = None,
 ) -> None:
     """List the import root, and what of it can be imported.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from synvirt.cli.listing import at, id_of, print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, at, id_of, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
 from synvirt.cli.waves.asking import WAVES, MemberName, WaveName, read
@@ -16,8 +16,8 @@ from synvirt.cli.waves.asking import WAVES, MemberName, WaveName, read
 @with_options
 def list_waves(
     options: Options,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
-    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    limit: Limit = 1000,
+    cursor: Cursor = None,
     state: Annotated[list[str] | None, typer.Option(help="Only waves in this state; may be given again")] = None,
     name: Annotated[str | None, typer.Option(help="Only waves of this name")] = None,
 ) -> None:
@@ -53,7 +53,7 @@ def members(
     wave: WaveName,
     *,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most this many")] = 10_000,
-    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    cursor: Cursor = None,
     state: Annotated[list[str] | None, typer.Option(help="Only members in this state; may be given again")] = None,
 ) -> None:
     """List the members of a wave, and what each of them waits for.
@@ -134,8 +134,8 @@ def deliveries(
     options: Options,
     wave: WaveName,
     *,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many")] = 1000,
-    cursor: Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")] = None,
+    limit: Limit = 1000,
+    cursor: Cursor = None,
     state: Annotated[list[str] | None, typer.Option(help="Only those in this state; may be given again")] = None,
 ) -> None:
     """List what is sent to the webhooks of a wave, and what came of it.
