@@ -77,13 +77,13 @@ def test_a_volume_is_restored_or_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     place = Place(str(device), "block")
     if breaks:
         with pytest.raises(DiskReadFailed):
-            restored.disks({"vda": (place, Disk(breaks=True), spec)})
+            restored.disks({"vda": (place, Disk.size, spec)})
         assert zfs("list", "-Ho", "name", "-t", "snapshot", "-r", volume).split() == [f"{volume}@synvirt-restore-{run.id}"]
         assert ledger.sweep(run.id)
         assert [device.read_bytes() == NOW] == [True]
     else:
         monkeypatch.setattr(in_place, "translated", lambda *_: contextlib.nullcontext())
-        restored.disks({"vda": (place, Disk(breaks=False), spec)})
+        restored.disks({"vda": (place, Disk.size, spec)})
         restored.commit(None)
         assert [device.read_bytes() == THEN[:MIB] + bytes(MIB) + THEN[2 * MIB :] + bytes(MIB)] == [True]
         # That all is done stays written until the run's own end.
