@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import DiskWriteFailed
+from synvirt.main.destinations import _is_shut_out
 from synvirt.migrations import cloning
 from synvirt.migrations.warm import syncing
 from synvirt.model.job import Migration
@@ -211,3 +212,20 @@ def test_where_no_overlay_can_be_made_it_is_said_at_once(tmp_path: Path, monkeyp
     said = OverlayingDirectory(tmp_path).why_no_clones()
     assert said is not None
     assert "qemu-img is not installed" in said
+
+
+def test_no_overlays_where_passes_could_not_read_the_volume_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libvirtd gives it to QEMU's user. A sync that fails is worse than a rehearsal that is refused."""
+    destination = OverlayingDirectory(tmp_path, shut_out=True)
+    name, to = (destination.volume_name(UUID(int=number), "disk") for number in (1, 2))
+    destination.create(name, 4096)
+    assert "may not open" in (destination.why_no_clones() or "")
+    with pytest.raises(DiskWriteFailed, match="may not open") as caught:
+        destination.clone(name, to)
+    assert caught.value.hint
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["disk.raw"]
+    system, session, embedded = "qemu:///system", "qemu:///session", f"qemu:///embed?root={tmp_path}"
+    for may, euid, shut in ((True, 0, ()), (True, 1, ()), (False, 1, (system,)), (False, 0, (system, embedded))):
+        monkeypatch.setattr("synvirt.cage.may_open_others_files", lambda may=may: may)
+        monkeypatch.setattr("os.geteuid", lambda euid=euid: euid)
+        assert tuple(uri for uri in (system, session, embedded) if _is_shut_out(uri)) == shut

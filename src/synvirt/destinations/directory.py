@@ -38,8 +38,9 @@ class DirectoryDestination:
     kind: ClassVar[str] = "directory"
     device_type: ClassVar[str] = "file"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, shut_out: bool = False) -> None:
+        """`shut_out`: this process may not open the files of a guest that runs."""
+        self.folder, self._shut_out = folder, shut_out
 
     def volume_name(self, job_id: UUID, label: str) -> str:
         return f"{job_id}/{sanitized_label(label)}.raw"
@@ -92,7 +93,7 @@ class DirectoryDestination:
         ):
             one.write(b"x" * 4096)
             one.flush()
-            return None if self._shares(one.fileno(), other.fileno()) else overlays.why_none(self.folder)
+            return None if self._shares(one.fileno(), other.fileno()) else self._why_no_overlays()
 
     def clone(self, name: str, to: str) -> None:
         volume, path = self._path(name), self._path(to)
@@ -107,10 +108,21 @@ class DirectoryDestination:
                 ):
                     if self._shares(original.fileno(), cloned.fileno()):
                         return
-                overlays.make(volume, path)
+                if (lacks := self._why_no_overlays()) is None:
+                    overlays.make(volume, path)
+                else:
+                    overlays.refuse(name, lacks)
         except BaseException:
             self.unclone(name, to)
             raise
+
+    def _why_no_overlays(self) -> str | None:
+        if self._shut_out:
+            return (
+                "their file system cannot share bytes between files (reflinks); and a volume under an overlay is QEMU's user's "
+                "while its guest runs, whose files this service may not open"
+            )
+        return overlays.why_none(self.folder)
 
     def beneath(self, name: str, to: str) -> str | None:
         volume = self._path(name)

@@ -17,6 +17,7 @@ import re
 import struct
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 from synvirt.disks.raw.aside import marks_bytes
 from synvirt.disks.specs import AsideWriterSpec, FileWriterSpec
@@ -45,10 +46,13 @@ def why_none(folder: Path) -> str | None:
     return None
 
 
+def refuse(name: str, lacks: str) -> NoReturn:
+    """DiskWriteFailed. `lacks`: why there are no overlays."""
+    raise DiskWriteFailed(f"volume {name} cannot be cloned: {lacks}", hint=NO_CLONES_HINT)
+
+
 def make(volume: Path, clone: Path) -> None:
     """Makes an empty overlay; the volume stays as it is from then on. DiskWriteFailed, OSError."""
-    if (lacks := why_none(volume.parent)) is not None:
-        raise DiskWriteFailed(f"volume {volume.name} cannot be cloned: {lacks}", hint=NO_CLONES_HINT)
     if _is_aside(volume):
         raise DiskWriteFailed(
             f"volume {volume.name} cannot be cloned: what was written beside it is not folded into it yet",

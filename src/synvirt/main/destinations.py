@@ -1,5 +1,6 @@
 """Where volumes go, by the settings."""
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -8,10 +9,20 @@ if TYPE_CHECKING:
 
 
 def make_destinations(settings: "Settings") -> "dict[str, Destination]":
-    return {name: _destination(chosen) for name, chosen in settings.destinations_by_name.items()}
+    shut_out = _is_shut_out(settings.hypervisor_uri)
+    return {name: _destination(chosen, shut_out=shut_out) for name, chosen in settings.destinations_by_name.items()}
 
 
-def _destination(chosen: "DestinationSetting") -> "Destination":
+def _is_shut_out(uri: str) -> bool:
+    """Whether guests' files are another user's while they run, and this process may not open such files."""
+    from synvirt.cage import may_open_others_files
+    from synvirt.kvm import qemu_user
+
+    as_we_do = "/session" in uri or (qemu_user.embedded_root(uri) is not None and os.geteuid() != 0)
+    return not as_we_do and not may_open_others_files()
+
+
+def _destination(chosen: "DestinationSetting", *, shut_out: bool) -> "Destination":
     from synvirt.destinations.directory import DirectoryDestination
     from synvirt.destinations.zfs import ZfsDestination
     from synvirt.disks.specs import RbdPlace
@@ -20,7 +31,7 @@ def _destination(chosen: "DestinationSetting") -> "Destination":
     match chosen.kind:
         case "directory":
             qemu_user.make(chosen.path)
-            return DirectoryDestination(chosen.path)
+            return DirectoryDestination(chosen.path, shut_out=shut_out)
         case "zfs":
             return ZfsDestination(chosen.pool, chosen.namespace)
         case "rbd":
