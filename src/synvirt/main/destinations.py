@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 
 def make_destinations(settings: "Settings") -> "dict[str, Destination]":
+    """The destinations by their names, the default first."""
     shut_out = _is_shut_out(settings.hypervisor_uri)
     return {name: _destination(chosen, shut_out=shut_out) for name, chosen in settings.destinations_by_name.items()}
 
