@@ -4,12 +4,10 @@ import fcntl
 import gc
 import itertools
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -145,28 +143,6 @@ def _everywhere_permitted() -> Iterator[None]:
     """A service in the test's own process says where its sources may be: to this test alone."""
     yield
     outgoing.permit(())
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["peak_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    """How much memory each worker of pytest had, to be kept under 600 MiB."""
-    peak = getattr(node, "workeroutput", {}).get("peak_kib")
-    if peak is not None:
-        _peaks[node.gateway.id] = peak // 1024
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if _peaks:
-        terminalreporter.write_line(f"peak memory in MiB: {_peaks}")
-
-
-_peaks: dict[str, int] = {}
 
 
 @pytest.fixture(scope="session")

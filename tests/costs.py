@@ -1,18 +1,27 @@
-"""What each file of tests costs: time, and seconds of a processor, of which a run of the suite is made; and which test raised
-its worker's peak of memory. Said at the end, where `--durations` is given."""
+"""What each file of tests costs: time, and seconds of a processor, of which a run of the suite is made; and which tests took
+most memory. Said at the end, where `--durations` is given; always: each worker's peak, in red where it is more than it may be.
+
+Memory is what is resident: also the pages of mapped files, of libraries above all, which are some 50 MiB of a worker. Its peak
+is begun anew for each part of a test, so that each has its own. It is not that of getrusage, which is never less than what the
+process had that this one was started from."""
 
 import resource
 from collections import defaultdict
 from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import forked
+from tests.kept_small import resident_bytes
 
 FILES = 40
 PEAKS = 20
-LEAST_PEAK_MIB = 20
+LEAST_PEAK_MIB = 40
+# Four workers and what they start, guests too, are on a machine with 8 GiB.
+WORKER_MIB = 600
 
 
 def processor_s() -> float:
@@ -21,10 +30,22 @@ def processor_s() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used) + forked.processor_s()
 
 
+def peak_mib() -> int:
+    """Since it was begun anew, or since ever where the kernel cannot do that."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def begin_peak() -> None:
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 class Costs:
     def __init__(self) -> None:
         self._used = processor_s()
-        self._peak_kib = 0
+        self._had_mib = self._peak_mib = 0
+        self._workers: dict[str, int] = {}
         self._files: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
         self._raised: list[tuple[int, int, str]] = []
 
@@ -32,10 +53,13 @@ class Costs:
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
         """Where the test runs. The report takes what it is given to the process that prints."""
         report = yield
-        used, peak_kib = processor_s(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        used, peak = processor_s(), peak_mib()
         report.processor_s = used - self._used
-        report.peak_mib = (peak_kib // 1024, (peak_kib - self._peak_kib) // 1024) if self._peak_kib else (0, 0)
-        self._used, self._peak_kib = used, peak_kib
+        # Before the first one is what all tests share: their modules.
+        report.peak_mib = (peak, peak - self._had_mib) if self._had_mib else (peak, 0)
+        self._peak_mib = max(self._peak_mib, peak)
+        self._used, self._had_mib = used, resident_bytes() >> 20
+        begin_peak()
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -48,9 +72,25 @@ class Costs:
         if raised >= LEAST_PEAK_MIB:
             self._raised.append((raised, peak, f"{report.when:8} {report.nodeid}"))
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["peak_mib"] = self._peak_mib
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        self._workers[node.gateway.id] = getattr(node, "workeroutput", {}).get("peak_mib", 0)
+
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
-        if config.getoption("durations") is None:
-            return
+        if config.getoption("durations") is not None:
+            self._say_all(terminalreporter)
+        workers = self._workers or {"alone": self._peak_mib}
+        terminalreporter.write_line(f"peak memory in MiB: {workers}")
+        above = {name: peak for name, peak in workers.items() if peak > WORKER_MIB}
+        if above:
+            terminalreporter.section(f"more than the {WORKER_MIB} MiB that a worker may have: {above}", red=True)
+
+    def _say_all(self, terminalreporter: Any) -> None:
         say = terminalreporter.write_line
         terminalreporter.section(f"most expensive {FILES} files")
         seconds, used, tests = (sum(column) for column in zip(*self._files.values(), strict=True)) if self._files else (0, 0, 0)
