@@ -41,7 +41,8 @@ class Lab:
         preparer.convert(NAME, manifest(), [str(self.disk)], lambda kind, text: self.said.append((kind, text)), stop)
 
     def digest(self) -> str:
-        return hashlib.sha256(self.disk.read_bytes()).hexdigest()
+        with self.disk.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @pytest.fixture
