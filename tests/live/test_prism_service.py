@@ -20,6 +20,7 @@ from synvirt.model.sources import Source
 from synvirt.sample import build
 from tests import forked
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
+from tests.holding import files_that_hold
 from tests.live.test_prism_jobs import busy_guest
 from tests.processes import FILTERED, caged, until
 from tests.real.test_service import _guests, service
@@ -48,7 +49,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, by_nfs: 
 
     sample = build(tmp_path / "sample", payload_mib=8, keep_raw=True)
     assert sample.raw is not None
-    vm = state.add_vm("web-01", {"scsi.0": sample.raw.read_bytes(), "scsi.1": random.Random(1).randbytes(2 * MIB)})
+    vm = state.add_vm("web-01", {"scsi.0": sample.raw, "scsi.1": random.Random(1).randbytes(2 * MIB)})
     options = dict(by_nfs.access().options)
     chosen = [f"prism_element={by_nfs.url('element')}", *(f"{name}={options[name]}" for name in ("nfs_port", "mount_port"))]
     with (
@@ -95,7 +96,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, by_nfs: 
     assert by_nfs.names() == []
     said = (data_dir.parent / "serve.log").read_text()
     assert PASSWORD not in said
-    assert [path for path in data_dir.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()] == []
+    assert files_that_hold(data_dir, PASSWORD) == []
 
 
 def registered(client: Client, prisms: Prisms, *which: str, **options: Any) -> Source:

@@ -12,6 +12,7 @@ import pytest
 
 from tests import forked
 from tests.fakes.vcenter import PASSWORD, USER, VCenter
+from tests.holding import files_that_hold
 from tests.real.test_service import service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -56,5 +57,4 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, platform
     assert platform.sessions() == 0
     said = (data_dir.parent / "serve.log").read_text()
     assert PASSWORD not in said
-    kept = [path for path in data_dir.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
-    assert kept == []
+    assert files_that_hold(data_dir, PASSWORD) == []

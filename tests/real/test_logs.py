@@ -11,6 +11,7 @@ import pytest
 
 from synvirt.cli.client import Client
 from tests import remote_servers as servers
+from tests.holding import files_that_hold
 from tests.needs import need
 from tests.processes import until
 
@@ -34,7 +35,7 @@ def test_no_secret_is_logged_and_each_line_says_whose_it_is(tmp_path: Path) -> N
         process.wait(30)
     lines = said.read_text().splitlines()
     assert SECRET not in said.read_text()
-    assert not [path for path in data_dir.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert files_that_hold(data_dir, SECRET) == []
     logged = [json.loads(line) for line in lines if not _is_for_people(line)]
     assert all({"event", "level", "timestamp"} <= line.keys() for line in logged)
     assert any(line.get("job") == job_id for line in logged)

@@ -34,7 +34,7 @@ def test_a_machine_is_moved_warm_and_boots_here(tmp_path: Path, by_nfs: Prisms) 
     subprocess.run(
         ["qemu-img", "convert", "-f", "vmdk", "-O", "raw", str(tmp_path / "disk.vmdk"), str(raw)], check=True, timeout=120
     )
-    vm = by_nfs.state.add_vm("web", {"scsi.0": raw.read_bytes()}, guest="Debian GNU/Linux 12")
+    vm = by_nfs.state.add_vm("web", {"scsi.0": raw}, guest="Debian GNU/Linux 12")
 
     def run(*arguments: str, typed: str = "") -> str:
         argv = [sys.executable, "-m", "synvirt", "--data-dir", str(data_dir), *arguments]

@@ -21,6 +21,7 @@ from tests.fakes.hyperv.host import EXPORTING, USER, FakeHost, hyperv_host
 from tests.fakes.hyperv.model import OFF
 from tests.guests import phony_windows
 from tests.guests.conversions import need_conversions
+from tests.holding import files_that_hold
 from tests.processes import until
 from tests.real.test_service import service
 from tests.remote_servers import PASSWORD
@@ -190,5 +191,4 @@ def test_from_an_unknown_certificate_to_a_guest_that_runs_here(tmp_path: Path, h
     assert host.snapshots(vm) == []
     assert host.wsman.shells == {}
     assert PASSWORD not in (data_dir.parent / "serve.log").read_text()
-    kept = [path for path in data_dir.rglob("*") if path.is_file() and path.stat().st_size < 8 << 20]
-    assert [path for path in kept if PASSWORD.encode() in path.read_bytes()] == []
+    assert files_that_hold(data_dir, PASSWORD) == []

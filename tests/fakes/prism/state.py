@@ -8,7 +8,7 @@ What changed between two files is found by comparing them, 64 KiB at a time: nob
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -159,13 +159,17 @@ class State:
 
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_vm(self, name: str, disks: dict[str, bytes], *, container: str = "default", **fields: Any) -> VmState:
+    def add_vm(self, name: str, disks: Mapping[str, bytes | Path], *, container: str = "default", **fields: Any) -> VmState:
         """`disks`: by address, `scsi.0`."""
         made = []
         for address, content in disks.items():
             bus, _, index = address.partition(".")
-            disk = DiskState(str(uuid4()), str(uuid4()), bus.upper(), int(index), container, len(content))
-            self.path(disk).write_bytes(content)
+            size = content.stat().st_size if isinstance(content, Path) else len(content)
+            disk = DiskState(str(uuid4()), str(uuid4()), bus.upper(), int(index), container, size)
+            if isinstance(content, Path):
+                shutil.copyfile(content, self.path(disk))
+            else:
+                self.path(disk).write_bytes(content)
             made.append(disk)
         vm = VmState(str(uuid4()), name, made, **fields)
         self.vms[vm.id] = vm
