@@ -1,10 +1,13 @@
 """Query parameters that a route does not take, HEAD, the filters of the list, and whose codes an error has."""
 
+import asyncio
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from synvirt.api.strict import Heads
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
@@ -56,6 +59,31 @@ def test_head_of_a_stream_ends(refusing: httpx.Client) -> None:
     head = refusing.head("/migrations/stream")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"].startswith("text/event-stream")
+
+
+def test_who_asks_for_the_head_of_a_stream_has_left_once_it_is_answered() -> None:
+    """Else each load balancer that asks so would keep a stream of events open behind it."""
+    asked, sent = 0, list[Message]()
+
+    async def stream(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"event", "more_body": True})
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def client() -> Message:
+        nonlocal asked
+        asked += 1
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def told(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(Heads(stream)({"type": "http", "method": "HEAD"}, client, told))
+    assert asked == 0
+    assert [(one["type"], one.get("body"), one.get("more_body")) for one in sent] == [
+        ("http.response.start", None, None),
+        ("http.response.body", b"", False),
+    ]
 
 
 def test_head_of_what_is_not_there_and_of_what_get_cannot_do(refusing: httpx.Client) -> None:

@@ -182,6 +182,21 @@ def test_a_block_that_is_being_written_has_no_hash(tmp_path: Path) -> None:
     assert known(tmp_path / "h", len(content)) is None, "blocks that may be half written are known"
 
 
+def test_a_hash_is_stored_once_its_block_is_durable_and_not_before(tmp_path: Path) -> None:
+    """`watermark` bytes are. A hash that came earlier would be of bytes that a power cut takes away."""
+    size, token = 5 * BLOCK, uuid4()
+    hashes = BlockHashes(tmp_path / "h", size, token)
+    content = random.Random(6).randbytes(3 * BLOCK)
+    hashes.has_read(0, memoryview(bytearray(content)))
+    hashes.is_zero_from(3 * BLOCK, size)
+    for watermark in (0, BLOCK - 1, BLOCK, 2 * BLOCK + 5, 4 * BLOCK, 5 * BLOCK - 1, size):
+        hashes.settle(watermark)
+        stored = [hashes.known(block) is not None for block in range(5)]
+        zeros = watermark == size  # they are stored together
+        assert stored == [BLOCK * (block + 1) <= watermark for block in range(3)] + [zeros, zeros], watermark
+    hashes.close()
+
+
 def test_a_file_that_was_open_when_its_host_went_down_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = random.Random(4).randbytes(3 * BLOCK)
     volume = Volume(len(content))

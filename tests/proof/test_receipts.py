@@ -17,6 +17,7 @@ from synvirt.disks.checking.block_hashes import BlockHashes
 from synvirt.disks.checking.ledger import BLOCK_BYTES
 from synvirt.disks.specs import RawSpec
 from synvirt.errors import MalformedArchive, NotFound
+from synvirt.proof.bag import Ledger, write_bag
 from synvirt.proof.keeping import CopiedDisk, MovedJob, Receipts
 from synvirt.proof.signing import HostKey, PublicKey
 from synvirt.proof.unpacking import unpack
@@ -286,6 +287,86 @@ def test_a_forger_with_a_key_of_his_own_is_found_out(made: tuple[Receipts, Path,
     assert checked(folder).problems == ()
     problems = checked(folder, receipts.key.public).problems
     assert any(receipts.key.public.fingerprint in problem for problem in problems)
+
+
+def listed_again(folder: Path) -> None:
+    """The manifests, of what is in the folder now: whoever changes a file can do that, too."""
+    for manifest, files in (
+        ("manifest-sha256.txt", sorted((folder / "data").iterdir())),
+        (
+            "tagmanifest-sha256.txt",
+            sorted(path for path in folder.iterdir() if path.is_file() and "tagmanifest" not in path.name),
+        ),
+    ):
+        rows = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in files]
+        (folder / manifest).write_text("".join(rows))
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    before = path.read_text()
+    assert old in before
+    path.write_text(before.replace(old, new, 1))
+
+
+def test_a_forger_who_makes_the_manifests_anew_is_found_out(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:
+    """Then all hashes of files are right, and it is the signatures alone that tell, each of them by itself."""
+    receipts, all_, _ = made
+    own, his = receipts.key, HostKey(tmp_path / "his.key", "kvm1")
+    statement = (folders(all_)[0] / "data/statement.json").read_bytes()
+    other = statement.replace(b'"name": "web"', b'"name": "db1"')
+    assert other != statement
+    sig, envelope, plan, signers = "statement.json.sig", "receipt.dsse.json", "data/plan.json", "allowed_signers"
+    forgeries: list[tuple[Callable[[Path], object], set[str]]] = [
+        (lambda folder: (folder / "data/statement.json").write_bytes(other), {sig, envelope}),
+        (lambda folder: (folder / sig).write_text(own.sshsig(other)), {sig}),
+        (lambda folder: (folder / sig).write_text(his.sshsig(statement)), {sig}),
+        (lambda folder: (folder / envelope).write_text(own.dsse(other)), {envelope}),
+        (lambda folder: (folder / envelope).write_text(his.dsse(statement)), {envelope}),
+        (
+            lambda folder: (folder / envelope).write_text(
+                his.dsse(statement).replace(his.public.fingerprint, own.public.fingerprint)
+            ),
+            {envelope},
+        ),
+        (lambda folder: (folder / signers).write_text(his.allowed_signers), {signers}),
+        (lambda folder: changed(folder / plan, "Cold", "Warm"), {plan}),
+        (lambda folder: changed(folder / "data/disk-0.sha256", "  0\n", "  1\n"), {"data/disk-0.sha256"}),
+        (lambda folder: (folder / "data/disk-1.sha256").write_text(""), {"data/disk-1.sha256"}),
+        (lambda folder: changed(folder / "bagit.txt", "1.0", "0.9"), {"bagit.txt"}),
+    ]
+    for number, (forge, named) in enumerate(forgeries):
+        folder = tmp_path / str(number)
+        shutil.copytree(folders(all_)[0], folder)
+        forge(folder)
+        listed_again(folder)
+        problems = checked(folder, own.public).problems
+        files = (sig, envelope, plan, signers, "data/disk-0.sha256", "data/disk-1.sha256", "bagit.txt")
+        assert {name for name in files if any(name in problem for problem in problems)} == named, (number, problems)
+    assert checked(folders(all_)[0], own.public).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["a  0", "b  2"], "line 2 is not the hash of block 1"),
+        (["a  0"], "has 1 hashes, and the volume 2 blocks"),
+        (["a  0", "b  1", "c  2"], "line 3 is not the hash of block 2"),
+        (["a  0", "b  01"], "line 2 is not the hash of block 1"),
+    ],
+)
+def test_a_ledger_that_was_signed_and_is_none_of_its_disk_is_named(
+    made: tuple[Receipts, Path, Path], tmp_path: Path, rows: list[str], said: str
+) -> None:
+    key = made[0].key
+    lines = "".join(f"{row[0] * 64}{row[1:]}\n" for row in rows).encode()
+    (tmp_path / "rows").write_bytes(lines)
+    ledger = Ledger("data/disk-0.sha256", tmp_path / "rows", hashlib.sha256(lines).hexdigest())
+    disk = {"key": "disk-0", "size_bytes": BLOCK_BYTES + 1, "block_bytes": BLOCK_BYTES, "ledger": ledger.name}
+    root = f"receipt-{UUID(int=1)}"
+    write_bag(tmp_path / "tar", root=root, predicate={"volumes": [disk]}, plan=PLAN, ledgers=[ledger], key=key)
+    with (tmp_path / "tar").open("rb") as tar:
+        folder = unpack(tar, tmp_path / "out", root)
+    assert [said in problem for problem in checked(folder, key.public).problems] == [True]
 
 
 def test_a_flipped_byte_of_a_volume_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:

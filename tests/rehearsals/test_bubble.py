@@ -281,6 +281,46 @@ def test_a_guest_cannot_take_anothers_place() -> None:
         until(lambda: place(bubble, 0).addresses() == [DATABASE])
 
 
+def test_what_is_for_one_card_goes_to_no_other_and_what_is_for_all_goes_to_each() -> None:
+    need_root("a network namespace")
+    cards = [card_of(number, address) for number, address in enumerate((DATABASE, SHOP, FAR))]
+    macs = [b"\x52\x54\0\0\0" + bytes([number]) for number in range(3)]
+    with Bubble(cards) as bubble, Wire(bubble.ports[0]) as one, Wire(bubble.ports[1]) as two, Wire(bubble.ports[2]) as three:
+        for wire, mac in ((one, macs[0]), (two, macs[1]), (three, macs[2])):
+            wire.send(ALL + mac + b"\x88\xb5" + b"I am here")
+        told = {two.receive()[6:12], two.receive()[6:12]}  # each frame for all goes to each other card
+        assert told <= set(macs)
+        one.send(macs[1] + macs[0] + b"\x88\xb5" + b"for two alone")
+        assert two.receive().endswith(b"for two alone")
+        one.send(ALL + macs[0] + b"\x88\xb5" + b"for all")
+        heard = []
+        while not heard or not heard[-1].endswith(b"for all"):
+            heard.append(three.receive())
+        assert not [frame for frame in heard if frame.endswith(b"for two alone")]
+
+
+def test_what_a_guest_does_not_take_is_dropped_and_not_kept() -> None:
+    """A guest that hangs, or floods another that hangs, fills no memory of this host."""
+    need_root("a network namespace")
+    cards = [card_of(0, DATABASE), card_of(1, SHOP)]
+    with Bubble(cards) as bubble, Wire(bubble.ports[0]) as flooding, Wire(bubble.ports[1]) as hanging:
+        hanging.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        status = Path(f"/proc/{bubble._child.pid}/status")
+
+        def resident_kib() -> int:
+            return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmRSS"))
+
+        flooding.send(who_has(GATEWAY, socket.inet_aton(DATABASE)))
+        flooding.receive()
+        before = resident_kib()
+        frame = ALL + MAC + b"\x88\xb5" + bytes(60000)
+        for _ in range(1000):  # 57 MiB
+            flooding.send(frame)
+        flooding.send(who_has(GATEWAY, socket.inet_aton(DATABASE)))
+        flooding.receive()  # so all of them were handled
+        assert resident_kib() - before < 24 * 1024
+
+
 # ── whose addresses ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

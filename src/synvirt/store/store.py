@@ -391,4 +391,7 @@ def _reported(job: Migration) -> tuple[object, ...]:
 
 def _persist_failed(error: SQLAlchemyError) -> PersistFailed:
     cause = str(getattr(error, "orig", None) or error).splitlines()[0]
-    return PersistFailed(f"the store failed: {cause}", hint="check the free space of {data_dir}, or that the database answers")
+    return PersistFailed(
+        f"the store failed: {cause}",
+        hint="check the free space of the service's folder (data_dir), or that the database answers",
+    )
