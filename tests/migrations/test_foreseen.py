@@ -1,6 +1,6 @@
 """A mistake in a plan is said when the plan is posted, with its field and the nearest right name, not after an outage."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from synvirt.live import LiveAdapter
 from synvirt.migrations.planning.foreseen import dry_run, foresee, refuse
 from synvirt.migrations.planning.intake import check_plan
 from synvirt.migrations.rooms import Rooms
-from synvirt.model.job import Migration, Pass
+from synvirt.model.job import Difference, Migration, Pass
 from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
-from synvirt.sizes import KIB
+from synvirt.sizes import KIB, MIB
 from tests.fakes.guests import FakePreparer
 from tests.fakes.live import FakeAdapter
 from tests.house import SOURCE_ID, VM, House, live_plan, offline_plan
@@ -85,6 +85,51 @@ def test_a_plan_without_mistakes_has_no_problems_and_says_how_it_would_run(rooms
     assert not house.platform.vm(VM)["cbt_enabled"], "nothing at the source was changed"
     assert house.store.documents(limit=1)[0] == []
     check_plan(rooms, live_plan(**RIGHT))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"mode": "Cold"},
+        {"skip_disks": ["disk-1"]},
+        {"target": {"cpu_count": 3, "memory_bytes": 512 * MIB, "disk_bus": "sata"}},
+        {"target": {"name": "copy", "identity": "new"}},
+        {"target": {"start": False}, "skip_disks": ["disk-0"]},
+        {"mode": "Cold", "target": {"name": "other"}, "warm": {"max_passes": 1}},
+    ],
+)
+@pytest.mark.parametrize("offline", [False, True])
+def test_what_a_dry_run_says_is_what_then_runs(tmp_path: Path, fields: dict[str, Any], offline: bool) -> None:
+    """The way of each disk, the machine, and each difference of it; that of a new identity is another one each time."""
+    house = House(tmp_path)
+    house.platform.add_vm(VM, {"disk-0": b"boot" * KIB, "disk-1": bytes(8 * KIB)})
+    folder = house.imports / "web"
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"disk-{number}.raw").write_bytes(bytes([number]) * 8 * KIB)
+    plan = offline_plan(folder, **fields) if offline else live_plan(**fields)
+    found = dry_run(replace(house.rooms, check_source=lambda kind, source_id: None), plan)
+    assert found.problems == ()
+    ended = house.run(house.intake.submit(found.plan).id)
+    assert (ended.state, ended.plan) == (State.COMPLETED, plan)
+    assert ended.domain is not None
+    assert ended.manifest is not None
+    assert found.manifest is not None
+    copied = {one.disk_key for one in found.ways if one.way != "skipped"}
+    assert {one.key for one in ended.disks if one.volume is not None} == copied
+    ways = {one.way for one in found.ways} - {"skipped"}
+    assert ways == {"file" if offline else str(ended.mode_effective).lower()}
+
+    def told(differences: Iterable[Difference]) -> list[tuple[str, str | None, str | None, str]]:
+        return [
+            (one.what, one.source, None if "mac" in one.what or one.what == "uuid" else one.here, one.why)
+            for one in differences
+        ]
+
+    assert told(found.differences) == told(ended.domain.differences)
+    assert [one.id for one in found.concerns] == [one.id for one in ended.manifest.concerns]
+    house.close()
 
 
 @pytest.mark.parametrize(

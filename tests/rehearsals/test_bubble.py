@@ -293,7 +293,7 @@ def test_what_is_for_one_card_goes_to_no_other_and_what_is_for_all_goes_to_each(
         one.send(macs[1] + macs[0] + b"\x88\xb5" + b"for two alone")
         assert two.receive().endswith(b"for two alone")
         one.send(ALL + macs[0] + b"\x88\xb5" + b"for all")
-        heard = []
+        heard: list[bytes] = []
         while not heard or not heard[-1].endswith(b"for all"):
             heard.append(three.receive())
         assert not [frame for frame in heard if frame.endswith(b"for two alone")]
