@@ -1,5 +1,6 @@
 """A browser that people use, a service with real sockets and TLS, and jobs in every state."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.needs import need
 # Kept by CI: what the pages looked like.
 PICTURES = Path(__file__).parent.parent.parent / "build" / "screenshots"
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+# Lines of the browser's console that say that a page is wrong: its policy's, and those of htmx.
+COMPLAINT = re.compile("Content Security Policy|^htmx:")
 # Nothing of the browser's own goes out.
 QUIET = [
     *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
@@ -63,11 +66,11 @@ def context(browser: Browser, served: tuple[Service, str]) -> Iterator[BrowserCo
 
 @pytest.fixture
 def page(context: BrowserContext) -> Iterator[Page]:
-    """A page of the service. Whatever it or its policy complains about fails the test."""
+    """A page of the service. A complaint of its scripts or its policy fails the test."""
     page = context.new_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda said: complaints.append(said.text) if "Content Security Policy" in said.text else None)
+    page.on("console", lambda line: complaints.append(line.text) if COMPLAINT.search(line.text) else None)
     yield page
     assert complaints == []
 

@@ -43,6 +43,38 @@ def test_a_job_that_begins_copies_and_ends_is_seen_without_a_reload(page: Page, 
     expect(mine.locator(".pill")).to_have_text("Completed")
 
 
+def test_events_of_jobs_that_the_list_does_not_show_change_nothing_on_it(page: Page, service: Service) -> None:
+    """The fixture of the page fails, if htmx complains in the console."""
+    page.goto("/")
+    page.wait_for_load_state("load")
+    job = service.submit(PLAN.model_copy(update={"name": "not-shown"}))
+    row = page.locator(f"#job-{job.id}")
+    expect(row).to_have_count(1)
+    page.evaluate("id => document.getElementById(id).remove()", f"job-{job.id}")
+    service.move(job.id, State.COPYING_FULL)
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_total=4 * GIB, bytes_done=GIB))
+    # All events that come before the row of a later job have been seen, when that is there.
+    later = service.submit(PLAN.model_copy(update={"name": "shown"}))
+    expect(page.locator(f"#job-{later.id}")).to_have_count(1)
+    expect(row).to_have_count(0)
+    service.board.unpin(job.id)
+    for one in (job, later):
+        service.move(one.id, State.COMPLETED)
+    expect(page.locator(f"#state-{later.id} .pill")).to_have_text("Completed")
+
+
+def test_a_job_that_is_queued_twice_for_a_page_has_one_row(page: Page, service: Service) -> None:
+    page.goto("/")
+    page.wait_for_load_state("load")
+    job = service.submit(PLAN.model_copy(update={"name": "once"}))
+    expect(page.locator(f"#job-{job.id}")).to_have_count(1)
+    service.move(job.id, State.QUEUED)
+    service.move(job.id, State.STARTING)
+    expect(page.locator(f"#state-{job.id} .pill")).to_have_text("Starting")
+    expect(page.locator(f"#job-{job.id}")).to_have_count(1)
+    service.move(job.id, State.COMPLETED)
+
+
 def test_a_downgrade_has_a_colour_of_its_own_and_an_error_another(page: Page, service: Service) -> None:
     colours = {}
     for name, job_id in (("note", jobs.downgraded(service)), ("bad", jobs.unbooted(service))):

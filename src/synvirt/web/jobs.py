@@ -30,13 +30,17 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
     store, board = intake.store, intake.board
 
     def changed_row(event: Event) -> bytes:
-        job = parsed(Migration, event.document)
-        row = pages.part("row_changed.html", job=job, is_new=job.state == State.QUEUED, oob=True)
-        return format_sse_event(event="part", data_str=row, id=str(event.id))
+        job, number = parsed(Migration, event.document), str(event.id)
+        if job.state == State.QUEUED:
+            # The page may have been made after this event: then its row for the job gives way to the new one.
+            gone = format_sse_event(event=f"job-{job.id}", data_str="gone")
+            return gone + format_sse_event(event="queued", data_str=pages.part("row.html", job=job), id=number)
+        state = format_sse_event(event=f"state-{job.id}", data_str=pages.part("row_state.html", job=job))
+        return state + format_sse_event(event=f"figures-{job.id}", data_str=pages.part("row_figures.html", job=job), id=number)
 
     def figures_of(id_: UUID, state: State, progress: Progress) -> bytes:
         update = ProgressUpdate(id=id_, state=state, progress=progress)
-        return format_sse_event(event="part", data_str=pages.part("row_figures.html", job=update, oob=True))
+        return format_sse_event(event=f"figures-{id_}", data_str=pages.part("row_figures.html", job=update))
 
     feed = Feed(store, board, Words(changed_row, figures_of), stopping=stopping, pace=pace)
 
@@ -48,9 +52,7 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
         documents, following = store.documents(limit=ENDED_ON_A_PAGE, cursor=int(cursor) if cursor else None)
         read = readable(Migration, documents)
         ended = [job for job in read if job.state in ENDS]
-        return pages.page(
-            "jobs.html", under_way=under_way, ended=ended, following=following, cursor=cursor, newest=newest, oob=False
-        )
+        return pages.page("jobs.html", under_way=under_way, ended=ended, following=following, cursor=cursor, newest=newest)
 
     @router.get("/events")
     async def events(
