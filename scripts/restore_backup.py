@@ -37,7 +37,7 @@ def master_key(text: str) -> bytes:
     found = base64.b32decode(letters + "=" * (-len(letters) % 8))
     key, check = found[:32], found[32:]
     if len(found) != 34 or hashlib.sha256(b"synvirt backup 1" + key).digest()[:2] != check:
-        sys.exit("this is no recovery key")
+        sys.exit("this is not a recovery key")
     return key
 
 
@@ -98,7 +98,7 @@ class Repository:
         while (key := self.keys[-1]).check != header["key_check"]:  # it was changed since the repository was made
             change = folder / "keys" / key.check
             if not change.is_file() or len(self.keys) > 100:
-                sys.exit("this is not the repository's key")
+                sys.exit("the key does not belong to the repository")
             sealed = base64.b64decode(json.loads(change.read_bytes())["before"])
             self.keys.append(Key(key.gcm.decrypt(sealed[:12], sealed[12:], b"the key before " + key.check.encode())))
         self.places = {}

@@ -86,7 +86,7 @@ FIRST: dict[str, str] = {
     "E_BAK_AUTHOR_UNKNOWN": "Compare the key's fingerprint with what the other host's `synvirt receipt key` prints; if it is right, put that line into the file of the "
     "setting `backup_signers`. Else do not restore it.",
     "E_BAK_DOMAIN_DIFFERS": "The guest lacks a device that this host does not have: the warning names it. `virsh edit GUEST` gives it one of this host's.",
-    "E_BAK_NO_WAY_BACK": "Nothing failed. If the restore is cancelled or fails now, what the device held is lost: let it end.",
+    "E_BAK_NO_WAY_BACK": "Nothing failed. If the restore is cancelled or fails now, the device's content is lost: let it end.",
     "E_BAK_START_FAILED": "The disks are restored, or are being copied. The detail has libvirt's words: `synvirt doctor`, then `virsh start GUEST`.",
 }
 

@@ -39,13 +39,13 @@ class BadRequest(SynvirtError):
 
 
 class InvalidPlan(SynvirtError):
-    """The plan cannot be carried out as it stands."""
+    """The plan cannot be executed as it is."""
 
     code, status = "E_MIG_INVALID_PLAN", 400
 
 
 class UnsupportedFormat(SynvirtError):
-    """The file is of no kind that can be imported."""
+    """The file is not of a kind that can be imported."""
 
     code, status = "E_MIG_UNSUPPORTED_FORMAT", 400
 
@@ -56,7 +56,7 @@ class UnsupportedFormat(SynvirtError):
 
 
 class MalformedArchive(SynvirtError):
-    """The archive or one of its parts is damaged or not what it says."""
+    """The archive or one of its parts is damaged, or is not what it claims to be."""
 
     code, status = "E_MIG_MALFORMED_ARCHIVE", 400
 
@@ -75,13 +75,13 @@ class Unauthorized(SynvirtError):
 
 
 class Forbidden(SynvirtError):
-    """The caller's role does not reach that far."""
+    """The caller's role does not permit this."""
 
     code, status = "E_MIG_FORBIDDEN", 403
 
 
 class NotFound(SynvirtError):
-    """There is no such thing."""
+    """There is no such object."""
 
     code, status = "E_MIG_NOT_FOUND", 404
 
@@ -105,7 +105,7 @@ class Conflict(SynvirtError):
 
 
 class UploadTooLarge(SynvirtError):
-    """The upload is over the size cap."""
+    """The upload is larger than the size limit."""
 
     code, status = "E_MIG_UPLOAD_REJECTED", 413
 
@@ -194,7 +194,7 @@ class DeltaTooLarge(SynvirtError):
 
 
 class OutageTooLong(SynvirtError):
-    """The guest would be away for longer than the plan's outage_budget_s."""
+    """The outage is longer than the plan's outage_budget_s."""
 
     code = "E_MIG_OUTAGE_TOO_LONG"
 
@@ -226,7 +226,7 @@ class Internal(SynvirtError):
 
 
 class BackupNotFound(NotFound):
-    """There is no such thing among the backups."""
+    """There is no such object among the backups."""
 
     code = "E_BAK_NOT_FOUND"
 
@@ -238,7 +238,7 @@ class BackupUnauthorized(Unauthorized):
 
 
 class BackupForbidden(Forbidden):
-    """The caller's role does not reach that far into the backups."""
+    """The caller's role does not permit this for backups."""
 
     code = "E_BAK_FORBIDDEN"
 
@@ -262,7 +262,7 @@ class SourceRunning(Conflict):
 
 
 class SourceUnsupported(BadRequest):
-    """A disk of the guest is of no kind that can be backed up."""
+    """A disk of the guest is not of a kind that can be backed up."""
 
     code = "E_BAK_SOURCE_UNSUPPORTED"
 
@@ -280,7 +280,7 @@ class GuestStillFrozen(SynvirtError):
 
 
 class SourceSnapshotFailed(SynvirtError):
-    """The guest's disks could not be held at one moment."""
+    """The guest's disks could not be frozen at one moment."""
 
     code = "E_BAK_SNAPSHOT_FAILED"
 
@@ -310,7 +310,7 @@ class RepositoryFull(SynvirtError):
 
 
 class RepositoryKeyWrong(SynvirtError):
-    """The key is not the repository's."""
+    """The key does not belong to the repository."""
 
     code, status = "E_BAK_KEY_WRONG", 400
 
@@ -322,13 +322,13 @@ class RepositoryDamaged(DiskReadFailed):
 
 
 class BackupBusy(SynvirtError):
-    """So much is under way already; it may be asked again in a moment."""
+    """Too many requests are being served now; try again in a moment."""
 
     code, status = "E_BAK_BUSY", 429
 
 
 class BackupImmutable(Conflict):
-    """It is kept for longer than that."""
+    """The object is protected: it cannot be changed or removed now."""
 
     code = "E_BAK_IMMUTABLE"
 
@@ -340,7 +340,7 @@ class StoreWriteFailed(SynvirtError):
 
 
 class BackupDiskWriteFailed(DiskWriteFailed):
-    """A disk that is restored could not be written."""
+    """A disk could not be written during a restore."""
 
     code = "E_BAK_DISK_WRITE_FAILED"
 
@@ -352,13 +352,13 @@ class BackupCancelled(Cancelled):
 
 
 class BackupInternal(Internal):
-    """Something went wrong inside the service while it was at backups."""
+    """Something went wrong inside the service during a backup operation."""
 
     code = "E_BAK_INTERNAL"
 
 
 class HostLacks(Conflict):
-    """This host lacks something that the guest's domain names."""
+    """This host lacks something that the guest's domain needs."""
 
     code = "E_BAK_HOST_LACKS"
 

@@ -19,7 +19,7 @@ WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 DAYS_TRIED_MAX = 55_000
 # 9,999 days, weeks, months or years: no window needs a longer wait.
 NUMBER_MAX = 9_999
-EXAMPLE = "FREQ=WEEKLY;BYDAY=FR,SA or FREQ=MONTHLY;BYDAY=1SU are right"
+EXAMPLE = "for example FREQ=WEEKLY;BYDAY=FR,SA or FREQ=MONTHLY;BYDAY=1SU"
 _ONE_DAY = timedelta(days=1)
 
 
@@ -45,7 +45,7 @@ def parse(text: str, timezone: str) -> Rule:
     for part in text.upper().strip().removesuffix(";").split(";"):
         name, _, value = part.partition("=")
         if not value or name in given:
-            raise _wrong(f"{part!r} is no part of a rule, or stands there twice")
+            raise _wrong(f"{part!r} is not a part of a rule, or occurs twice")
         if name not in _PARTS:
             known = ", ".join(("FREQ", *sorted(set(_PARTS) - {"FREQ"})))
             raise _wrong(f"{name} is not known in a rule here", f"known are {known}; the time of day is that of the start")
@@ -184,7 +184,7 @@ def _one_of(*known: str) -> Callable[[str], str]:
 
 def _number(value: str) -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= len(value) <= 4 or int(value) < 1:
-        raise ValueError(f"a number from 1 to {NUMBER_MAX} is right")
+        raise ValueError(f"give a number from 1 to {NUMBER_MAX}")
     return int(value)
 
 
@@ -199,7 +199,7 @@ def _signed(value: str, most: int, *, backwards: bool) -> int:
     sign = -1 if value.startswith("-") else 1
     digits = value.removeprefix("-" if sign < 0 else "+")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 3 or not 1 <= int(digits) <= most:
-        raise ValueError(f"numbers from 1 to {most} are right")
+        raise ValueError(f"give numbers from 1 to {most}")
     if sign < 0 and not backwards:
         raise ValueError("it is not counted backwards")
     return sign * int(digits)
@@ -224,7 +224,7 @@ def _until(value: str) -> datetime:
     try:
         day = datetime.strptime(value, "%Y%m%d").date()  # noqa: DTZ007 - a day
     except ValueError:
-        raise ValueError("a day like 20271231, or a time like 20271231T220000Z is right") from None
+        raise ValueError("give a day like 20271231, or a time like 20271231T220000Z") from None
     return datetime.combine(day, time.max)
 
 

@@ -271,7 +271,7 @@ def test_an_account_of_the_host(account: tuple[str, str], tmp_path: Path) -> Non
 
 def test_without_a_group_the_hosts_accounts_are_not_asked(tmp_path: Path) -> None:
     """Each of them would be let in, and be an admin."""
-    with pytest.raises(BadRequest, match="no group says who may call"):
+    with pytest.raises(BadRequest, match="no group of users is set"):
         authenticator(Settings(data_dir=tmp_path, auth="pam"), announce=lambda line: None)
 
 

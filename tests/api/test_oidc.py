@@ -142,7 +142,7 @@ BENT: dict[str, dict[str, Any]] = {
     "issued tomorrow": {"iat": NOW + 86400, "exp": NOW + 2 * 86400},
     "not yet": {"nbf": NOW + 86400},
     "nobody": {"sub": ""},
-    "subject is no text": {"sub": 7},
+    "subject is not a text": {"sub": 7},
     "unsigned": {"alg": "none"},
     "signed by a secret": {"alg": "HS256"},
     "signed by a stranger": {"alg": "stranger"},
@@ -173,7 +173,7 @@ def test_who_has_no_role_is_not_let_in(site: Site, groups: object) -> None:
     with site.provider.bent({"groups": groups}):
         answer = site.log_in("anna")
     assert (answer.status_code, f"{SESSION}=" in str(answer.headers)) == (403, False)
-    assert "nothing that gives you a role" in answer.text
+    assert "none of your groups has a role here" in answer.text
     assert site.log_in("gast").status_code == 403
     refused = [e for e in site.entries() if e[1] == "oidc" and e[4] == 403]
     assert all(e[2].startswith("oidc:") and len(e[2]) > len("oidc:") for e in refused), "the provider said who it was"
@@ -185,7 +185,7 @@ def test_a_state_is_good_once_in_the_browser_that_has_begun(site: Site) -> None:
     session(site.come(back, cookie))
     for again in (back, logged_in_at(address, "anna")):
         replayed = site.come(again, cookie)
-        assert (replayed.status_code, "was not begun here" in replayed.text) == (401, True)
+        assert (replayed.status_code, "was not started here" in replayed.text) == (401, True)
     begun, mine = site.begin()
     _, other = site.begin()
     for wrong in (other, "", f"{COOKIE}=x"):
@@ -265,7 +265,7 @@ def test_a_log_in_that_was_begun_is_forgotten() -> None:
     begun = [known.begin("192.0.2.1", "") for _ in range(BEGUN_MAX_NETWORK + 1)]
     state = [parse_qs(urlsplit(one.url).query)["state"][0] for one in begun]
     for lost in (0,):
-        with pytest.raises(Unauthorized, match="was not begun"):
+        with pytest.raises(Unauthorized, match="was not started"):
             known.end({"state": state[lost], "error": "x"}, begun[lost].browser, lambda who, error: None)
     with pytest.raises(Unauthorized, match="did not log you in"):
         known.end({"state": state[1], "error": "x"}, begun[1].browser, lambda who, error: None)

@@ -364,7 +364,7 @@ def test_the_cap_counts_the_files_bytes_as_they_come(small: Service, announced: 
         assert client.post("/uploads", content=body(MIB), headers=FORM).status_code == 201
         [kept] = left(small)
         answer = client.post("/uploads", content=body(MIB + 1), headers=FORM)
-        assert "cap of 1048576 bytes" in assert_problem(answer, 413, "E_MIG_UPLOAD_REJECTED")["detail"]
+        assert "limit of 1048576 bytes" in assert_problem(answer, 413, "E_MIG_UPLOAD_REJECTED")["detail"]
         assert left(small) == [kept]
 
 

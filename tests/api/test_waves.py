@@ -148,7 +148,7 @@ def test_the_command_line_runs_a_wave(client: httpx.Client, service: Service, tm
     assert json.loads(run("export", "night"))["name"] == "night"
     simulated = run("simulate", "night", "--more-destinations", "1")
     assert all(part in simulated for part in ("It ends", "p95", "The size of 2 members is not known", "MEMBER"))
-    assert simulated.count("What holds it back") == 1
+    assert simulated.count("Bottleneck:") == 1
     assert "is running" in run("go", "night")
     assert "is held" in run("hold", "night")
     assert "skipped" in run("skip", "night", "a")

@@ -75,7 +75,7 @@ case "$1" in get) echo 7 ;; send) head -c 300000 /dev/zero ;; esac
     assert (cage.reads, cage.programs, cage.files_as_service) == (("/dev/zvol/a",), False, True)
     begun = zfs_stream.send(changes)
     monkeypatch.setattr(programs, "forbidden", True)
-    with pytest.raises(DeltaFallback, match="no stream of a zfs volume"):
+    with pytest.raises(DeltaFallback, match="not a stream of a zfs volume"):
         list(zfs_stream.changed(begun))
     assert (tmp_path / "asked").read_text().split() == ["get", "get", "send"]
 

@@ -202,7 +202,7 @@ def test_a_damaged_chunk_says_where_on_the_disk_it_is() -> None:
     assert place is not None
     file = start.files[f"packs/{place.pack}"]
     damaged = bytearray(file.content)
-    damaged[first.offset] ^= 0xFF  # another byte for certain: a fixed one is there already, one time in 256
+    damaged[first.offset] ^= 0xFF  # another byte for certain: a fixed one already exists, one time in 256
     file.content = bytes(damaged)
     with pytest.raises(SynvirtError, match=r"changed at bytes \d+ to \d+: the disk cannot be read at offset \d+$"):
         restored(repository, point, threads=0)

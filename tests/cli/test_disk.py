@@ -77,7 +77,7 @@ def test_a_target_that_exists_is_replaced_only_by_force(raw: Path, tmp_path: Pat
     target.write_text("precious")
     result = disk("convert", raw, target)
     assert result.exit_code == 1
-    assert result.stderr == "E_MIG_CONFLICT: target.raw is there already\nhint: --force replaces it\n"
+    assert result.stderr == "E_MIG_CONFLICT: target.raw already exists\nhint: --force replaces it\n"
     assert target.read_text() == "precious"
     assert disk("convert", "--force", raw, target).exit_code == 0
     assert target.read_bytes() == raw.read_bytes()

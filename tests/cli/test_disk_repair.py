@@ -231,7 +231,7 @@ def test_a_receipt_that_is_not_as_it_was_signed_mends_nothing(moved: tuple[Path,
     assert "the receipt is not as it was signed" in result.stderr
     neither = disk("verify", volume)
     assert neither.exit_code == 2
-    assert "--ledger or --receipt is wanted" in neither.stderr
+    assert "give either --ledger or --receipt" in neither.stderr
 
 
 def _receipt(volume: Path, tmp_path: Path) -> tuple[Path, HostKey]:

@@ -112,7 +112,7 @@ def test_a_ledger_that_exists_is_replaced_only_by_force(raw: Path, tmp_path: Pat
     ledger.write_text("precious")
     result = disk("convert", "--ledger", ledger, raw, tmp_path / "target.raw")
     assert result.exit_code == 1
-    assert result.stderr.startswith("E_MIG_CONFLICT: ledger is there already")
+    assert result.stderr.startswith("E_MIG_CONFLICT: ledger already exists")
     assert not (tmp_path / "target.raw").exists()
     assert disk("convert", "--force", "--ledger", ledger, raw, tmp_path / "target.raw").exit_code == 0
     assert '"ledger":"synvirt"' in ledger.read_text()

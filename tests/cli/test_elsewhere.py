@@ -83,7 +83,7 @@ def test_credentials_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="text in quotes"):
         request("smb://nas/share/x.vhdx", ElsewhereOptions(credentials=file), environ={})
     file.write_text("password: hush")
-    with pytest.raises(Exception, match="no TOML") as caught:
+    with pytest.raises(Exception, match="not a TOML") as caught:
         request("smb://nas/share/x.vhdx", ElsewhereOptions(credentials=file), environ={})
     assert "hush" not in str(caught.value)
     with pytest.raises(Exception, match="cannot be read"):

@@ -302,7 +302,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def test_what_lies_in_the_import_root(service: Service, run: Run) -> None:
-    assert run("files").stdout.strip() == "Nothing lies there"
+    assert run("files").stdout.strip() == "The folder is empty"
     (service.settings.imports_dir / "web.qcow2").write_bytes(b"QFI\xfb" + bytes(508))
     (service.settings.imports_dir / "exports").mkdir()
     told = run("files").stdout

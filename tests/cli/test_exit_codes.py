@@ -114,7 +114,7 @@ def test_every_command_shows_an_example_of_itself() -> None:
 def test_who_wants_json_is_asked_nothing(service: Service, run: Run, line: str) -> None:
     """A question would stand among the JSON, and nobody reads it there."""
     done = run(*line.split(), "--json")
-    assert (done.exit_code, json.loads(done.stdout)["error"]["hint"]) == (2, "say so: --yes")
+    assert (done.exit_code, json.loads(done.stdout)["error"]["hint"]) == (2, "confirm with --yes")
     asked = run(*line.split(), typed="n\n")
     # The runner itself shows what is typed.
     assert (asked.exit_code, "[y/N]" in asked.stdout, "[y/N]" in asked.stderr) == (1, False, True)

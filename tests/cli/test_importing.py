@@ -112,8 +112,8 @@ def test_what_was_sent_for_a_plan_that_is_refused_stays(service: Service, run: R
 @pytest.mark.parametrize(
     ("at", "said"),
     [
-        ("/host-files/inspect", "no job is made\n"),
-        ("/inspect", "no job is made; the file stays at the service until it expires: synvirt uploads show "),
+        ("/host-files/inspect", "no job is created\n"),
+        ("/inspect", "no job is created; the file stays at the service until it expires: synvirt uploads show "),
         ("/migrations", "the service may have taken the job: synvirt migrations list\n"),
     ],
 )

@@ -48,7 +48,7 @@ def test_add_list_show_test_vms_change_remove(service: Service, run: Run, platfo
     assert "option      nbd_ports = 10809, 10872\n" in shown
     assert "None" not in shown
     tried = run("sources", "test", "lab", "--deep")
-    assert (tried.exit_code, tried.stdout.splitlines()[-1]) == (0, "The source serves.")
+    assert (tried.exit_code, tried.stdout.splitlines()[-1]) == (0, "The source can be used.")
     assert "vm-1" in run("sources", "vms", "lab").stdout
     assert "warm         yes" in run("sources", "inspect", "lab", "vm-1").stdout
     assert run("sources", "change", "lab", "--name", "prod").exit_code == 0
@@ -130,9 +130,9 @@ def test_an_address_that_says_enough_needs_no_kind_and_another_is_asked_for_it(s
 
 def test_a_password_that_nobody_typed_is_not_sealed(service: Service, run: Run) -> None:
     refused = run("sources", "add", "vc", "https://127.0.0.1:1", "--kind", "vim_api", "--source-user", "root", typed="")
-    assert (refused.exit_code, "Password: nobody gave one" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "Password: is missing" in refused.stderr) == (2, True)
     empty = run("sources", "add", "vc", "https://127.0.0.1:1", "--kind", "vim_api", "--source-user", "root", typed="\n")
-    assert (empty.exit_code, "Password: nobody gave one" in empty.stderr) == (2, True)
+    assert (empty.exit_code, "Password: is missing" in empty.stderr) == (2, True)
     no_file = run("sources", "add", "vc", "qemu:///system", "--credential", "private_key=@/nonexistent/key")
     assert (no_file.exit_code, "No such file or directory" in no_file.stderr) == (2, True)
     assert "Errno" not in no_file.stderr
@@ -193,7 +193,7 @@ def test_a_site_is_recorded_into_a_file(service: Service, run: Run, tmp_path: Pa
         assert done.exit_code == 0, done.stderr
         written = tmp_path / "site.jsonl"
         told = run("sources", "record", "site", "--vm", "payroll", "--output", written)
-        assert (told.exit_code, "Look through it" in told.stdout) == (0, True)
+        assert (told.exit_code, "Check it before" in told.stdout) == (0, True)
         assert json.loads(written.read_text().splitlines()[0])["kind"] == "pve_api"
         assert "/qemu/100/config" in written.read_text()
         assert "/qemu/101/config" not in written.read_text()

@@ -100,7 +100,7 @@ def test_a_file_over_the_cap_is_not_sent_in_vain(tmp_path: Path, run: Run) -> No
         assert time.monotonic() - started < 60
     assert done.exit_code == 1
     assert json.loads(done.stdout)["error"]["code"] == "E_MIG_UPLOAD_REJECTED"
-    assert done.stderr.startswith("E_MIG_UPLOAD_REJECTED: the file is over the cap of 1048576 bytes")
+    assert done.stderr.startswith("E_MIG_UPLOAD_REJECTED: the file is larger than the limit of 1048576 bytes")
     service.close()
 
 

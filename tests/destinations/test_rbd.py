@@ -44,5 +44,5 @@ def test_a_domain_is_told_a_path_with_a_colon_in_it() -> None:
 
 @pytest.mark.parametrize("change", [{"pool": "a/b"}, {"pool": ""}, {"client": "x:conf=/etc"}, {"pool": "a@b"}])
 def test_names_that_would_need_quoting_are_refused(change: dict[str, str]) -> None:
-    with pytest.raises(DiskWriteFailed, match="is no name"):
+    with pytest.raises(DiskWriteFailed, match="is not a name"):
         RbdDestination(RbdPlace(**{"conf": "/etc/ceph/ceph.conf", "client": "admin", "pool": "vms", **change}))

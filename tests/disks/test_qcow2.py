@@ -286,7 +286,7 @@ def test_plain_clusters_are_shared_where_the_file_system_can(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("field", "values", "error", "message"),
     [
-        ((0, ">4s"), b"QFI\0", MalformedArchive, "no qcow2 image"),
+        ((0, ">4s"), b"QFI\0", MalformedArchive, "not a qcow2 image"),
         ((4, ">I"), 1, UnsupportedFormat, "version 1"),
         ((4, ">I"), 4, UnsupportedFormat, "version 4"),
         ((20, ">I"), 8, MalformedArchive, r"2\^8"),

@@ -438,7 +438,7 @@ def test_a_server_that_dribbles_does_not_keep_a_caller_for_ever() -> None:
                     reader.close()
 
         try:
-            with pytest.raises(SourceUnreachable, match="did not bring"):
+            with pytest.raises(SourceUnreachable, match="did not send"):
                 look()
         finally:
             ended.set()

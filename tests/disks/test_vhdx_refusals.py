@@ -358,8 +358,8 @@ def test_the_parent_beside_the_image_is_found_by(tmp_path: Path, keys: tuple[tup
         ((("relative_path", "C:base.vhdx"),), HostPathRejected, "drive"),
         ((("relative_path", "nbd://host/disk"),), HostPathRejected, "protocol"),
         ((("relative_path", "link.vhdx"),), HostPathRejected, "leads out"),
-        ((("relative_path", "a\0b"),), HostPathRejected, "no file name"),
-        ((("relative_path", ""),), HostPathRejected, "no file name"),
+        ((("relative_path", "a\0b"),), HostPathRejected, "not a file name"),
+        ((("relative_path", ""),), HostPathRejected, "not a file name"),
         ((("absolute_win32_path", "\\\\?\\C:\\VMs\\base.vhdx"),), HostPathRejected, "outside the import root"),
         ((("volume_path", "\\\\?\\Volume{0}\\base.vhdx"),), HostPathRejected, "outside the import root"),
         ((("relative_path", ".\\gone.vhdx"),), MalformedArchive, "not there"),
@@ -403,7 +403,7 @@ def test_a_parent_with_other_sectors_is_refused(tmp_path: Path) -> None:
 
 
 LOCATORS: dict[str, tuple[bytes, type[SynvirtError], str]] = {
-    "of another type": (parent_locator([], SOMETHING), UnsupportedFormat, "no VHDX image, but of type"),
+    "of another type": (parent_locator([], SOMETHING), UnsupportedFormat, "not a VHDX image, but of type"),
     "too short": (b"short", MalformedArchive, "locator of 5 bytes"),
     "with too many entries": (parent_locator([])[:18] + b"\xff\xff", MalformedArchive, "65535 entries"),
     "with an entry outside": (

@@ -106,16 +106,16 @@ FLAT = 'RW 4 FLAT "disk-flat.vmdk" 0'
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        (b"", MalformedArchive, "is no VMDK"),
-        (b"\0" * 100, MalformedArchive, "is no VMDK"),
-        (b"hello", MalformedArchive, "is no VMDK"),
+        (b"", MalformedArchive, "is not a VMDK"),
+        (b"\0" * 100, MalformedArchive, "is not a VMDK"),
+        (b"hello", MalformedArchive, "is not a VMDK"),
         (b"# Disk DescriptorFile\n" + b"x" * (2 << 20), MalformedArchive, "too large for a descriptor"),
         (descriptor(create_type="monolithicFlat"), MalformedArchive, "names no extents"),
         (descriptor("RW 0 ZERO", create_type="monolithicFlat"), MalformedArchive, "names no extents"),
         (
             descriptor("RW 4 FLAT disk-flat.vmdk", create_type="x"),
             MalformedArchive,
-            "is 1024 bytes|describes no extent|no file name",
+            "is 1024 bytes|describes no extent|not a file name",
         ),
         (descriptor("RW many ZERO", create_type="x"), MalformedArchive, "line 8 of its descriptor describes no extent"),
         (descriptor("RW 99999999999999999999 ZERO", create_type="x"), MalformedArchive, "larger than VMware's largest disk"),

@@ -153,9 +153,9 @@ def _members(path: Path, *members: tuple[str, bytes]) -> Path:
         ([("Ref:4/00000001", PIECE), ("Ref:4/00000000", PIECE)], "comes after number 1"),
         ([("Ref:4/00000000", b"A" * (2 * MIB + 1))], "is outside the disk"),
         ([("Ref:4/what", b"A")], "is no piece of a disk"),
-        ([("Ref:4/00000000.checksum", b"A")], "is no digest of the member before it"),
-        ([("Ref:4/00000000", PIECE), ("Ref:4/00000001.xxhash", b"A")], "is no digest of the member before it"),
-        ([("Ref:4/00000000", PIECE), ("Ref:4/00000000.xxhash", b"A" * 300)], "is no digest of the member before it"),
+        ([("Ref:4/00000000.checksum", b"A")], "is not a digest of the member before it"),
+        ([("Ref:4/00000000", PIECE), ("Ref:4/00000001.xxhash", b"A")], "is not a digest of the member before it"),
+        ([("Ref:4/00000000", PIECE), ("Ref:4/00000000.xxhash", b"A" * 300)], "is not a digest of the member before it"),
         ([("Ref:4/00000000", b""), ("Ref:4/00000001", b"A")], "ends at byte 1 of 2097152"),
     ],
 )

@@ -253,7 +253,7 @@ class FakeAdapter:
         self._faults()
         whole = RawSpec(path=str(self._snapshot_folder(vm_id, snapshot.id) / f"{disk.key}.raw"))
         if snapshot.id not in self.platform.vm(vm_id)["snapshots"]:
-            raise SnapshotFailed(f"snapshot {snapshot.id} of {vm_id} is no more")
+            raise SnapshotFailed(f"snapshot {snapshot.id} of {vm_id} no longer exists")
         if since is None:
             return whole
         vm = self.platform.vm(vm_id)

@@ -53,6 +53,6 @@ def test_names_of_strangers_are_text() -> None:
 
 def test_a_wave_that_does_not_move_says_so() -> None:
     found = simulate(wave(), {}, Site(), NOW)
-    assert texts(gantt(found)) == ["Nothing of this wave moves: each member says why."]
+    assert texts(gantt(found)) == ["No member of this wave moves: see the reason of each."]
     one = simulate(wave(member("a")), {"a": Load(GIB, "h", "d")}, Site(), NOW)
     assert "a" in texts(gantt(one))

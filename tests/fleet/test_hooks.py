@@ -222,7 +222,7 @@ def test_a_wave_waits_for_a_required_webhook_and_is_held_when_that_is_given_up(n
     assert waits.members[0].state is MemberState.WAITING
     night.pauses_are_over(made_at=0)
     held = night.until(made.id, lambda seen: seen.state is WaveState.HELD)
-    assert "did not take wave_began: 127.0.0.1 answers 503" in (held.reason or "")
+    assert "did not accept wave_began: 127.0.0.1 answers 503" in (held.reason or "")
     night.waves.go(made.id)
     done = night.until(made.id, lambda seen: seen.state is WaveState.COMPLETED)
     assert done.hooks[0].required is False, "who let it go on knew of it"

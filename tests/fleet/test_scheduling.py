@@ -210,7 +210,7 @@ def test_members_apart_are_never_cut_over_at_once() -> None:
     made = wave(member("n1", group="dc"), member("n2", group="dc"), groups=[Group(name="dc", rule="apart")])
     decision, reasons = ask(made, NOW, n1=S.READY, n2=S.READY)
     assert decision.cut_over == ("n1",)
-    assert reasons == {"n2": "n1 of its group dc is being cut over, and no two of them are at once."}
+    assert reasons == {"n2": "n1 of its group dc is being cut over, and only one of them may be at a time."}
     assert ask(made, NOW, n1=S.HEALTHY, n2=S.READY)[0].cut_over == ("n2",)
 
 

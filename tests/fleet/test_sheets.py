@@ -117,7 +117,7 @@ def test_a_column_that_is_none_of_ours_is_a_mistake_and_of_rvtools_is_passed_ove
     assert (row, column, hint) == (1, "dependson", "did you mean depends_on?")
     assert vms(take_in(b"VM,Powerstate,Annotation\nwiki,poweredOn,x\n", KNOWN)) == ["vm-103"]
     assert told("window\nw\n")[0][2] == "no column says which VM is meant"
-    assert told("vm,VM\nwiki,wiki\n")[0][2] == "the column stands there twice"
+    assert told("vm,VM\nwiki,wiki\n")[0][2] == "the column occurs twice"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_column_that_is_none_of_ours_is_a_mistake_and_of_rvtools_is_passed_ove
     [
         (b"", "empty"),
         (b"vm\n", "no VMs"),
-        (b"%PDF-1.7", "no XLSX and no CSV"),
+        (b"%PDF-1.7", "neither XLSX nor CSV"),
         (b'vm,id\n"wiki,a\n', "cannot be read in row 2"),
         (b"vm\n" + b"wiki\n" * 10_001, "10001 rows"),
         (b"vm," + b"," * 2000 + b"\n", "columns"),

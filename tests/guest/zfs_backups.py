@@ -318,7 +318,7 @@ def check_doubts(house: House) -> None:
     zfs("set", f"volsize={SIZE + MIB}", second_volume)
     run = house.run()
     assert [warning.code for warning in run.warnings] == ["E_BAK_DELTA_FALLBACK"] * 2
-    assert "another than it was" in run.warnings[0].message
+    assert "not the same as before" in run.warnings[0].message
     assert "resized" in run.warnings[1].message
     first, second = house.restored(run.restore_point_ids[0])
     assert first.startswith(b"changed before the bookmark")

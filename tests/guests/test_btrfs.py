@@ -109,7 +109,7 @@ def test_profiles_of_several_devices_are_read(data: str, metadata: str, count: i
             [first, *_] = Btrfs(parts).subvolumes()
             assert read_all(first) == expected
     if data == metadata == "raid0":
-        with windows(images[0]) as parts, pytest.raises(DiskReadFailed, match="device 2 of it is not there"):
+        with windows(images[0]) as parts, pytest.raises(DiskReadFailed, match="device 2 of it is missing"):
             read_all(next(iter(Btrfs(parts).subvolumes())))
 
 
@@ -218,7 +218,7 @@ def test_a_hostile_one_takes_no_longer_than_it_may(tmp_path: Path, monkeypatch: 
     grown(tree, seed=9)
     image = made(tmp_path / "image", tree)
     monkeypatch.setattr(trees, "STEPS_MAX", 500)
-    with windows(image) as parts, pytest.raises(UnsupportedFormat, match="more in it than is looked at"):
+    with windows(image) as parts, pytest.raises(UnsupportedFormat, match="more in it than is read"):
         read_all(next(iter(Btrfs(parts).subvolumes())))
 
 
@@ -230,5 +230,5 @@ def test_a_system_on_two_disks_is_one(tmp_path: Path) -> None:
     assert LINUX.items() <= found.items()
     assert [item for item in found if item.startswith(("volume", "not read"))] == ["volume disk 1 from byte 0 on"]
     alone = facts_of([str(disks[0])])
-    why = "its file system cannot be read: device 2 of it is not there"
+    why = "its file system cannot be read: device 2 of it is missing"
     assert alone["not read disk 1 from byte 0 on"] == why

@@ -127,7 +127,7 @@ def test_what_is_no_answer_is_not_believed(bad: CagedLooking, imports: Path, ans
 
 
 def test_one_that_hangs_is_ended_in_time(bad: CagedLooking, imports: Path) -> None:
-    with pytest.raises(DiskReadFailed, match="could not be looked into"):
+    with pytest.raises(DiskReadFailed, match="could not be inspected"):
         bad.ask(Look("inspect", imports, "web.ova", within_s=-4.5, vm="time.sleep(1000)"))
 
 

@@ -158,9 +158,9 @@ def test_what_does_not_come_along_is_a_concern_with_its_name(cluster: Prisms, wh
     ("fields", "state"),
     [
         ({}, "They are not seen: snapshots are as after a crash."),
-        ({"tools": True}, "They are installed, and hold its file systems still for a snapshot."),
-        ({"tools": True, "holds_still": False}, "They are installed, and do not hold its file systems still."),
-        ({"tools": True, "power": "OFF"}, "They are installed, and do not hold its file systems still: it does not run."),
+        ({"tools": True}, "They are installed, and freeze its file systems for a snapshot."),
+        ({"tools": True, "holds_still": False}, "They are installed, and do not freeze its file systems."),
+        ({"tools": True, "power": "OFF"}, "They are installed, and do not freeze its file systems: it does not run."),
     ],
 )
 def test_the_state_of_guest_tools_is_told(cluster: Prisms, which: str, fields: dict[str, Any], state: str) -> None:
@@ -407,7 +407,7 @@ def test_a_token_that_runs_out_in_the_middle_is_fetched_anew(by_iscsi: Prisms) -
 def test_a_cluster_that_is_away_costs_a_cold_copy_its_holes_and_ends_a_warm_one(by_iscsi: Prisms) -> None:
     """It alone tells what changed: a job that cannot ask it is to say so before it has copied for hours."""
     vm = machine(by_iscsi)
-    by_iscsi.central.element_address = "127.0.0.3"  # nobody listens there
+    by_iscsi.central.element_address = "127.0.0.3"  # nothing listens there
     access = by_iscsi.access("central", transport="iscsi")
     with pytest.raises(SourceUnreachable, match=r"127\.0\.0\.3 port 9440") as failure:
         ask(access, lambda adapter: opened(adapter, vm.id))

@@ -490,7 +490,7 @@ def test_an_encrypted_disk_is_refused_and_hinders_no_other(layer: str) -> None:
 def test_a_virtual_tpm_encrypts_the_home_and_not_the_disks() -> None:
     one = described(a_disk(), vim.vm.device.VirtualTPM(key=11000), config__keyId=KEY)
     assert [(concern.id, concern.category) for concern in one.concerns[1:]] == [("vim.home_encrypted", "Information")]
-    assert "does not come along" in one.concerns[1].assessment
+    assert "is not migrated" in one.concerns[1].assessment
 
 
 @pytest.mark.parametrize(

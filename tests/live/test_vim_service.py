@@ -39,7 +39,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, platform
         fingerprint = re.findall(r"(?:[0-9A-F]{2}:){31}[0-9A-F]{2}", shown["hint"])[0]
         assert fingerprint.replace(":", "") == platform.fingerprint
         run("sources", "change", "lab", "--fingerprint", fingerprint)
-        assert "The source serves." in run("sources", "test", "lab", "--deep", "--vm", "vm-57")
+        assert "The source can be used." in run("sources", "test", "lab", "--deep", "--vm", "vm-57")
         assert "DC0_H0_VM0" in run("sources", "vms", "lab")
         meant = ("waves", "select", "night", "--source", "lab", "--folder", "dc0", "--host", "DC0_H0", "--power", "on")
         assert "would have 1 member" in run(*meant, "--vm", "DC0_H0_*0", "--dry-run")

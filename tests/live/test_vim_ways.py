@@ -76,7 +76,7 @@ def test_hosts_whose_names_lead_nowhere_are_told(platform: VCenter, monkeypatch:
     hosts = [one for name, one in checks.items() if name.startswith("host ")]
     assert found.ok
     assert len(hosts) > 1
-    assert all(one.warning and "leads to no address" in one.detail for one in hosts)
+    assert all(one.warning and "does not resolve to an address" in one.detail for one in hosts)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path) -> None:
             fingerprint = re.findall(r"(?:[0-9A-F]{2}:){31}[0-9A-F]{2}", shown["hint"])[0]
             assert fingerprint == platform.fingerprint()
             run("sources", "change", "lab", "--fingerprint", fingerprint)
-            assert "The source serves." in run("sources", "test", "lab", "--deep", "--vm", vm_id)
+            assert "The source can be used." in run("sources", "test", "lab", "--deep", "--vm", vm_id)
             assert "web-01" in run("sources", "vms", "lab")
             try:
                 job = json.loads(run("import", "web-01", "--source", "lab", "--mode", "warm", "--wait", "--json"))

@@ -76,7 +76,7 @@ def test_a_retry_that_fails_too_can_be_taken_up_in_turn(house: House) -> None:
     mended(house)
     third = house.run(house.intake.retry(second.id, {}).id)
     assert third.state == State.COMPLETED, third.last_error
-    with pytest.raises(Conflict, match=f"was taken up by job {second.id}"):
+    with pytest.raises(Conflict, match=f"is continued by job {second.id}"):
         house.intake.retry(before.id, {})
 
 

@@ -69,7 +69,7 @@ def test_an_interval_is_counted_from_its_start_and_not_from_the_last_sync() -> N
         ({"warm": {"cutover": "manual", "schedule": {"rrule": "FREQ=DAILY", "start": "2026-01-01T22:00:00Z"}}}, "no offset"),
         ({"schedule": {"interval_s": 600}}, "start_at, which is missing"),
         ({"schedule": {"start_at": "2026-01-01T22:00:00"}}, "has no offset"),
-        ({"schedule": {"start_at": "2026-01-01T22:00:00Z", "interval_s": 600}}, "nothing else is held"),
+        ({"schedule": {"start_at": "2026-01-01T22:00:00Z", "interval_s": 600}}, "only such jobs are held"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(fields: dict[str, Any], named: str) -> None:

@@ -289,7 +289,7 @@ def test_utf_16_with_a_byte_order_mark() -> None:
         ('capacity="8"', 'capacity="99999999999999"', "is more than any disk"),
         ("byte * 2^20", "furlong", "'furlong' is no unit of bytes"),
         ("byte * 2^20", "byte * 2^99", "is no unit of bytes"),
-        ("<rasd:VirtualQuantity>8192<", "<rasd:VirtualQuantity>0<", "0 bytes is no size of a VM's memory"),
+        ("<rasd:VirtualQuantity>8192<", "<rasd:VirtualQuantity>0<", "0 bytes is not a size of a VM's memory"),
         ("<rasd:VirtualQuantity>4<", "<rasd:VirtualQuantity>many<", "VirtualQuantity is 'many'"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_wrong_signature_does_not_fit(change: str) -> None:
             b"SHA256(a.mf)= 00\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
             "no certificate that can be read",
         ),
-        (b"MD5(a.mf)= 00\n" + certificate(RSA_KEY), "md5 with 2 digits is no signature that is known"),
+        (b"MD5(a.mf)= 00\n" + certificate(RSA_KEY), "md5 with 2 digits is not a signature that is known"),
         (b"SHA256(a.mf)= 000\n" + certificate(RSA_KEY), "3 digits"),
         (b"SHA256(a.mf)= " + b"0" * 5000 + b"\n" + certificate(RSA_KEY), "5000 digits"),
         (b"x" * (300 << 10), "262144 at most"),

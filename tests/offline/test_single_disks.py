@@ -117,11 +117,11 @@ def test_formats_that_are_no_kind_say_what_to_do(image_format: str, what: str, t
     [
         ("a.dmg", b"x" * 4096 + b"koly" + bytes(508), "a dmg image by itself", "qemu-img convert"),
         ("fixed.vhd", b"x" * 4096 + b"conectix" + bytes(504), "a VHD image by itself", "qemu-img convert"),
-        ("cut.dmg", b"x" * 4096, "called a dmg image, and has not the bytes of one", "cut off"),
-        ("cut.vhd", b"x" * 4096, "called a VHD image, and has not the bytes of one", "cut off"),
-        ("web-flat.vmdk", b"x" * 4096, "of no kind that is known", "-f raw"),
-        ("web-f001.vmdk", b"x" * 4096, "of no kind that is known", "-f raw"),
-        ("a", b"x", "of no kind that is known", "-f raw"),
+        ("cut.dmg", b"x" * 4096, "called a dmg image, and its content is not", "cut off"),
+        ("cut.vhd", b"x" * 4096, "called a VHD image, and its content is not", "cut off"),
+        ("web-flat.vmdk", b"x" * 4096, "of an unknown kind", "-f raw"),
+        ("web-f001.vmdk", b"x" * 4096, "of an unknown kind", "-f raw"),
+        ("a", b"x", "of an unknown kind", "-f raw"),
     ],
 )
 def test_what_is_known_by_its_end_or_its_name_alone(name: str, content: bytes, what: str, hint: str, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_an_extent_of_sesparse_by_itself_is_refused_with_what_to_choose(tmp_path
 
 def test_a_raw_disk_is_no_kind(tmp_path: Path) -> None:
     (tmp_path / "disk.img").write_bytes(appliances.raw_disk())
-    with pytest.raises(UnsupportedFormat, match="of no kind that is known"):
+    with pytest.raises(UnsupportedFormat, match="of an unknown kind"):
         detect(tmp_path / "disk.img", tmp_path)
 
 

@@ -201,7 +201,7 @@ WRONG_XML = (
     (b"<domain/>", "its root element is 'domain'"),
     (b'<configuration><a type="integer">two</a></configuration>', "m.xml: a is to be an integer, but is 'two'"),
     (b'<configuration><a type="integer">' + b"9" * 5000 + b"</a></configuration>", "m.xml: a is to be an integer"),
-    (b'<configuration><a type="bytes">AA?A</a></configuration>', "m.xml: a is no base64"),
+    (b'<configuration><a type="bytes">AA?A</a></configuration>', "m.xml: a is not base64"),
     (b"<configuration>", "m.xml is not well-formed XML: line 1"),
 )
 

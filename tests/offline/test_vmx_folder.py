@@ -170,7 +170,7 @@ def test_guests(guest: str, family: str) -> None:
 
 
 def test_a_text_that_is_no_vmx() -> None:
-    with pytest.raises(MalformedArchive, match="is no VMX file"):
+    with pytest.raises(MalformedArchive, match="is not a VMX file"):
         vmx.parse(b"what = this\n", "a.vmx")
 
 

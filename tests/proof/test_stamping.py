@@ -141,7 +141,7 @@ def test_a_receipt_is_stamped_and_others_check_it_with_openssl(authority: Author
     assert said.endswith("GMT")
     code, told = verify(folder, "--tsa-roots", authority.roots)
     assert code == 0
-    assert f"It was there on {said}\n" in told
+    assert f"It existed on {said}\n" in told
     assert "an authority that is not checked" in verify(folder)[1]
 
 
@@ -152,11 +152,11 @@ def test_another_statement_another_authority_and_no_stamp_are_named(authority: A
     with pytest.raises(MalformedArchive, match="not trusted"):
         stamped(folder, stranger.roots)
     code, told = verify(folder, "--tsa-roots", stranger.roots)
-    assert (code, "WRONG  the time stamp is not good" in told) == (1, True)
+    assert (code, "WRONG  the time stamp is not valid" in told) == (1, True)
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     (other / "data/statement.json").write_bytes((folder / "data/statement.json").read_bytes().replace(b"web", b"wex"))
-    with pytest.raises(MalformedArchive, match="of something else"):
+    with pytest.raises(MalformedArchive, match="for something else"):
         stamped(other, authority.roots)
     (tmp_path / "plain").mkdir()
     plain, _ = receipt(tmp_path / "plain", None)

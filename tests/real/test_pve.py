@@ -88,7 +88,7 @@ def test_the_way_is_chosen_by_what_qemu_has_and_shown(lab: PveLab) -> None:
     lab.with_access.add(own.vmid)
     for vm in (plain, own):
         lab.start(vm.vmid)
-    assert "held still by copy-before-write filters of QEMU's own" in shown(plain)
+    assert "frozen by copy-before-write filters of QEMU's own" in shown(plain)
     assert "backup-access-setup" in shown(own)
     assert "backup-access-setup" not in shown(own, backup_access=False)
     assert "by qemu-nbd on node pve1" in shown(off)

@@ -181,7 +181,7 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_as_the_document_says(
         assert same["disk vda"].grade == "same", same["disk vda"]
         # The source is asked, and nothing is run in it: of what only programs tell there is no difference.
         assert [one for one in second.sameness if one.item.startswith(("user", "route", "service"))] == []
-        assert [check.detail for check in second.checks if check.name == "network"] == ["one of its own, which leads nowhere"]
+        assert [check.detail for check in second.checks if check.name == "network"] == ["one of its own, which is isolated"]
         assert second.boot_s is not None
         assert second.outage_s is not None
         assert first.moment is not None
@@ -261,7 +261,7 @@ def test_two_guests_are_rehearsed_together_and_reach_each_other_and_nothing_else
         begun = RehearsalPage.model_validate_json(client.ask("POST", "/rehearsals", json=asked)).items
         found = [end_of(client, one) for one in begun]
         assert [(one.state, one.error) for one in found] == [(RehearsalState.PASSED, None)] * 2, found
-        assert {one.checks[1].detail for one in found} == {"that of 2 guests, which leads nowhere"}
+        assert {one.checks[1].detail for one in found} == {"that of 2 guests, which is isolated"}
         outside.settimeout(0.2)
         with pytest.raises(TimeoutError):
             outside.accept()

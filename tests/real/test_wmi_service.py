@@ -178,7 +178,7 @@ def test_from_an_unknown_certificate_to_a_guest_that_runs_here(tmp_path: Path, h
         assert host.wsman.calls == []  # a stranger gets no password
         fingerprint = re.findall(r"(?:[0-9A-F]{2}:){31}[0-9A-F]{2}", shown["hint"])[0]
         run("sources", "change", "hv", "--fingerprint", fingerprint)
-        assert "The source serves." in run("sources", "test", "hv", "--deep", "--vm", vm.id)
+        assert "The source can be used." in run("sources", "test", "hv", "--deep", "--vm", vm.id)
         assert host.snapshots(vm) == []
         assert "linux" in run("sources", "vms", "hv")
         host.hyperv.guest_writes(vm, GAP, b"written at the source")

@@ -119,7 +119,7 @@ def test_they_are_there_for_each_other_in_one_network(stage: Stage) -> None:
     cards = sum(len(job.manifest.nics) for one in jobs if (job := stage.house.store.get(one.id)).manifest is not None)
     assert Network.made == [cards], "one network, with the cards of all"
     assert Network.open == [], "it went with the last of them"
-    assert [one.checks[1].detail for one in found] == ["that of 3 guests, which leads nowhere"] * 3
+    assert [one.checks[1].detail for one in found] == ["that of 3 guests, which is isolated"] * 3
     left = "".join(one for job in jobs for one in stage.leftovers(stage.house.store.get(job.id)))
     assert not any(str(one.id) in left for one in found)
     assert watched(stage).domains == {}

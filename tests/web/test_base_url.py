@@ -18,7 +18,7 @@ from tests.web import jobs
 from tests.web.conftest import serving
 
 BASE = "/a/kvm-host"
-# What the browser follows by itself or when somebody asks.
+# What the browser follows by itself or on request.
 FOLLOWED = frozenset({"href", "src", "action", "formaction", "hx-get", "hx-post", "sse-connect", "data-upload", "data-then"})
 # Each list of this test's service is short: a page that leads to ever new pages is a mistake.
 PAGES_MAX = 200

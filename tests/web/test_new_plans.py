@@ -18,7 +18,7 @@ from tests.cases import cases
 
 REF = LiveVmRef(kind="live_vm", source_id=UUID(int=1), vm_id="vm-1")
 SOURCE = PlanSource.model_validate({"Live": "vim_api"})
-BROKEN = Concern(id="disk-unreadable:2001", category="Critical", label="Unreadable", assessment="It is.", remedy="Mend it.")
+BROKEN = Concern(id="disk-unreadable:2001", category="Critical", label="Unreadable", assessment="It is.", remedy="Correct it.")
 MACHINE = VmManifest(
     vm_id="vm-1",
     name="erp",
@@ -85,7 +85,7 @@ def test_an_untouched_form_asks_for_nothing_but_the_machine() -> None:
 MISTAKES = [
     ("cpu_count", "four", "is not a whole number"),
     ("cpu_count", "0", "must be 1 or more"),
-    ("memory", "4", "is no size: 4 GiB and 512 MiB are"),
+    ("memory", "4", "is not a size, such as 4 GiB or 512 MiB"),
     ("memory", "1 KiB", "must be 1 MiB or more"),
     ("bandwidth", "1 B", "must be 64 KiB or more"),
     ("max_passes", "1001", "must be 1000 or less"),

@@ -74,12 +74,12 @@ _CALLER = {
 }
 _ROLE = {
     "403": {
-        "description": "E_MIG_FORBIDDEN (/backup: E_BAK_FORBIDDEN): the caller's role does not reach that far; "
+        "description": "E_MIG_FORBIDDEN (/backup: E_BAK_FORBIDDEN): the caller's role does not permit this; "
         "`x-required-role` is the one needed"
     }
 }
 _HOST = {
-    "500": {"description": "E_MIG_PERSIST_FAILED, E_MIG_INTERNAL: the host's fault; `detail` has what the log knows it by"},
+    "500": {"description": "E_MIG_PERSIST_FAILED, E_MIG_INTERNAL: an error of the host; `detail` names its entry in the log"},
 }
 _BAD_REQUEST = {"400": {"description": "E_MIG_BAD_REQUEST: malformed; `detail` names the field"}}
 _BAD_PLAN = {
@@ -88,7 +88,7 @@ _BAD_PLAN = {
         "E_MIG_HOST_PATH_REJECTED: what was sent, or the file that it names, cannot be used; `detail` says which and why"
     }
 }
-_NOT_FOUND = {"404": {"description": "E_MIG_NOT_FOUND: there is no such thing"}}
+_NOT_FOUND = {"404": {"description": "E_MIG_NOT_FOUND: there is no such object"}}
 _CONFLICT = {"409": {"description": "E_MIG_CONFLICT: the request does not fit the job's present state"}}
 
 
@@ -141,4 +141,4 @@ def _complete(operation: dict[str, Any], method: str, path: str, *, guarded: boo
     for status, description in mistakes.items():
         responses.setdefault(status, description | _PROBLEM)
     if method == "post" and "201" in responses:
-        responses["201"]["headers"] = {"Location": {"description": "the path of what was made", "schema": {"type": "string"}}}
+        responses["201"]["headers"] = {"Location": {"description": "the path of the new object", "schema": {"type": "string"}}}

@@ -64,7 +64,7 @@ def _tcp_socket(settings: Settings) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise BadRequest(f"setting listen: {host} is no address of this host: {error.strerror}") from error
+        raise BadRequest(f"setting listen: {host} is not an address of this host: {error.strerror}") from error
     if not settings.tls and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise BadRequest(
             f"setting tls is off, and {host} is not a loopback address: passwords would cross the network in clear",
@@ -106,7 +106,7 @@ def _remove_stale(path: Path) -> None:
     """Removes the socket of a killed service. One that answers is in use."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise Conflict(f"{path} is in the way: it is no socket", hint="move it elsewhere")
+            raise Conflict(f"{path} already exists, and is not a socket", hint="move it elsewhere")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

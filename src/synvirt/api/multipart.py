@@ -25,7 +25,7 @@ DIGEST_PART_BYTES = 256
 HEADERS_MAX, HEADER_BYTES = 8, 8 * KIB
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-_HINT = "send multipart/form-data with the parts `file` and, if you like, `sha256`: curl -F file=@web.ova"
+_HINT = "send multipart/form-data with the part `file` and, optionally, `sha256`: curl -F file=@web.ova"
 # What browsers escape in a file name (WHATWG HTML, «multipart/form-data encoding algorithm»).
 _ESCAPES = {"%22": '"', "%0D": "\r", "%0A": "\n"}
 
@@ -72,7 +72,7 @@ class UploadForm(Generic[T]):
             if self._body_bytes > self._cap_bytes + FRAMING_BYTES:
                 raise too_large(self._cap_bytes)
             if self._closed:
-                raise BadRequest("the upload was given up")
+                raise BadRequest("the upload was aborted")
             try:
                 self._parser.write(data)
             except FormParserError as error:
@@ -88,7 +88,7 @@ class UploadForm(Generic[T]):
             if not (self._named or self._filled):
                 raise BadRequest("no file was chosen: the part `file` has no name and no bytes", hint=_HINT)
             if not self._filled:
-                raise BadRequest("the file is empty", hint="look at it where it lies, and send it again")
+                raise BadRequest("the file is empty", hint="check the original file, and send it again")
             upload = self._sink.finish(self._sha256)
             self._closed = True
             return upload
@@ -134,7 +134,7 @@ class UploadForm(Generic[T]):
             case "sha256" if self._sha256 is None and not self._announced:
                 pass
             case "file" | "sha256":
-                raise BadRequest(f"the part `{self._name}` comes twice", hint="upload one file a request")
+                raise BadRequest(f"the part `{self._name}` occurs twice", hint="upload one file per request")
             case _:
                 raise BadRequest(f"the part {self._name[:100]!r} is not known", hint=_HINT)
 
@@ -186,7 +186,7 @@ def _parser(content_type: str, form: UploadForm[Any]) -> MultipartParser:
     try:
         return MultipartParser(boundary, callbacks, max_header_count=HEADERS_MAX, max_header_size=HEADER_BYTES)  # type: ignore[arg-type]
     except FormParserError as error:
-        raise BadRequest(f"the body's boundary is not one: {error}", hint=_HINT) from error
+        raise BadRequest(f"the body's boundary is not valid: {error}", hint=_HINT) from error
 
 
 def _filename(raw: bytes) -> str:

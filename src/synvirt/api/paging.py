@@ -16,7 +16,7 @@ def number_of(cursor: str | None, refused: type[SynvirtError] = BadRequest) -> i
     """The cursor in the store's form; `refused`, if it is larger than any that the store gave out."""
     number = int(cursor) if cursor is not None else None
     if number is not None and number > CURSOR_LIMIT:
-        raise refused(f"cursor: {cursor} was never given out")
+        raise refused(f"cursor: {cursor} is not one of this service")
     return number
 
 

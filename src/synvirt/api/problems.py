@@ -181,7 +181,7 @@ def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     mistakes = error.errors()
     for mistake in mistakes:
-        if mistake["loc"][0] == "path":  # an id that is no UUID was never given out
+        if mistake["loc"][0] == "path":  # an id that is no UUID is not one of this service
             noun = str(mistake["loc"][1]).removesuffix("_id")
             missing = NotFound(f"there is no {noun} {str(mistake['input'])[:NAME_CHARS_SHOWN]!r}")
             return problem(of_its_side(request.url.path, missing))
@@ -192,7 +192,7 @@ def _on_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method[:NAME_CHARS_SHOWN]} {request.url.path[:NAME_CHARS_SHOWN]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
-        nothing = NotFound(f"nothing is served at {where}", hint="/openapi.json lists what is")
+        nothing = NotFound(f"nothing is served at {where}", hint="/openapi.json lists all paths")
         return problem(of_its_side(request.url.path, nothing))
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

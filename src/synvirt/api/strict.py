@@ -26,7 +26,7 @@ def known_parameters(request: Request) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             raise BadRequest(
-                f"{name[:_NAME_CHARS_SHOWN]}: is no parameter of {request.method} {request.url.path[:_NAME_CHARS_SHOWN]}",
+                f"{name[:_NAME_CHARS_SHOWN]}: is not a parameter of {request.method} {request.url.path[:_NAME_CHARS_SHOWN]}",
                 hint=f"did you mean {near[0]}? {takes}" if near else takes,
             )
 

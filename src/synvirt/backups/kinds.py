@@ -49,7 +49,7 @@ class Kinds:
 
     def _backup(self, run: BackupRun) -> Work:
         if run.job_id is None:
-            raise BackupNotFound("the run is of no job")
+            raise BackupNotFound("the run has no job")
         return partial(self._back_up, job=self.jobs.get(run.job_id))
 
     def _back_up(self, under_way: UnderWay, job: BackupJob) -> None:
@@ -85,7 +85,7 @@ class Kinds:
         if run.repository_id is not None:
             return run.repository_id
         if not run.restore_point_ids:
-            raise BackupNotFound("the run is of no repository")
+            raise BackupNotFound("the run has no repository")
         return self._point_of(run).repository_id  # a restore or a boot test of an earlier version
 
     def _point_of(self, run: BackupRun) -> RestorePoint:

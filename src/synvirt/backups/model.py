@@ -113,7 +113,7 @@ class SealedKeyRequest(Received):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.passphrase is None) == (self.bound_to is None):
-            raise ValueError("a copy is sealed by a passphrase, or bound_to something: say one of both")
+            raise ValueError("a copy is sealed by a passphrase, or bound_to something: give exactly one of these")
         return self
 
 
@@ -189,7 +189,7 @@ class DiskTaken(Model):
 
 class GuestTaken(Model):
     """How a backup run read a guest. `way`: an atomic snapshot of zfs, a backup job with or without bitmaps of changes, or a
-    guest that was shut off. `freeze_ms`: how long its file systems stood still."""
+    guest that was shut off. `freeze_ms`: how long its file systems were frozen."""
 
     vm_id: str
     vm_name: str

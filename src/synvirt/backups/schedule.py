@@ -30,7 +30,7 @@ def _checked(text: str) -> str:
     except CronSimError as error:
         raise ValueError(f"not a schedule: {str(error).lower()}; for example 0 2 * * * is each day at 02:00 UTC") from None
     except StopIteration:
-        raise ValueError("not a schedule: no day is ever so") from None
+        raise ValueError("not a schedule: no day matches it") from None
     return text
 
 

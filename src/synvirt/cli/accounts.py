@@ -74,7 +74,7 @@ def create(
     options: Options,
     name: Annotated[str, typer.Argument(help="What it is for")],
     role: ROLE = "viewer",
-    days: Annotated[float, typer.Option(help="How long it holds; 0: until it is revoked")] = 90,
+    days: Annotated[float, typer.Option(help="How long it is valid; 0: until it is revoked")] = 90,
 ) -> None:
     """Make a token. Its secret is shown this once: send it as Authorization: Bearer SECRET.
 
@@ -159,7 +159,7 @@ def list_audit(
 def export(
     options: Options,
     after: Annotated[int, typer.Option(min=0, help="Only entries after this number")] = 0,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many; without it, all")] = sys.maxsize,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many; by default all")] = sys.maxsize,
 ) -> None:
     """Print the audit trail as JSON lines, oldest first: keep the last line's seq, and ask --after it next time.
 

@@ -79,7 +79,7 @@ class Client(AbstractContextManager["Client"]):
         """`url` is https://host:port, with {base_url} behind it if the service has one."""
         parsed = httpx.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise BadRequest(f"{url!r} is no address of a service", hint="for example https://host:8441")
+            raise BadRequest(f"{url!r} is not an address of a service", hint="for example https://host:8441")
         if parsed.scheme == "http" and not _is_loopback(parsed.host):
             raise BadRequest(f"{url} would send the password in clear", hint="use https://")
         http = httpx.Client(
@@ -188,7 +188,7 @@ class Client(AbstractContextManager["Client"]):
         try:
             return Migration.model_validate_json(self.ask(method, path, json=json))
         except ValidationError as error:
-            raise _stranger(self._where, "something else than a job") from error
+            raise _stranger(self._where, "something other than a job") from error
 
     # ── the stream ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -327,7 +327,7 @@ def _lines(text: Iterator[str]) -> Iterator[str]:
         *whole, rest = (rest + part).split("\n")
         yield from (line.removesuffix("\r") for line in whole)
         if len(rest) > LINE_LIMIT_CHARS:
-            raise Internal("the stream has a line that no service of ours sends")
+            raise Internal("the stream has a line that a SynVirt service does not send")
 
 
 def _events(lines: Iterator[str]) -> Iterator[StreamEvent]:
@@ -335,7 +335,7 @@ def _events(lines: Iterator[str]) -> Iterator[StreamEvent]:
     name, data, id_ = "message", "", None
     for line in lines:
         if len(line) > LINE_LIMIT_CHARS:
-            raise Internal("the stream has a line that no service of ours sends")
+            raise Internal("the stream has a line that a SynVirt service does not send")
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         match field:

@@ -59,7 +59,7 @@ def id_of(client: Any, listed: Listed, beginning: str) -> str:
         near = did_you_mean(beginning, map(shown, names))
         raise missing(f"there is no {listed.noun} {beginning}", hint=near or f"{listed.command} shows them")
     if len(ids) > 1:
-        raise unclear(f"{len(ids)} {listed.noun}s fit {beginning}", hint=f"give more of the id: {listed.command}")
+        raise unclear(f"{len(ids)} {listed.noun}s match {beginning}", hint=f"give more of the id: {listed.command}")
     return str(ids[0])
 
 

@@ -100,7 +100,7 @@ def confirm(options: Options, question: str, *, sure: bool) -> None:
     if sure:
         return
     if options.json:
-        raise BadRequest("with --json nobody is asked whether that is meant", hint="say so: --yes")
+        raise BadRequest("with --json the command does not ask for confirmation", hint="confirm with --yes")
     typer.confirm(question, abort=True, err=True)
 
 
@@ -183,4 +183,4 @@ def size_given(size: str | None, option: str) -> int | None:
     try:
         return size_bytes(size)
     except ValueError:
-        raise typer.BadParameter(f"{size} is no size: 4GiB and 512MiB are", param_hint=option) from None
+        raise typer.BadParameter(f"{size} is not a size, such as 4GiB or 512MiB", param_hint=option) from None

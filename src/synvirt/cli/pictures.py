@@ -20,7 +20,7 @@ def save(options: Options, client: "Client", path: str, file: Path) -> None:
         with file.open("xb") as made:
             made.write(picture)
     except FileExistsError as error:
-        raise Conflict(f"{file} is there already", hint="name another file") from error
+        raise Conflict(f"{file} already exists", hint="name another file") from error
     except OSError as error:
         raise DiskWriteFailed(f"{file} cannot be written: {error.strerror}") from error
     print(json.dumps({"path": str(file), "bytes": len(picture)}) if options.json else f"{shown(str(file))}: a PNG")

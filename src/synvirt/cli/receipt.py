@@ -44,7 +44,7 @@ def get(
         try:
             folder = unpack(tar, to, f"receipt-{job_id}")
         except FileExistsError as error:
-            raise Conflict(f"{to}/receipt-{job_id} is there already", hint="remove it, or name another folder") from error
+            raise Conflict(f"{to}/receipt-{job_id} already exists", hint="remove it, or name another folder") from error
         except OSError as error:
             raise DiskWriteFailed(f"{to} cannot be written: {error.strerror}") from error
     print(json.dumps({"path": str(folder)}) if options.json else shown(str(folder)))
@@ -77,7 +77,10 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
         Path | None, typer.Option("--key", help="The host's key, as `synvirt receipt key` printed it", metavar="FILE")
     ] = None,
     tsa_roots: Annotated[
-        Path | None, typer.Option(help="Certificates (PEM) that the receipt's time stamp must lead up to", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="Certificates (PEM) of authorities, one of which must have issued the receipt's time stamp", metavar="FILE"
+        ),
     ] = None,
 ) -> None:
     """Check a receipt: its files, its signatures, a volume against it, and that none is missing before it. Exits 1 where
@@ -129,7 +132,7 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
         _say(found.statement, found.key, problems, trusted=trusted is not None)
         if stamp is not None and not problems:
             remark = "" if tsa_roots is not None else ", by an authority that is not checked: give --tsa-roots"
-            print(f"It was there on {shown(stamp)}{remark}")
+            print(f"It existed on {shown(stamp)}{remark}")
     if problems:
         raise typer.Exit(FAILED)
 
@@ -143,7 +146,11 @@ def _say(statement: dict[str, Any] | None, signer: "PublicKey | None", problems:
     job = said.get("job") if isinstance(said.get("job"), dict) else {}
     print(f"The receipt of {shown(str((job or {}).get('name')))} by host {shown(str(said.get('host')))} is as it was signed")
     if signer is not None:
-        remark = "" if trusted else ", which lies beside the receipt: compare it with what the host says, or give --key"
+        remark = (
+            ""
+            if trusted
+            else ", which is stored beside the receipt: compare it with the key that the host shows, or give --key"
+        )
         print(f"Signed with {signer.fingerprint}{remark}")
 
 
@@ -156,7 +163,7 @@ def _differing(folder: Path, statement: dict[str, Any] | None, wanted: str) -> l
     name, _, path = wanted.partition("=")
     disks = {str(disk.get("key")): disk for disk in volumes(statement)} if statement is not None else {}
     if not path or name not in disks:
-        raise BadRequest(f"--volume {wanted}: DISK=PATH is wanted", hint=f"its disks are {', '.join(disks) or 'none'}")
+        raise BadRequest(f"--volume {wanted}: must be DISK=PATH", hint=f"its disks are {', '.join(disks) or 'none'}")
     blocks: list[int] = []
     try:
         with closing(open_reader(RawSpec(path=str(Path(path).absolute())))) as reader:

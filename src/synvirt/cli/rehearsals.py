@@ -106,7 +106,7 @@ def together(
             for text in given or ():
                 job, _, what = text.partition(":")
                 if job not in asked:
-                    raise typer.BadParameter(f"{text!r} begins with none of the jobs, as JOB:WHAT")
+                    raise typer.BadParameter(f"{text!r} does not begin with one of the jobs: JOB:VALUE")
                 try:
                     asked[job].append({"kind": kind, field: read(what), "within_s": within_s})
                 except ValueError as error:
@@ -205,7 +205,7 @@ def cancel(options: Options, job: JobId, rehearsal: RehearsalId) -> None:
     """
     with options.connect() as client:
         answer = client.ask("POST", f"{_path(client, job, rehearsal)}/cancel")
-    print(answer if options.json else "It ends as soon as what it made is gone.")
+    print(answer if options.json else "It ends when everything that it made is removed.")
 
 
 @app.command()

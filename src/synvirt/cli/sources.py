@@ -20,7 +20,7 @@ SourceId = Annotated[str, typer.Argument(metavar="SOURCE", help="The source's na
 # Spelled out: the enumeration's module is too slow to load for `--help`. A test compares the two.
 KINDS = ("vim_api", "wmi_api", "pve_api", "libvirt_remote", "xen_api", "prism_api")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="What you call it")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name here")]
 Endpoint = Annotated[str, typer.Argument(metavar="URL", help="https://vcenter.example, or qemu+ssh://root@host/system")]
 Kind = Annotated[str | None, typer.Option(metavar="KIND", help=f"{', '.join(KINDS)}; qemu… URLs are libvirt_remote")]
 
@@ -41,7 +41,7 @@ class Access:
     credential: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FIELD=VALUE", help="Another field of the credentials, that is no secret; FIELD=@FILE: a file's text"
+            metavar="FIELD=VALUE", help="Another field of the credentials, which is not secret; FIELD=@FILE: a file's text"
         ),
     ] = None
     option: Annotated[
@@ -212,7 +212,7 @@ def test(
             print(shown(f"{word:7} {check['name']:12} {check['detail']}"))
             if check["hint"] and word != "ok":
                 print(shown(f"{'':7} {'':12} {check['hint']}"))
-        print("The source serves." if found["ok"] else "The source does not serve yet.")
+        print("The source can be used." if found["ok"] else "The source cannot be used yet.")
     if not found["ok"]:
         raise typer.Exit(FAILED)
 
@@ -238,7 +238,7 @@ def record(
         print(answer, end="")
         return
     output.write_text(answer)
-    print(shown(f"{output}: {answer.count(chr(10)) - 1} answers. Look through it before you send it to anybody."))
+    print(shown(f"{output}: {answer.count(chr(10)) - 1} answers. Check it before you send it to anybody."))
 
 
 @app.command()
@@ -404,7 +404,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise BadRequest(f"{path} is no text") from error
+        raise BadRequest(f"{path} is not a text file") from error
 
 
 def _pair(text: str) -> tuple[str, str]:

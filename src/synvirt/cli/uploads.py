@@ -14,14 +14,16 @@ from synvirt.cli.program import shown
 
 app = typer.Typer(no_args_is_help=True, help="Archives sent to the service, to be imported from there.")
 
-UploadId = Annotated[str, typer.Argument(metavar="ID", help="The upload's id; its beginning is enough when no other begins so")]
+UploadId = Annotated[
+    str, typer.Argument(metavar="ID", help="The upload's id; its beginning is enough if no other id begins with it")
+]
 
 
 @app.command()
 @with_options
 def add(
     options: Options,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An archive or a disk image, here")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An archive or a disk image on this computer")],
     *,
     sha256: Annotated[str | None, typer.Option(metavar="HEX", help="What the file's SHA-256 must be")] = None,
 ) -> None:

@@ -55,7 +55,7 @@ class DirectoryDestination:
                 present = os.fstat(descriptor).st_size
                 if present not in (0, size_bytes):
                     raise DiskWriteFailed(
-                        f"volume {name} is there already with {present} bytes, not {size_bytes}",
+                        f"volume {name} already exists with {present} bytes, not {size_bytes}",
                         hint="it was made for another disk: remove it, or cancel the job that owns it",
                     )
                 os.ftruncate(descriptor, size_bytes)
@@ -87,7 +87,7 @@ class DirectoryDestination:
     def why_no_clones(self) -> str | None:
         """It tries with two unnamed files, as the type of a mount does not say what it can do."""
         with (
-            _failing("the folder of the volumes cannot be looked at"),
+            _failing("the folder of the volumes cannot be inspected"),
             tempfile.TemporaryFile(dir=self.folder) as one,
             tempfile.TemporaryFile(dir=self.folder) as other,
         ):
@@ -142,7 +142,7 @@ class DirectoryDestination:
         return None
 
     def free_bytes(self) -> int:
-        with _failing("the folder of the volumes cannot be looked at"):
+        with _failing("the folder of the volumes cannot be inspected"):
             return shutil.disk_usage(self.folder).free
 
     @staticmethod
@@ -164,7 +164,7 @@ class DirectoryDestination:
     def _path(self, name: str) -> Path:
         # Names come from volume_name by way of the store: this guards against a store that someone edited.
         if not NAME.fullmatch(name):
-            raise DiskWriteFailed(f"{name!r} is no name of a volume in a folder")
+            raise DiskWriteFailed(f"{name!r} is not a name of a volume in a folder")
         return self.folder / name
 
 

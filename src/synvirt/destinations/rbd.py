@@ -38,7 +38,7 @@ class RbdDestination:
     def __init__(self, place: RbdPlace) -> None:
         if not all(NAME.fullmatch(part) for part in (place.pool, place.client)):
             raise DiskWriteFailed(
-                f"the Ceph pool {place.pool!r} or the client {place.client!r} is no name",
+                f"the Ceph pool {place.pool!r} or the client {place.client!r} is not a name",
                 hint="letters, digits and - _ . are allowed",
             )
         self._place = place
@@ -151,7 +151,7 @@ class RbdDestination:
         present = _mark(pool, name, SIZE)
         if present != str(size_bytes):
             raise DiskWriteFailed(
-                f"volume {name} is there already for a disk of {present} bytes, not {size_bytes}",
+                f"volume {name} already exists for a disk of {present} bytes, not {size_bytes}",
                 hint="it was made for another disk: remove it, or cancel the job that owns it",
             )
 
@@ -167,7 +167,7 @@ def _parts(name: str) -> tuple[str, str]:
     found = VOLUME.fullmatch(name)
     # Names come from volume_name by way of the store: this guards against a store that someone edited.
     if found is None:
-        raise DiskWriteFailed(f"{name!r} is no name of a volume in a Ceph pool")
+        raise DiskWriteFailed(f"{name!r} is not a name of a volume in a Ceph pool")
     return found["job"], found["disk"]
 
 
@@ -179,7 +179,7 @@ def _mark(pool: RbdPool, name: str, key: str) -> str | None:
     """None: there is no such image. Empty: it has no such mark."""
     import rbd
 
-    with failing(f"volume {name} cannot be looked at"):
+    with failing(f"volume {name} cannot be inspected"):
         try:
             image: Any = rbd.Image(pool.ioctx, name, read_only=True)
         except rbd.ImageNotFound:

@@ -54,7 +54,7 @@ class ZfsDestination:
         longest = self.volume_name(UUID(int=0), "é" * 200)
         if not PARENT.fullmatch(self._root) or "/" in pool or len(longest) > NAME_CHARS_MAX:
             raise DiskWriteFailed(
-                f"the zfs pool {pool!r} and the namespace {namespace!r} make no name of a dataset",
+                f"the zfs pool {pool!r} and the namespace {namespace!r} do not form the name of a dataset",
                 hint="letters, digits and - _ . : are allowed, a pool begins with a letter, and both together stay short",
             )
 
@@ -154,7 +154,7 @@ class ZfsDestination:
         found = VOLUME.fullmatch(name.removeprefix(f"{self._root}/"))
         # Names come from volume_name by way of the store: this guards against a store that someone edited.
         if found is None or not name.startswith(f"{self._root}/"):
-            raise DiskWriteFailed(f"{name!r} is no name of a volume under {self._root}")
+            raise DiskWriteFailed(f"{name!r} is not a name of a volume under {self._root}")
         return found["job"], found["disk"]
 
     def _upwards(self) -> Iterator[str]:
@@ -212,7 +212,7 @@ class ZfsDestination:
         present = self._zfs.properties(name, "synvirt:size").get("synvirt:size")
         if present != str(size_bytes):
             raise DiskWriteFailed(
-                f"volume {name} is there already for a disk of {present} bytes, not {size_bytes}",
+                f"volume {name} already exists for a disk of {present} bytes, not {size_bytes}",
                 hint="it was made for another disk: destroy it, or cancel the job that owns it",
             )
 

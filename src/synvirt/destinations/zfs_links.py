@@ -46,7 +46,7 @@ class Links:
             if time.monotonic() >= deadline:
                 raise DiskWriteFailed(
                     f"after {self._timeout_s:g} s the device {path} of the zfs volume {name} cannot be used: {wrong}",
-                    hint="udev makes the link by the rules of zfsutils-linux: does it run? `udevadm trigger` has it look again",
+                    hint="udev makes the link by the rules of zfsutils-linux: does it run? Run `udevadm trigger`",
                 )
             if time.monotonic() >= ask_udev_at:
                 self._ask_udev(name)
@@ -74,7 +74,7 @@ class Links:
         """What is wrong with the device at `path`; empty, if it is right."""
         try:
             if not stat.S_ISBLK(path.stat().st_mode):
-                return "it is no block device"
+                return "it is not a block device"
             found = self._name_at(str(path), os.O_RDONLY)
         except PermissionError as error:
             raise DiskWriteFailed(

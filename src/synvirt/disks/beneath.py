@@ -188,13 +188,13 @@ def _real_path(descriptor: int, root: Path, name: str) -> Path:
 
 
 def _refuse_name(name: str) -> None:
-    """Refuses names that some program reads as something else than a path: URLs, `json:` and the like, drive letters, NUL."""
+    """Refuses names that some program reads as something other than a path: URLs, `json:` and the like, drive letters, NUL."""
     try:
         fits = 0 < len(os.fsencode(name)) <= _NAME_MAX_BYTES and "\0" not in name
     except UnicodeEncodeError:  # half of a surrogate pair, from a damaged descriptor
         fits = False
     if not fits:
-        raise HostPathRejected(f"{name[:80]!r} is no file name")
+        raise HostPathRejected(f"{name[:80]!r} is not a file name")
     # qemu reads a colon before the first slash as a protocol.
     head = name.split("/", 1)[0]
     if ":" in head:

@@ -61,13 +61,13 @@ class RbdPool:
 
     def free_bytes(self) -> int:
         """How much the pool can still take, with its copies and by its fullest disk."""
-        with failing(f"the Ceph pool {self.place.pool} cannot be looked at"):
+        with failing(f"the Ceph pool {self.place.pool} cannot be inspected"):
             code, answer, words = self._cluster.mon_command(json.dumps({"prefix": "df", "format": "json"}), b"")
         pools = json.loads(answer)["pools"] if code == 0 else []
         for pool in pools:
             if pool["name"] == self.place.pool:
                 return int(pool["stats"]["max_avail"])
-        raise DiskWriteFailed(f"the Ceph pool {self.place.pool} cannot be looked at: {words or os.strerror(-code)}")
+        raise DiskWriteFailed(f"the Ceph pool {self.place.pool} cannot be inspected: {words or os.strerror(-code)}")
 
     def __enter__(self) -> "RbdPool":
         return self

@@ -122,7 +122,7 @@ def opened_beneath(root: str, path: str) -> int:
         ) from problem
     except HostPathRejected as problem:
         raise HostPathRejected(
-            f"{name} leads out of the import root, or is no plain file, and was one when it was looked at",
+            f"{name} leads out of the import root, or is not a plain file, and was one when it was looked at",
             hint="somebody changed it meanwhile: who may write to the import root?",
         ) from problem
 

@@ -201,7 +201,7 @@ def _pax_size(said: dict[str, str], name: str, header: _Header) -> int:
     if size is None:
         return header.size
     if not (size.isascii() and size.isdigit() and len(size) <= 20):
-        raise MalformedArchive(f"member {name!r} at offset {header.at}: its size {size[:40]!r} is no number")
+        raise MalformedArchive(f"member {name!r} at offset {header.at}: its size {size[:40]!r} is not a number")
     return int(size)
 
 

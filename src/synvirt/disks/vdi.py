@@ -106,7 +106,7 @@ class VdiReader(MappedImage):
 def read_header(over: DiskReader, name: str) -> Header:
     """The header of the image in `over`. MalformedArchive or UnsupportedFormat names the field and the error."""
     if over.size < _HEADER.size:
-        raise MalformedArchive(f"{name} is no VDI image: it has only {over.size} bytes")
+        raise MalformedArchive(f"{name} is not a VDI image: it has only {over.size} bytes")
     content = bytearray(_HEADER.size)
     over.read_into(0, memoryview(content))
     (
@@ -114,7 +114,7 @@ def read_header(over: DiskReader, name: str) -> Header:
         size, block_bytes, extra_bytes, blocks, _, uuid, _, parent_uuid, parent_modified_uuid,
     ) = _HEADER.unpack(content)  # fmt: skip
     if signature != SIGNATURE:
-        raise MalformedArchive(f"{name} is no VDI image: its signature is {signature:#x}, not {SIGNATURE:#x}")
+        raise MalformedArchive(f"{name} is not a VDI image: its signature is {signature:#x}, not {SIGNATURE:#x}")
     if version != _VERSION:
         raise UnsupportedFormat(
             f"{name} is a VDI image of version {version >> 16}.{version & 0xFFFF}; version 1.1 is read",

@@ -176,7 +176,7 @@ def read_footer(over: DiskReader, name: str) -> Footer:
             raise MalformedArchive(f"{name}: a fixed disk of {footer.size} bytes, of which the file has {at}", hint=_CUT_OFF)
     if found:
         raise MalformedArchive(f"{name}: its footer has not the checksum that it says", hint=_CUT_OFF)
-    raise MalformedArchive(f"{name} is no VHD image: no footer at its end begins with {COOKIE.decode()}", hint=_CUT_OFF)
+    raise MalformedArchive(f"{name} is not a VHD image: no footer at its end begins with {COOKIE.decode()}", hint=_CUT_OFF)
 
 
 def parse_footer(content: bytes, name: str) -> Footer:

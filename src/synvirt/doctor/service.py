@@ -48,7 +48,7 @@ def sealing_key(settings: Settings) -> str:
     path = settings.keyring_dir / "migrator.key"
     found = _ours(path, KEY_MODE)
     if path.exists() and path.stat().st_size != KEY_BYTES:
-        raise Missing(f"{path} has {path.stat().st_size} bytes, not {KEY_BYTES}: it is no key")
+        raise Missing(f"{path} has {path.stat().st_size} bytes, not {KEY_BYTES}: it is not a key")
     return found
 
 
@@ -60,7 +60,7 @@ def _ours(path: Path, mode: int) -> str:
     except FileNotFoundError:
         return f"{path}: made at the first start"
     except OSError as error:
-        raise Missing(f"{path} cannot be looked at: {error.strerror}") from error
+        raise Missing(f"{path} cannot be inspected: {error.strerror}") from error
     service = path.parent.stat().st_uid if os.geteuid() == 0 else os.geteuid()
     if found.st_uid != service:
         raise Missing(f"{path} belongs to the user number {found.st_uid}, not to {service}")

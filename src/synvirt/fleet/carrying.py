@@ -132,7 +132,7 @@ class Carrying:
                         self._guarded(wave_id, lambda seen: self._lead(seen, waves))
                     self._guarded(wave_id, lambda seen: self._follow_orders(seen, leads=leads))
         except PersistFailed as error:
-            log.warning("waves cannot be looked at", cause=error.detail)
+            log.warning("waves cannot be inspected", cause=error.detail)
 
     def _guarded(self, wave_id: UUID, look: Callable[[Seen], None]) -> None:
         try:
@@ -232,7 +232,7 @@ class Carrying:
         if owed is None:
             return None
         why = f": {owed.answer}" if owed.answer else "."
-        return f"A required webhook has not taken {owed.event} yet{why}"
+        return f"A required webhook has not accepted {owed.event} yet{why}"
 
     def _begin(self, wave: Wave, decision: Decision, at: datetime) -> None:
         """Stores the decisions; the rest follows from the stored notes."""

@@ -32,7 +32,7 @@ def gantt(
     """The SVG element for a page. `spans`: of each window, as in the simulation."""
     times = [at for one in simulation.members for at in (one.begins_at, one.ready_at, one.planned_at, one.healthy_at) if at]
     if not times:
-        return _svg(HEAD, title, [_text(4, 28, "Nothing of this wave moves: each member says why.")])
+        return _svg(HEAD, title, [_text(4, 28, "No member of this wave moves: see the reason of each.")])
     start, end = min(times), max(times)
     # Half a per cent more, so that the last event is visible.
     scale = _Scale(start, end + max((end - start) * 0.005, timedelta(minutes=5)))

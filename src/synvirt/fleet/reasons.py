@@ -128,7 +128,7 @@ class Reasons:
         if name is None or standing.groups[name].rule != "apart":
             return None
         others = sorted(one for one in standing.moved_in[name] if one != member and standing.state[one] is S.CUTTING_OVER)
-        return f"{others[0]} of its group {name} is being cut over, and no two of them are at once." if others else None
+        return f"{others[0]} of its group {name} is being cut over, and only one of them may be at a time." if others else None
 
     def _approval(self, member: str, _now: datetime) -> str | None:
         missing = self._standing.missing[member]

@@ -194,9 +194,9 @@ class Waves:
             if asked.approver in one.approvers and (not named or one.id in named)
         ]
         if missing := named - {one.id for one in chosen}:
-            raise BadRequest(f"members: {', '.join(sorted(missing)[:20])} do not ask for the word of {asked.approver}")
+            raise BadRequest(f"members: {', '.join(sorted(missing)[:20])} do not need the approval of {asked.approver}")
         if not chosen:
-            raise BadRequest(f"approver: no member asks for the word of {asked.approver}")
+            raise BadRequest(f"approver: no member needs the approval of {asked.approver}")
 
         def approved(before: Member) -> Member | None:
             had = {given.approver for given in before.approvals}
@@ -314,7 +314,7 @@ def check(asked: WaveRequest) -> None:
     for place, member in enumerate(asked.members):
         if not is_warm(member) and member.outage_budget_s is None:
             raise InvalidPlan(
-                f"members[{place}].outage_budget_s: {member.id} is copied while it is off, and nobody knows for how long",
+                f"members[{place}].outage_budget_s: {member.id} is copied while it is off, for an unknown time",
                 hint="give it a budget: it cuts over while that fits into its window, and is given back where it does not",
             )
 

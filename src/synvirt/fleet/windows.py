@@ -51,7 +51,7 @@ def occurrences(window: Window, after: datetime, before: datetime) -> tuple[Span
         found = list(islice(starts(rule, window.start, since=since, before=until), OCCURRENCES_MAX + 1))
         if len(found) > OCCURRENCES_MAX:
             raise InvalidPlan(
-                f"window {window.id!r} occurs more than {OCCURRENCES_MAX} times in the time that is looked at",
+                f"window {window.id!r} occurs more than {OCCURRENCES_MAX} times in the period that is checked",
                 hint="give the rule an end by UNTIL, or a larger INTERVAL",
             )
     spans = (Span(local_to_utc(start, window.timezone), local_to_utc(start + length, window.timezone)) for start in found)

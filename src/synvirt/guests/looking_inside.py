@@ -38,7 +38,7 @@ def facts_of(
             disks.append(":".join(map(str, descriptors[-len(files) :])))
         return _asked(disks, descriptors, stop)
     except OSError as error:
-        log.warning("the disks of a guest cannot be looked into", cause=error.strerror)
+        log.warning("the disks of a guest cannot be inspected", cause=error.strerror)
         return {f"{NOT_READ} disks": "they cannot be opened here"}
     finally:
         for descriptor in descriptors:
@@ -61,7 +61,7 @@ def _asked(disks: Sequence[str], descriptors: Sequence[int], stop: Callable[[], 
         finally:
             child.kill()
     if child.returncode != 0:
-        log.warning("the disks of a guest cannot be looked into", ended=child.returncode, cause=said[-200:])
+        log.warning("the disks of a guest cannot be inspected", ended=child.returncode, cause=said[-200:])
         return {
             f"{NOT_READ} disks": "what reads them here has ended: they are damaged, or it is not installed; the log says more"
         }

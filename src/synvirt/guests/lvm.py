@@ -106,7 +106,7 @@ def _words(text: str) -> Iterator[tuple[str, str | int]]:
     while at < len(text):
         match = _WORD.match(text, at)
         if match is None:
-            raise DiskReadFailed("its metadata is no text of LVM")
+            raise DiskReadFailed("its metadata is not text of LVM")
         at = match.end()
         string, number, name, mark = match.groups()
         if string is not None:
@@ -126,14 +126,14 @@ def _section(words: Iterator[tuple[str, str | int]], depth: int) -> Section:
         if kind == "}" and depth:
             return found
         if kind not in ("name", "value") or depth >= _DEPTH_MAX:
-            raise DiskReadFailed("its metadata is no text of LVM")
+            raise DiskReadFailed("its metadata is not text of LVM")
         mark = next(words, ("", ""))[0]
         if mark == "=":
             found[str(word)] = _value(words)
         elif mark == "{":
             found[str(word)] = _section(words, depth + 1)
         else:
-            raise DiskReadFailed("its metadata is no text of LVM")
+            raise DiskReadFailed("its metadata is not text of LVM")
     if depth:
         raise DiskReadFailed("its metadata ends within a section")
     return found
@@ -210,7 +210,7 @@ class Logical(Seekable):
             at, together = row * segment.stripe_bytes + rest, segment.stripe_bytes - rest
         stripe = segment.stripes[column]
         if stripe.volume is None:
-            raise DiskReadFailed("a physical volume of it is not there")
+            raise DiskReadFailed("a physical volume of it is missing")
         return read_at(stripe.volume, stripe.offset + at, min(together, most))
 
 
@@ -252,7 +252,7 @@ class Group:
     def _segment(self, section: Section, nested: int) -> Segment:
         self._segments_left -= 1
         if self._segments_left < 0:
-            raise UnsupportedFormat("it has more segments than are looked at")
+            raise UnsupportedFormat("it has more segments than are read")
         kind, start, length = section.get("type"), _number(section, "start_extent"), _number(section, "extent_count")
         if kind == "striped":
             stripes = self._placed(section.get("stripes"), nested)

@@ -50,7 +50,7 @@ _CAUSES = (
         "a volume is encrypted: suspend BitLocker (manage-bde -protectors -disable) on the source, then copy again",
     ),
     ("no virtio drivers available", "this virtio-win.iso has no driver for this Windows: use a newer or an older one"),
-    ("no operating system", 'no Windows was found on the disks: convert nothing ("conversion": "never") if that is so'),
+    ("no operating system", 'no Windows was found on the disks: set "conversion" to "never" if that is so'),
     ("not enough free space", "make room inside the guest and copy it again"),
     ("rhsrvany", "put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says"),
     ("read-only", "the file system was not shut down cleanly: start Windows on the source and shut it down"),
@@ -92,7 +92,7 @@ class VirtV2vInPlace:
             )
         if AGENT_FOLDERS & top_names(self._iso) and not any((self._virt_tools / name).exists() for name in SERVICE_STARTERS):
             raise V2vFailed(
-                f"{self._iso.name} brings a guest agent, and what installs it is missing: {' or '.join(SERVICE_STARTERS)}",
+                f"{self._iso.name} brings a guest agent, and its installer is missing: {' or '.join(SERVICE_STARTERS)}",
                 hint="put rhsrvany.exe (https://github.com/rwmjones/rhsrvany) where the setting virt_tools_dir says",
             )
 

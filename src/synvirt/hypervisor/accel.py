@@ -72,7 +72,7 @@ def boots_under(kind: Literal["kvm", "tcg"]) -> str | None:
             if failed.returncode == PROBE_EXIT:
                 return None
             if failed.returncode is None:
-                return f"a tiny guest did not come to its end in {PROBE_LIMIT_S:g} s"
+                return f"a tiny guest did not end in {PROBE_LIMIT_S:g} s"
             return failed.stderr or f"{EMULATOR} ended with {failed.returncode}"
         except SynvirtError as error:
             return error.detail

@@ -43,7 +43,7 @@ def _size(machine: Machine, manifest: VmManifest) -> Iterator[Difference]:
         why = "target.cpu_count asks for it" if machine.target.cpu_count else "the source does not say"
         yield _difference("processors", str(manifest.cpu_count), str(count), why)
     if cores != manifest.cores_per_socket:
-        why = f"{count} processors are no whole number of sockets with {manifest.cores_per_socket} cores"
+        why = f"{count} processors are not a whole number of sockets with {manifest.cores_per_socket} cores"
         yield _difference("cores per socket", str(manifest.cores_per_socket), str(cores), why)
     memory = memory_bytes(machine)
     if memory != manifest.memory_bytes:

@@ -41,5 +41,5 @@ def lived(domain: Any, log: Path) -> Lived:
     except FileNotFoundError:
         return Lived(runs=False, trace=None)
     except OSError:
-        return Lived(runs=False, trace="the log of its console is not to be looked at")
+        return Lived(runs=False, trace="the log of its console cannot be inspected")
     return Lived(runs=False, trace="its console has a log")

@@ -79,7 +79,7 @@ def _scalar(kind: type) -> _Read:
 
     def scalar(value: Any) -> Any:
         if type(value) not in accepted:  # True is no number
-            raise _Wrong(f"is no {kind.__name__}")
+            raise _Wrong(f"is not of type {kind.__name__}")
         return value
 
     return scalar
@@ -89,7 +89,7 @@ def _uuid(value: Any) -> UUID:
     try:
         return UUID(_scalar(str)(value))
     except ValueError:
-        raise _Wrong("is no UUID") from None
+        raise _Wrong("is not a UUID") from None
 
 
 def _literal(choices: tuple[Any, ...]) -> _Read:
@@ -107,7 +107,7 @@ def _tuple(kinds: tuple[Any, ...]) -> _Read:
 
     def read_tuple(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or not (many or len(value) == len(readers)):
-            raise _Wrong("is no list" if many else f"is no list of {len(readers)}")
+            raise _Wrong("is not a list" if many else f"is not a list of {len(readers)}")
         if many:
             (item,) = readers
             try:
@@ -126,13 +126,13 @@ def _dict(kinds: tuple[Any, ...]) -> _Read:
 
     def read_dict(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict):
-            raise _Wrong("is no object")
+            raise _Wrong("is not an object")
         try:
             return {read_key(key): read_value(part) for key, part in value.items()}
         except _Wrong:
             raise
         except ValueError:
-            raise _Wrong("has a key that is no number") from None
+            raise _Wrong("has a key that is not a number") from None
 
     return read_dict
 
@@ -178,7 +178,7 @@ def _fields(kind: Any) -> _Read:
 
     def read_object(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise _Wrong("is no object")
+            raise _Wrong("is not an object")
         if missing := required - value.keys():
             raise _Wrong(f"lacks {min(missing)}")
         if value.keys() - readers.keys():

@@ -57,7 +57,7 @@ def refuse_loss(what: str, instant: Instant | None, asked: GuestWrites, wrong: t
     if asked == "lose" or instant is None or instant.started_at is None:
         return
     raise wrong(
-        f"the guest of {what} has run since {instant.started_at:%Y-%m-%d %H:%M} UTC: to cancel it stops the guest, and loses "
+        f"the guest of {what} has run since {instant.started_at:%Y-%m-%d %H:%M} UTC: cancelling stops the guest, and loses "
         "all that it wrote since",
         hint="to lose that, cancel with guest_writes=lose: --lose-guest-writes on the command line",
     )

@@ -156,7 +156,7 @@ class HostLease:
                     log.warning("no new lease yet", host=self._host, cause=error.detail)
                     return
             elif self._clock() >= self.valid_until:
-                self._lose("this host stood still for longer than its lease")
+                self._lose("this host was paused for longer than its lease")
             self._renewed_at = asked_at
             if not self._held:
                 self._held, self._held_since = True, self._clock()

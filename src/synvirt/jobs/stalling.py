@@ -13,8 +13,8 @@ class Stalled(DiskReadFailed):
 
     def __init__(self, after_s: float) -> None:
         super().__init__(
-            f"the worker brought nothing for {after_s:g} s, and was ended",
-            hint="look at what it read from; raise copy_stalled_s if that is so slow",
+            f"the worker transferred nothing for {after_s:g} s, and was ended",
+            hint="check what it read from; raise copy_stalled_s if that is so slow",
         )
 
 

@@ -56,7 +56,7 @@ def read_file(domain: Any, path: str) -> bytes:
     try:
         return base64.b64decode(str(answer.get("buf-b64", "")))
     except ValueError as error:
-        raise Internal(f"the agent of {domain.name()} answers with nonsense for {path}") from error
+        raise Internal(f"the agent of {domain.name()} gives an invalid answer for {path}") from error
 
 
 def addresses(domain: Any) -> list[str]:
@@ -145,4 +145,4 @@ def ask(domain: Any, command: str, **arguments: object) -> object:
     try:
         return json.loads(answer)["return"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Internal(f"the guest's agent answers {command} with nonsense") from error
+        raise Internal(f"the guest's agent gives an invalid answer to {command}") from error

@@ -62,7 +62,7 @@ def still(uri: str, domain: Any, before: Callable[[], None] = lambda: None) -> I
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(_guard(uri, domain)) if _answers(domain) else None
         if guard is None:
-            found.why_not = "its guest agent does not answer, or nobody could thaw it for certain"
+            found.why_not = "its guest agent does not answer, or it is not certain that it could be thawed"
             before()
             yield found
             return
@@ -82,7 +82,7 @@ def still(uri: str, domain: Any, before: Callable[[], None] = lambda: None) -> I
             found.freeze_ms = round(held_s * 1000)
             found.quiesced = thawed == frozen and held_s < HOLD_S
             if not found.quiesced:
-                found.why_not = f"it was thawed by somebody else, or stood still for over {HOLD_S:g} s"
+                found.why_not = f"it was thawed by something else, or paused for over {HOLD_S:g} s"
 
 
 def _answers(domain: Any) -> bool:
@@ -167,7 +167,7 @@ def _guard(uri: str, domain: Any) -> Iterator[_Guard | None]:
     try:
         ready = select.select([child.stdout], [], [], READY_TIMEOUT_S)[0] and child.stdout.readline() == b"ready\n"
         if not ready:
-            _log.error("nobody could thaw the guest, should the service end: it is not frozen", guest=domain.name())
+            _log.error("nothing could thaw the guest if the service ended: it is not frozen", guest=domain.name())
         yield _Guard(child) if ready else None
     finally:
         with contextlib.suppress(BrokenPipeError):

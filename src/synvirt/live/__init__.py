@@ -146,7 +146,7 @@ def stays_on(vm: str, timeout_s: float) -> GuestStaysOn:
     """The error of a guest that still runs `timeout_s` seconds after it was asked to shut down."""
     return GuestStaysOn(
         f"{vm} was asked to shut down, and still runs after {timeout_s:.0f} s",
-        hint="it may be installing updates, or not hear us; it is not powered off: shut it down, or cancel the job",
+        hint="it may be installing updates, or may ignore the request; it is not powered off: shut it down, or cancel the job",
     )
 
 

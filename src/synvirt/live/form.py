@@ -70,7 +70,7 @@ class Form(Generic[C, O]):
         credentials: C = _validated(self.credentials, access.credentials, "credentials")
         for name in self.credentials.model_fields:
             if isinstance(secret := getattr(credentials, name), SecretStr) and not secret.get_secret_value():
-                raise BadRequest(f"credentials.{name}: is empty", hint="leave out what there is none of")
+                raise BadRequest(f"credentials.{name}: is empty", hint="leave the field out if there is no value")
         return place, credentials, self.read_options(access.options)
 
     def read_options(self, options: Mapping[str, Any]) -> O:
@@ -97,19 +97,19 @@ class Form(Generic[C, O]):
             url = urlsplit(endpoint)
             port = url.port
         except ValueError as error:
-            raise BadRequest(f"endpoint: is no URL: {error}", hint=hint) from None
+            raise BadRequest(f"endpoint: is not a URL: {error}", hint=hint) from None
         if url.scheme not in self.schemes:
-            reason = f"its scheme is {url.scheme[:40]!r}" if url.scheme else "says no scheme"
+            reason = f"its scheme is {url.scheme[:40]!r}" if url.scheme else "it has no scheme"
             raise BadRequest(f"endpoint: {reason}", hint=hint)
         if port == 0:
             raise BadRequest("endpoint: nothing listens on port 0", hint=hint)
         if url.password is not None:
-            raise BadRequest("endpoint: holds a password", hint="send it in credentials, where it is sealed")
+            raise BadRequest("endpoint: contains a password", hint="send it in credentials, which are stored encrypted")
         if url.username is not None and not self.user_in_endpoint:
-            raise BadRequest("endpoint: holds a user", hint="send it in credentials")
+            raise BadRequest("endpoint: contains a user", hint="send it in credentials")
         meant = self.schemes[url.scheme]
         if meant is not None and not url.hostname:
-            raise BadRequest("endpoint: names no host", hint=hint)
+            raise BadRequest("endpoint: has no host", hint=hint)
         return Place(
             scheme=url.scheme,
             user=url.username,
@@ -132,4 +132,4 @@ def _validated(model: type[Any], values: Mapping[str, Any], what: str) -> Any:
     except ValidationError as error:
         reason = listed(error.errors(include_url=False, include_input=False), what)
         known = ", ".join(model.model_fields)
-        raise BadRequest(reason, hint=f"{what} are {known}" if known else f"it takes no {what}") from None
+        raise BadRequest(reason, hint=f"{what} are {known}" if known else f"this kind of source has no {what}") from None

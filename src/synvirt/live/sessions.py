@@ -89,7 +89,7 @@ class Sessions:
         except TimeoutError as error:
             await asyncio.shield(adapter.close())
             raise SourceUnreachable(
-                f"the source did not let us in within {within_s:.0f} s", waited_s=within_s or 0.0
+                f"the source did not complete the login within {within_s:.0f} s", waited_s=within_s or 0.0
             ) from error
         except BaseException:
             # For example it was cancelled meanwhile: only this code knows the adapter.

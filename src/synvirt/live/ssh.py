@@ -50,7 +50,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], type[SynvirtError], str], ...] = (
         AuthFailed,
         "is the user right, and is the key in its authorized_keys?",
     ),
-    (re.compile(r"Load key|invalid format|error in libcrypto"), AuthFailed, "credentials.private_key is no private key"),
+    (re.compile(r"Load key|invalid format|error in libcrypto"), AuthFailed, "credentials.private_key is not a private key"),
 )
 
 
@@ -228,11 +228,11 @@ def refused(door: Door, said: str) -> SynvirtError:
     where = f"{door.host} by SSH on port {door.port}"
     for pattern, error, hint in _CAUSES:
         if pattern.search(said):
-            what = "refused to let us in" if error is AuthFailed else "is not who it should be"
+            what = "refused the login" if error is AuthFailed else "does not have the expected host key"
             return error(f"{where} {what}: {_line(said)}", hint=hint)
     return SourceUnreachable(
         f"{where} cannot be reached: {_line(said) or 'ssh does not say why'}",
-        hint="is it running, is it this port, does a firewall let this host through?",
+        hint="is it running, is the port right, and does a firewall let this host through?",
     )
 
 

@@ -130,8 +130,8 @@ def signature_wrong(signer: str) -> Concern:
         id="signature-wrong",
         category="Critical",
         label="Wrong signature",
-        assessment=f"The appliance is to be signed by {signer}, but that is no signature of its manifest (.mf): one of the two "
-        "was changed after the signing.",
+        assessment=f"The appliance should be signed by {signer}, but that is not a signature of its manifest (.mf): one of the "
+        "two was changed after the signing.",
         remedy="Get the appliance again from its publisher. Waive this if you changed the manifest yourself.",
     )
 

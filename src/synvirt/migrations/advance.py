@@ -161,7 +161,7 @@ async def _sweep_source_power(job: Job, _name: str) -> None:
     if await job.in_thread(source_vm.may_go_off, job):
         raise SourceUnreachable(
             "the guest was asked to shut down, and may still do so by itself",
-            hint="it is looked at again, and powered on again, for a quarter of an hour",
+            hint="it is checked again, and powered on again, for a quarter of an hour",
         )
 
 

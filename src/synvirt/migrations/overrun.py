@@ -39,7 +39,7 @@ async def within_budget(job: Job, step: Callable[[Job], Awaitable[Facts]]) -> Fa
     if job.migration.boot_sign is not None:  # the guest booted at the same moment
         return await step(job)
     raise OutageTooLong(
-        f"{job.manifest.name} has been away for more than the {plan.outage_budget_s:.0f} s that its plan allows, in {state}",
+        f"{job.manifest.name} has been off for more than the {plan.outage_budget_s:.0f} s that its plan allows, in {state}",
         hint="the source is powered on again, and the copy is kept; submit it again with a longer outage_budget_s",
     )
 

@@ -83,7 +83,7 @@ class Removal:
         if left:
             raise Conflict(
                 f"job {job.id} still has to tidy up: {', '.join(f'{entry.kind} {entry.name}' for entry in left)}",
-                hint="it is tried again and again; see that its source answers",
+                hint="it is tried again and again; make sure that its source answers",
             )
 
 
@@ -114,7 +114,7 @@ def _taken_up(store: Store, job: Migration) -> bool:
 
 def _given_up(store: Store, job: Migration) -> Migration:
     if _taken_up(store, job):
-        raise Conflict(f"job {job.id} was taken up by job {job.retried_by}", hint="look at that job")
+        raise Conflict(f"job {job.id} is continued by job {job.retried_by}", hint="look at that job")
     return job.model_copy(update={"retried_by": job.id})
 
 

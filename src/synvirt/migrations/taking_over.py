@@ -88,7 +88,9 @@ class TakingOver:
         try:
             job = self._store.get(job_id)
             if job.state not in BEFORE_CUT_OVER:
-                raise Conflict(f"it is in {job.state}: an operator decides", hint="see that its host is off, and take it over")
+                raise Conflict(
+                    f"it is in {job.state}: an operator decides", hint="make sure that its host is off, and take it over"
+                )
             _refuse_bound(job, lost.host)
             try:
                 self._refuse_to_go_on(job, lost)
@@ -115,7 +117,7 @@ class TakingOver:
         if not row.fenced:
             raise Conflict(
                 f"host {host}, which has job {job_id}, is not fenced",
-                hint=f"see that it is off, and then fence host {host}",
+                hint=f"make sure that it is off, and then fence host {host}",
             )
         lost = Fence(row.id, row.epoch)
         _refuse_bound(job, lost.host)
@@ -153,7 +155,7 @@ class TakingOver:
     def _go_on(self, job: Migration, lost: Fence) -> None:
         if not self._store.lost_jobs.take_over(job.id, lost, to=self._host):
             raise Conflict(
-                f"job {job.id} is not to be had: its host is back, another took it, or a job here has its name or address"
+                f"job {job.id} cannot be taken over: its host is back, another took it, or a job here has its name or address"
             )
         log.warning("a job is taken over", job=str(job.id), state=job.state, host=lost.host)
         self._begin(job.id)
@@ -198,7 +200,7 @@ class TakingOver:
             with self._secrets.sealed(again.id, secret) as sealed:
                 done = self._store.lost_jobs.restart_elsewhere(job.id, lost, failed, again, to=self._host, sealed=sealed)
         if not done:
-            raise Conflict(f"job {job.id} is not to be had: its host is back, another took it, or it is being cancelled")
+            raise Conflict(f"job {job.id} cannot be taken over: its host is back, another took it, or it is being cancelled")
         log.warning("a job is restarted", job=str(job.id), again=str(again.id), host=lost.host)
         self._begin(again.id)
         return again

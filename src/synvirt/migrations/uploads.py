@@ -240,7 +240,7 @@ def safe_name(filename: str) -> str:
 def too_large(cap_bytes: int) -> UploadTooLarge:
     """The error of an upload over the cap, in bytes."""
     return UploadTooLarge(
-        f"the file is over the cap of {cap_bytes} bytes",
+        f"the file is larger than the limit of {cap_bytes} bytes",
         hint="raise the setting upload_cap_bytes, or copy the file into the import root by other means",
     )
 

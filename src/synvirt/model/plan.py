@@ -185,14 +185,14 @@ class MigrationPlan(Received):
                 "a Live source takes source_ref.kind live_vm; an Offline source takes offline_host_path, upload or remote_url"
             )
         if self.outage_budget_s is not None and (self.source.Live is None or self.mode is not Mode.WARM):
-            raise ValueError("outage_budget_s is for mode Warm of a Live source: else the guest is away for the whole copy")
+            raise ValueError("outage_budget_s is for mode Warm of a Live source: else the guest is off for the whole copy")
         if self.on_overrun == "roll_back" and self.outage_budget_s is None:
-            raise ValueError("on_overrun roll_back needs outage_budget_s: nothing says when it is too long")
+            raise ValueError("on_overrun roll_back needs outage_budget_s: without it no outage is too long")
         if self.schedule.interval_s is not None:
             if self.mode is not Mode.WARM or self.warm.cutover != "manual":
-                raise ValueError("schedule.interval_s is for mode Warm with warm.cutover manual: nothing else is held")
+                raise ValueError("schedule.interval_s is for mode Warm with warm.cutover manual: only such jobs are held")
             if self.warm.schedule is not None or self.warm.interval_s:
-                raise ValueError("schedule.interval_s, warm.schedule and warm.interval_s say one thing: one of them is enough")
+                raise ValueError("schedule.interval_s, warm.schedule and warm.interval_s mean the same: give one of them")
         return self
 
 

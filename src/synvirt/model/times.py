@@ -13,7 +13,7 @@ def _known_zone(value: str) -> str:
     try:
         ZoneInfo(value)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"{value!r} is no time zone of the IANA database, like Europe/Berlin") from None
+        raise ValueError(f"{value!r} is not a time zone of the IANA database, such as Europe/Berlin") from None
     return value
 
 

@@ -148,5 +148,5 @@ def _place(cursor: str) -> Place:
     except (binascii.Error, ValueError):
         decoded = b""
     if decoded[:1] not in (b"0", b"1"):
-        raise BadRequest(f"cursor: {cursor[:100]!r} was never given out", hint="begin again without one")
+        raise BadRequest(f"cursor: {cursor[:100]!r} is not one of this service", hint="begin again without one")
     return int(decoded[:1]), decoded[1:]

@@ -51,7 +51,7 @@ def opened(file: FileRange, root: Root) -> Iterator[DiskReader]:
 def read_all(file: FileRange, root: Root, most: int) -> bytes:
     """A text of a VM. A file of more than `most` bytes is refused."""
     if file.length > most:
-        raise MalformedArchive(f"{file.name} has {file.length} bytes; more than {most} are no description of a VM")
+        raise MalformedArchive(f"{file.name} has {file.length} bytes; a description of a VM has at most {most}")
     content = bytearray(file.length)
     with opened(file, root) as reader:
         reader.read_into(0, memoryview(content))

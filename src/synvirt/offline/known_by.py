@@ -39,7 +39,7 @@ NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
             ("a cloop", b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop"),
         )
     ),
-    (b"CD001", 0x8001, "a CD image", "An installation medium is no VM: only disks are imported."),
+    (b"CD001", 0x8001, "a CD image", "An installation medium is not a VM: only disks are imported."),
 )
 
 

@@ -36,7 +36,7 @@ IMPORTERS: tuple[OfflineImporter, ...] = (
 BY_KIND: Mapping[OfflineKind, OfflineImporter] = MappingProxyType({importer.kind: importer for importer in IMPORTERS})
 
 _FOLDER = ("a folder without a VM", "A VM's folder has its .ovf, .vmx, .vbox, ova.xml, or the folder Virtual Machines in it.")
-_UNKNOWN = ("of no kind that is known", "A raw disk has nothing to be known by: qemu-img convert -f raw -O qcow2 OLD NEW.")
+_UNKNOWN = ("of an unknown kind", "A raw disk cannot be recognised by its content: qemu-img convert -f raw -O qcow2 OLD NEW.")
 
 
 class UnknownKind(UnsupportedFormat):
@@ -47,7 +47,7 @@ def importer_for(kind: OfflineKind) -> OfflineImporter:
     """The importer of a kind. UnsupportedFormat, where it is not supported."""
     importer = BY_KIND.get(kind)
     if importer is None:
-        raise UnsupportedFormat(f"offline kind {kind} is not served", hint=f"Served are {', '.join(BY_KIND)}.")
+        raise UnsupportedFormat(f"offline kind {kind} is not served", hint=f"Supported are {', '.join(BY_KIND)}.")
     return importer
 
 
@@ -66,7 +66,7 @@ def detect(path: Path | str, root: Root) -> OfflineImporter:
     elif not what:
         failure = UnknownKind
         what, hint = _unknown(resolved.name) if head else ("empty", "")
-    raise failure(f"{resolved.name or resolved} is {what}; looked for were {', '.join(BY_KIND)}", hint=hint or None)
+    raise failure(f"{resolved.name or resolved} is {what}; supported kinds are {', '.join(BY_KIND)}", hint=hint or None)
 
 
 def _unknown(name: str) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def _unknown(name: str) -> tuple[str, str]:
     if what is None:
         return _UNKNOWN
     return (
-        f"called {what}, and has not the bytes of one",
+        f"called {what}, and its content is not",
         "It seems to be cut off: copy it again. If it is a raw disk: qemu-img convert -f raw -O qcow2 OLD NEW.",
     )
 

@@ -55,11 +55,11 @@ def size_bytes(text: str) -> int:
 def quantity_bytes(quantity: str, units: str, what: str) -> int:
     """`quantity` × `units` in bytes. MalformedArchive says of `what` the size is."""
     if not _NUMBER.fullmatch(quantity):
-        raise MalformedArchive(f"{what}: {quantity[:40]!r} is no size")
+        raise MalformedArchive(f"{what}: {quantity[:40]!r} is not a size")
     try:
         size = int(Decimal(quantity) * unit_bytes(units))
     except (ValueError, InvalidOperation):
-        raise MalformedArchive(f"{what}: {units[:60]!r} is no unit of bytes") from None
+        raise MalformedArchive(f"{what}: {units[:60]!r} is not a unit of bytes") from None
     if size > QUANTITY_MAX_BYTES:
         raise MalformedArchive(f"{what}: {quantity} {units} is more than any disk or memory has")
     return size

@@ -78,7 +78,7 @@ def rules_of(path: Path) -> Rules:
     def text(name: str) -> str:
         value = settings.get(f"pam_{name}", pam.get(name, "") if isinstance(pam, dict) else "")
         if not isinstance(value, str):
-            raise Refused(f"the setting pam_{name} is no text")
+            raise Refused(f"the setting pam_{name} is not text")
         return value
 
     groups = tuple(group for role in ("admin", "operator", "viewer") if (group := text(f"{role}_group")))
@@ -102,7 +102,7 @@ def _check_text(value: str, most: int) -> None:
     try:
         encoded = value.encode()
     except UnicodeEncodeError as error:
-        raise Refused("an argument is no text") from error
+        raise Refused("an argument is not text") from error
     if len(encoded) > most or b"\0" in encoded:
         raise Refused("an argument is too long, or has a NUL")
 

@@ -242,7 +242,7 @@ def _disk(source: str, here: str) -> tuple[Grade, str]:
     there, now = (int(text.partition(" ")[0]) if text.partition(" ")[0].isdigit() else None for text in (source, here))
     if there is not None and now is not None and now > there:
         return "expected", "its volume is rounded up to what the destination has"
-    return "wrong", "a part of it is not there"
+    return "wrong", "a part of it is missing"
 
 
 def _mount(source: str, here: str) -> tuple[Grade, str]:
@@ -269,7 +269,7 @@ KINDS: dict[str, Kind] = {
     "route": Kind(_look, ("look", "there is no such way here"), ("look", "the source has no such way")),
     "file system": Kind(_file_system, _NOT_HERE),
     "application": Kind(_application, ("look", "it does not run here"), None, tools=True),
-    "listens on": Kind(_look, ("wrong", "nobody listens there"), ("look", "nobody listens there at the source"), tools=True),
+    "listens on": Kind(_look, ("wrong", "nothing listens there"), ("look", "nothing listens there at the source"), tools=True),
     "service": Kind(_look, ("wrong", "it does not run here"), ("look", "it does not run at the source"), tools=True),
     "enabled": Kind(
         _look,

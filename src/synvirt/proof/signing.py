@@ -116,7 +116,7 @@ class PublicKey:
         except (ValueError, binascii.Error):
             lines = []
         if len(lines) < 2 or (lines[0], lines[-1]) != (_BEGIN, _END) or not raw.startswith(begins):
-            raise MalformedArchive(f"{name} is no SSH signature")
+            raise MalformedArchive(f"{name} is not an SSH signature")
         if (purpose, algorithm, kind) != (namespace.encode(), _HASH, _KEY_TYPE) or blob != self.blob:
             raise MalformedArchive(f"{name} is not by the key {self.fingerprint}")
         self._check(value, _to_sign(message, namespace), name)
@@ -129,7 +129,7 @@ class PublicKey:
             (signature,) = (base64.b64decode(one["sig"], validate=True) for one in value["signatures"])
             is_ours = value["payloadType"] == PAYLOAD_TYPE and value["signatures"][0]["keyid"] == self.fingerprint
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            raise MalformedArchive(f"{name} is no DSSE envelope with one signature") from None
+            raise MalformedArchive(f"{name} is not a DSSE envelope with one signature") from None
         if payload != message:
             raise MalformedArchive(f"{name} holds another statement than data/statement.json")
         if not is_ours:

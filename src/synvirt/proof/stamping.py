@@ -79,11 +79,11 @@ def stamped_at(content: bytes, reply: bytes, roots: Path | None) -> str:
             said = _openssl("-reply", "-in", str(folder / "reply"), "-text")
         except ProgramFailed as error:
             raise MalformedArchive(
-                "the time stamp is not good: it is of something else, or of an authority not trusted"
+                "the time stamp is not valid: it is for something else, or by an authority that is not trusted"
             ) from error
     found = _TIME.search(said)
     if found is None:
-        raise MalformedArchive("the time stamp says no time")
+        raise MalformedArchive("the time stamp has no time")
     return found[1].strip()
 
 
@@ -94,7 +94,7 @@ def _openssl(*arguments: str) -> str:
 def _asked(url: str, query: bytes) -> bytes:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url} is no address of a time stamp authority")
+        raise ValueError(f"{url} is not an address of a time stamp authority")
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
         context = ssl.create_default_context()

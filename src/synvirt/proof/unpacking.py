@@ -26,7 +26,7 @@ def unpack(tar: BinaryIO, to: Path, root: str) -> Path:
                     shutil.copyfileobj(content, file)
     except tarfile.TarError as error:
         shutil.rmtree(folder)
-        raise MalformedArchive(f"the receipt is no tar: {error}") from error
+        raise MalformedArchive(f"the receipt is not a tar: {error}") from error
     except MalformedArchive:
         shutil.rmtree(folder)
         raise

@@ -181,7 +181,7 @@ def _link(statement: dict[str, Any], name: str, problems: list[str]) -> tuple[in
     chain = statement["predicate"].get("chain")
     sequence = chain.get("sequence") if isinstance(chain, dict) else None
     if not isinstance(chain, dict) or type(sequence) is not int or sequence < 1:
-        problems.append(f"{name} says nothing of its place in the chain")
+        problems.append(f"{name} has no place in the chain")
         return 0, None
     return sequence, chain.get("previous")
 
@@ -231,7 +231,7 @@ def statement_of(content: bytes) -> dict[str, Any]:
         value = None
     ours = isinstance(value, dict) and (value.get("_type"), value.get("predicateType")) == (STATEMENT_TYPE, PREDICATE_TYPE)
     if not ours or not isinstance(value.get("predicate"), dict) or not isinstance(value.get("subject"), list):
-        raise MalformedArchive(f"{STATEMENT} is no statement of a receipt")
+        raise MalformedArchive(f"{STATEMENT} is not a statement of a receipt")
     statement: dict[str, Any] = value
     return statement
 
@@ -279,7 +279,7 @@ def _opened(folder: Path, name: str) -> Any:
         raise MalformedArchive(f"{name} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise MalformedArchive(f"{name} is no plain file")
+        raise MalformedArchive(f"{name} is not a plain file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -295,7 +295,7 @@ def _text(folder: Path, name: str) -> str:
     try:
         return _small(folder, name).decode()
     except UnicodeDecodeError:
-        raise MalformedArchive(f"{name} is no text in UTF-8") from None
+        raise MalformedArchive(f"{name} is not text in UTF-8") from None
 
 
 def _hash_of(folder: Path, name: str) -> str:

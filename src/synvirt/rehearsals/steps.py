@@ -128,7 +128,7 @@ class UnderWay:
         whose = (
             "one of its own" if self.rehearsal.together is None else f"that of {len(self.rehearsal.together.rehearsals)} guests"
         )
-        return CheckResult(name="network", ok=True, detail=f"{whose}, which leads nowhere")
+        return CheckResult(name="network", ok=True, detail=f"{whose}, which is isolated")
 
     def _shared(self) -> Network | None:
         """The network of guests that are rehearsed together, with all their cards, as their jobs have them."""

@@ -371,7 +371,7 @@ def _redirected(url: Url, location: str, asked_for: Url) -> Url:
     try:
         target = urls.parse(urljoin(url.origin + url.target, location))
     except ValueError as error:
-        raise DiskReadFailed(f"{asked_for.shown} redirects to what is no URL") from error
+        raise DiskReadFailed(f"{asked_for.shown} redirects to an address that is not a URL") from error
     if target.scheme not in ("http", "https"):
         raise BadRequest(f"{asked_for.shown} redirects to a {target.scheme} URL, which is not followed")
     if url.scheme == "https" and target.scheme == "http":

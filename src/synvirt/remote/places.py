@@ -89,7 +89,7 @@ def connected(remote: Remote, *, within_s: float | None = None) -> Iterator[None
         if not connection.closed.is_set():
             raise
         raise SourceUnreachable(
-            f"{remote.url} did not bring what was needed within {within_s:.0f} s",
+            f"{remote.url} did not send what was needed within {within_s:.0f} s",
             hint="is the server, or the network in between, very slow?",
         ) from error
     finally:

@@ -45,7 +45,7 @@ class RemoteReader:
             )
         if self._offset + self.size > file.size:
             raise DiskReadFailed(
-                f"{file.shown}: bytes {self._offset} to {self._offset + self.size} are wanted, but it ends at {file.size}",
+                f"{file.shown}: bytes {self._offset} to {self._offset + self.size} are needed, but it ends at {file.size}",
                 hint="the file is cut off: copy it again from where it came",
             )
 

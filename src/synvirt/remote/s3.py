@@ -86,7 +86,7 @@ class S3Place(HttpPlace):
         answer = self.ask(url, {}, asked_for=url)
         if answer.status != 200:
             raise refused(answer.status, url.shown, self.reason(answer.refusal()), answer.headers.get("retry-after"))
-        root = xml_document.parse(answer.text(_PAGE_MAX_BYTES), f"{url.shown} answers what is no list of S3: it")
+        root = xml_document.parse(answer.text(_PAGE_MAX_BYTES), f"{url.shown} gives an answer that is not a list of S3: it")
         ours = _NAMESPACE if root.tag.startswith(_NAMESPACE) else ""
         found = [element.text or "" for element in root.iterfind(f"{ours}Contents/{ours}Key")]
         return found, root.findtext(f"{ours}NextContinuationToken") or ""

@@ -75,7 +75,7 @@ class _BoundedTcp(Tcp):  # type: ignore[misc]
 
     def _recv(self, length: int, timeout: float) -> Any:
         if length > self.MAX_SIZE:
-            raise OSError(errno.EPROTO, "what answers is no SMB server")
+            raise OSError(errno.EPROTO, "what answers is not an SMB server")
         return super()._recv(length, timeout)
 
 
@@ -133,7 +133,7 @@ class SmbPlace:
         """An open file or folder. NotFound, AuthFailed, Interrupted."""
         # A backslash would lead elsewhere: names come from images and descriptions, and must not leave the folder.
         if "\\" in path or not path.isprintable():
-            raise NotFound(f"{self.shown(repr(path[:200])[1:-1])} is no name on a share", hint=_NOT_THERE_HINT)
+            raise NotFound(f"{self.shown(repr(path[:200])[1:-1])} is not a name on a share", hint=_NOT_THERE_HINT)
         tree = None
         try:
             tree = self.tree()

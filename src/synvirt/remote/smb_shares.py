@@ -161,7 +161,7 @@ def _entries(place: SmbPlace, path: str) -> list[tuple[str, int]]:
 
 def _handle(place: SmbPlace, path: str, access: int, disposition: int, options: int) -> Open:
     if "\\" in path or not path.isprintable():
-        raise NotFound(f"{place.shown(repr(path[:200])[1:-1])} is no name on a share")
+        raise NotFound(f"{place.shown(repr(path[:200])[1:-1])} is not a name on a share")
     handle = Open(place.tree(), path.replace("/", "\\"))
     shared = ShareAccess.FILE_SHARE_READ | ShareAccess.FILE_SHARE_WRITE | ShareAccess.FILE_SHARE_DELETE
     attributes = FileAttributes.FILE_ATTRIBUTE_NORMAL

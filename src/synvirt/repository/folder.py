@@ -164,7 +164,7 @@ class HostFolder:
             raise RepositoryDamaged(f"{name} cannot be read: {error.strerror}") from error
         if len(found) < wanted:
             raise RepositoryDamaged(
-                f"{name} ends at {offset + len(found)}, where bytes {offset} to {offset + wanted} are wanted"
+                f"{name} ends at {offset + len(found)}, where bytes {offset} to {offset + wanted} are needed"
             )
         return found
 

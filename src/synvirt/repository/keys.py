@@ -174,5 +174,5 @@ def from_recovery_text(text: str) -> bytes:
         found = b""
     master, check = found[:KEY_BYTES], found[KEY_BYTES:]
     if len(found) != KEY_BYTES + 2 or hashlib.sha256(_CHECK + master).digest()[:2] != check:
-        raise RepositoryKeyWrong("this is no recovery key", hint="it has 55 letters and digits, in groups of four")
+        raise RepositoryKeyWrong("this is not a recovery key", hint="it has 55 letters and digits, in groups of four")
     return master

@@ -213,7 +213,7 @@ class Offer:
                 if self._used is not None:
                     self._used += max(length, FILE_BYTES_MIN)
             elif there != digest:
-                raise BackupConflict(f"{name} is there already, and is another", hint="nothing that is kept here is replaced")
+                raise BackupConflict(f"{name} already exists with other content", hint="nothing that is kept here is replaced")
 
     # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -71,9 +71,9 @@ def opened(text: str, passphrase: str) -> bytes:
     except InvalidTag as error:
         raise RepositoryKeyWrong("this passphrase does not open that copy of a key") from error
     except (ValueError, binascii.Error) as error:
-        raise RepositoryKeyWrong("this is no sealed copy of a key") from error
+        raise RepositoryKeyWrong("this is not a sealed copy of a key") from error
     if len(master) != KEY_BYTES:
-        raise RepositoryKeyWrong("this is no sealed copy of a key")
+        raise RepositoryKeyWrong("this is not a sealed copy of a key")
     return master
 
 

@@ -60,7 +60,7 @@ def parsed(model: type[M], text: str, version: str = VERSION) -> M:
     try:
         data = json.loads(text)
     except ValueError as broken:
-        raise Unreadable(f"a stored {model.__name__} is no JSON: {broken}", hint=_HINT) from None
+        raise Unreadable(f"a stored {model.__name__} is not JSON: {broken}", hint=_HINT) from None
     for _ in range(ROUNDS):
         wrong = error.errors(include_url=False, include_input=False)
         unknown = [one["loc"] for one in wrong if one["type"] == "extra_forbidden"]

@@ -35,7 +35,7 @@ class HostClaim:
         except SQLAlchemyError as error:
             self.let_go()
             raise PersistFailed(
-                f"the store failed: {str(error).splitlines()[0]}", hint="see that the database answers"
+                f"the store failed: {str(error).splitlines()[0]}", hint="make sure that the database answers"
             ) from error
         if not held:
             raise Conflict(

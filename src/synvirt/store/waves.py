@@ -387,7 +387,7 @@ class WaveRows:
         try:
             self._lead.execute(text("SELECT 1"))
         except SQLAlchemyError as error:
-            raise PersistFailed("this host does not lead the waves any more: it stood still for too long") from error
+            raise PersistFailed("this host does not lead the waves any more: it was paused for too long") from error
 
     def last_event_id(self) -> int:
         """The id of the newest event; 0: there is none."""

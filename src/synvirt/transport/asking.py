@@ -35,7 +35,7 @@ def status_of(
     try:
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
-        raise BadRequest(f"it is no URL: {error}") from error
+        raise BadRequest(f"it is not a URL: {error}") from error
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     deadline = time.monotonic() + within_s
     sock = guard.connect(host, port, timeout_s=max(within_s, _LEAST_S))

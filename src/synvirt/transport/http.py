@@ -122,7 +122,7 @@ class Answer:
             start = self.body[:80].decode("utf-8", "replace")
             raise SourceUnreachable(
                 f"an answer of {len(self.body)} bytes is not JSON: it begins with {start!r}",
-                hint="is it this address and port, and does no proxy answer in its place?",
+                hint="are the address and the port right, or does a proxy answer in its place?",
             ) from error
 
 
@@ -186,7 +186,7 @@ class HttpClient:
         trust = trust or Trust()
         url = urlsplit(origin)
         if url.scheme not in {"http", "https"} or not url.hostname:
-            raise BadRequest(f"endpoint: {origin[:100]!r} is no address of an HTTP server", hint="https://host:port")
+            raise BadRequest(f"endpoint: {origin[:100]!r} is not an address of an HTTP server", hint="https://host:port")
         self.host = url.hostname
         self.port = url.port or (443 if url.scheme == "https" else 80)
         self.where = f"{self.host} port {self.port}"
@@ -313,12 +313,12 @@ def _translated(where: str) -> Iterator[None]:
         yield
     except NameResolutionError as error:
         raise SourceUnreachable(
-            f"{where}: the name leads to no address", hint="check the spelling, and this host's DNS"
+            f"{where}: the name does not resolve to an address", hint="check the spelling, and this host's DNS"
         ) from error
     except (NewConnectionError, ConnectTimeoutError) as error:
         cause = "no answer" if isinstance(error, ConnectTimeoutError) and error.__cause__ is None else _cause(error)
         raise SourceUnreachable(
-            f"{where} takes no connection: {cause}", hint="is it running, and does a firewall let this host through?"
+            f"{where} accepts no connection: {cause}", hint="is it running, and does a firewall let this host through?"
         ) from error
     except ReadTimeoutError as error:
         raise SourceUnreachable(

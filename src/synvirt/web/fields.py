@@ -34,8 +34,8 @@ LABELS = {
     "keep_weekly": "Weeks",
     "keep_monthly": "Months",
     "keep_yearly": "Years",
-    "node_hosts": "Where SSH reaches the nodes (NODE=ADDRESS, one a line)",
-    "quiesce": "File systems held still",
+    "node_hosts": "SSH addresses of the nodes (NODE=ADDRESS, one per line)",
+    "quiesce": "Freeze file systems",
 }
 _CAPITALS = {"nbd", "tls", "vddk", "id", "url", "vm", "sha256"}
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_bps": "bytes per second"}
@@ -45,10 +45,10 @@ _SECRETS = {"recovery_key"}
 
 # The descriptions of values with a format.
 _FORMS = {
-    "path": "is no absolute path: /srv/backups, for example",
-    "scratch_dir": "is no absolute path",
-    "vddk_libdir": "is no absolute path",
-    "fingerprint_sha256": "is no SHA-256: 32 bytes in hex",
+    "path": "is not an absolute path: /srv/backups, for example",
+    "scratch_dir": "is not an absolute path",
+    "vddk_libdir": "is not an absolute path",
+    "fingerprint_sha256": "is not a SHA-256: 32 bytes in hex",
     "name": "has a character that a name cannot have",
     "endpoint": "has a character that an address cannot have",
 }

@@ -99,7 +99,7 @@ class Finder:
             return joined(ref, self.keyring.unseal(base64.b64decode(sealed, validate=True), belongs_to=_belongs_to(ref)))
         except (Internal, binascii.Error, ValueError) as error:
             raise BadRequest(
-                f"the credentials for {ref.url} cannot be read any more", hint="begin again, and type them"
+                f"the credentials for {ref.url} cannot be read any more", hint="start again, and enter them"
             ) from error
 
 
@@ -108,7 +108,7 @@ def reference(values: Mapping[str, Any]) -> SourceRef:
     try:
         return _REF.validate_python(values)
     except ValidationError as error:
-        raise BadRequest("the address does not say which machine is meant", hint="begin again, at New migration") from error
+        raise BadRequest("the address does not say which machine is meant", hint="start again at New migration") from error
 
 
 def _belongs_to(ref: RemoteUrlRef) -> bytes:

@@ -32,7 +32,7 @@ async def _read(request: Request) -> Form:
     message = Message()
     message["content-type"] = request.headers.get("content-type", "")
     if message.get_content_type() != "application/x-www-form-urlencoded":
-        raise BadRequest("this address takes what a form of this page sends")
+        raise BadRequest("this address accepts only forms of this page")
     try:
         found = parse_qs((await bounded(request)).decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict")
     except ValueError as error:

@@ -63,14 +63,14 @@ ACTIONS = {
             "Cut over",
             "Cut over now?",
             "The guest is shut down at its source, what has changed since the last pass is copied, and it is started here. "
-            "It is away from the first to the last of these.",
+            "It is off from the first to the last of these steps.",
         ),
         Action(
             "rehearse",
             "Rehearse",
             "Rehearse this move?",
-            "The guest is started here from clones of its volumes, in a network that leads nowhere, looked at, and removed "
-            "again. The source runs on, and so does the copying.",
+            "The guest is started here from clones of its volumes, in an isolated network, checked, and removed again. "
+            "The source runs on, and the copying continues.",
         ),
         Action(
             "cancel",
@@ -91,7 +91,7 @@ ACTIONS = {
             "retry",
             "Go on with its copy",
             "Go on where this job failed?",
-            "Its copy was kept: a new job takes it up. A file is not copied again; of a live machine all is read and "
+            "Its copy was kept: a new job continues with it. A file is not copied again; of a live machine all is read and "
             "compared, and what differs is written.",
         ),
         Action(
@@ -119,13 +119,13 @@ ACTIONS = {
             "remove",
             "Remove from the list",
             "Remove this job from the list?",
-            "Its record goes, with its history. Its guest and its volumes stay as they are.",
+            "Its record and its history are removed. Its guest and its volumes stay as they are.",
         ),
         Action(
             "destroy",
             "Remove with its volumes",
             "Remove this job and its volumes?",
-            "Its record goes, and so do the volumes that it kept: its copy is not there any more.",
+            "Its record and the volumes that it kept are removed: its copy no longer exists.",
             danger=True,
         ),
     )

@@ -29,7 +29,7 @@ LABELS: dict[str, str] = {
     "shutdown": "How it is shut down",
     "shutdown_timeout": "Seconds to shut down in",
     "outage_budget": "Seconds off at the most",
-    "on_overrun": "Where it takes longer",
+    "on_overrun": "If it takes longer",
     "instant": "Start at once",
     "disk": "Disks to copy",
     "waive": "What to know before",
@@ -45,7 +45,7 @@ _OTHERS: Mapping[str, str] = {
     "source_ref.vm_id": "The machine",
     "source_ref": "The machine",
     "warm.schedule": "Schedule",
-    "on_host_lost": "Where this host is lost",
+    "on_host_lost": "If this host is lost",
 }
 _SENTENCES: Mapping[str, str] = {
     "set target.identity to new": "choose new ones at «UUID and MAC addresses»",

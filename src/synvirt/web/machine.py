@@ -190,14 +190,14 @@ def planned(form: Form) -> MigrationPlan:
     try:
         return MigrationPlan.model_validate_json(form.text("plan"))
     except ValidationError as error:
-        raise BadRequest("the page did not send the plan that it showed", hint="begin again, at New migration") from error
+        raise BadRequest("the page did not send the plan that it showed", hint="start again at New migration") from error
 
 
 def _ref(form: Form) -> SourceRef:
     try:
         return reference(json.loads(form.text("ref")))
     except ValueError as error:
-        raise BadRequest("the page did not send which machine it is about", hint="begin again, at New migration") from error
+        raise BadRequest("the page did not send which machine it is about", hint="start again at New migration") from error
 
 
 def _untouched(found: Found) -> Form:

@@ -79,7 +79,7 @@ def filled(form: Form, *, ref: SourceRef, source: PlanSource, manifest: VmManife
             try:
                 _put(document, path, size_bytes(value) if name in _SIZES else value)
             except ValueError:
-                mistakes[name] = "is no size: 4 GiB and 512 MiB are"
+                mistakes[name] = "is not a size, such as 4 GiB or 512 MiB"
     try:
         plan = MigrationPlan.model_validate(document)
     except ValidationError as error:

@@ -91,7 +91,7 @@ def _instant(plan: MigrationPlan) -> Iterator[Line]:
 
 def _outage(plan: MigrationPlan) -> Iterator[Line]:
     if plan.outage_budget_s is not None:
-        after = "then it is rolled back" if plan.on_overrun == "roll_back" else "as the forecast has it"
+        after = "then it is rolled back" if plan.on_overrun == "roll_back" else "as forecast"
         yield Line("Off for", "", f"at most {duration(plan.outage_budget_s)}, {after}", changed=True)
 
 
@@ -112,7 +112,7 @@ def expected(forecast: PlanForecast | None) -> Iterator[tuple[str, str]]:
     if forecast.outage_p50_s is not None:
         yield (
             "The guest is off for",
-            f"about {duration(forecast.outage_p50_s)}, {duration(forecast.outage_p95_s)} where it goes badly",
+            f"about {duration(forecast.outage_p50_s)}, {duration(forecast.outage_p95_s)} at p95",
         )
     if forecast.basis:
         yield "By", forecast.basis

@@ -138,7 +138,7 @@ class Several:
         try:
             source_id = UUID(form.text("source_id"))
         except ValueError as error:
-            raise BadRequest("the page did not send which source it is about", hint="begin again, at New migration") from error
+            raise BadRequest("the page did not send which source it is about", hint="start again at New migration") from error
         return await self._candidates(source_id, form.many("vm_id"), form.text("destination"))
 
     async def _candidates(self, source_id: UUID, vm_ids: tuple[str, ...], destination: str) -> tuple[Source, list[Candidate]]:

@@ -174,9 +174,10 @@ class SourcePages:
         pinned = source.options.get("fingerprint_sha256")
         meaning = [
             f"It shows the certificate with the SHA-256 {shown.fingerprint}.",
-            f"This host does not trust it: {shown.refused}." if shown.refused else "This host trusts who signed it.",
+            f"This host does not trust it: {shown.refused}." if shown.refused else "This host trusts its issuer.",
             *([f"Pinned is now {pinned}."] if pinned else []),
-            "Compare it with the one on the platform itself: somebody may be in between. Once pinned, no other is believed.",
+            "Compare it with the one on the platform itself: an attacker may be in between.",
+            "Once it is pinned, no other certificate is accepted.",
         ]
         return self._ask(
             source,
@@ -195,7 +196,7 @@ class SourcePages:
 
     def remove_asked(self, source_id: UUID) -> Response:
         """Asks whether to remove a source."""
-        meaning = "Its credentials are forgotten. What was migrated from it stays, and it stays as it is."
+        meaning = "Its credentials are deleted here. What was migrated from it stays, and the platform itself is not changed."
         return self._ask(
             self._sources.get(source_id), "Remove this source?", meaning, asked="remove", yes="remove it", danger=True
         )

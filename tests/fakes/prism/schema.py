@@ -74,12 +74,12 @@ def check(name: str, kind: str, value: Any, where: str) -> None:
         return
     if (inner := re.fullmatch(r"list\[(.*)\]", kind)) is not None:
         if not isinstance(value, list):
-            raise Unknown(f"{where}: {value!r:.80} is no list")
+            raise Unknown(f"{where}: {value!r:.80} is not a list")
         for number, one in enumerate(value):
             check(name, inner[1], one, f"{where}[{number}]")
     elif (inner := re.fullmatch(r"dict\(str, (.*)\)", kind)) is not None:
         if not isinstance(value, dict):
-            raise Unknown(f"{where}: {value!r:.80} is no object")
+            raise Unknown(f"{where}: {value!r:.80} is not an object")
         for key, one in value.items():
             check(name, inner[1], one, f"{where}.{key}")
     elif kind in _SCALARS:

@@ -154,7 +154,7 @@ def pam_groups(settings: Settings) -> dict[Role, str]:
     }
     if not found:
         raise BadRequest(
-            'auth is "pam", and no group says who may call',
+            'auth is "pam", and no group of users is set',
             hint="groupadd synvirt-admin, add the administrators, and set pam_admin_group; pam_operator_group and "
             "pam_viewer_group are for the other roles",
         )

@@ -194,7 +194,7 @@ class Gate:
             raise Unauthorized(WRONG)
         await to_thread.run_sync(self._authenticate.check, user, password, address, limiter=self._limiter)
         if user.strip().casefold() in self._confined:
-            raise Forbidden("this account is another service's, and has no page", hint="log in as a person")
+            raise Forbidden("this account belongs to another service, and cannot use the page", hint="log in as a person")
         return await to_thread.run_sync(self._authenticate.role_of, user)
 
     async def begin_oidc(self, scope: Scope, following: str) -> Began:
@@ -258,7 +258,7 @@ class Gate:
         if secret.startswith(TOKEN_PREFIX) and len(secret) <= CREDENTIALS_CHARS_MAX:
             found = await to_thread.run_sync(self._find_token, secret, limiter=self._limiter)
         if found is None:
-            raise Unauthorized("this token is not known: it was revoked, has expired, or never was")
+            raise Unauthorized("this token is not known: it was revoked, has expired, or never existed")
         name, role = found
         return Caller(f"token:{name}", role, address)
 
@@ -276,7 +276,7 @@ class Gate:
     def _confine(self, user: str, scope: Scope) -> None:
         paths = self._confined.get(user.strip().casefold())
         if paths is not None and not any(scope["path"] == path or scope["path"].startswith(f"{path}/") for path in paths):
-            raise Unauthorized("this account may use nothing but the folder that is offered to it", hint=f"call {paths[0]}")
+            raise Unauthorized("this account may use only the folder that is offered to it", hint=f"call {paths[0]}")
 
 
 class FromSocket:

@@ -142,7 +142,7 @@ class Oidc:
             role = self._role(claims)
             if role is None:
                 raise Forbidden(
-                    "the provider says who you are, and nothing that gives you a role here",
+                    "the provider has identified you, but none of your groups has a role here",
                     hint=f"an admin can name a group of yours in the setting oidc_roles; the claim is {self._roles_claim}",
                 )
         except SynvirtError as error:
@@ -157,9 +157,9 @@ class Oidc:
         with self._lock:
             begun = self._begun.pop(_hashed(state), None)
         if begun is None or not 0 <= self._clock() - begun.at < BEGUN_FOR_S:
-            raise Unauthorized("this log-in was not begun here, or is over already", hint=_AGAIN)
+            raise Unauthorized("this log-in was not started here, or has already ended", hint=_AGAIN)
         if not hmac.compare_digest(begun.browser, _hashed(browser)):
-            raise Unauthorized("this log-in was begun in another browser", hint=_AGAIN)
+            raise Unauthorized("this log-in was started in another browser", hint=_AGAIN)
         return begun
 
     def _claims(self, said: Mapping[str, str], begun: _Begun) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ class SameOrigin:
         guarded = scope["type"] == "http" and (scope["method"] not in READING or self._connects_out(scope["path"]))
         if guarded and _is_foreign(Headers(scope=scope)):
             refusal = Forbidden(
-                "another site's page asked for this, and was refused",
+                "the request came from another site's page, and was refused",
                 hint="do it on the service's own page, at the address that the browser shows for it",
             )
             await problem(of_its_side(scope["path"], refusal))(scope, receive, send)

@@ -115,10 +115,10 @@ class Provider:
         said = said if isinstance(said, dict) else {}
         if not answer.ok:
             why = str(said.get("error", ""))[:100]
-            raise Unauthorized(f"the provider took back its word: status {answer.status} {why}".rstrip(), hint=_HINT)
+            raise Unauthorized(f"the provider did not exchange the code: status {answer.status} {why}".rstrip(), hint=_HINT)
         token = said.get("id_token")
         if not isinstance(token, str) or len(token) > TOKEN_CHARS_MAX:
-            raise Unauthorized("the provider sent no ID token", hint="has this client the scope openid there?")
+            raise Unauthorized("the provider sent no ID token", hint="does this client have the scope openid there?")
         return token
 
     def claims(self, token: str, nonce: str) -> Mapping[str, Any]:
@@ -134,7 +134,7 @@ class Provider:
             ("it is of another time", not -LEEWAY_S <= at - _moment(said, "iat") <= TOKEN_AGE_S),
             ("it is not valid yet", "nbf" in said and at < _moment(said, "nbf") - LEEWAY_S),
             ("it is for another log-in", not hmac.compare_digest(str(said.get("nonce", "")).encode(), nonce.encode())),
-            ("it says not who", not isinstance(said.get("sub"), str) or not 0 < len(said["sub"]) <= 255),
+            ("it does not name the user", not isinstance(said.get("sub"), str) or not 0 < len(said["sub"]) <= 255),
         )
         for why, is_so in wrong:
             if is_so:
@@ -192,14 +192,14 @@ def _address(said: Mapping[str, Any], name: str) -> str:
                 return url
     except ValueError:
         pass
-    raise _odd(f"its {name} is no https:// address")
+    raise _odd(f"its {name} is not an https:// address")
 
 
 def _moment(said: Mapping[str, Any], name: str) -> float:
     value = said.get(name)
     # Python reads NaN and numbers of any length as JSON, and NaN is never later than another number.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOMENT_MAX:
-        raise Unauthorized(f"the provider's ID token is refused: its {name} is no time", hint=_HINT)
+        raise Unauthorized(f"the provider's ID token is refused: its {name} is not a time", hint=_HINT)
     return float(value)
 
 

@@ -85,7 +85,7 @@ class RetentionPlan(Model):
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: problem_described("E_BAK_BAD_REQUEST, E_BAK_KEY_WRONG: what was sent cannot be used"),
-    404: problem_described("E_BAK_NOT_FOUND: there is no such thing"),
+    404: problem_described("E_BAK_NOT_FOUND: there is no such object"),
     409: problem_described("E_BAK_CONFLICT, E_BAK_SOURCE_RUNNING: the request does not fit the present state"),
     502: problem_described("E_BAK_REPOSITORY_UNREACHABLE: the repository cannot be reached"),
 }

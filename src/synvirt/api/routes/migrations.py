@@ -111,7 +111,9 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
         request: Request,
         response: Response,
         *,
-        check_only: Annotated[bool, Query(description="Say what differs; write nothing, and do not ask the source")] = False,
+        check_only: Annotated[
+            bool, Query(description="Report what differs; write nothing, and do not read the source")
+        ] = False,
     ) -> Migration:
         """Compare the volumes of a completed job with its receipt, and repair what differs from their source. Answers a new
         job, whose `repair` says what was found, by offset. The source is read only where a volume differs, and its bytes are
@@ -140,7 +142,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         envelope: Annotated[PlanEnvelope, Depends(json_body(PlanEnvelope))],
         request: Request,
         response: Response,
-        dry_run: Annotated[bool, Query(description="Say how it would run and what is wrong with it; make no job")] = False,
+        dry_run: Annotated[bool, Query(description="Show how it would run and what is wrong with it; create no job")] = False,
     ) -> Migration | Response:
         """Submit a plan. All of it is checked, and it becomes a job at once, in state Queued."""
         if dry_run:
@@ -182,7 +184,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     def remove(
         migration_id: UUID,
         volumes: Annotated[
-            Literal["keep", "destroy"] | None, Query(description="what becomes of the volumes that a failed job kept")
+            Literal["keep", "destroy"] | None, Query(description="what happens to the volumes that a failed job kept")
         ] = None,
     ) -> None:
         """Remove an ended job. If it failed and kept its volumes, `volumes` must say whether to keep or destroy them: 409

@@ -22,10 +22,10 @@ from synvirt.repository.peer_offer import DAY_S, Offer
 from synvirt.settings import Settings
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: problem_described("E_BAK_BAD_REQUEST: no name of a repository's file, or not the bytes that belong to it"),
+    400: problem_described("E_BAK_BAD_REQUEST: not a name of a repository's file, or not the bytes that belong to it"),
     404: problem_described("E_BAK_NOT_FOUND: no such folder is offered"),
-    409: problem_described("E_BAK_CONFLICT, E_BAK_IMMUTABLE: it is there and is another, or is kept for longer"),
-    429: problem_described("E_BAK_BUSY: so many files of this offer are on their way already"),
+    409: problem_described("E_BAK_CONFLICT, E_BAK_IMMUTABLE: the file exists with other content, or must be kept for longer"),
+    429: problem_described("E_BAK_BUSY: too many files of this offer are being transferred"),
     502: problem_described("E_BAK_REPOSITORY_UNREACHABLE: the folder cannot be reached"),
 }
 _BYTES: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
@@ -52,7 +52,7 @@ class Streams:
     def one(self) -> Iterator[None]:
         """BackupBusy, if there are too many already."""
         if self._count >= STREAMS_MAX:
-            raise BackupBusy(f"{STREAMS_MAX} files of this offer are on their way already", hint="ask again in a moment")
+            raise BackupBusy(f"{STREAMS_MAX} files of this offer are being transferred now", hint="try again in a moment")
         self._count += 1
         try:
             yield
@@ -153,9 +153,9 @@ async def _received(offer: Offer, name: str, request: Request, idle_s: float) ->
             await run_in_threadpool(receiving.feed, piece)
         await run_in_threadpool(receiving.finish)
     except ClientDisconnect as error:
-        raise BackupBadRequest(f"the caller went away before {name} was whole") from error
+        raise BackupBadRequest(f"the caller disconnected before {name} was complete") from error
     except TimeoutError as error:
-        raise BackupBadRequest(f"nothing came for {idle_s:.0f} s: {name} was given up") from error
+        raise BackupBadRequest(f"nothing came for {idle_s:.0f} s: {name} was aborted") from error
     finally:
         # In the event loop's own threads: at its end, which also cancels this, it waits for them.
         await asyncio.to_thread(receiving.discard)

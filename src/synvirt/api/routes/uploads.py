@@ -53,7 +53,9 @@ _BODY: dict[str, Any] = {
     }
 }
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    UploadTooLarge.status: problem_described("E_MIG_UPLOAD_REJECTED: over the cap, or more than fits on the host"),
+    UploadTooLarge.status: problem_described(
+        "E_MIG_UPLOAD_REJECTED: larger than the limit, or than the free space of the host"
+    ),
     UploadRejected.status: problem_described("E_MIG_UPLOAD_REJECTED: the file's SHA-256 is not the announced one"),
 }
 
@@ -129,9 +131,9 @@ async def received(request: Request, uploads: Uploads, idle_s: float, *, blank_s
             await run_in_threadpool(form.feed, piece)
         return await run_in_threadpool(form.finish)
     except ClientDisconnect as error:
-        raise BadRequest("the caller went away before the upload was whole") from error
+        raise BadRequest("the caller disconnected before the upload was complete") from error
     except TimeoutError as error:
-        raise BadRequest(f"nothing came for {idle_s:.0f} s: the upload was given up", hint="send the file again") from error
+        raise BadRequest(f"nothing came for {idle_s:.0f} s: the upload was aborted", hint="send the file again") from error
     finally:
         # In the event loop's own threads: at its end, which also cancels this, it waits for them.
         await asyncio.to_thread(form.discard)

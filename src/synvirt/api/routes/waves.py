@@ -56,7 +56,7 @@ STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events without an end. `event: wave` has a WaveUpdate and an `id` that grows, at each "
         "change of the state of a wave or of a member; a comment line comes every 15 s. `Last-Event-ID` replays what was "
-        "missed; a new client hears what happens from now on.",
+        "missed; a new client gets the events from then on.",
         "content": {
             "text/event-stream": {
                 "schema": {"type": "string"},
@@ -82,7 +82,7 @@ IMPORT_DOCUMENTED: dict[str, Any] = {
 
 REPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "What was planned, what came of it, and why. CSV by RFC 4180, where no format is named",
+        "description": "What was planned, what happened, and why. CSV (RFC 4180) if no format is given",
         "content": {kind: {"schema": {"type": "string"}} for kind in ("text/csv", "text/html")},
     }
 }
@@ -91,7 +91,7 @@ EXPORT_DOCUMENTED: dict[int | str, dict[str, Any]] = {
 }
 SIMULATION_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The forecast; with format=svg, a picture of it: a row a member, or a host where there are many",
+        "description": "The forecast; with format=svg, a picture of it: a row per member, or per host if there are many",
         "content": {"image/svg+xml": {"schema": {"type": "string"}}},
     }
 }
@@ -170,7 +170,7 @@ def _importing(router: APIRouter, importer: Importer) -> None:
             str | None, Query(min_length=1, max_length=255, description="The wave of rows that name none; without it, imported")
         ] = None,
         into: Annotated[UUID | None, Query(description="A draft that takes these members; its windows and limits stay")] = None,
-        dry_run: Annotated[bool, Query(description="List all that is wrong, by row and column, and make nothing")] = False,
+        dry_run: Annotated[bool, Query(description="List all errors, by row and column, and create nothing")] = False,
     ) -> WaveImport:
         """Make drafts from a spreadsheet: RVTools, CSV like AWS MGN's, our own CSV or JSON. All of it is imported, or nothing:
         400 names the rows and columns that are wrong. All sources are asked for their VMs."""
@@ -183,7 +183,7 @@ def _importing(router: APIRouter, importer: Importer) -> None:
     @router.post("/select", response_model=WaveImport, openapi_extra=documented(VmQuery), responses=SOURCE_DOCUMENTED)
     async def select_vms(
         query: Annotated[VmQuery, Depends(json_body(VmQuery))],
-        dry_run: Annotated[bool, Query(description="Say how many VMs are meant, and make nothing")] = False,
+        dry_run: Annotated[bool, Query(description="Say how many VMs match, and create nothing")] = False,
     ) -> WaveImport:
         """Make a draft of all VMs of a source that match: in a folder, on a host, powered on. 400 where a word matches nothing,
         with the nearest word there is."""
@@ -219,7 +219,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
         """Load one wave with all of its members."""
         return _whole(waves, wave_id)
 
-    begun: dict[int | str, dict[str, Any]] = {409: problem_described("E_MIG_CONFLICT: the wave is no draft any more")}
+    begun: dict[int | str, dict[str, Any]] = {409: problem_described("E_MIG_CONFLICT: the wave is no longer a draft")}
 
     @router.put("/{wave_id:uuid}", response_model=Wave, openapi_extra=documented(WaveRequest), responses=begun)
     def replace_wave(
@@ -237,7 +237,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
     @router.get("/{wave_id}/export", response_model=WaveExport, responses=EXPORT_DOCUMENTED)
     def export_wave(
         wave_id: UUID,
-        format_: Annotated[Literal["json", "csv"], Query(alias="format", description="csv: its members alone")] = "json",
+        format_: Annotated[Literal["json", "csv"], Query(alias="format", description="csv: only its members")] = "json",
     ) -> Response:
         """Export the wave as POST takes it, without its results; or its members as a spreadsheet that /waves/import takes."""
         row, members = waves.load(wave_id)
@@ -249,7 +249,7 @@ def _one(router: APIRouter, waves: Waves) -> None:
         wave_id: UUID,
         format_: Annotated[
             Literal["csv", "json", "html"],
-            Query(alias="format", description="csv: a line a member; html: to be sent or printed"),
+            Query(alias="format", description="csv: a line for each member; html: to be sent or printed"),
         ] = "csv",
     ) -> Response | WaveReport:
         """The report of a wave: planned and real times, outages, failures by cause."""

@@ -64,7 +64,7 @@ class BootTesting:
         """Tests the point. BootTestFailed, if the guest did not boot; any other error means that it could not be tested."""
         run_id = under_way.run.id
         if not self._ledger.sweep(run_id):
-            raise Interrupted("what the test had made before the service ended cannot be removed", hint="look into the log")
+            raise Interrupted("what the test had made before the service ended cannot be removed", hint="see the service's log")
         found = self._memory.mark(run_id, BootTest) or self._found(under_way, point)
         self._points.put(self._points.get(point.id).model_copy(update={"boot_test": found}))
         if found.result == "failed":

@@ -163,15 +163,15 @@ class InPlace:
         differences = [
             *then.differences,
             *(
-                f"its disk {target} is attached no more: {place.path}"
+                f"its disk {target} is no longer attached: {place.path}"
                 for target, place in _disks_of(now)
                 if target not in places
             ),
         ]
         self._ledger.record(under_way.run.id, "defined", before)
-        with translated(HostLacks, "libvirt does not take the domain as it was", lambda _: "restore to a new domain"):
+        with translated(HostLacks, "libvirt does not accept the domain as it was", lambda _: "restore to a new domain"):
             _define(self._restore_host, then.xml)
-        with translated(Internal, "libvirt does not take the domain as it is"):
+        with translated(Internal, "libvirt does not accept the domain as it is"):
             _define(self._restore_host, before)
         for one in differences:
             under_way.warn(restoring_domain.DIFFERS, one, manifest.sealed.vm_id)
@@ -247,7 +247,7 @@ class _Restored:
         """Written from its first byte, even if the service ended meanwhile: a guest that was started since may have written."""
         volume = _zfs_volume(place.path)
         if volume is None:
-            text = f"disk {target} is written where it is: should the restore fail, what it held is lost ({place.path})"
+            text = f"disk {target} is written where it is: if the restore fails, its present content is lost ({place.path})"
             self._under_way.warn(NO_WAY_BACK, text, self._domain.UUIDString())
         else:
             snapshot = f"{volume}@synvirt-restore-{self._run_id}"
@@ -455,7 +455,7 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
         zfs("destroy", name)
 
     def defined(run_id: UUID, xml: str) -> None:
-        with translated(Internal, "libvirt does not take the domain's definition"):
+        with translated(Internal, "libvirt does not accept the domain's definition"):
             _define(restore_host, xml)
 
     def checkpoints(run_id: UUID, vm_id: str) -> None:

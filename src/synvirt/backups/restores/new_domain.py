@@ -221,7 +221,7 @@ def define(restore_host: RestoreHost, defined: Domain) -> None:
         restore_host.hypervisor.define(defined)
     except DomainDefineFailed as error:
         raise HostLacks(
-            f"libvirt does not take the guest's domain on this host: {error.detail}",
+            f"libvirt does not accept the guest's domain on this host: {error.detail}",
             hint=error.hint or "export the disks and its domain.xml, change that to what this host has, and define it by virsh",
         ) from error
     except Conflict as error:

@@ -138,7 +138,7 @@ class Restoring:
             parent = self._allowed(asked.path)
         folder = parent / (asked.name or str(run_id))
         if not resumed and (folder.exists() or folder.is_symlink()):
-            raise BackupConflict(f"{folder.name} is there already", hint="choose another name")
+            raise BackupConflict(f"{folder.name} already exists", hint="choose another name")
         return folder
 
     def _allowed(self, path: str) -> Path:
@@ -150,7 +150,7 @@ class Restoring:
                     raise BackupBadRequest(f"path: {error.detail}") from error
                 if found.is_dir():
                     return found
-                raise BackupBadRequest(f"path: {path} is no folder")
+                raise BackupBadRequest(f"path: {path} is not a folder")
         raise BackupBadRequest(
             "path lies in no folder that exports may be written to",
             hint="the setting backup_export_roots names them; without a path, they go to {data_dir}/exports",
@@ -216,4 +216,4 @@ def _check_fields(asked: RestoreRequest) -> None:
     }
     for field, is_given in given[asked.target].items():
         if is_given:
-            raise BackupBadRequest(f"{field} says nothing to a restore with target {asked.target}")
+            raise BackupBadRequest(f"{field} has no meaning for a restore with target {asked.target}")

@@ -53,7 +53,7 @@ class ByJob:
     @contextlib.contextmanager
     def open(self, domain: Any, ask: Ask) -> Iterator[Guest]:
         """QuiesceFailed, GuestStillFrozen, SourceSnapshotFailed."""
-        with translated(SourceSnapshotFailed, f"the disks of {ask.vm_id} cannot be held at one moment"):
+        with translated(SourceSnapshotFailed, f"the disks of {ask.vm_id} cannot be frozen at one moment"):
             root = _described(domain)
             vm_id, name = str(domain.UUIDString()), str(domain.name())
             taken = [str(one.getName()) for one in domain.listAllCheckpoints(0)]
@@ -67,7 +67,7 @@ class ByJob:
         self._refuse_another(domain)
         with contextlib.ExitStack() as stack:
             keeping = stack.enter_context(Keeping(self._ledger, self, made))
-            with translated(SourceSnapshotFailed, f"the disks of {name} cannot be held at one moment"):
+            with translated(SourceSnapshotFailed, f"the disks of {name} cannot be frozen at one moment"):
                 _drop_stale(domain, made, base)
                 with held(self._connection.uri, domain, ask) as moment:
                     _begin(domain, made, root)
@@ -122,7 +122,7 @@ class ByJob:
             raise SourceSnapshotFailed(f"the scratch folder {folder} cannot be made: {error.strerror}") from error
         if free < least_bytes:
             raise SourceSnapshotFailed(
-                f"the scratch folder {folder} has {free} bytes free, and {least_bytes} are wanted",
+                f"the scratch folder {folder} has {free} bytes free, and {least_bytes} are needed",
                 hint="it holds what the guest overwrites while its disks are read: make room there",
             )
         return folder
@@ -133,7 +133,7 @@ class ByJob:
         if running is not None:
             raise SourceSnapshotFailed(
                 f"another backup job of {domain.name()} is running ({running.snapshot or 'not one of ours'}): QEMU has one",
-                hint="wait until it is over; virsh domjobinfo NAME tells about it",
+                hint="wait until it is over; virsh domjobinfo NAME shows it",
             )
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,9 +204,7 @@ def _refuse_passed_through(root: Any) -> None:
     """A point without one of the guest's disks would be incomplete."""
     passed = dict(data_disks(root)).keys() - dict(backed_up_disks(root)).keys()
     if passed:
-        raise SourceUnsupported(
-            f"disk {sorted(passed)[0]} is a SCSI device of the host, passed through: it cannot be held still"
-        )
+        raise SourceUnsupported(f"disk {sorted(passed)[0]} is a SCSI device of the host, passed through: it cannot be frozen")
 
 
 def _drop_stale(domain: Any, made: Made, base: Manifest | None) -> None:

@@ -131,7 +131,7 @@ class Sources:
                     with way.open(domain, ask) as guest:
                         yield guest
                     return
-                _log.debug("guest is not backed up so", guest=vm_id, way=way.name, cause=why_not)
+                _log.debug("guest cannot be backed up in this way", guest=vm_id, way=way.name, cause=why_not)
         raise Internal(f"there is no way to back up {ask.vm_id}")
 
     def id_of(self, vm_id: str) -> str:

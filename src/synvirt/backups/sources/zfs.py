@@ -53,7 +53,7 @@ class OfZfs:
         if not found or len(volumes) < len(found):
             return "not all of its disks are volumes of zfs"
         if len({volume.partition("/")[0] for volume in volumes}) > 1:
-            return "its volumes are in several pools, which have no moment in common"
+            return "its volumes are in several pools, of which no snapshot at one moment can be made"
         return "it has a disk twice" if len(set(volumes)) < len(volumes) else None
 
     def _volume(self, disk: Any) -> str | None:

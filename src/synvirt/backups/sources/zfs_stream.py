@@ -74,7 +74,7 @@ def send(spec: ZfsChangesSpec) -> Send:
     zfs = Zfs(spec.program)
     try:
         if guid_of(zfs, spec.since) != spec.guid:
-            return Send(spec, refused=DeltaFallback(f"the bookmark {spec.since} is another than it was"))
+            return Send(spec, refused=DeltaFallback(f"the bookmark {spec.since} is not the same as before"))
         until = int(guid_of(zfs, spec.until))
         return Send(spec, until, begin([spec.program, "send", "-i", spec.since, spec.until]))
     except SynvirtError as error:  # the disk is read whole, and the others go on
@@ -139,7 +139,7 @@ def changed_areas(stream: IO[bytes], *, from_guid: int, to_guid: int, size: int)
 def _check_begin(kind: int, body: bytes, from_guid: int, to_guid: int) -> None:
     magic, version, _, type_, _, to, from_ = _BEGIN.unpack_from(body)
     if kind != Kind.BEGIN or magic != MAGIC or version & 3 != SUBSTREAM or type_ != ZVOL:
-        raise DeltaFallback("its changes are no stream of a zfs volume")
+        raise DeltaFallback("its changes are not a stream of a zfs volume")
     if (to, from_) != (to_guid, from_guid):
         raise DeltaFallback(f"its changes are from snapshot {from_:x} to {to:x}, not from {from_guid:x} to {to_guid:x}")
 

@@ -190,4 +190,4 @@ def _check(reader: DiskReader, before: Before, number: int, repository: Reposito
         raise DeltaFallback(f"its bytes from offset {offset} on are missing from the repository")
     same = content.count(0) == len(content) if wanted == NONE else repository.keys.chunk_name(content) == wanted
     if not same:
-        raise DeltaFallback(f"its bytes from offset {offset} on have changed, and were said not to have")
+        raise DeltaFallback(f"its bytes from offset {offset} on have changed, although they were reported as unchanged")

@@ -73,9 +73,11 @@ def add_repository(
     options: Options,
     folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="A folder of the service's host")] = None,
     *,
-    name: Annotated[str, typer.Option(help="What to call it")],
+    name: Annotated[str, typer.Option(help="Its name")],
     nfs: Annotated[bool, typer.Option("--nfs", help="An NFS export must be mounted there")] = False,
-    peer: Annotated[str | None, typer.Option(metavar="URL", help="What another SynVirt offers, in place of a folder")] = None,
+    peer: Annotated[
+        str | None, typer.Option(metavar="URL", help="The address of another SynVirt's backup offer, in place of a folder")
+    ] = None,
     fingerprint: Annotated[str | None, typer.Option(help="SHA-256 of the peer's certificate")] = None,
     peer_user: Annotated[
         str, typer.Option(help="The offer's account; the password: env SYNVIRT_PEER_PASSWORD, or asked for")
@@ -84,7 +86,7 @@ def add_repository(
         bool,
         typer.Option(
             "--existing",
-            help="Use one that is there; its recovery key, or a sealed copy: env SYNVIRT_RECOVERY_KEY, or asked for",
+            help="Use an existing repository; its recovery key, or a sealed copy: env SYNVIRT_RECOVERY_KEY, or asked for",
         ),
     ] = False,
 ) -> None:
@@ -141,7 +143,7 @@ def change_key(options: Options, repository: Repository) -> None:
 
     with options.connect() as client:
         answer = client.ask("POST", f"{REPOSITORIES.path}/{id_of(client, REPOSITORIES, repository)}/change-key")
-    said = "What is written from now on opens with this recovery key alone. Keep it elsewhere than here:"
+    said = "What is written from now on opens only with this recovery key. Keep it elsewhere than here:"
     print(answer if options.json else f"{said}\n{json.loads(answer)['recovery_key']}")
 
 
@@ -151,7 +153,7 @@ def seal_key(
     options: Options,
     repository: Repository,
     bound_to: Annotated[
-        BoundTo | None, typer.Option(help="By systemd-creds: opens on this host alone, or by its TPM alone")
+        BoundTo | None, typer.Option(help="By systemd-creds: opens only on this host, or only with its TPM")
     ] = None,
 ) -> None:
     """Print a copy of a repository's key that a passphrase opens: env SYNVIRT_PASSPHRASE, or asked for.
@@ -206,7 +208,7 @@ def forget_repository(options: Options, repository: Repository) -> None:
 
     Example: synvirt backup forget-repository here
     """
-    ask(options, "DELETE", REPOSITORIES, repository, said="is forgotten; what lies in it stays")
+    ask(options, "DELETE", REPOSITORIES, repository, said="is forgotten; its content stays")
 
 
 app.command()(offers)
@@ -344,13 +346,13 @@ def restore(
     ] = None,
     path: Annotated[Path | None, typer.Option(help="Export to a new folder in this one, not in {data_dir}/exports")] = None,
     format: Annotated[Format, typer.Option(help="Of exported disks")] = Format.RAW,
-    disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda), and others so named")] = None,
+    disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda); may be given again")] = None,
     start: Annotated[bool, typer.Option("--start", help="Start the new guest when it is restored")] = False,
     instant: Annotated[
-        bool, typer.Option("--instant", help="Start the new guest at once, over the point, and copy it while it runs")
+        bool, typer.Option("--instant", help="Start the new guest at once from the restore point, and copy it while it runs")
     ] = False,
     bandwidth: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="At most so much is written a second, for example 50MiB")
+        str | None, typer.Option(metavar="SIZE", help="At most this much is written per second, for example 50MiB")
     ] = None,
 ) -> None:
     """Restore a point: to files, to a new guest, or to the guest that it is of.

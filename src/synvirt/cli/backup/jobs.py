@@ -30,21 +30,21 @@ def jobs(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
 
 
 Bandwidth = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="At most so much is read a second, for example 50MiB; «none»: no limit")
+    str | None, typer.Option(metavar="SIZE", help="At most this much is read per second, for example 50MiB; «none»: no limit")
 ]
-Schedule = Annotated[str | None, typer.Option(help="Run by itself: five fields of cron, in UTC; «never»: no more")]
+Schedule = Annotated[str | None, typer.Option(help="Schedule: five fields of cron, in UTC; «never»: no schedule")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """How many restore points of each period stay; None: no such line."""
 
-    keep_last: Annotated[int | None, typer.Option(min=0, help="Keep so many of the newest points")] = None
-    keep_hourly: Annotated[int | None, typer.Option(min=0, help="… the last one of so many hours")] = None
-    keep_daily: Annotated[int | None, typer.Option(min=0, help="… of so many days")] = None
-    keep_weekly: Annotated[int | None, typer.Option(min=0, help="… of so many weeks")] = None
-    keep_monthly: Annotated[int | None, typer.Option(min=0, help="… of so many months")] = None
-    keep_yearly: Annotated[int | None, typer.Option(min=0, help="… of so many years")] = None
+    keep_last: Annotated[int | None, typer.Option(min=0, help="Keep this many of the newest points")] = None
+    keep_hourly: Annotated[int | None, typer.Option(min=0, help="… the last one of this many hours")] = None
+    keep_daily: Annotated[int | None, typer.Option(min=0, help="… of this many days")] = None
+    keep_weekly: Annotated[int | None, typer.Option(min=0, help="… of this many weeks")] = None
+    keep_monthly: Annotated[int | None, typer.Option(min=0, help="… of this many months")] = None
+    keep_yearly: Annotated[int | None, typer.Option(min=0, help="… of this many years")] = None
 
     def given(self) -> dict[str, int]:
         return {line: count for line, count in asdict(self).items() if count is not None}
@@ -60,9 +60,11 @@ def add_job(
     options: Options,
     vms: Annotated[list[str], typer.Argument(metavar="VM...", help="Names or UUIDs of this host's guests")],
     *,
-    name: Annotated[str, typer.Option(help="What to call it")],
+    name: Annotated[str, typer.Option(help="Its name")],
     repository: Annotated[str, typer.Option(help="The repository's name or id")],
-    quiesce: Annotated[Quiesce, typer.Option(help="Freeze the file systems of a running guest for the moment")] = Quiesce.TRY,
+    quiesce: Annotated[
+        Quiesce, typer.Option(help="Freeze the file systems of a running guest at the moment of the backup")
+    ] = Quiesce.TRY,
     schedule: Schedule = None,
     bandwidth: Bandwidth = None,
     keep: Retention,
@@ -92,7 +94,7 @@ def change_job(
     options: Options,
     job: Job,
     *,
-    name: Annotated[str | None, typer.Option(help="What to call it")] = None,
+    name: Annotated[str | None, typer.Option(help="Its name")] = None,
     vm: Annotated[list[str] | None, typer.Option(help="Its guests, in place of those it has; may be given again")] = None,
     quiesce: Annotated[Quiesce | None, typer.Option(help="Freeze the file systems of a running guest")] = None,
     schedule: Schedule = None,

@@ -21,7 +21,7 @@ ENDING = {signal.SIGINT, signal.SIGTERM}
 def mount(
     options: Options,
     point: Annotated[str, typer.Argument(metavar="POINT", help="Its id, or the beginning of it")],
-    disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda), and others so named")] = None,
+    disk: Annotated[list[str] | None, typer.Option(help="Only this disk (vda); may be given again")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="On 127.0.0.1 too, where all users of this host can read it; 0: any")
     ] = None,
@@ -34,7 +34,7 @@ def mount(
 
     if options.address is not None:
         raise BackupBadRequest(
-            "mount reads the repository itself: it works on the service's own host alone",
+            "mount reads the repository itself: it works only on the service's own host",
             hint="leave --server and SYNVIRT_SERVER out",
         )
     output = sys.stdout

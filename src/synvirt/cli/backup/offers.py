@@ -46,7 +46,7 @@ def show_offer(options: Options, offer: Offer) -> None:
 
 @with_options
 def release_point(
-    options: Options, offer: Offer, point: Annotated[str, typer.Argument(metavar="POINT", help="Its whole id")]
+    options: Options, offer: Offer, point: Annotated[str, typer.Argument(metavar="POINT", help="Its full id")]
 ) -> None:
     """Take the protection off a restore point that this host keeps for another, whose own account cannot.
 

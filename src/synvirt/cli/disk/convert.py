@@ -42,7 +42,7 @@ class Wanted:
 def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: bool) -> dict[str, Any]:
     """Copies the disk; returns what was done, in the words of --json."""
     if wanted.ledger is not None and not wanted.force and os.path.lexists(wanted.ledger):
-        raise Conflict(f"{wanted.ledger.name} is there already", hint="--force replaces it")
+        raise Conflict(f"{wanted.ledger.name} already exists", hint="--force replaces it")
     _refuse_target(image, target)
     with _ended_by_sigterm(), ExitStack() as stack:
         began = time.monotonic()

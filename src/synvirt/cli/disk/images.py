@@ -45,7 +45,7 @@ def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = Tr
         found = _disks_of_appliance(where)
     if found is None and key is None and isinstance(alone, RawSpec) and (what := promised(where.name)) is not None:
         raise MalformedArchive(
-            f"{image.name} is called {what}, and has not the bytes of one",
+            f"{image.name} is called {what}, and its content is not",
             hint="The file seems to be cut off: copy it again. A raw disk needs a name that says so: .raw or .img.",
         )
     return [Found(image.name, with_key(alone, key, needed=key_needed))] if found is None else found

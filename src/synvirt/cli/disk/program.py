@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "verify",
         _verify,
-        "Hold a volume against the hashes of what was copied to it, and name the extents that differ."
+        "Compare a volume with the hashes of what was copied to it, and list the extents that differ."
         " --repair mends these from the source, and writes nothing else. It takes back what a guest has written since:"
         " not for a volume whose guest was started.",
     )
@@ -178,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--receipt", metavar="FOLDER", type=_existing, help="a job's receipt, in place of --ledger")
     verify.add_argument("--volume", metavar="DISK", help="which disk of the receipt, where there are several")
     verify.add_argument("--key", metavar="FILE", type=_existing, help="the host's key, as `synvirt receipt key` printed it")
-    verify.add_argument("--repair", metavar="IMAGE", type=_existing, help=f"the source to mend from: {_IMAGE}")
+    verify.add_argument("--repair", metavar="IMAGE", type=_existing, help=f"the source to repair from: {_IMAGE}")
     _add_disk(verify)
     _add_threads(verify)
 
@@ -218,7 +218,9 @@ def _add_disk(command: argparse.ArgumentParser) -> None:
 
 
 def _add_threads(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--threads", metavar="N", type=_threads, help="how many work at once, up to 64; by default one a core")
+    command.add_argument(
+        "--threads", metavar="N", type=_threads, help="how many workers, up to 64; by default one for each core"
+    )
 
 
 def _existing(text: str) -> Path:

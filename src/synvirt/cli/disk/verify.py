@@ -76,7 +76,7 @@ def verified(volume: Path, ledger: Ledger, source: Found | None, *, threads: int
 def ledger_of(ledger: Path | None, receipt: Path | None, disk: str | None, key: Path | None) -> Ledger:
     """The ledger in a file written by `disk convert --ledger`, or of a disk of a receipt that is as it was signed."""
     if (ledger is None) == (receipt is None):
-        raise BadRequest("--ledger or --receipt is wanted, and not both")
+        raise BadRequest("give either --ledger or --receipt")
     try:
         if ledger is not None:
             with ledger.open(encoding="utf-8") as file:

@@ -100,7 +100,7 @@ def patch_of(changes: Sequence[str]) -> dict[str, Any]:
         for name in names[:-1]:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise BadRequest(f"--set {path}: a part of it is set besides")
+                raise BadRequest(f"--set {path}: a part of it is also set")
         inner[names[-1]] = value
     return patch
 

@@ -114,7 +114,7 @@ def _of_file(path: Path) -> dict[str, str]:
     except OSError as error:
         raise unreadable(path, error) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        raise BadRequest(f"{path} is no TOML file", hint='a line a credential: password = "…"') from None
+        raise BadRequest(f"{path} is not a TOML file", hint='one line for each credential: password = "…"') from None
     if not all(isinstance(value, str) for value in content.values()):
         raise BadRequest(f"{path}: every credential is a text in quotes")
     return dict(content)

@@ -70,7 +70,7 @@ def import_(
     vm: ChosenVm = None,
     upload: Annotated[bool, typer.Option("--upload", help="Send the file to the service first, and import it there")] = False,
     chosen: PlanOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how it would run and what is wrong; make no job")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show how it would run and what is wrong; create no job")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended, and show its progress")] = False,
 ) -> None:
     """Import a VM from a file, a URL or a platform.
@@ -83,7 +83,7 @@ def import_(
     """
     checked("--kind", kind, KINDS)
     plan = as_plan(chosen)
-    stays = ["no job is made"]
+    stays = ["no job is created"]
     with _interruptible(stays), options.connect() as client:
         inspection: Inspection | None = None
         if source is not None:
@@ -95,13 +95,13 @@ def import_(
             plan["source_ref"], inspection = _placed(options, client, Path(path), vm=vm, upload=upload, known=kind is not None)
         upload_id = plan["source_ref"].get("upload_id")
         if upload_id is not None:
-            stays.append(f"no job is made; {file_stays(upload_id)}")
+            stays.append(f"no job is created; {file_stays(upload_id)}")
         with kept(upload_id), speaking_as_options():
             if inspection is not None:
                 plan["source"] = {"Offline": kind or _kind(client, inspection)}
             if dry_run:
                 show_dry_run(options, client, plan)
-                raise typer.Exit  # no job is made: `kept` reports what stays
+                raise typer.Exit  # no job is created: `kept` reports what stays
             stays.append("the service may have taken the job: synvirt migrations list")
             answer = client.ask("POST", "/migrations", json={"plan": plan})
         if wait:

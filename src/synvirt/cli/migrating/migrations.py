@@ -208,9 +208,9 @@ def repair(
     options: Options,
     job: JobId,
     check_only: Annotated[
-        bool, typer.Option("--check-only", help="Say what differs; write nothing, and do not ask the source")
+        bool, typer.Option("--check-only", help="Report what differs; write nothing, and do not read the source")
     ] = False,
-    watch_it: Annotated[bool, typer.Option("--watch", help="Wait for its end, and say what it found")] = False,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Wait for its end, and print the result")] = False,
 ) -> None:
     """Compare the volumes of a completed job with its receipt, and repair what differs from their source. Only of a guest that
     was never started: what a guest writes differs, too.
@@ -254,7 +254,7 @@ def remove(
     options: Options,
     job: JobId,
     volumes: Annotated[
-        str | None, typer.Option(help="keep or destroy: what becomes of the volumes that a failed job kept")
+        str | None, typer.Option(help="keep or destroy: what happens to the volumes that a failed job kept")
     ] = None,
 ) -> None:
     """Remove an ended job from the list.

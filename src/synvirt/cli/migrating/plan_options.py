@@ -58,7 +58,7 @@ class PlanOptions:
     verify: Annotated[
         str,
         typer.Option(
-            help="Of a warm one: full compares all that the source calls unchanged, not a sample; auto does, given time",
+            help="Of a warm one: full compares all that the source reports as unchanged, not a sample; auto if there is time",
             metavar="HOW",
         ),
         Sets("warm.verify", words=("auto", "sample", "full")),
@@ -74,7 +74,7 @@ class PlanOptions:
         Sets("warm.untracked", words=("cold", "fail")),
     ] = "cold"
     max_passes: Annotated[
-        int | None, typer.Option(min=1, help="Of a warm one: after so many deltas it fails"), Sets("warm.max_passes")
+        int | None, typer.Option(min=1, help="Of a warm one: after this many deltas it fails"), Sets("warm.max_passes")
     ] = None
     delta_threshold: Annotated[
         str | None,
@@ -88,12 +88,12 @@ class PlanOptions:
     ] = None
     start_at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="It begins then, for example 2026-11-28T22:00:00+01:00"),
+        typer.Option(metavar="TIME", help="When it begins, for example 2026-11-28T22:00:00+01:00"),
         Sets("schedule.start_at"),
     ] = None
     sync_every: Annotated[
         float | None,
-        typer.Option(min=60, metavar="SECONDS", help="Held: copy what has changed that often, from --start-at on"),
+        typer.Option(min=60, metavar="SECONDS", help="Held: copy changes at this interval, from --start-at on"),
         Sets("schedule.interval_s"),
     ] = None
     sync_rule: Annotated[
@@ -113,13 +113,13 @@ class PlanOptions:
     ] = None
     bandwidth: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="At most so much is copied a second, for example 50MiB"),
+        typer.Option(metavar="SIZE", help="At most this much is copied per second, for example 50MiB"),
         Sets("limits.bandwidth_bps", value=size_given),
     ] = None
     name: Annotated[str | None, typer.Option(help="The new domain's name"), Sets("target.name", also="name")] = None
     cpus: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Its processors; as the source has where not given"),
+        typer.Option(min=1, max=1024, help="Its processors; by default as at the source"),
         Sets("target.cpu_count"),
     ] = None
     memory: Annotated[
@@ -157,7 +157,7 @@ class PlanOptions:
     ] = None
     waive: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="Go on in spite of this critical concern; may be repeated"),
+        typer.Option(metavar="ID", help="Continue in spite of this critical concern; may be repeated"),
         Sets("waive_concerns"),
     ] = None
     conversion: Annotated[
@@ -172,22 +172,22 @@ class PlanOptions:
     ] = "polite"
     shutdown_timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="So long the guest may take to go off by itself; else as the source says"),
+        typer.Option(metavar="SECONDS", help="How long the guest may take to shut down; by default the source's option"),
         Sets("shutdown_timeout_s"),
     ] = None
     outage_budget: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Of a warm one: hold until the guest is away for no longer (p95)"),
+        typer.Option(metavar="SECONDS", help="Of a warm one: hold until the expected outage is no longer (p95)"),
         Sets("outage_budget_s"),
     ] = None
     on_overrun: Annotated[
         str,
-        typer.Option(metavar="WHAT", help="Where the outage is longer all the same: go_on, or roll_back to the source"),
+        typer.Option(metavar="WHAT", help="If the outage is longer nevertheless: go_on, or roll_back to the source"),
         Sets("on_overrun", words=("go_on", "roll_back")),
     ] = "go_on"
     instant: Annotated[
         bool,
-        typer.Option("--instant", help="Start the guest at once, over its source, and copy it while it runs"),
+        typer.Option("--instant", help="Start the guest at once from its source, and copy it while it runs"),
         Sets("instant"),
     ] = False
     on_host_lost: Annotated[

@@ -33,7 +33,7 @@ def files(
     if folder["entries"]:
         _table(folder["entries"])
     else:
-        print("Nothing lies there")
+        print("The folder is empty")
     if folder["next_cursor"]:
         print(f"There are more: --cursor {folder['next_cursor']}")
 

@@ -53,7 +53,7 @@ def support_bundle(
     name = f"synvirt-{socket.gethostname()}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     target = file or Path(f"{name}.tar.gz")
     if target.exists():
-        raise Conflict(f"{target} is there already", hint="name another file")
+        raise Conflict(f"{target} already exists", hint="name another file")
     packed = _pack(target, name, _parts(options, settings, tuple(log or ())))
     if options.json:
         print(json.dumps({"path": str(target), "files": packed}))

@@ -60,10 +60,12 @@ def roll_back(
 def approve(
     options: Options,
     wave: WaveName,
-    approver: Annotated[str | None, typer.Argument(metavar="[APPROVER]", help="As members name whose word they need")] = None,
+    approver: Annotated[
+        str | None, typer.Argument(metavar="[APPROVER]", help="The approver's name, as members have it")
+    ] = None,
     *,
     member: Annotated[list[str] | None, typer.Option(help="Only for this member; may be given again")] = None,
-    canary: Annotated[bool, typer.Option("--canary", help="The canary is well: the others go on")] = False,
+    canary: Annotated[bool, typer.Option("--canary", help="The canary is healthy: the others continue")] = False,
 ) -> None:
     """Approve members that wait for it, or let the others go on after the canary.
 

@@ -24,7 +24,7 @@ def import_(
     *,
     name: Annotated[str | None, typer.Option(help="Of a spreadsheet's wave, where its rows name none")] = None,
     into: Annotated[str | None, typer.Option(metavar="WAVE", help="A draft that takes a spreadsheet's members")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List all that is wrong, and make nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List all errors, and create nothing")] = False,
 ) -> None:
     """Make a wave from a file, as a draft. All of it is imported, or nothing: then each mistake is listed.
 
@@ -55,14 +55,14 @@ def select(
     options: Options,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the wave")],
     *,
-    source: Annotated[str, typer.Option(help="Whose VMs: its name or id")],
+    source: Annotated[str, typer.Option(help="The source of the VMs: its name or id")],
     vm: Annotated[str | None, typer.Option(help="Names like this: web-*")] = None,
     folder: Annotated[str | None, typer.Option(help="In it, or below it, as `synvirt sources vms` shows folders")] = None,
     host: Annotated[str | None, typer.Option(help="On this host of the source")] = None,
     power_state: Annotated[Literal["on", "off", "suspended"] | None, typer.Option("--power", help="In this state")] = None,
     guest_os: Annotated[str | None, typer.Option(help="With this in the name of the guest's system")] = None,
     outage_budget_s: Annotated[float | None, typer.Option("--outage-budget", metavar="SECONDS", help="Of each")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many are meant, and make nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many match, and create nothing")] = False,
 ) -> None:
     """Make a wave of all VMs of a source that match, as a draft.
 
@@ -111,7 +111,7 @@ def _imported(answered: Any) -> None:
         if one["id"] is None:
             print(shown(f"Wave {one['name']} would have {one['members']} member{'s' if one['members'] != 1 else ''}"))
         else:
-            text = f"Wave {one['id']} is a draft with {one['members']} members. Let it go: synvirt waves go {one['id']}"
+            text = f"Wave {one['id']} is a draft with {one['members']} members. Start it: synvirt waves go {one['id']}"
             print(text)
     if answered["left_out"]:
         print(shown(f"Left out, since they are templates: {', '.join(answered['left_out'])}"))

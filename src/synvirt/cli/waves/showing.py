@@ -151,7 +151,8 @@ def report(
     options: Options,
     wave: WaveName,
     format_: Annotated[
-        Literal["csv", "json", "html"], typer.Option("--format", help="csv: a line a member; html: to be sent or printed")
+        Literal["csv", "json", "html"],
+        typer.Option("--format", help="csv: a line for each member; html: to be sent or printed"),
     ] = "csv",
 ) -> None:
     """Print the report of a wave: planned and real times, outages, failures by cause.
@@ -179,9 +180,9 @@ def _forecast(found: dict[str, Any]) -> list[str]:
         lines.append(found["difference"])
     elif forecast is not None:
         lines.append(f"It ends on {at(forecast['ends_p50'])}, with 95 % by {at(forecast['ends_p95'])}.")
-        lines.append(f"What holds it back: {forecast['bottleneck']}")
+        lines.append(f"Bottleneck: {forecast['bottleneck']}")
     if forecast is None:
-        lines.append("No member cuts over: each says why.")
+        lines.append("No member cuts over: see the reason of each.")
     elif found["unfinished"]:
         lines.append(f"{found['unfinished']} members do not cut over.")
     if found["assumed"]:

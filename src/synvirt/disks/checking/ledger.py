@@ -147,13 +147,13 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise MalformedArchive(f"{where} is no line of a ledger")
+        raise MalformedArchive(f"{where} is not a line of a ledger")
     return value
 
 
 def _head(value: dict[str, Any], name: str) -> dict[str, Any]:
     if value.get("ledger") != "synvirt" or value.get("version") != VERSION:
-        raise MalformedArchive(f"{name} is no ledger of version {VERSION}")
+        raise MalformedArchive(f"{name} is not a ledger of version {VERSION}")
     wanted = {"disk": str, "pass": int, "size_bytes": int}
     if any(type(value.get(key)) is not kind for key, kind in wanted.items()) or value["size_bytes"] < 0:
         raise MalformedArchive(f"{name}, line 1: a ledger's disk, pass and size_bytes are missing or wrong")

@@ -105,7 +105,7 @@ class Unpacked:
                 piece = self._decoder.decode(source, wanted)
             except Damaged as problem:
                 raise MalformedArchive(
-                    f"{self.name} is no {self._packing} data before byte {self._taken} of it: {problem}",
+                    f"{self.name} is not {self._packing} data before byte {self._taken} of it: {problem}",
                     hint="The file is damaged: compare its checksum with the original and copy it again.",
                 ) from problem
             wanted -= len(piece)

@@ -127,13 +127,13 @@ def read_header(over: DiskReader, name: str, *, encrypted_too: bool = False) -> 
     for a caller that can decrypt the image, or wants to know which files it names.
     """
     if over.size < V2_HEADER_BYTES:
-        raise MalformedArchive(f"{name} is no qcow2 image: it has only {over.size} bytes")
+        raise MalformedArchive(f"{name} is not a qcow2 image: it has only {over.size} bytes")
     first = _read(over, 0, min(over.size, 1 << CLUSTER_BITS_MAX))
     magic, version, backing_offset, backing_length, cluster_bits, size, crypt, l1_entries, l1_offset, *_, snapshots, _ = (
         _V2.unpack_from(first)
     )
     if magic != MAGIC:
-        raise MalformedArchive(f"{name} is no qcow2 image: it begins with {magic.hex()}, not {MAGIC.hex()}")
+        raise MalformedArchive(f"{name} is not a qcow2 image: it begins with {magic.hex()}, not {MAGIC.hex()}")
     if version not in (2, 3):
         raise UnsupportedFormat(
             f"{name} is a qcow image of version {version}; versions 2 and 3 are read",
@@ -288,7 +288,7 @@ def _check_sizes(header: Header, file_size: int, name: str) -> None:
 def _text(data: bytes, what: str) -> str:
     """A name in the file system's form; bytes that are no UTF-8 become surrogates."""
     if b"\0" in data:
-        raise MalformedArchive(f"{what}: {data[:80]!r} is no name")
+        raise MalformedArchive(f"{what}: {data[:80]!r} is not a name")
     return data.decode("utf-8", "surrogateescape")
 
 

@@ -64,7 +64,7 @@ class RawReader:
         if offset + self.size > end:
             self.close()
             raise DiskReadFailed(
-                f"{self._name}: bytes {offset} to {offset + self.size} are wanted, but it ends at {end}",
+                f"{self._name}: bytes {offset} to {offset + self.size} are needed, but it ends at {end}",
                 hint="the file is cut off: copy it again from where it came",
             )
 

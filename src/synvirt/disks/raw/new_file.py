@@ -88,7 +88,7 @@ def _hidden_name(folder: Path) -> Path:
 
 
 def _exists(path: Path) -> Conflict:
-    return Conflict(f"{path.name} is there already", hint="--force replaces it")
+    return Conflict(f"{path.name} already exists", hint="--force replaces it")
 
 
 def _failed(path: Path, error: OSError) -> DiskWriteFailed:

@@ -131,7 +131,7 @@ def read_bytes(over: DiskReader, start: int, length: int, what: str, name: str) 
 def read_header(over: DiskReader, name: str) -> Header:
     """The valid header with the higher sequence number (section 2.2.2)."""
     if read_bytes(over, 0, len(FILE_SIGNATURE), "the file type identifier", name) != FILE_SIGNATURE:
-        raise MalformedArchive(f"{name} is no VHDX image: it does not begin with {FILE_SIGNATURE.decode()}")
+        raise MalformedArchive(f"{name} is not a VHDX image: it does not begin with {FILE_SIGNATURE.decode()}")
     found = []
     for at in _HEADERS_AT:
         content = read_bytes(over, at, _HEADER_BYTES, "a header", name)
@@ -286,7 +286,7 @@ def _read_locator(content: bytes, name: str) -> dict[str, str]:
         raise MalformedArchive(f"{name}: a parent locator of {len(content)} bytes")
     guid_bytes, _, count = _LOCATOR.unpack_from(content)
     if UUID(bytes_le=guid_bytes) != _VHDX_LOCATOR:
-        raise UnsupportedFormat(f"{name}: its parent is no VHDX image, but of type {UUID(bytes_le=guid_bytes)}")
+        raise UnsupportedFormat(f"{name}: its parent is not a VHDX image, but of type {UUID(bytes_le=guid_bytes)}")
     if count > _LOCATOR_ENTRIES_MAX or _LOCATOR.size + count * _LOCATOR_ENTRY.size > len(content):
         raise MalformedArchive(f"{name}: a parent locator of {len(content)} bytes with {count} entries")
     found: dict[str, str] = {}
@@ -300,5 +300,5 @@ def _read_locator(content: bytes, name: str) -> dict[str, str]:
         try:
             found[key.decode("utf-16-le")] = value.decode("utf-16-le")
         except UnicodeDecodeError as problem:
-            raise MalformedArchive(f"{name}: the parent locator has text that is no UTF-16") from problem
+            raise MalformedArchive(f"{name}: the parent locator has text that is not UTF-16") from problem
     return found

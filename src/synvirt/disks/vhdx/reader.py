@@ -97,7 +97,7 @@ class VhdxReader(MappedImage):
         blocks.check_places(over.size, [*_taken(self.header, regions), *self._table.bitmap_regions()])
         parent: VhdxReader | None = None
         if alone and self.metadata.parent is None:
-            raise MalformedArchive(f"{self._name} is no differencing image: it does not say what it leaves out")
+            raise MalformedArchive(f"{self._name} is not a differencing image: it does not say what it leaves out")
         if self.metadata.parent is not None and not alone:
             chain = Chain(chain.files, chain.depth, blocks.runs_with_before)
             parent = _open_parent(root, self._name, self.metadata, self.metadata.parent, chain)

@@ -98,7 +98,7 @@ def parse_descriptor(content: bytes | bytearray, name: str) -> Descriptor:
         elif line.split()[0] in ("RW", "RDONLY", "NOACCESS"):
             raise MalformedArchive(f"{name}: line {number} of its descriptor describes no extent: {line[:100]!r}")
     if "cid" not in settings and "createtype" not in settings:
-        raise MalformedArchive(f"{name} is no VMDK: it has neither a sparse extent's header nor a descriptor")
+        raise MalformedArchive(f"{name} is not a VMDK: it has neither a sparse extent's header nor a descriptor")
     if _ENCRYPTED_BY & settings.keys() or "vmwarevmcrypt" in settings.get("ddb.iofilters", ""):
         raise UnsupportedFormat(f"{name} is encrypted", hint="Decrypt the virtual machine in VMware, then export it again.")
     if len(extents) > EXTENTS_MAX:

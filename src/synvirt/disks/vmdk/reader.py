@@ -144,14 +144,14 @@ def open_delta(over: DiskReader, parent: DiskReader, name: str) -> DiskReader:
     head = read_at(over, 0, min(over.size, 4), name, "header")
     sparse = read_sparse(over, name) if bytes(head) in MAGICS else None
     if sparse is None or sparse.kind == "hosted" or sparse.size != parent.size:
-        raise MalformedArchive(f"{name} is no snapshot's extent of a disk of {parent.size} bytes")
+        raise MalformedArchive(f"{name} is not a snapshot's extent of a disk of {parent.size} bytes")
     return _sparse_disk(over, sparse, name, _Opened(None), parent)
 
 
 def _descriptor(over: DiskReader, name: str, sparse: Sparse | None) -> Descriptor | None:
     if sparse is None:
         if over.size > DESCRIPTOR_BYTES_MAX:
-            raise MalformedArchive(f"{name} is no VMDK: it does not begin like one, and is too large for a descriptor")
+            raise MalformedArchive(f"{name} is not a VMDK: it does not begin like one, and is too large for a descriptor")
         return parse_descriptor(read_at(over, 0, over.size, name, "descriptor"), name)
     at, length = sparse.descriptor
     if length > DESCRIPTOR_BYTES_MAX:

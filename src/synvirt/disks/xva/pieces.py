@@ -73,7 +73,7 @@ class _Walk:
         number = int(match[1])
         if match[2] is not None:
             if number != self.number or member.size > _DIGEST_MAX_BYTES:
-                raise MalformedArchive(f"{self._name}: {member.name!r} is no digest of the member before it")
+                raise MalformedArchive(f"{self._name}: {member.name!r} is not a digest of the member before it")
             if self.held is not None:
                 self.held.digest_at = member.offset
             return None

@@ -113,7 +113,7 @@ class Importer:
     def _draft(self, wave_id: UUID) -> WaveRequest:
         wave = self._waves.whole(wave_id)
         if wave.state is not WaveState.DRAFT:
-            raise Conflict(f"into: wave {wave.name} is {wave.state}, and no draft any more")
+            raise Conflict(f"into: wave {wave.name} is {wave.state}, and no longer a draft")
         return from_json(to_json(wave))
 
     def _kept(self, requests: list[WaveRequest], into: UUID | None) -> list[UUID | None]:

@@ -205,7 +205,7 @@ def _table(content: bytes) -> _Table:
         [first, *_] = xlsx.read(content, "vInfo")
         numbered = list(first.rows)
     elif content.startswith((b"\xd0\xcf\x11\xe0", b"%PDF", b"{\\rtf")):
-        raise BadRequest("the file is no XLSX and no CSV", hint="save the sheet as .xlsx or .csv")
+        raise BadRequest("the file is neither XLSX nor CSV", hint="save the sheet as .xlsx or .csv")
     else:
         numbered = list(_of_csv(content))
     if not numbered:
@@ -281,7 +281,7 @@ class _Reader:
         foreign = any(name in _FOREIGN for name in lower)
         for name, seen in Counter(lower).items():
             if seen > 1 and name in _BY_NAME:
-                self._wrong(1, name, "the column stands there twice", "take one of them out")
+                self._wrong(1, name, "the column occurs twice", "take one of them out")
         for name in self._table.headings:
             ours = _BY_NAME.get(name.lower())
             if ours is not None:
@@ -292,7 +292,7 @@ class _Reader:
                     1, name, "there is no such column", f"did you mean {near[0]}?" if near else f"known: {', '.join(_OURS)}"
                 )
         if not {"vm", "vm_id", "plan"} & set(self._heading):
-            self._wrong(1, "vm", "no column says which VM is meant", "a column vm, or VM ID with VI SDK UUID, is right")
+            self._wrong(1, "vm", "no column says which VM is meant", "use a column vm, or VM ID with VI SDK UUID")
 
     def _wrong(self, row: int, column: str, detail: str, hint: str | None = None) -> None:
         if len(self.problems) < PROBLEMS_MAX:
@@ -376,9 +376,7 @@ class _Reader:
             return found
         column, text, found_by = ("vm_id", vm_id, self._by_vm_id) if vm_id else ("vm", name, self._by_vm_name)
         if not text:
-            self._wrong(
-                number, self._heading.get("vm", "vm"), "the row says no VM", "a name, or VM ID with VI SDK UUID, is right"
-            )
+            self._wrong(number, self._heading.get("vm", "vm"), "the row says no VM", "give a name, or VM ID with VI SDK UUID")
             return None
         several = found_by.get(text, [])
         if len(several) == 1:
@@ -395,12 +393,12 @@ class _Reader:
 
     def _rule(self, number: int, group: str, rule: str) -> None:
         if rule not in ("", "together", "apart"):
-            self._wrong(number, self._heading["rule"], f"{rule!r} is no rule", "together or apart is right")
+            self._wrong(number, self._heading["rule"], f"{rule!r} is not a rule", "use together or apart")
             return
         known = self.rules.setdefault(group, rule or "together")
         if rule and rule != known:
             detail = f"{group} is {known} in a row before, and {rule} here"
-            self._wrong(number, self._heading["rule"], detail, "say the same in each of its rows")
+            self._wrong(number, self._heading["rule"], detail, "give the same in each of its rows")
 
     def check(self, rows: Sequence[_Row]) -> None:
         """Checks that need all rows together."""
@@ -416,7 +414,7 @@ class _Reader:
                 if name not in known and not self.problems:
                     alike = sorted(one for one in known if one[:1] == name[:1])[:300]
                     near = difflib.get_close_matches(name, alike, n=1)
-                    hint = f"did you mean {near[0]}?" if near else "an id of another row, or an app, is right"
+                    hint = f"did you mean {near[0]}?" if near else "give the id of another row, or an app"
                     self._wrong(row.number, self._heading["depends_on"], f"no row or app is called {name!r}", hint)
 
 

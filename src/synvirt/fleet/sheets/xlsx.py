@@ -104,7 +104,7 @@ def answered(content: bytes, wanted: list[str]) -> dict[str, Any]:
     except MemoryError:
         raise
     except zipfile.BadZipFile:
-        return {"error": "it is no whole .xlsx file, which is a zip"}
+        return {"error": "it is not a whole .xlsx file, which is a zip"}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

@@ -49,7 +49,7 @@ def difference_in_words(before: Simulation, after: Simulation) -> str:
     moved = before.unfinished - after.unfinished
     if moved:
         summary += f"; {abs(moved)} {'more' if moved > 0 else 'fewer'} VMs cut over"
-    return f"{summary}. What holds it back: {after.forecast.bottleneck}"
+    return f"{summary}. Bottleneck: {after.forecast.bottleneck}"
 
 
 def _spread(loads: Mapping[str, Load], more: int) -> dict[str, Load]:

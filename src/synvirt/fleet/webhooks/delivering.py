@@ -116,7 +116,7 @@ class Delivering:
         """False, if it was not accepted this time. PersistFailed."""
         found = self._hook(one)
         if found is None:
-            self._rows.settle(one.number, state=GIVEN_UP, answer="The webhook is no more.")
+            self._rows.settle(one.number, state=GIVEN_UP, answer="The webhook no longer exists.")
             return True
         late_s = REQUIRED_GIVEN_UP_AFTER_S if found.required else GIVEN_UP_AFTER_S
         too_late = time.time() - one.made_at >= late_s
@@ -145,7 +145,7 @@ class Delivering:
     def _give_up(self, one: DeliveryRow, hook: HookShown, answer: str) -> bool:
         """Changes the wave first: if the process dies in between, this is done again."""
         if hook.required:
-            reason = f"A required webhook did not take {one.event}: {answer}. It is not waited for again."
+            reason = f"A required webhook did not accept {one.event}: {answer}. It is not waited for again."
             hold_for(self._waves, one.wave_id, reason, hook_id=hook.id)
         self._rows.settle(one.number, state=GIVEN_UP, answer=answer)
         log.warning("a webhook's delivery is given up", wave=str(one.wave_id), event_=one.event, cause=answer)

@@ -172,7 +172,7 @@ class Trees:
         """Counts what was looked at. UnsupportedFormat, once it is more than STEPS_MAX."""
         self._steps -= steps
         if self._steps < 0:
-            raise UnsupportedFormat("there is more in it than is looked at")
+            raise UnsupportedFormat("there is more in it than is read")
 
     def items(self, tree: Tree, first: Key, last: Key) -> Iterator[tuple[Key, bytes]]:
         """The items of a tree with keys from `first` to `last`, in their order."""
@@ -213,7 +213,7 @@ class Trees:
             places, together = chunk.copies(logical + len(content) - chunk.start)
             here = [(self._devices[device], at) for device, at in places if device in self._devices]
             if not here:
-                raise DiskReadFailed(f"device {places[0][0]} of it is not there")
+                raise DiskReadFailed(f"device {places[0][0]} of it is missing")
             volume, at = here[copy % len(here)]
             piece = read_at(volume, at, min(together, length - len(content)))
             if not piece:

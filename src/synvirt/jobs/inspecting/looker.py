@@ -96,7 +96,7 @@ def _answered(look: Look) -> dict[str, Any]:
     except MemoryError:
         raise
     except Exception as error:
-        return {"error": _problem(Internal(f"looking into it failed: {type(error).__name__}: {error}"))}
+        return {"error": _problem(Internal(f"inspecting it failed: {type(error).__name__}: {error}"))}
 
 
 def _problem(error: SynvirtError) -> dict[str, Any]:

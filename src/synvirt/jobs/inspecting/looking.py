@@ -137,7 +137,7 @@ class CagedLooking:
                 return self._looker_now().answer(look)
             except _LookerGone as error:
                 if last:
-                    raise Internal("what looks into files does not run", hint="the service's log says why") from error
+                    raise Internal("the inspection of files does not run", hint="the service's log says why") from error
         raise AssertionError
 
     def _looker_now(self) -> "_Looker":
@@ -147,7 +147,7 @@ class CagedLooking:
             if self._started is None or self._started.is_gone():
                 if self._started is not None:
                     self._started.close()
-                    _log.warning("what looks into files had ended, and is started again")
+                    _log.warning("the process that inspects files had ended, and is started again")
                 self._started = _Looker(self._looker)
             return self._started
 
@@ -253,7 +253,9 @@ def _error(said: Any) -> SynvirtError:
 
 
 def _nonsense() -> Internal:
-    return Internal("what looked into the file answered what no reader does", hint="the file may be an attack: report it")
+    return Internal(
+        "the process that inspected the file gave an answer that no reader gives", hint="the file may be an attack: report it"
+    )
 
 
 def _within_s(root: Root) -> float:
@@ -377,9 +379,9 @@ def _end(pidfd: int) -> None:
 
 def _late(look: Look) -> SynvirtError:
     if isinstance(look.root, Remote):
-        return SourceUnreachable(f"{look.root.url} did not bring what was needed within {look.within_s:.0f} s")
+        return SourceUnreachable(f"{look.root.url} did not send what was needed within {look.within_s:.0f} s")
     return DiskReadFailed(
-        f"{Path(look.path).name} could not be looked into within {look.within_s:.0f} s",
+        f"{Path(look.path).name} could not be inspected within {look.within_s:.0f} s",
         hint="does the disk or the share that it lies on answer?",
     )
 
@@ -393,9 +395,9 @@ def _broken(look: Look, status: socket.socket) -> SynvirtError:
         code = 1
     name = Path(look.path).name
     if code == -signal.SIGXCPU:
-        how = f"looking into it took over {CPU_S} s of processor time"
+        how = f"inspecting it took over {CPU_S} s of processor time"
     elif code == OUT_OF_MEMORY:
-        how = f"looking into it took over {MEMORY_BYTES // MIB} MiB of memory"
+        how = f"inspecting it took over {MEMORY_BYTES // MIB} MiB of memory"
     elif code < 0:
         how = f"it broke its reader (signal {-code})"
     else:

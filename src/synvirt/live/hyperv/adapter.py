@@ -142,7 +142,7 @@ class WmiApi:
         try:
             await self._at(vm_id, lambda host: tracking.cleanup(host, vm_id, name))
         except VmNotFound:
-            log.info("a VM is no more, and with it what we had made of it", vm=vm_id)
+            log.info("a VM no longer exists, and neither does what was made of it", vm=vm_id)
             # Nothing on a share is removed unless we remove it.
             if (exports := self._hosts.first.exports) is not None:
                 await asyncio.to_thread(exporting.remove, exports, exports.path(name))
@@ -175,6 +175,6 @@ def _share_check(found: Any, *, named: bool) -> SourceCheck:
         name="shares",
         ok=True,
         warning=True,
-        detail=f"{found['user']} is no administrator of {found['name']}: administrative shares (D$) are closed to it",
+        detail=f"{found['user']} is not an administrator of {found['name']}: administrative shares (D$) are closed to it",
         hint="share the folders of the disks for this user, and name them in options.shares: D:\\VMs=vms",
     )

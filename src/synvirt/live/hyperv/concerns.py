@@ -69,7 +69,7 @@ def of_machine(found: Mapping[str, Any], guest: GuestOs) -> Iterator[Concern]:
     if int(found["replication"]) != _NO_REPLICATION:
         yield _warning(
             "hyperv.replication", "Hyper-V Replica",
-            "The VM is replicated. Replication goes on at the source, and does not come along.",
+            "The VM is replicated. Replication continues at the source, and is not migrated.",
             "Move the primary VM, and end its replication after the cut-over.",
         )  # fmt: skip
     yield from _of_services(found)
@@ -81,8 +81,8 @@ def _of_services(found: Mapping[str, Any]) -> Iterator[Concern]:
     if enabled.get(VSS) is False:
         yield _warning(
             "hyperv.no_vss", "Snapshots are as after a power failure",
-            "The integration service «Backup (volume shadow copy)» is off: the guest is not asked to be quiet. The copy of the "
-            "cut-over is made of a VM that is off, and is not concerned.",
+            "The integration service «Backup (volume shadow copy)» is off: the guest is not quiesced. The copy of the "
+            "cut-over is made of a VM that is off, and is not affected.",
             "Enable the service in the VM's settings, if a test of a running copy needs quiet databases.",
         )  # fmt: skip
     if enabled.get(SHUTDOWN) is False:
@@ -114,7 +114,7 @@ def of_disk(key: str, drive: Mapping[str, Any]) -> Iterator[Concern]:
     if drive["physical"]:
         yield _critical(
             f"disk-physical:{key}", "Pass-through disk",
-            f"Disk {key} is a disk of the host itself: Hyper-V holds it still for nobody, and it lies in no file.",
+            f"Disk {key} is a disk of the host itself: Hyper-V makes no snapshot of it, and it is not in a file.",
             "Skip it and move its data by the storage's own means, or convert it: New-VHD -SourceDisk.",
         )  # fmt: skip
     if drive["shared"] or str(drive["path"] or "").lower().endswith(".vhds"):

@@ -66,7 +66,7 @@ class Exports:
     def path(self, name: str) -> str:
         """The folder of a snapshot's exports, in Windows' spelling."""
         if not _NAME.fullmatch(name):
-            raise Internal(f"{name[:100]!r} is no name of a snapshot of ours")
+            raise Internal(f"{name[:100]!r} is not a name of a SynVirt snapshot")
         return f"{self.to.rstrip(chr(92))}\\{name}"
 
     def remote(self, path: str) -> tuple[Remote, str]:
@@ -78,7 +78,7 @@ class Exports:
 def remove(exports: Exports, path: str) -> None:
     """Removes a folder of ours, and nothing else: its name is a snapshot's."""
     if _NAME.fullmatch(PureWindowsPath(path).name) is None:
-        raise Internal(f"{path[:300]!r} is no folder of an export of ours")
+        raise Internal(f"{path[:300]!r} is not a folder of a SynVirt export")
     remote, name = exports.remote(path)
     smb_shares.remove_folder(remote, name, _WRITTEN)
 
@@ -114,7 +114,7 @@ class Exporting:
         if name is None:
             raise SnapshotFailed(
                 f"snapshot {snapshot.id} of {self.vm_id} is not in the VM's notes any more",
-                hint="somebody removed our line: it is taken again",
+                hint="someone removed SynVirt's line: the snapshot is taken again",
             )
         return name
 

@@ -20,10 +20,10 @@ def pairs(text: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not (name and equals and value):
-            raise ValueError("takes NAME=VALUE, several with a semicolon between")
+            raise ValueError("must be NAME=VALUE, or several of them separated by semicolons")
         found[name] = value
     if len(found) > PAIRS_MAX:
-        raise ValueError(f"takes {PAIRS_MAX} at most")
+        raise ValueError(f"has more than {PAIRS_MAX} pairs")
     return found
 
 
@@ -53,15 +53,15 @@ class Login(Received):
     @model_validator(mode="after")
     def _one_way_in(self) -> Self:
         if (self.user is None) != (self.password is None):
-            raise ValueError("user and password come together")
+            raise ValueError("user and password must be given together")
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key come together")
+            raise ValueError("certificate and key must be given together")
         if (self.smb_user is None) != (self.smb_password is None):
-            raise ValueError("smb_user and smb_password come together")
+            raise ValueError("smb_user and smb_password must be given together")
         if self.user is None and self.certificate is None:
             raise ValueError("user and password are needed, or certificate and key")
         if self.user is None and self.smb_user is None:
-            raise ValueError("a certificate opens WinRM alone: smb_user and smb_password read the disks")
+            raise ValueError("a certificate works only for WinRM: give smb_user and smb_password to read the disks")
         return self
 
 
@@ -86,7 +86,7 @@ class Options(SourceOptions):
         if self.read_by == "export" and not self.export_to:
             raise ValueError("read_by=export needs export_to, a folder that Hyper-V and this user may write to")
         if {".", ".."} & set(self.export_to.split("\\")):
-            raise ValueError("export_to: leads up from where it begins")
+            raise ValueError("export_to: must not have the part . or ..")
         return self
 
 

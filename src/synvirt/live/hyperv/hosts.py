@@ -52,7 +52,7 @@ class Hosts:
 
     def __init__(self, place: Place, login: Login, options: Options, recorder: Recorder | None = None) -> None:
         if place.host is None or place.port is None:
-            raise BadRequest("endpoint: names no host")
+            raise BadRequest("endpoint: has no host")
         self._login, self._options = login, options
         self._recorder = recorder
         self._files = contextlib.ExitStack()
@@ -155,7 +155,7 @@ class Hosts:
     def at(self, vm_id: str, use: Callable[[Host], T]) -> T:
         """Calls `use` with the host that has the VM; looks for it once more, if it has moved. VmNotFound."""
         if not _is_guid(vm_id):
-            raise VmNotFound(f"{vm_id[:100]!r} is no id of a Hyper-V VM", hint="list its VMs")
+            raise VmNotFound(f"{vm_id[:100]!r} is not the id of a Hyper-V VM", hint="list its VMs")
         known = self._at.get(vm_id.lower())
         try:
             if known is not None:

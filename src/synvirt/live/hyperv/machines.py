@@ -112,8 +112,8 @@ def untracked_disk(drive: Mapping[str, Any]) -> str | None:
         return "is shared by several VMs"
     top = drive["chain"][0] if drive["chain"] else {}
     if top.get("error"):
-        return f"cannot be looked at: {str(top['error'])[:200]}"
-    return None if int(top.get("format") or 0) == _VHDX else "is no VHDX, and only those are tracked"
+        return f"cannot be inspected: {str(top['error'])[:200]}"
+    return None if int(top.get("format") or 0) == _VHDX else "is not a VHDX, and only those are tracked"
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────

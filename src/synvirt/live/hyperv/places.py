@@ -60,7 +60,7 @@ class Shares:
             return Place(None, f"{found[1].upper()}$", _slashes(found[2]))
         if (found := _UNC.fullmatch(plain)) is not None:
             return Place(found[1], found[2], _slashes(found[3]))
-        raise UnsupportedFormat(f"{path[:300]!r} is no file of a drive or a share", hint=_SHARES_HINT)
+        raise UnsupportedFormat(f"{path[:300]!r} is not a file of a drive or a share", hint=_SHARES_HINT)
 
     def remote(self, place: Place, *, frozen: bool = False, named: bool = False) -> Remote:
         """`named`: the operator named it, and not an answer of Hyper-V."""
@@ -82,7 +82,7 @@ class Shares:
         UnsupportedFormat."""
         for one in chain:
             if one.get("error"):
-                raise UnsupportedFormat(f"{one['path']}: Hyper-V cannot look at it: {str(one['error'])[:300]}")
+                raise UnsupportedFormat(f"{one['path']}: Hyper-V cannot inspect it: {str(one['error'])[:300]}")
         places = [self.place(str(one["path"])) for one in chain]
         top = places[0]
         elsewhere = next((one for one in places[1:] if _share(one) != _share(top)), None)

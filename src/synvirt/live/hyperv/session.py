@@ -145,7 +145,7 @@ class Session:
             found = json.loads(text, object_hook=_unwrapped)
         except (ValueError, RecursionError) as error:
             raise Internal(
-                f"{self.address.name}: {name}.ps1 answered {len(text)} characters that are no JSON: {text[:80]!r}",
+                f"{self.address.name}: {name}.ps1 answered {len(text)} characters that are not JSON: {text[:80]!r}",
                 hint="does a profile or a policy of the host print something of its own?",
             ) from error
         if self._recorder is not None:

@@ -91,7 +91,7 @@ def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = 
     made = _found(state, name, journal.get(name) or Entry(b=before))
     if made is None:
         raise SnapshotFailed(
-            f"Hyper-V made a recovery snapshot of {vm_id}, and which of {len(state['snapshots'])} it is cannot be said",
+            f"Hyper-V made a recovery snapshot of {vm_id}, and it is not known which of {len(state['snapshots'])} it is",
             hint="another program backs this VM up at the same time: try when it has ended",
         )
     write(host, vm_id, state, journal | {name: Entry(s=made, b=before)})
@@ -112,7 +112,7 @@ def _make(host: Runs, vm_id: str) -> None:
     except HyperVRefused as error:
         raise _passing(error) or SnapshotFailed(
             f"{error.detail}; and before, with a quiet guest: {first.said or first.value}",
-            hint="are checkpoints enabled for the VM (CheckpointType), is another backup at work, is the host's disk full?",
+            hint="are checkpoints enabled for the VM (CheckpointType), is another backup running, is the host's disk full?",
         ) from error
 
 
@@ -146,7 +146,8 @@ def _merged(host: Runs, vm_id: str, state: State) -> None:
     while str(state["status"]) in _MERGING:
         if time.monotonic() > deadline:
             raise SourceUnreachable(
-                f"{vm_id} is off, and Hyper-V still says {state['status']} of it", hint="look at its status on the host"
+                f"{vm_id} is off, and Hyper-V still reports its status as {state['status']}",
+                hint="look at its status on the host",
             )
         time.sleep(MERGE_PAUSE_S)
         state = state_of(host, vm_id)
@@ -176,7 +177,7 @@ def _drives_of(state: State, snapshot_id: str) -> Sequence[Mapping[str, Any]]:
         if str(one["id"]) == snapshot_id:
             drives: Sequence[Mapping[str, Any]] = one["drives"]
             return drives
-    raise SnapshotFailed(f"recovery snapshot {snapshot_id} is no more", hint="somebody removed it: it is taken again")
+    raise SnapshotFailed(f"recovery snapshot {snapshot_id} no longer exists", hint="someone removed it: it is taken again")
 
 
 def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since: str) -> tuple[tuple[int, int], ...]:
@@ -199,7 +200,7 @@ def areas(host: Runs, vm_id: str, state: State, drive: Mapping[str, Any], since:
         if len(found) > 2 * AREAS_MAX:
             found = list(coarser(found, AREAS_MAX))
         start += processed
-    raise CbtReset(f"disk {key} of {vm_id}: Hyper-V does not come to an end of what changed, after {start} of {size} bytes")
+    raise CbtReset(f"disk {key} of {vm_id}: Hyper-V does not finish the list of what changed, after {start} of {size} bytes")
 
 
 def _asked(host: Runs, key: str, **question: object) -> Mapping[str, Any]:
@@ -223,7 +224,7 @@ def point_of(vm_id: str, state: State, key: str, since: str) -> Mapping[str, Any
     point = None if entry is None else next((one for one in state["points"] if one["id"] == entry.p), None)
     if entry is None or point is None or not entry.sure:
         raise CbtReset(
-            f"disk {key} of {vm_id}: the reference point of {since} is no more",
+            f"disk {key} of {vm_id}: the reference point of {since} no longer exists",
             hint="somebody removed it, or its line in the VM's notes: the whole disk is compared once",
         )
     found: Mapping[str, Any] = point
@@ -332,7 +333,7 @@ def _passing(error: HyperVRefused) -> SynvirtError | None:
 def passing(code: int, detail: str) -> SynvirtError | None:
     """The error for a job's code that passes by itself; None: it does not pass."""
     if code in _PASSING:
-        return SourceUnreachable(f"{detail}: the VM is busy", hint="it is tried again; another backup may be at work")
+        return SourceUnreachable(f"{detail}: the VM is busy", hint="it is tried again; another backup may be running")
     return None
 
 

@@ -131,7 +131,7 @@ class LibvirtRemote:
         connection = self._host.connection
         versions = f"libvirt {_version(connection.getLibVersion())}, {connection.getType()} {_version(connection.getVersion())}"
         old = self._too_old()
-        checks = [SourceCheck(name="backups", ok=old is None, detail=old or "incremental backups are known", hint=_UPGRADE)]
+        checks = [SourceCheck(name="backups", ok=old is None, detail=old or "incremental backups are supported", hint=_UPGRADE)]
         if self._plain:
             checks.append(
                 SourceCheck(
@@ -244,7 +244,7 @@ class LibvirtRemote:
                 raise SnapshotFailed(
                     f"another backup job of {domain.name()} is running ({found.snapshot or 'not one of ours'}): "
                     "QEMU has one at a time",
-                    hint="wait until it is over; virsh domjobinfo NAME tells about it",
+                    hint="wait until it is over; virsh domjobinfo NAME shows it",
                 )
             self._refuse_closed(domain)
             # Its pass is done, and its bitmap stays: its frozen data is not needed any more.
@@ -284,7 +284,7 @@ class LibvirtRemote:
         wanted = scratch.least_free(domains.capacity_bytes(domain, disks))
         if free is not None and free < wanted:
             raise SnapshotFailed(
-                f"{self._options.scratch_dir} on {self._host.name} has {free} bytes free, and {wanted} are wanted: "
+                f"{self._options.scratch_dir} on {self._host.name} has {free} bytes free, and {wanted} are needed: "
                 "it holds what the guest overwrites while it is read",
                 hint="make room there, or set options.scratch_dir to a folder with more",
             )
@@ -327,7 +327,7 @@ class LibvirtRemote:
         found = backup.running(domain)
         if found is None or found.snapshot != snapshot.id:
             raise SnapshotFailed(
-                f"the backup job {snapshot.id} of {domain.name()} is no more: its QEMU was ended or restarted, or had no room",
+                f"the backup job {snapshot.id} of {domain.name()} no longer exists: its QEMU ended, restarted, or lacked room",
                 hint=f"{self._options.scratch_dir} on that host must hold what the guest overwrites during a pass",
             )
         export = found.exports.get(disk.key)

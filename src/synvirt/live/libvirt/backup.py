@@ -204,7 +204,7 @@ def _hint(said: str, server: Server) -> str | None:
     if "is too long" in said:
         return "set options.scratch_dir to a folder with a shorter path: QEMU makes its socket there"
     if "Cannot assign requested address" in said:
-        return f"{server.address} is no address of that host: set options.nbd_address to one, or to 0.0.0.0 for all of them"
+        return f"{server.address} is not an address of that host: set options.nbd_address to one, or to 0.0.0.0 for all of them"
     if "No space left" in said:
         return f"{server.scratch} on that host is full: it holds what guests overwrite while they are read"
     if re.search(r"tls|x509|certificate", said, re.IGNORECASE):

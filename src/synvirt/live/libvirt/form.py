@@ -51,7 +51,7 @@ class Options(SourceOptions):
     @model_validator(mode="after")
     def _ports_ascend(self) -> Self:
         if self.nbd_ports[0] > self.nbd_ports[1]:
-            raise ValueError("nbd_ports are the first and the last of them")
+            raise ValueError("nbd_ports: the first port is above the last one")
         return self
 
 

@@ -83,7 +83,7 @@ class Host:
     def __init__(self, place: Place, login: Login, options: Options) -> None:
         self._place, self._login, self._options = place, login, options
         if place.host is not None and not _HOST.fullmatch(place.host):
-            raise BadRequest(f"endpoint: {place.host[:60]!r} is no host name")
+            raise BadRequest(f"endpoint: {place.host[:60]!r} is not a host name")
         self.pki = Pki(place, login, options)
         self._closing = contextlib.ExitStack()
         self._folder: Path | None = None
@@ -245,7 +245,7 @@ class Host:
             return within(OPEN_TIMEOUT_S, lambda: libvirt.openAuth(uri, [asked, self._answer, None], 0), unwanted=_disconnect)
         except TimeoutError as error:
             raise Silent(
-                f"{self.name} takes the connection, and does not answer within {OPEN_TIMEOUT_S:.0f} s",
+                f"{self.name} accepts the connection, and does not answer within {OPEN_TIMEOUT_S:.0f} s",
                 hint="its libvirtd hangs, or something else listens there: restart it",
             ) from error
         except libvirt.libvirtError as error:
@@ -280,8 +280,8 @@ class Host:
                 return str(reached.getpeername()[0])
         except OSError as error:
             raise SourceUnreachable(
-                f"{self.name} takes no connection on port {self._place.port}: {error.strerror or 'no answer'}",
-                hint="is it running, is it this port, does a firewall let this host through?",
+                f"{self.name} accepts no connection on port {self._place.port}: {error.strerror or 'no answer'}",
+                hint="is it running, is the port right, and does a firewall let this host through?",
             ) from error
 
     def _socket(self) -> str | None:
@@ -304,7 +304,7 @@ class Host:
         try:
             return str(socket.getaddrinfo(self._place.host, None, type=socket.SOCK_STREAM)[0][4][0])
         except OSError as error:
-            raise SourceUnreachable(f"the name {self.name} leads to no address: {error.strerror}") from error
+            raise SourceUnreachable(f"the name {self.name} does not resolve to an address: {error.strerror}") from error
 
     def spec(self, export: str, *, path: str | None, port: int | None, bitmap: str | None) -> NbdSpec:
         """The export of an NBD server on that host, at a socket's path or a port."""

@@ -79,7 +79,7 @@ def untracked(domain: Element) -> dict[str, str]:
             reasons[key] = f"disk {key} is {kind}, which cannot hold a bitmap of its changes (qcow2 can)"
         elif disk.find("transient") is not None or disk.find("readonly") is not None:
             kind = "transient" if disk.find("transient") is not None else "read-only"
-            reasons[key] = f"disk {key} is {kind}: libvirt tracks no changes of such"
+            reasons[key] = f"disk {key} is {kind}: libvirt does not track changes of such disks"
     return reasons
 
 
@@ -273,14 +273,14 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
                 category="Critical",
                 label="SCSI device of the host",
                 assessment=f"disk {key} is a device of its host, which libvirt cannot back up",
-                remedy="Name it in skip_disks and copy it by itself.",
+                remedy="Name it in skip_disks and copy it separately.",
             )
     if domain.find("devices/hostdev") is not None:
         yield Concern(
             id="host-devices",
             category="Warning",
             label="Devices of the host",
-            assessment="it uses devices of its host (hostdev), which do not come along",
+            assessment="it uses devices of its host (hostdev), which are not migrated",
             remedy="Give it such devices here after the migration.",
         )
     # Devices of the host, passed through or as disks, have concerns of their own above.

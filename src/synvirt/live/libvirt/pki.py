@@ -50,7 +50,7 @@ class Pki:
         authority, key = self.login.ca_certificate, self.login.client_key
         if authority is None and not self._pinned and self.options.verify_tls:
             raise AuthFailed(
-                f"who must have signed the certificate of {self.place.host} is not said: credentials.ca_certificate is missing",
+                f"the authority of the certificate of {self.place.host} is not given: credentials.ca_certificate is missing",
                 hint="give it; or test the source, which shows the certificate, and pin it as options.fingerprint_sha256",
             )
         shown = self._shown() if self._pinned or authority is None else None

@@ -76,6 +76,6 @@ def _content(connection: Any, volume: Any) -> bytes:
         content += piece
         if len(content) > LIMIT_BYTES:
             stream.abort()
-            raise Internal(f"the UEFI variables have more than {LIMIT_BYTES} bytes: that is no variable store")
+            raise Internal(f"the UEFI variables have more than {LIMIT_BYTES} bytes: that is not a variable store")
     stream.finish()
     return bytes(content)

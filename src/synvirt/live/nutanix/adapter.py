@@ -47,7 +47,7 @@ class PrismApi:
             other = FORM.place(options.prism_element)
             self._element_origin = _origin(str(other.host), int(other.port or PORT))
         if (self._login.element_user is None) != (self._login.element_password is None):
-            raise BadRequest("credentials: element_user and element_password go together")
+            raise BadRequest("credentials: element_user and element_password must be given together")
         self._open: list[Prism] = []
         self._central: Central | None = None
         self._element: Element | None = None

@@ -185,7 +185,7 @@ class Central:
                 case "FAILED" | "CANCELED":
                     said = "; ".join(text(one, "message") for one in listed(task.get("errorMessages"))[:3])
                     raise SnapshotFailed(f"{self.host} cannot {what}: {said or text(task, 'legacyErrorMessage')}"[:500])
-        raise SnapshotFailed(f"{self.host} does not come to an end of a task within {TASK_TIMEOUT_S:.0f} s: {what}")
+        raise SnapshotFailed(f"{self.host} does not finish a task within {TASK_TIMEOUT_S:.0f} s: {what}")
 
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -268,7 +268,7 @@ class Central:
         try:
             return self.get("dataprotection", f"config/recovery-points/{quoted(point_id)}", "look at a recovery point")[0]
         except Absent as error:
-            raise SnapshotFailed(f"recovery point {point_id} is no more on {self.host}") from error
+            raise SnapshotFailed(f"recovery point {point_id} no longer exists on {self.host}") from error
 
     def remove(self, namespace: str, rest: str, what: str) -> None:
         """Removes a thing; one that is gone is no error."""
@@ -310,7 +310,7 @@ class Central:
                 start = following
         finally:
             found_at.prism.close()
-        raise SourceUnreachable(f"{self.host} does not come to an end of what changed")
+        raise SourceUnreachable(f"{self.host} does not finish the list of what changed")
 
     def _discovered(self, point: DiskPoint, since: DiskPoint | None) -> "_Cluster":
         spec: dict[str, Any] = {

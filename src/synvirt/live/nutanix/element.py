@@ -150,7 +150,7 @@ class Element:
             try:
                 found = self.prism.ask("GET", f"{V3}/vm_snapshots/{quoted(snapshot_id)}", what="look at a snapshot").json()
             except Absent as error:
-                raise SnapshotFailed(f"snapshot {snapshot_id} is no more on {self.host}") from error
+                raise SnapshotFailed(f"snapshot {snapshot_id} no longer exists on {self.host}") from error
             state = text(found, "status", "state").upper()
             if state == "COMPLETE":
                 return dict(found)
@@ -180,7 +180,7 @@ class Element:
             if following <= start:
                 return
             start = following
-        raise SourceUnreachable(f"{self.host} does not come to an end of what changed in {path}")
+        raise SourceUnreachable(f"{self.host} does not finish the list of what changed in {path}")
 
     def virtual_disk(self, disk_id: str) -> dict[str, Any] | None:
         """None: it is attached to nothing, like the file in a CD-ROM drive."""

@@ -38,7 +38,7 @@ class Images:
         """Makes an image of each of these disks (None: all). SnapshotFailed, where the VM is not off."""
         if vm.power != "off":
             raise SnapshotFailed(
-                f"{vm.name} is {vm.power}, and an image of a disk holds it still at no moment",
+                f"{vm.name} is {vm.power}, and an image of a running VM's disk is not of one moment",
                 hint="move it cold, which shuts it down first; or let the source be read by NFS or iSCSI",
             )
         for disk in vm.disks:
@@ -62,7 +62,7 @@ class Images:
             raise CbtUnsupported(f"disk {disk.key} of {vm.name} is read by an image download, which knows no changes")
         found = self._of(snapshot.id.removeprefix(PREFIX), disk.key)
         if not found:
-            raise SnapshotFailed(f"the image of disk {disk.key} of {vm.name} is no more")
+            raise SnapshotFailed(f"the image of disk {disk.key} of {vm.name} no longer exists")
         where = self._maker.prism.where
         return DownloadSpec(
             origin=where.origin,

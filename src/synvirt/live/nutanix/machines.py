@@ -288,7 +288,7 @@ def _concerns(vm: FoundVm, way: Way, disks: Sequence[Disk]) -> Iterator[Concern]
             id="nutanix.vtpm",
             category="Warning",
             label="Virtual TPM",
-            assessment="What its virtual TPM holds does not come along: Prism gives it to nobody.",
+            assessment="The content of its virtual TPM is not migrated: Prism does not export it.",
             remedy="Have recovery keys at hand where the guest keeps secrets in it (BitLocker), or suspend BitLocker.",
         )
     if vm.power == "suspended":
@@ -310,9 +310,9 @@ def _guest_tools(vm: FoundVm) -> tuple[str, str]:
     if not vm.tools:
         return "They are not seen: snapshots are as after a crash.", "Nothing: file systems with a journal take that."
     if vm.quiescible:
-        return "They are installed, and hold its file systems still for a snapshot.", "Remove them after the move."
+        return "They are installed, and freeze its file systems for a snapshot.", "Remove them after the move."
     return (
-        f"They are installed, and do not hold its file systems still{'' if vm.power == 'on' else ': it does not run'}.",
+        f"They are installed, and do not freeze its file systems{'' if vm.power == 'on' else ': it does not run'}.",
         "Enable their VSS snapshots, or take snapshots as after a crash; remove them after the move.",
     )
 

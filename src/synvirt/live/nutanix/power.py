@@ -93,7 +93,9 @@ class ByElement:
             # 405 on clusters that Prism Central manages: the note is not worth a failed job.
             if error.http != 405:
                 raise
-            log.warning("the cluster lets nobody describe its VMs: the source is not marked", vm=vm_id, cause=error.detail)
+            log.warning(
+                "the cluster does not allow changes of VM descriptions: the source is not marked", vm=vm_id, cause=error.detail
+            )
 
 
 def shut_down(control: Control, vm_id: str, timeout_s: float, manner: Shutdown = "polite") -> None:

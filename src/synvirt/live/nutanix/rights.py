@@ -47,7 +47,7 @@ def _role(central: Central, user: str) -> SourceCheck:
     try:
         names = roles(central, user)
     except (AuthFailed, Refused, SourceUnreachable) as error:
-        detail = f"{central.host} does not tell {user} its role: {error.detail}"
+        detail = f"{central.host} does not show the role of {user}: {error.detail}"
         return SourceCheck(name="role", ok=True, warning=True, detail=detail, hint=HINT)
     if not names:
         detail = f"no authorization policy names {user}: its role, if any, comes by a group"

@@ -111,7 +111,7 @@ class Snapshots:
     def _delta(self, spec: NfsSpec, path: str, disk: Disk, since: str, vm: FoundVm) -> ReaderSpec:
         before = since.partition(" ")[2]
         if before.rpartition("/")[2] != path.rpartition("/")[2]:
-            raise CbtReset(f"disk {disk.key} of {vm.name} is another file than it was: the whole disk is compared once")
+            raise CbtReset(f"disk {disk.key} of {vm.name} is not the same file as before: the whole disk is compared once")
         try:
             return laid_over(spec, disk.capacity_bytes, self._element.regions(path, before), delta=True)
         except Refused as error:

@@ -116,7 +116,7 @@ class Volumes:
             raise SnapshotFailed(f"{snapshot.id} of {vm.name} has no disk {disk.key}")
         before = None if since is None else DiskPoint.of(since)
         if since is not None and before is None:
-            raise CbtReset(f"disk {disk.key} of {vm.name}: {since[:100]!r} is no recovery point of its disk")
+            raise CbtReset(f"disk {disk.key} of {vm.name}: {since[:100]!r} is not a recovery point of its disk")
         # First of all: the older the earlier recovery point, the likelier it is that its schedule removed it.
         asked = _Asked(self._central, point, before, disk, vm)
         group_id = self._group(vm, name)

@@ -111,7 +111,7 @@ class Api:
         found = answer.json()
         if not isinstance(found, dict) or "data" not in found:
             raise SourceUnreachable(
-                f"{self.host} does not answer as Proxmox VE does ({method} {path})", hint="is it this host and port?"
+                f"{self.host} does not answer as Proxmox VE does ({method} {path})", hint="are the host and the port right?"
             )
         return found["data"]
 
@@ -175,14 +175,14 @@ def refuse_failed(upid: object, status: Mapping[str, Any]) -> None:
 def mapping(value: Any, what: str) -> dict[str, Any]:
     """Internal, where it is no mapping, as it comes from outside."""
     if not isinstance(value, dict):
-        raise Internal(f"Proxmox VE answered with something else than {what}")
+        raise Internal(f"Proxmox VE answered with something other than {what}")
     return value
 
 
 def rows(value: Any, what: str) -> list[dict[str, Any]]:
     """`value` as a list of objects. Internal, where it is something else; `what` is its name in the error."""
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise Internal(f"Proxmox VE answered with something else than {what}")
+        raise Internal(f"Proxmox VE answered with something other than {what}")
     return value
 
 

@@ -73,7 +73,7 @@ class Cluster:
                 if str(one.get("vmid")) == vm_id:
                     if one.get("type") != "qemu":
                         raise VmNotFound(
-                            f"{vm_id} is a container (LXC) on {self.api.host}, and no virtual machine",
+                            f"{vm_id} is a container (LXC) on {self.api.host}, not a virtual machine",
                             hint="containers have no disks and no kernel of their own: move what is in them by their own tools",
                         )
                     return one

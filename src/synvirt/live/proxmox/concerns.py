@@ -133,7 +133,7 @@ TABLE: Final = (
         "Warning",
         _numbered("hostpci", "usb"),
         "Devices of the host",
-        "it uses devices of its host ({}), which do not come along",
+        "it uses devices of its host ({}), which are not migrated",
         "Give it such devices here after the migration.",
     ),
     _Line(
@@ -142,7 +142,7 @@ TABLE: Final = (
         _numbered("virtiofs"),
         "Folders of the host",
         "it mounts folders of its host ({}), which are not copied",
-        "Copy their files by themselves.",
+        "Copy their files separately.",
     ),
     _Line(
         "qemu-arguments",
@@ -181,7 +181,7 @@ TABLE: Final = (
         "Information",
         _balloon,
         "Memory that may shrink",
-        "its host may take memory from it ({} are its own in any case); here it has all of it",
+        "its host may take memory from it ({} are guaranteed); here it has all of it",
         "Give it less memory here if all of it is too much.",
     ),
     _Line(
@@ -189,7 +189,7 @@ TABLE: Final = (
         "Information",
         _firewall,
         "Firewall of the cluster",
-        "the cluster's firewall stands before {}, and its rules are not taken over",
+        "the cluster's firewall protects {}, and its rules are not taken over",
         "Set the same here, or in the guest.",
     ),
     _Line(
@@ -222,7 +222,7 @@ TABLE: Final = (
         _numbered("unused"),
         "Volumes that are not used",
         "volumes that belong to it and are attached to nothing ({}) are not copied",
-        "Attach those that are wanted.",
+        "Attach those that are needed.",
     ),
     _Line(
         "ha",
@@ -261,7 +261,7 @@ def _read_by(seen: Seen, drives: Sequence[Drive]) -> str:
         return f"{disks}: by qemu-nbd on node {seen.row.get('node', '')} through SSH, read-only, while the VM is off"
     held = _HELD.get(seen.way or "", "a copy-before-write filter of one kind or the other")
     return (
-        f"{disks}: from the QEMU of the VM on node {seen.row.get('node', '')} through SSH, held still by {held}, "
+        f"{disks}: from the QEMU of the VM on node {seen.row.get('node', '')} through SSH, frozen by {held}, "
         "with dirty bitmaps; once the VM is off by qemu-nbd there"
     )
 
@@ -290,13 +290,13 @@ def _of_disk(seen: Seen, drive: Drive) -> Iterator[Concern]:
             "Critical",
             "Storage that cannot be read",
             f"disk {key} is on storage {drive.storage}, {why}",
-            "Move the disk to another storage there, or name it in skip_disks and copy it by itself.",
+            "Move the disk to another storage there, or name it in skip_disks and copy it separately.",
         )
     if drive.is_on("snapshot"):
         yield _made(
             f"disk-forgets:{key}",
             "Warning",
-            "Disk that forgets",
+            "Disk that discards its changes",
             f"disk {key} loses what the guest wrote when the VM stops (snapshot=1), and does not do so here",
             "Nothing, if the guest may keep what it writes.",
         )
@@ -322,7 +322,7 @@ def _of_disk(seen: Seen, drive: Drive) -> Iterator[Concern]:
             "Critical",
             "Device of the node",
             f"disk {key} is {_short(drive.volume)}, a device or file of its node, and no volume of a storage: it is not read",
-            "Name it in skip_disks and copy it by itself.",
+            "Name it in skip_disks and copy it separately.",
         )
 
 

@@ -47,7 +47,7 @@ class Qmp:
         except BaseException as error:
             self.__exit__(None, None, None)
             if isinstance(error, OSError):
-                raise NoQemu(f"{self.what}: its monitor is not to be reached: {error.strerror or 'no answer'}") from error
+                raise NoQemu(f"{self.what}: its monitor cannot be reached: {error.strerror or 'no answer'}") from error
             raise
         return self
 
@@ -85,12 +85,12 @@ class Qmp:
             except TimeoutError as error:
                 raise SourceUnreachable(
                     f"{self.what}: its monitor says nothing for {limit_s:.0f} s",
-                    hint="it serves one client at a time, and another one stays there; or its QEMU hangs",
+                    hint="it serves one client at a time, and another one is connected; or its QEMU hangs",
                 ) from error
             except OSError as error:
                 raise NoQemu(f"{self.what}: its monitor was closed") from error
             if not piece:
-                raise NoQemu(f"{self.what}: nobody is at its monitor: the VM does not run there")
+                raise NoQemu(f"{self.what}: nothing listens at its monitor: the VM does not run there")
             self._rest += piece
         line = bytes(self._rest[:end])
         del self._rest[: end + 1]
@@ -106,5 +106,5 @@ class Qmp:
 def rows(value: Any) -> list[dict[str, Any]]:
     """Internal, where it is not a list."""
     if not isinstance(value, list):
-        raise Internal("QEMU's monitor answers with something else than a list")
+        raise Internal("QEMU's monitor answers with something other than a list")
     return [one for one in value if isinstance(one, dict)]

@@ -57,7 +57,7 @@ def image(path: str, volume: str) -> str:
     named = path.replace(";", ",")
     if not GAPS["image"].fullmatch(named):
         raise SnapshotFailed(
-            f"{volume}: its node names it in characters that we hand to no shell: {clean(path)[:200]!r}",
+            f"{volume}: its path on the node has characters that are not passed to a shell: {clean(path)[:200]!r}",
             hint="name the storage's monitors by IPv4 addresses or names, without ports, or move the VM while it runs",
         )
     return named
@@ -142,10 +142,10 @@ class Reading:
                 )
             yield
             if hold.quiet and not hold.lasted():
-                log.warning("guest was thawed before it was held still", vm=self.vm_id)
+                log.warning("guest was thawed before its disks were frozen", vm=self.vm_id)
                 if quiesce == "require":
                     raise SnapshotFailed(
-                        f"{self.what} was thawed after {FROZEN_MOST_S:.0f} s, before it was held still",
+                        f"{self.what} was thawed after {FROZEN_MOST_S:.0f} s, before its disks were frozen",
                         hint="its node is busy: it is tried again; or set options.quiesce to try",
                     )
 
@@ -170,7 +170,7 @@ class Reading:
         free, capacity = self._node.make_scratch(), sum(sizes.get(drive.key, 0) for drive in there)
         if free < (wanted := min(LEAST_FREE_BYTES, capacity)):
             raise SnapshotFailed(
-                f"{self._node.scratch} on {self._node.where} has {free} bytes free, and {wanted} are wanted: "
+                f"{self._node.scratch} on {self._node.where} has {free} bytes free, and {wanted} are needed: "
                 "it holds what the guest overwrites while it is read",
                 hint="make room there, or set options.scratch_dir to a folder with more",
             )
@@ -225,7 +225,7 @@ class Reading:
         with self.qmp() as qmp:
             if not bitmaps.is_held(qmp, name, key):
                 raise SnapshotFailed(
-                    f"disk {key} of {self.what} is not held still by {name} any more: its QEMU was ended, restarted or "
+                    f"disk {key} of {self.what} is no longer frozen by {name}: its QEMU was ended, restarted or "
                     "moved to another node, or the scratch folder had no room",
                 )
             if since is not None and not bitmaps.has_changes(qmp, name, key, since):
@@ -308,7 +308,7 @@ class Reading:
             reader = open_reader(self._served(name, drive))
             try:
                 if reader.size > VARIABLES_BYTES_MAX:
-                    raise Internal(f"{self.what}: its UEFI variables have {reader.size} bytes: that is no variable store")
+                    raise Internal(f"{self.what}: its UEFI variables have {reader.size} bytes: that is not a variable store")
                 content = bytearray(reader.size)
                 reader.read_into(0, memoryview(content))
             finally:
@@ -336,7 +336,7 @@ class Reading:
             self._cluster.off_by_force(self._row)
         if not self._cluster.await_state(self._row, "stopped", SETTLE_S):
             failed = None if upid is None else self._cluster.failed(upid)
-            raise Internal(f"{self.what} does not go off{f': {failed.detail}' if failed else ''}")
+            raise Internal(f"{self.what} does not shut down{f': {failed.detail}' if failed else ''}")
         if areas:
             self._notes.put(self.vm_id, last_start, areas)
 

@@ -66,7 +66,7 @@ def enable(session: VimSession, vm_id: str, keys: Collection[str]) -> None:
             return
     raise CbtUnsupported(
         f"{session.host} does not track the changes of {vm_id} though asked to: {'; '.join(untracked)}",
-        hint="see that no setting of the VM (its configuration parameters) switches it off, and submit again; or move it cold",
+        hint="check that no configuration parameter of the VM switches it off, and submit again; or move it cold",
     )
 
 
@@ -228,7 +228,9 @@ def devices_of(session: VimSession, snapshot_id: str) -> Sequence[Any]:
             session.snapshot(snapshot_id), ("config.hardware.device",), what="look at a snapshot"
         )
     except VmNotFound as error:
-        raise SnapshotFailed(f"snapshot {snapshot_id} is no more", hint="somebody removed it: it is taken again") from error
+        raise SnapshotFailed(
+            f"snapshot {snapshot_id} no longer exists", hint="someone removed it: it is taken again"
+        ) from error
     return found.get("config.hardware.device") or ()
 
 
@@ -249,7 +251,7 @@ def changed(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since:
     present = str(getattr(disk.backing, "changeId", None) or "")
     if present.partition("/")[0] != since.partition("/")[0]:
         raise CbtReset(
-            f"disk {disk.key} of {vm_id}: the host started its change tracking over since {since}",
+            f"disk {disk.key} of {vm_id}: the host restarted its change tracking since {since}",
             hint="the whole disk is compared once; a host that crashed, or a snapshot that was reverted, does this",
         )
     try:
@@ -304,4 +306,4 @@ def _areas(session: VimSession, vm_id: str, snapshot_id: str, disk: Any, since: 
         if end <= start:
             break
         start = end
-    raise CbtReset(f"disk {disk.key} of {vm_id}: {session.host} does not come to an end of what changed")
+    raise CbtReset(f"disk {disk.key} of {vm_id}: {session.host} does not finish the list of what changed")

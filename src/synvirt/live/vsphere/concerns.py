@@ -87,7 +87,7 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
             category="Information",
             label="Encrypted home",
             assessment="The VM's configuration is encrypted, as it is with a virtual TPM; its disks are not, and are read. "
-            "What a TPM holds does not come along.",
+            "The content of its TPM is not migrated.",
             remedy="Have recovery keys at hand where the guest keeps secrets in its TPM (BitLocker), or suspend BitLocker.",
         )
     if (state := found.get("runtime.connectionState")) not in (None, "connected"):
@@ -96,13 +96,13 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
         )
     if found.get("config.template"):
         yield _critical(
-            "vim.template", "Template", "A template cannot be snapshot.", "Convert it to a VM, or deploy one from it."
+            "vim.template", "Template", "vSphere takes no snapshot of a template.", "Convert it to a VM, or deploy one from it."
         )
     if found.get("config.ftInfo") is not None:
         yield _critical(
             "vim.fault_tolerance",
             "Fault Tolerance",
-            "vSphere keeps a second VM in step with this one, and takes no snapshot of the two but for certain backup tools.",
+            "vSphere keeps a second VM in step with this one, and takes snapshots of them only for certain backup tools.",
             "Turn Fault Tolerance off for it first; waive this where a snapshot without memory is known to work.",
         )
     if owner := _owner(found):
@@ -187,7 +187,7 @@ def _of_stores(disks: Sequence[Any], space: Mapping[str, tuple[int, int]]) -> It
                 category="Warning",
                 label="Datastore that is nearly full",
                 assessment=f"{store} has {free} of {has} bytes free. A snapshot grows by what its guest writes, for one "
-                "pass; on a datastore that is full guests stand still.",
+                "pass; guests on a full datastore are paused.",
                 remedy="Free some space there first, or move the VM cold: a guest that is off writes nothing.",
             )
 

@@ -173,7 +173,7 @@ def _sparse_extent(described: DatastoreSpec) -> str:
     extents = parse_descriptor(content, described.path).extents
     if len(extents) != 1 or extents[0].kind not in ("VMFSSPARSE", "SESPARSE") or "/" in extents[0].file:
         raise UnsupportedFormat(
-            f"{described.path} is no snapshot's disk in one sparse file",
+            f"{described.path} is not a snapshot's disk in one sparse file",
             hint="remove the VM's snapshots, or install VDDK and set options.vddk_libdir",
         )
     folder, slash, _ = described.path.rpartition("/")

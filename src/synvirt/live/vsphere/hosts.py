@@ -61,7 +61,7 @@ def _from_here(name: str, thumbprint: str, *, by_vddk: bool) -> str | None:
     except BadRequest as error:
         return error.detail
     except socket.gaierror:
-        return "its name leads to no address here"
+        return "its name does not resolve to an address here"
     except OSError as error:
         return f"port {HTTPS_PORT} shows no certificate: {error.strerror or type(error).__name__}"
     digest = "SHA-1" if len(thumbprint) <= _SHA1_CHARS else "SHA-256"
@@ -71,5 +71,5 @@ def _from_here(name: str, thumbprint: str, *, by_vddk: bool) -> str | None:
         try:
             outgoing.sources().dial(name, VDDK_PORT, timeout_s=CONNECT_TIMEOUT_S).close()
         except OSError as error:
-            return f"port {VDDK_PORT} takes no connection: {error.strerror or type(error).__name__}"
+            return f"port {VDDK_PORT} accepts no connection: {error.strerror or type(error).__name__}"
     return None

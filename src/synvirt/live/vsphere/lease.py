@@ -53,7 +53,7 @@ class ExportLease:
             self._guard.watch(self._lease._moId)  # noqa: SLF001 - pyvmomi's own name of an object's id
             self._wait_until_ready()
         except VmNotFound as error:
-            raise SnapshotFailed(error.detail, hint="the snapshot or its lease is no more: it is taken again") from error
+            raise SnapshotFailed(error.detail, hint="the snapshot or its lease no longer exists: it is taken again") from error
 
     def _asked(self, timeout_s: float) -> Any:
         fault = library().vim.fault

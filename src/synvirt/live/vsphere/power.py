@@ -61,7 +61,7 @@ def last_start(session: VimSession, vm_id: str) -> str:
     try:
         found = session.call(what, ask)
     except (AuthFailed, Internal) as error:
-        log.warning("nobody would tell if the VM were started in between", vm=vm_id, cause=error.detail)
+        log.warning("nothing would show it if the VM were started in between", vm=vm_id, cause=error.detail)
         return NOT_KNOWN
     newest = max(found, key=lambda event: event.key, default=None)
     return "" if newest is None else f"{newest.key} {newest.createdTime.isoformat()}"

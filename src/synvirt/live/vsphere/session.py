@@ -212,7 +212,7 @@ class VimSession:
             if getattr(self._content, "sessionManager", None) is None:
                 raise SourceUnreachable(
                     f"{self.host} answers on port {self.port}, and not as vSphere does",
-                    hint="is it this address, and does no proxy or other server answer in its place?",
+                    hint="is the address right, or does a proxy or another server answer in its place?",
                 )
             self._log_in()
             undo.pop_all()
@@ -370,7 +370,7 @@ class VimSession:
             except VmNotFound as error:
                 # A restarted vCenter has forgotten its tasks, but hosts still do them.
                 raise SourceUnreachable(
-                    f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at again"
+                    f"{self.host} no longer knows the task by which it was to {what}", hint="its result is checked again"
                 ) from error
             if found.get("info.state") == "success":
                 return found.get("info.result")
@@ -424,7 +424,7 @@ class VimSession:
             gone = getattr(getattr(error, "obj", None), "_moId", "")
             return VmNotFound(f"{self.host} has no {gone or 'such VM'} any more, and cannot {what}")
         if isinstance(error, fault.RestrictedVersion):
-            return Internal(cannot + _in_words(error), hint="a host with VMware's free licence takes no such calls")
+            return Internal(cannot + _in_words(error), hint="a host with VMware's free licence refuses such calls")
         if isinstance(error, passing):
             return SourceUnreachable(cannot + _in_words(error), hint="it is busy, or its host is away for a while: asked again")
         if isinstance(error, fault.SnapshotFault):

@@ -10,7 +10,7 @@ Role = Literal["vm-operator", "vm-admin", "vm-power-admin", "pool-operator", "po
 
 # Each role includes those before it. Only vm-power-admin has «vm.snapshot», and vm-admin does not; the rest needs less.
 PERMISSIONS: Final[tuple[tuple[str, Role, str], ...]] = (
-    ("vm.snapshot", "vm-power-admin", "hold a VM's disks still at one moment"),
+    ("vm.snapshot", "vm-power-admin", "make a snapshot of a VM's disks"),
     ("vm.destroy", "vm-admin", "remove that snapshot again"),
     ("vdi.destroy", "vm-admin", "remove that snapshot's disks again"),
     ("vdi.set_name_label", "vm-admin", "find them again after a crash"),

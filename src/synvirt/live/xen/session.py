@@ -129,7 +129,7 @@ class XenSession:
             client.close()
             if redirected:
                 raise SourceUnreachable(
-                    f"{address} is no coordinator of its pool either, and names {error.address}",
+                    f"{address} is not the coordinator of its pool either, and names {error.address}",
                     hint="the pool has no coordinator at the moment: look at it in XenCenter or Xen Orchestra",
                 ) from error
             log.info("the coordinator is another host", asked=address, coordinator=error.address)
@@ -245,7 +245,7 @@ class XenSession:
                 if error.code not in _GONE:
                     raise
                 raise SourceUnreachable(
-                    f"{self.host} has forgotten the task by which it was to {what}", hint="what came of it is looked at again"
+                    f"{self.host} no longer knows the task by which it was to {what}", hint="its result is checked again"
                 ) from error
             if (status := text(record, "status")) != "pending":
                 with suppress(XapiFailure, SynvirtError):

@@ -228,12 +228,12 @@ def disk_in(session: XenSession, vm: Machine, snapshot_id: str, key: str) -> tup
         raise SnapshotFailed(f"{text(vm.record, 'name_label')} has no disk {key} any more")
     if snapshot_id.startswith(OFF):
         if text(vm.record, "power_state") != "Halted":
-            raise SnapshotFailed(f"{text(vm.record, 'name_label')} was started, and its disks cannot be held still")
+            raise SnapshotFailed(f"{text(vm.record, 'name_label')} was started, and its disks cannot be frozen")
         return live, vm.records.at("VDI", live)
     for reference, vdi in _named(session, snapshot_id).items():
         if text(vdi, "snapshot_of") == live and text(vdi, "type") != METADATA:
             return reference, vdi
-    raise SnapshotFailed(f"snapshot {snapshot_id} has no disk {key}", hint="somebody removed it: it is taken again")
+    raise SnapshotFailed(f"snapshot {snapshot_id} has no disk {key}", hint="someone removed it: it is taken again")
 
 
 def _named(session: XenSession, name: str) -> dict[str, Record]:

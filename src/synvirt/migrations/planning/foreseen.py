@@ -260,7 +260,7 @@ def in_files(rooms: Rooms, plan: MigrationPlan) -> VmManifest:
     importer = rooms.importers.get(plan.source.Offline)
     if importer is None:
         served = ", ".join(rooms.importers)
-        raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet", hint=f"served are {served}")
+        raise InvalidPlan(f"offline kind {plan.source.Offline} is not served yet", hint=f"supported are {served}")
     path, root = rooms.place(plan.source_ref)
     with rooms.connected(root):
         known = rooms.detect(path, root)

@@ -73,7 +73,7 @@ class Intake:
     def dry_run(self, plan: MigrationPlan) -> DryRun:
         """The plan as its job would run, with all that is wrong with it. Nothing is stored."""
         if self._dry_run is None:
-            raise Internal("this service does not look ahead")
+            raise Internal("this service does not check plans in advance")
         found = self._dry_run(plan)
         if plan.source_ref.kind == "remote_url":
             found = found.model_copy(update={"plan": plan.model_copy(update={"source_ref": separated(plan.source_ref)[0]})})
@@ -118,7 +118,7 @@ class Intake:
         """Tries a failed job again, with its plan patched. The new job goes on with the copy if that was kept (`retry_of`),
         else it begins from the start. Conflict, InvalidPlan."""
         if (host := self.store.host_of(job_id)) != self._host:
-            raise Conflict(f"the copy of job {job_id} is on host {host}", hint="ask that host to take it up")
+            raise Conflict(f"the copy of job {job_id} is on host {host}", hint="ask that host to continue it")
         before = self.store.get(job_id)
         if before.state is not State.FAILED:
             raise Conflict(f"job {job_id} is {before.state}: only a failed job is tried again")
@@ -128,7 +128,7 @@ class Intake:
         if not has_kept_copy(before):
             if plan.source_ref.kind == "remote_url":
                 raise Conflict(
-                    f"job {job_id} has left no whole copy, and what opened {plan.source_ref.url} is not kept",
+                    f"job {job_id} has left no whole copy, and the credentials of {plan.source_ref.url} are not kept",
                     hint="submit its plan again",
                 )
             return self.submit(plan)

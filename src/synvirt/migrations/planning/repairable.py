@@ -114,7 +114,7 @@ def _refuse_guest(rooms: Rooms, job: Migration, *, check_only: bool) -> None:
         )
     if lived.trace is not None:
         raise Conflict(
-            f"guest {name} was started since, as it seems: {lived.trace}; what it wrote would be overwritten",
+            f"guest {name} seems to have been started since: {lived.trace}; what it wrote would be overwritten",
             hint=_CHECK_HINT,
         )
 
@@ -123,7 +123,7 @@ def _refuse_source(rooms: Rooms, job: Migration, repair: Repair) -> None:
     ref, plan = job.plan.source_ref, job.plan
     if ref.kind == "remote_url":
         raise Conflict(
-            f"what opened {ref.url} is not kept",
+            f"the credentials of {ref.url} are not kept",
             hint="see what differs with check_only; if anything does, migrate it again",
         )
     source = _source(rooms, job)

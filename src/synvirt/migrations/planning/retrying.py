@@ -64,7 +64,7 @@ def corrected(job: Migration, patch: Mapping[str, Any]) -> MigrationPlan:
     for path in fixed:
         if _at(plan, path) != _at(job.plan, path):
             why = "its copy was made so" if kept else "the job is of that machine"
-            raise InvalidPlan(f"plan.{path}: cannot be changed any more: {why}", hint="submit a plan of its own")
+            raise InvalidPlan(f"plan.{path}: cannot be changed any more: {why}", hint="submit a new plan")
     return plan
 
 
@@ -101,7 +101,7 @@ def taken_up(
 
     def note(job: Migration) -> Migration:
         if is_taken_up(store, job):
-            raise Conflict(f"job {job.id} was taken up by job {job.retried_by}", hint="look at that job")
+            raise Conflict(f"job {job.id} is continued by job {job.retried_by}", hint="look at that job")
         return job.model_copy(update={"retried_by": again.id})
 
     store.change(before.id, State.FAILED, note)

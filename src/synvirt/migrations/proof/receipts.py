@@ -96,7 +96,8 @@ async def give(job: Job) -> None:
             log.warning("no receipt is made", job=str(job.id), cause=cause)
             if job.migration.last_error is None:
                 problem = Internal(
-                    f"the guest runs here; its receipt could not be made: {cause}", hint="see that the disk has room"
+                    f"the guest runs here; its receipt could not be made: {cause}",
+                    hint="make sure that the disk has free space",
                 )
                 await job.change(last_error=job.problem(problem, fatal=False))
     await job.in_thread(receipts.forget_hashes, job.id)

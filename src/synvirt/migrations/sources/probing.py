@@ -84,7 +84,9 @@ class _Probe:
         except (SourceUnreachable, TimeoutError) as error:
             cause = getattr(error.__cause__, "strerror", None) or "no answer"
             raise self.failed(
-                "address", f"the name {reach.host} leads to no address: {cause}", "check the spelling, and this host's DNS"
+                "address",
+                f"the name {reach.host} does not resolve to an address: {cause}",
+                "check the spelling, and this host's DNS",
             ) from None
         self.passed("address", f"{reach.host} is {', '.join(found)}")
 
@@ -97,11 +99,11 @@ class _Probe:
             raise self.failed("port", error.detail, error.hint) from None
         except (OSError, TimeoutError) as error:
             cause = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "no answer"
-            hint = "is it running, is it this port, does a firewall let this host through?"
-            raise self.failed("port", f"{reach.host} takes no connection on port {reach.port}: {cause}", hint) from None
+            hint = "is it running, is the port right, and does a firewall let this host through?"
+            raise self.failed("port", f"{reach.host} accepts no connection on port {reach.port}: {cause}", hint) from None
         self.latency_ms = round((time.monotonic() - began) * 1000, 3)
         dialled.close()
-        self.passed("port", f"{reach.host} takes connections on port {reach.port}")
+        self.passed("port", f"{reach.host} accepts connections on port {reach.port}")
 
     async def certificate(self, reach: Reach, options: SourceOptions) -> None:
         try:
@@ -110,7 +112,7 @@ class _Probe:
             raise self.failed("certificate", error.detail, error.hint) from None
         except OSError as error:
             cause = error.strerror or type(error).__name__
-            raise self.failed("certificate", f"port {reach.port} shows no certificate: {cause}", "is it this port?") from None
+            raise self.failed("certificate", f"port {reach.port} shows no certificate: {cause}", "is the port right?") from None
         what = f"SHA-256 {shown.fingerprint}, {shown.words}"
         if options.fingerprint_sha256 is not None:
             if shown.fingerprint != options.fingerprint_sha256:
@@ -120,7 +122,7 @@ class _Probe:
         elif reach.own_authority:
             self.passed("certificate", f"{what}; the login tells whether its credentials trust it")
         elif shown.refused is None:
-            self.passed("certificate", f"{what}; this host trusts who signed it")
+            self.passed("certificate", f"{what}; this host trusts its issuer")
         elif not options.verify_tls:
             self.passed("certificate", f"{what}; not checked, as options.verify_tls is false")
         else:

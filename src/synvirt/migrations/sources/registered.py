@@ -171,7 +171,7 @@ class Sources:
         except OSError as error:
             raise SourceUnreachable(
                 f"{reach.host} shows no certificate on port {reach.port}: {error.strerror or type(error).__name__}",
-                hint="is it running, is it this port?",
+                hint="is it running, and is the port right?",
             ) from error
 
     def rotate_key(self) -> int:

@@ -36,7 +36,7 @@ async def copy_full(job: Job) -> None:
         await copy_pass(job, 1, "full")
     elif (budget_s := job.migration.plan.outage_budget_s) is not None:
         raise OutageTooLong(
-            f"{job.manifest.name} cannot be copied warm: it would be away for its whole copy, and {budget_s:.0f} s are allowed",
+            f"{job.manifest.name} cannot be copied warm: it would be off for its whole copy, and {budget_s:.0f} s are allowed",
             hint="see why in the job's note; submit it again without outage_budget_s, or cold",
         )
     else:

@@ -73,7 +73,7 @@ def machine(tree: Tree, file: str, *, snapshots: tuple[Snapshot, ...] = (), save
     configuration = _node(tree, "configuration")
     devices = list(_devices(configuration))
     if not devices:
-        raise MalformedArchive(f"{file} lists no devices: it is no configuration of a Hyper-V machine")
+        raise MalformedArchive(f"{file} lists no devices: it is not a configuration of a Hyper-V machine")
     disks, drives, found = _disks(devices, file)
     bios = next((device.keys for device in devices if device.kind == BIOS), {})
     security = _node(configuration, "security", "settings")

@@ -295,6 +295,8 @@ def _value(source: _Source, entry: _Entry) -> Value:
         if entry.kind == _ARRAY:
             return b""
         if length > _TEXT_BYTES_MAX:
-            raise source.malformed(entry.at, f"the text {entry.name!r} has {length} bytes; over {_TEXT_BYTES_MAX} are no text")
+            raise source.malformed(
+                entry.at, f"the text {entry.name!r} has {length} bytes; a text has at most {_TEXT_BYTES_MAX}"
+            )
         data = source.keep(place, length, "a text")
     return data if entry.kind == _ARRAY else data.decode("utf-16-le", errors="replace").rstrip("\0")

@@ -20,7 +20,7 @@ def read(data: bytes, name: str) -> Tree:
     """The tree, in the form of `vmcx_storage.read`."""
     root = parse_xml(data, name)
     if local(root.tag) != "configuration":
-        raise MalformedArchive(f"{name} is no configuration of Hyper-V: its root element is {local(root.tag)[:60]!r}")
+        raise MalformedArchive(f"{name} is not a configuration of Hyper-V: its root element is {local(root.tag)[:60]!r}")
     tree: Tree = {}
     waiting: list[tuple[Element, Tree]] = [(root, tree)]
     while waiting:
@@ -50,6 +50,6 @@ def _value(element: Element, kind: str, where: str) -> Value:
             try:
                 return base64.b64decode("".join(written.split()), validate=True)
             except (binascii.Error, ValueError) as problem:
-                raise MalformedArchive(f"{where} is no base64") from problem
+                raise MalformedArchive(f"{where} is not base64") from problem
         case _:
             return element.text or ""

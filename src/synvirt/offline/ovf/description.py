@@ -86,7 +86,7 @@ def parse(data: bytes, name: str, vm: str | None = None) -> Description:
     UnsupportedFormat lists them, VmNotFound says that none has that name."""
     root = parse_xml(data, name)
     if local(root.tag) != "Envelope":
-        raise MalformedArchive(f"{name} is no OVF: its root element is {local(root.tag)[:60]!r}, not Envelope")
+        raise MalformedArchive(f"{name} is not an OVF: its root element is {local(root.tag)[:60]!r}, not Envelope")
     systems = list(_systems(root))
     system = _the_system(systems, name, vm)
     files = _files(root, name)

@@ -234,7 +234,7 @@ def _memory_bytes(item: Element) -> int | None:
     # Without a unit everybody means MiB: OVF 0.9's default, which VirtualBox and others still use.
     size = quantity_bytes(text(item, "VirtualQuantity"), text(item, "AllocationUnits") or "MegaBytes", "the memory item")
     if not 0 < size <= _MEMORY_MAX_BYTES:
-        raise MalformedArchive(f"the memory item: {size} bytes is no size of a VM's memory")
+        raise MalformedArchive(f"the memory item: {size} bytes is not a size of a VM's memory")
     return size
 
 

@@ -61,11 +61,11 @@ def _entry(line: str, where: str) -> tuple[str, Digest]:
         algorithm = next((known for known, length in _HEX_DIGITS.items() if length == len(digits)), None)
         named = f"of {len(digits)} digits"
     else:
-        raise MalformedArchive(f"{where} is no digest of a file: {line[:80]!r}")
+        raise MalformedArchive(f"{where} is not a digest of a file: {line[:80]!r}")
     if algorithm is None:
         raise MalformedArchive(f"{where}: the digest {named} is none of SHA1, SHA256 and SHA512")
     if len(digits) != _HEX_DIGITS[algorithm]:
-        raise MalformedArchive(f"{where}: {len(digits)} hexadecimal digits are no {algorithm.upper()} digest")
+        raise MalformedArchive(f"{where}: {len(digits)} hexadecimal digits are not a {algorithm.upper()} digest")
     return file.strip(), Digest(algorithm, digits.lower())
 
 

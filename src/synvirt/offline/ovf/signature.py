@@ -57,7 +57,7 @@ def check(data: bytes, manifest: bytes, name: str) -> Signature:
     named, digits = line[1].decode().lower().replace("sha2-", "sha").replace("-", ""), line[3].decode()
     algorithm = _HASHES.get(named)
     if algorithm is None or len(digits) % 2 or len(digits) > _DIGITS_MAX:
-        raise MalformedArchive(f"{name}: {named} with {len(digits)} digits is no signature that is known")
+        raise MalformedArchive(f"{name}: {named} with {len(digits)} digits is not a signature that is known")
     try:
         certificate = x509.load_pem_x509_certificates(data[data.find(b"-----BEGIN CERTIFICATE") :])[0]
         return Signature(

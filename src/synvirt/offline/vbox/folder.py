@@ -73,7 +73,7 @@ def _spec(folder: Folder, machine: Machine, disk: Disk) -> ReaderSpec:
             raise MalformedArchive(f"disk {disk.key} has over {_CHAIN_MAX} images, one over the other, or a loop of them")
         spec = files.disk_spec(_medium_file(folder, machine, uuid), folder.root, declared="vdi", inner_root=folder.root)
         if not isinstance(spec, ImageSpec):
-            raise MalformedArchive(f"medium {uuid} of disk {disk.key} is no disk image")
+            raise MalformedArchive(f"medium {uuid} of disk {disk.key} is not a disk image")
         chain[uuid] = spec
         uuid = _parent(folder, machine, uuid, spec.format)
     newest_last = list(reversed(chain.values()))

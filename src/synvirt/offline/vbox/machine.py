@@ -70,7 +70,7 @@ def parse(data: bytes, name: str) -> Machine:
     root = parse_xml(data, name)
     if local(root.tag) != "VirtualBox":
         raise MalformedArchive(
-            f"{name} is no description of a VirtualBox machine: its root element is {local(root.tag)[:60]!r}"
+            f"{name} is not a description of a VirtualBox machine: its root element is {local(root.tag)[:60]!r}"
         )
     machine = child(root, "Machine")
     if machine is None:

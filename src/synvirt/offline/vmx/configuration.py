@@ -85,7 +85,7 @@ def parse(data: bytes, name: str) -> Machine:
     """A .vmx file as a Machine. MalformedArchive; UnsupportedFormat where it is encrypted."""
     entries = dictionary(data, name)
     if not any(key in entries for key in ("config.version", "virtualhw.version", "displayname", "guestos", "encryption.data")):
-        raise MalformedArchive(f"{name} is no VMX file: it has none of the entries that every VM has")
+        raise MalformedArchive(f"{name} is not a VMX file: it has none of the entries that every VM has")
     if "encryption.data" in entries and entries.get("vmx.encryptiontype", "").lower() != "partial":
         raise UnsupportedFormat(
             f"{name} is encrypted: its hardware can be read with its password only",

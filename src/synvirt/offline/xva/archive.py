@@ -132,7 +132,7 @@ def _description(path: Path, root: Root) -> tuple[bytes, Packing | None]:
         if found is None or found.sort is not tar.Sort.FILE:
             raise MalformedArchive(f"{path.name} has no {_DESCRIPTION} among its first {_MEMBERS_LOOKED_AT} members")
         if found.size > DOCUMENT_MAX_BYTES:
-            raise MalformedArchive(f"{_DESCRIPTION} in {path.name} has {found.size} bytes; that is no description of a VM")
+            raise MalformedArchive(f"{_DESCRIPTION} in {path.name} has {found.size} bytes; that is not a description of a VM")
         text = bytearray(found.size)
         archive.read_into(found.offset, memoryview(text))
         return bytes(text), archive.packing if isinstance(archive, Passing) else None

@@ -23,7 +23,7 @@ class OfferPages:
         return self._pages.ask(
             "Take the protection off this restore point?",
             str(point_id),
-            "Its owner may remove it then, once it is old enough. Who took its owner over may, too.",
+            "Its owner may then remove it, once it is old enough. So may an attacker who controls the owner.",
             action=f"/backups/offers/{self._offers.get(offer).name}/points/{point_id}/release",
             back="/backups/offers",
             yes="take it off",

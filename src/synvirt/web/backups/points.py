@@ -137,7 +137,7 @@ class PointPages:
 
     def verify_asked(self, point_id: UUID) -> Response:
         """Asks whether to verify a restore point."""
-        meaning = "All of it is read and held to what was backed up. That takes as long as reading its disks once."
+        meaning = "All of it is read and compared with what was backed up. That takes as long as reading its disks once."
         return self._ask(point_id, "Verify this restore point?", meaning, asked="verify", yes="verify it")
 
     def verify(self, point_id: UUID) -> Response:

@@ -74,7 +74,8 @@ class RepositoryPages:
             repository_id,
             "Give this repository a new key?",
             "What is written from then on opens with the new recovery key alone, which is shown next. Older restore points "
-            "stay as they are: who had the older key can read those. Other hosts that use the repository need the new key.",
+            "stay as they are: anyone who has the older key can read those. Other hosts that use the repository need the "
+            "new key.",
             asked="change-key",
             yes="change it",
         )
@@ -123,7 +124,7 @@ class RepositoryPages:
         return self._ask(
             repository_id,
             "Verify all of this repository?",
-            "All of it is read once and held to what was written. The run's end says which restore points are damaged.",
+            "All of it is read once and compared with what was written. The run's end says which restore points are damaged.",
             asked="verify",
             yes="verify it",
         )
@@ -149,7 +150,7 @@ class RepositoryPages:
         return self._ask(
             repository_id,
             "Forget this repository?",
-            "Its restore points are listed here no longer. What lies in its folder stays: its recovery key opens it again.",
+            "Its restore points are no longer listed here. The content of its folder stays: its recovery key opens it again.",
             asked="forget",
             yes="forget it",
             danger=True,

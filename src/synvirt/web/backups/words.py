@@ -13,15 +13,15 @@ _RUNS = {
 }
 _TONES = {Status.COMPLETED: "good", Status.FAILED: "bad", Status.CANCELLED: "quiet", Status.QUEUED: "quiet"}
 _CONSISTENCY = {
-    "application": "applications held still",
-    "filesystem": "file systems held still",
+    "application": "applications frozen",
+    "filesystem": "file systems frozen",
     "crash": "as after a power cut",
     "offline": "shut off",
 }
 _QUIESCE = {
     "off": "as they are, as after a power cut",
-    "try": "file systems held still where the guest's agent can",
-    "require": "file systems held still, or no backup",
+    "try": "file systems frozen if the guest's agent can",
+    "require": "file systems frozen, or no backup",
 }
 _KEPT = {
     "keep_last": "newest",

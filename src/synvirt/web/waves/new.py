@@ -149,7 +149,7 @@ def asked(form: Form, plans: Sequence[MigrationPlan]) -> WaveRequest:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         shown = _SHOWN.get(str(first["loc"][0])) or place(first["loc"])
-        raise BadRequest(f"{shown}: {worded(first)}", hint="go back and mend it") from error
+        raise BadRequest(f"{shown}: {worded(first)}", hint="go back and correct it") from error
 
 
 _SHOWN = {"name": "the wave's name", "windows": "the window", "limits": "copies at once", "members": "a member"}

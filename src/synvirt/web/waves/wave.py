@@ -79,7 +79,7 @@ class Action:
 ACTIONS: Mapping[Asked, Action] = {
     "go": Action(
         "Go",
-        "Let this wave go?",
+        "Start or continue this wave?",
         "Copies begin, and members cut over in their order and within their windows.",
         frozenset({WaveState.DRAFT, WaveState.HELD}),
     ),
@@ -88,22 +88,22 @@ ACTIONS: Mapping[Asked, Action] = {
     ),
     "canary": Action(
         "Approve the canary",
-        "Is the canary well?",
-        "The others go on once you say so.",
+        "Is the canary healthy?",
+        "The others continue after your approval.",
         GOING,
     ),
     "rehearse": Action(
         "Rehearse together",
         "Rehearse the guests of this wave together?",
-        "Those that copy warm are started from clones of their volumes, in one network that leads nowhere else, each behind "
-        "those that it waits for. Their checks are made there, and all of it is removed again. The copying goes on.",
+        "Those that copy warm are started from clones of their volumes, in one isolated network, each after those that it "
+        "waits for. Their checks are made there, and all of it is removed again. The copying continues.",
         GOING,
     ),
     "cancel": Action(
         "Cancel",
         "Cancel this wave?",
         "Members that wait are skipped. Jobs that run are cancelled, and their sources powered on again. "
-        "What is healthy stays where it is.",
+        "Healthy members stay as they are.",
         UNDER_WAY,
         danger=True,
     ),
@@ -115,7 +115,11 @@ ACTIONS: Mapping[Asked, Action] = {
         danger=True,
     ),
     "remove": Action(
-        "Remove", "Remove this wave?", "Its record and its report go. Its jobs and their guests stay.", REMOVABLE, danger=True
+        "Remove",
+        "Remove this wave?",
+        "Its record and its report are removed. Its jobs and their guests stay.",
+        REMOVABLE,
+        danger=True,
     ),
 }
 
@@ -131,7 +135,7 @@ class MemberAction:
 
 
 MEMBER_ACTIONS: Mapping[MemberAsked, MemberAction] = {
-    "approve": MemberAction("Give the word", "Give the word for this member?", "It may cut over then."),
+    "approve": MemberAction("Approve", "Approve the cut-over of this member?", "Then it may cut over."),
     "skip": MemberAction(
         "Skip",
         "Leave this member out?",
@@ -140,7 +144,7 @@ MEMBER_ACTIONS: Mapping[MemberAsked, MemberAction] = {
     "retry": MemberAction("Retry", "Start over with this member?", "It gets a new job."),
     "roll-back": MemberAction(
         "Roll back",
-        "Give this member back to its source?",
+        "Roll this member back to its source?",
         "Its guest here is stopped, its source powered on, its copy kept. "
         "What the guest wrote since its cut-over stays in its copy.",
         danger=True,
@@ -227,7 +231,7 @@ class WavePages:
         return self._pages.ask(
             action.question,
             f"{member.vm} ({member.id})",
-            *([f"The word is that of {approver}."] if asked == "approve" else []),
+            *([f"The approver is {approver}."] if asked == "approve" else []),
             action.meaning,
             action=f"{here}/members/{member.id}/{asked}",
             back=here,
@@ -242,7 +246,7 @@ class WavePages:
         match asked:
             case "approve":
                 if not (approver := form.text("approver")):
-                    raise BadRequest("approver: whose word is given is missing")
+                    raise BadRequest("approver: is missing")
                 self._waves.approve(wave_id, ApprovalRequest(approver=approver, members=(member_id,)))
             case "skip":
                 self._waves.skip(wave_id, member_id)
@@ -287,7 +291,7 @@ def what_if(form: Form, wave: Wave) -> WhatIf:
             try:
                 document[name] = size_bytes(form.text(name))
             except ValueError as error:
-                raise BadRequest(f"{form.text(name)[:100]!r} is no size; 1 GiB and 600 MiB are") from error
+                raise BadRequest(f"{form.text(name)[:100]!r} is not a size, such as 1 GiB or 600 MiB") from error
     limits = {name: form.text(name) for name in ("per_source_host", "per_destination", "wave") if form.text(name)}
     if limits:
         document["limits"] = wave.limits.model_dump() | limits
@@ -299,7 +303,7 @@ def what_if(form: Form, wave: Wave) -> WhatIf:
         return WhatIf.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise BadRequest(f"{place(first['loc'])}: {worded(first)}", hint="go back and mend it") from error
+        raise BadRequest(f"{place(first['loc'])}: {worded(first)}", hint="go back and correct it") from error
 
 
 def possible(wave: Wave) -> list[Asked]:

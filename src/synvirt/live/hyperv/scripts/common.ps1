@@ -80,7 +80,7 @@ function Get-SynVirtReferencePoint {
     Get-CimAssociatedInstance -InputObject $System -Association Msvm_ReferencePointOfVirtualSystem -ResultClassName Msvm_VirtualSystemReferencePoint
 }
 
-# A disk file and those that it lies over. What cannot be looked at says why.
+# A disk file and those that it lies over. What cannot be inspected says why.
 function Get-SynVirtChain {
     param([string]$Path)
     $next = $Path
