@@ -18,7 +18,7 @@ _OF_PASS = {
     "retakes": "retaken",
     "whole": "whole",
 }
-_OF_JOB = {"told": "told_before", "shutting_down_at": "shutting_down", "hashed": "hashes"}
+_OF_JOB = {"passing": "told_before", "shutting_down_at": "shutting_down", "hashed": "hashes"}
 
 
 def to_0017(sqlite_url: str) -> int:
@@ -65,7 +65,7 @@ def _text(field: str, value: Any) -> str:
     match field:
         case "snapshot":
             return json.dumps(value)
-        case "told":
+        case "passing":
             return "nothing" if value["before"] is None else json.dumps(value["before"])
         case "hashed":
             return f"{value['host']} {value['token']}"

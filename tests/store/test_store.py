@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 from uuid import UUID, uuid4
 
@@ -13,6 +13,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, make_url, select, update
 
 from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
+from synvirt.migrations.memory import JobMemory, Passing
 from synvirt.model.job import Migration, Progress
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
@@ -144,7 +145,9 @@ def test_events_are_moves_and_new_errors_and_nothing_else(store: Store) -> None:
     progress = Progress(bytes_done=1)
     store.change(job.id, State.QUEUED, lambda job: job.model_copy(update={"progress": progress}))
     store.change(job.id, State.QUEUED, to(State.COPYING_FULL))
-    problem = Problem(code="E_MIG_CBT_UNSUPPORTED", message="m", fatal=False, at=now(), state=State.COPYING_FULL)
+    problem = Problem(
+        code="E_MIG_CBT_UNSUPPORTED", message="m", fatal=False, at=now().replace(microsecond=0), state=State.COPYING_FULL
+    )
     store.change(job.id, State.COPYING_FULL, lambda job: job.model_copy(update={"last_error": problem}))
     seen = [Migration.model_validate_json(event.document) for event in store.events_after(0)]
     assert [(one.state, one.last_error is not None) for one in seen] == [
@@ -259,6 +262,43 @@ def test_what_a_later_version_remembers_stays(store: Store) -> None:
     with store._reading() as db:
         (row,) = db.execute(select(memory)).all()
     assert (json.loads(row.document), row.version) == ({"first": 1, "second": "w", "of_later": [1]}, "1.9")
+
+
+class Renamed(Fact):
+    renamed: ClassVar[Mapping[str, str]] = {"oldest": "first", "old": "second"}
+
+
+@pytest.mark.parametrize(
+    ("document", "read"),
+    [
+        ('{"old":"kept"}', Renamed(second="kept")),
+        ('{"second":"new","old":"stale"}', Renamed(second="new")),
+        ('{"second":null,"old":"stale"}', Renamed()),
+        ('{"oldest":3,"old":null,"second":null}', Renamed(first=3)),
+        ('{"second":"the word \\"old\\""}', Renamed(second='the word "old"')),
+    ],
+)
+def test_a_field_is_read_by_its_earlier_name_and_written_by_the_present_one(store: Store, document: str, read: Renamed) -> None:
+    store.add(job := a_job(), host="h")
+    store.memory.change(job.id, Renamed, lambda before: before)
+    with store._writing() as db:
+        db.execute(update(memory).values(document=document))
+    assert store.memory.get(job.id, Renamed) == read
+    store.memory.change(job.id, Renamed, lambda before: before.model_copy(update={"second": "w"}))
+    with store._reading() as db:
+        (row,) = db.execute(select(memory)).all()
+    assert json.loads(row.document) == {"first": read.first, "second": "w"}
+
+
+def test_a_jobs_memory_of_an_earlier_version_keeps_the_problem_before_a_passing_trouble(store: Store) -> None:
+    store.add(job := a_job(), host="h")
+    store.memory.change(job.id, JobMemory, lambda before: before)
+    before = Problem(
+        code="E_MIG_CBT_RESET", message="before", fatal=False, at=now().replace(microsecond=0), state=State.COPYING_FULL
+    )
+    with store._writing() as db:
+        db.execute(update(memory).values(document=json.dumps({"told": {"before": before.model_dump(mode="json")}})))
+    assert store.memory.get(job.id, JobMemory).passing == Passing(before=before)
 
 
 def test_folded_passes_are_forgotten_and_a_removed_job_wholly(store: Store) -> None:

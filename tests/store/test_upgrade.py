@@ -16,7 +16,7 @@ import synvirt.store
 from synvirt.backups.sources.made import Made, MadeRows
 from synvirt.jobs.course import Course, Sample
 from synvirt.live import SnapshotRef
-from synvirt.migrations.memory import CourseMemory, Hashed, JobMemory, PassMemory, Told
+from synvirt.migrations.memory import CourseMemory, Hashed, JobMemory, Passing, PassMemory
 from synvirt.model.kinds import State
 from synvirt.model.problems import Problem
 from synvirt.store import LedgerEntry, Store, Watermark
@@ -193,7 +193,7 @@ def test_each_kind_of_note_is_taken_over(empty_database_url: str) -> None:
     store = Store(empty_database_url)
     try:
         assert store.memory.get(JOB, JobMemory) == JobMemory(
-            told=Told(before=PROBLEM),
+            passing=Passing(before=PROBLEM),
             shutting_down_at=MOMENT,
             down_since=MOMENT,
             downs=2,
@@ -213,14 +213,14 @@ def test_each_kind_of_note_is_taken_over(empty_database_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("note", "told"), [("nothing", Told()), ("", None), (PROBLEM.model_dump_json(), Told(before=PROBLEM)), ("{", None)]
+    ("note", "passing"), [("nothing", Passing()), ("", None), (PROBLEM.model_dump_json(), Passing(before=PROBLEM)), ("{", None)]
 )
-def test_what_was_told_before_a_trouble_is_taken_over(tmp_path: Path, note: str, told: Told | None) -> None:
+def test_the_problem_before_a_passing_trouble_is_taken_over(tmp_path: Path, note: str, passing: Passing | None) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     _written_at("0017", url, {"told_before": note, "hashes": "", "shutting_down": ""})
     store = Store(url)
     try:
-        assert store.memory.get(JOB, JobMemory) == JobMemory(told=told)
+        assert store.memory.get(JOB, JobMemory) == JobMemory(passing=passing)
     finally:
         store.close()
 

@@ -12,7 +12,7 @@ from synvirt.errors import SynvirtError
 from synvirt.jobs.slots import Held, destination, source, source_host
 from synvirt.jobs.stop import Stop
 from synvirt.live import LiveAdapter
-from synvirt.migrations.memory import JobMemory, PassMemory, Told, noting
+from synvirt.migrations.memory import JobMemory, Passing, PassMemory, noting
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
@@ -140,16 +140,16 @@ class Job:
 
     async def show(self, error: SynvirtError) -> None:
         """Shows a trouble that may pass as the job's last error, until `show_no_more`."""
-        if (await self.memory()).told is None:
-            await self.note(told=Told(before=self.migration.last_error))
+        if (await self.memory()).passing is None:
+            await self.note(passing=Passing(before=self.migration.last_error))
         await self.change(last_error=self.problem(error, fatal=False))
 
     async def show_no_more(self) -> None:
         """The trouble has passed: the problem that was shown before it is shown again."""
-        told = (await self.memory()).told
-        if told is not None:
-            await self.change(last_error=told.before)
-            await self.note(told=None)
+        passing = (await self.memory()).passing
+        if passing is not None:
+            await self.change(last_error=passing.before)
+            await self.note(passing=None)
 
     async def memory(self) -> JobMemory:
         """What the job remembers."""

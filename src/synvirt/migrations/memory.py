@@ -4,6 +4,7 @@ Each has a version, as every stored document. A held job's rows are bounded: tho
 (`Store.fold_passes`).
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import ClassVar, Literal, TypeVar
 from uuid import UUID
@@ -19,7 +20,7 @@ from synvirt.store.memory import Remembered
 R = TypeVar("R", bound=Remembered)
 
 
-class Told(Model):
+class Passing(Model):
     """The job's last problem, before a passing trouble was shown in its place. None: there was none."""
 
     before: Problem | None = None
@@ -58,9 +59,10 @@ class JobMemory(Remembered):
     """What the job remembers, one row."""
 
     kind: ClassVar[str] = "job"
+    renamed: ClassVar[Mapping[str, str]] = {"told": "passing"}
 
     # Set while a passing trouble is shown.
-    told: Told | None = None
+    passing: Passing | None = None
     # When the guest was asked to shut down, until it is seen to be off; since when it is down for its last copy; and how often
     # the job has shut it down.
     shutting_down_at: datetime | None = None

@@ -1,6 +1,7 @@
 """What a job remembers besides its document: typed rows. A kind of job defines them (`migrations/memory.py`)."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import ClassVar, TypeVar
 from uuid import UUID
@@ -14,9 +15,10 @@ from synvirt.store.tables import memory
 
 class Remembered(Model):
     """A row's model. `kind`: the row's kind, which never changes. Each field has a default, for a job that has noted
-    nothing."""
+    nothing. `renamed`: present names of fields by the names that rows of earlier versions have."""
 
     kind: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str]] = {}
 
 
 R = TypeVar("R", bound=Remembered)
@@ -38,20 +40,21 @@ class MemoryRows:
         query = select(memory.c.document, memory.c.version).where(*_same(job_id, remembered, number))
         with self._reading() as db:
             row = db.execute(query).first()
-        return remembered() if row is None else parsed(remembered, row.document, row.version)
+        return remembered() if row is None else parsed(remembered, _renamed(remembered, row.document), row.version)
 
     def change(self, job_id: UUID, remembered: type[R], change: Callable[[R], R], number: int = 0) -> R:
         """Changes a row, and gives it as it is then. Unreadable."""
         same = _same(job_id, remembered, number)
         with self._writing_of(job_id) as db:
             row = db.execute(select(memory.c.document, memory.c.version).where(*same).with_for_update()).first()
-            before = remembered() if row is None else parsed(remembered, row.document, row.version)
+            text = "" if row is None else _renamed(remembered, row.document)
+            before = remembered() if row is None else parsed(remembered, text, row.version)
             after = change(before)
             if row is None:
                 key = {"migration_id": str(job_id), "kind": remembered.kind, "number": number}
                 db.execute(insert(memory).values(**key, document=after.model_dump_json(), version=VERSION))
             else:
-                document, version = rewritten(row.document, before, after), version_after(row.version)
+                document, version = rewritten(text, before, after), version_after(row.version)
                 db.execute(update(memory).where(*same).values(document=document, version=version))
         return after
 
@@ -63,3 +66,18 @@ def forget_passes(db: Connection, job_id: UUID, but: tuple[int, ...]) -> None:
 
 def _same(job_id: UUID, remembered: type[Remembered], number: int) -> tuple[ColumnElement[bool], ...]:
     return memory.c.migration_id == str(job_id), memory.c.kind == remembered.kind, memory.c.number == number
+
+
+def _renamed(remembered: type[Remembered], document: str) -> str:
+    """The document with the present names of its fields."""
+    if not any(f'"{old}"' in document for old in remembered.renamed):
+        return document
+    try:
+        fields = json.loads(document)
+    except ValueError:  # `parsed` refuses it
+        return document
+    if isinstance(fields, dict):
+        for old, new in remembered.renamed.items():
+            if old in fields:
+                fields.setdefault(new, fields.pop(old))
+    return json.dumps(fields, ensure_ascii=False)
