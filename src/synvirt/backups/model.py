@@ -23,7 +23,7 @@ VmId = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"
 
 
 class Status(StrEnum):
-    """`quiescing`: a guest that runs is about to be frozen; `snapshotting`: its disks are held at one moment."""
+    """`quiescing`: a guest that runs is about to be frozen; `snapshotting`: a snapshot of its disks is being made."""
 
     QUEUED = "queued"
     PREPARING = "preparing"
@@ -323,7 +323,7 @@ class RestoreRequest(Received):
     export: files in a new folder `name` (by default the id of the restore) of {data_dir}/exports, or of the folder `path`.
     new_domain: a guest next to the others, called `name` (by default as it was); `start` it when it is restored.
     in_place: the guest that the point is of, which must be shut off. `disks`: targets; all where it is not given.
-    `instant`, with `start` alone: the new guest starts at once, over the point, and is copied while it runs."""
+    `instant`, with `start` alone: the new guest starts at once from the point, and is copied while it runs."""
 
     target: Literal["export", "new_domain", "in_place"]
     name: Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None

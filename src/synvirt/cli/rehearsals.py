@@ -182,7 +182,7 @@ def list_(options: Options, job: JobId) -> None:
 @app.command()
 @with_options
 def show(options: Options, job: JobId, rehearsal: RehearsalId) -> None:
-    """Show one rehearsal, and what its checks came to.
+    """Show one rehearsal, and the results of its checks.
 
     Example: synvirt rehearsals show 1f3a 9c02
     """

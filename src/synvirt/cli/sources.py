@@ -266,7 +266,7 @@ def vms(
 def inspect(
     options: Options, source: SourceId, vm: Annotated[str, typer.Argument(metavar="VM", help="Its id, or its name")]
 ) -> None:
-    """Say who a VM on a source is, whether it can be moved warm, and what may go wrong.
+    """Show a VM of a source, whether it can be moved warm, and what may go wrong.
 
     Example: synvirt sources inspect lab web01
     """

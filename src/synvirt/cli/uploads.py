@@ -63,7 +63,7 @@ def list_(
 @app.command()
 @with_options
 def show(options: Options, upload: UploadId) -> None:
-    """Show one upload: its size, its digest, where it lies, until when.
+    """Show one upload: its size, its digest, its path, and until when it is kept.
 
     Example: synvirt uploads show 77c0
     """

@@ -56,8 +56,8 @@ class WhatIf(Received):
 
 
 class WaveSimulation(Model):
-    """`forecast` is null where nobody cuts over. `unfinished`: members that never do. `assumed`: members whose size nobody
-    knows. `difference`: a sentence; null without another number."""
+    """`forecast` is null where no member cuts over. `unfinished`: members that never do. `assumed`: members whose size is
+    not known. `difference`: a sentence; null without another number."""
 
     forecast: WaveForecast | None
     members: tuple[MemberForecast, ...]

@@ -25,7 +25,7 @@ MEMBERS_MAX = 10_000
 
 class WaveState(StrEnum):
     """`draft`: nothing moves before `go`. `held`: nothing new begins; what copies goes on. `rolling_back`: members that were
-    cut over are given back to their source."""
+    cut over are rolled back to their source."""
 
     DRAFT = "draft"
     RUNNING = "running"
@@ -154,7 +154,7 @@ class WaveLimits(Received):
 
 
 class Canary(Received):
-    """The first `count` members move alone; the others go on once those are healthy, or once somebody approved them."""
+    """The first `count` members move alone; the others go on once those are healthy, or once they are approved."""
 
     count: Annotated[int, Field(ge=1, le=1000), WHOLE]
     gate: Literal["success", "approval"] = "success"
@@ -217,7 +217,7 @@ class Delivery(Model):
 
 
 class WaveForecast(Model):
-    """From `simulate`: when it begins, when all is done with a chance of one half and of 95 %, and what holds it back most."""
+    """From `simulate`: when it begins, when all is done with a chance of one half and of 95 %, and what delays it most."""
 
     starts_at: Time
     ends_p50: Time
@@ -282,7 +282,7 @@ class WaveSummary(Model):
 
 
 class WaveUpdate(Model):
-    """Data of the stream's `event: wave`: what became of a wave, or of the `member` that is named. `late_s`: of one that is
+    """Data of the stream's `event: wave`: the new state of a wave, or of the `member` that is named. `late_s`: of one that is
     healthy, how much later than forecast its cut-over began; below zero: earlier."""
 
     id: UUID

@@ -28,7 +28,7 @@ _ID_MAX = 64
 class VmQuery(Received):
     """Body of POST /waves/select: what a VM of `source_id` must be to become a member; what is left out is asked of none.
     `vm`: a pattern of names, `web-*`. `folder`: a path as the list of VMs shows it, with all below. `guest_os`: a part of its
-    name. Neither knows capitals. `name`: the wave's."""
+    name. Upper and lower case make no difference in both. `name`: the wave's."""
 
     source_id: UUID
     name: Name

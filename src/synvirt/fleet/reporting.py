@@ -60,7 +60,7 @@ class ForecastError(Model):
 
 class WaveReport(Model):
     """`causes`: how many members each cause of a failure, a skip or a roll-back stopped, the most frequent first. `late_s`: how
-    much later than the forecast's even chance it ended, less than nothing where earlier; null before its end or without one."""
+    much later than the forecast's even chance it ended, negative if earlier; null before its end or without one."""
 
     id: UUID
     name: str

@@ -11,7 +11,7 @@ SPANS_LISTED: Final = 200
 
 
 class Span(Model):
-    """So many bytes from an offset of a disk."""
+    """A number of bytes from an offset of a disk."""
 
     start: Bytes
     length: Bytes
@@ -30,7 +30,7 @@ class DiskRepair(Model):
 
 
 class Repair(Model):
-    """`of`: the job whose volumes they are. `check_only`: nothing is written, and the source is not asked. `disks`: those that
+    """`of`: the job whose volumes they are. `check_only`: nothing is written, and the source is not read. `disks`: those that
     the receipt has hashes of."""
 
     of: UUID

@@ -53,7 +53,7 @@ Moment = Annotated[Time, AfterValidator(_with_offset)]
 
 
 class Schedule(Received):
-    """`start_at`: the job does not begin before. `interval_s`: a held job copies a delta every so many seconds, counted from
+    """`start_at`: the job does not begin before. `interval_s`: a held job copies a delta at this interval, counted from
     `start_at`."""
 
     start_at: Moment | None = None

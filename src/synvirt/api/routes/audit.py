@@ -100,7 +100,7 @@ class AuditPage(Model):
 
 
 class AuditVerified(Model):
-    """`broken_at`: the entry from which on the chain does not hold; None: it does."""
+    """`broken_at`: the first entry at which the chain is broken; None: it is whole."""
 
     entries: int
     broken_at: int | None = None

@@ -48,7 +48,7 @@ Item = TypeVar("Item", bound=Model)
 
 
 class Page(Model, Generic[Item]):
-    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+    """Newest first. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[Item, ...]
     next_cursor: str | None
@@ -93,7 +93,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events without an end. `event: run` has the whole BackupRun and an `id` that grows, at "
-        "each change of `status` and each warning; `event: progress` has a RunUpdate and no id, at most twice a second a "
+        "each change of `status` and each warning; `event: progress` has a RunUpdate and no id, at most twice a second per "
         "run; a comment line comes every 15 s. A new client first gets every run that has not ended (with `run_id`: that run, "
         "ended or not). `Last-Event-ID` replays what was missed.",
         "content": {
@@ -161,7 +161,7 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
 
     @router.delete("/repositories/{repository_id}", status_code=204)
     def forget_repository(repository_id: UUID) -> None:
-        """Forget a repository. What lies in it stays, and so does its key. 409 while jobs write to it, or a run uses it."""
+        """Forget a repository. Its content stays, and so does its key. 409 while jobs write to it, or a run uses it."""
         backups.forget_repository(repository_id)
 
     @router.post("/repositories/{repository_id}/verify", status_code=202, response_model=BackupRun)

@@ -62,7 +62,7 @@ DRY_RUN_DOCUMENTED: dict[int | str, dict[str, Any]] = {
 
 
 class MigrationPage(Model):
-    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+    """Newest first. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[Migration, ...]
     next_cursor: str | None

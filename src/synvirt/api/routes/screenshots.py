@@ -18,7 +18,7 @@ def screenshots_router(store: Store, screenshot: Callable[[UUID], bytes | None])
 
     @router.get("/{migration_id}/screenshot", response_class=Response, responses={200: {"content": {PNG: {}}}})
     def screenshot_of(migration_id: UUID) -> Response:
-        """The guest's screen when the job gave it up, as a PNG. A job whose guest booted, or never started, has none: 404."""
+        """The guest's screen when the job gave up on it, as a PNG. 404 if the guest booted, or never started."""
         job = store.get(migration_id)
         picture = screenshot(job.id)
         if picture is None:

@@ -36,14 +36,14 @@ class JsonLines(PlainTextResponse):
 
 
 class SourcePage(Model):
-    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+    """Newest first. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[Source, ...]
     next_cursor: str | None
 
 
 class SourceVmPage(Model):
-    """By name. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+    """By name. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[VmRow, ...]
     next_cursor: str | None

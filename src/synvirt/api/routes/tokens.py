@@ -20,7 +20,7 @@ SECRET_BYTES = 32
 
 
 class TokenRequest(Received):
-    """`expires_days` None: it holds until it is revoked."""
+    """`expires_days` None: it is valid until it is revoked."""
 
     name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\w.-]+$")]
     role: Role = Role.VIEWER

@@ -61,7 +61,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 class UploadPage(Model):
-    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+    """Newest first. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[Upload, ...]
     next_cursor: str | None

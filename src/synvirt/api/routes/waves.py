@@ -102,21 +102,21 @@ ALONE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inlin
 
 
 class WavePage(Model):
-    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+    """Newest first. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[WaveSummary, ...]
     next_cursor: str | None
 
 
 class MemberPage(Model):
-    """In the wave's order. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+    """In the wave's order. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[Member, ...]
     next_cursor: str | None
 
 
 class DeliveryPage(Model):
-    """Newest first. `next_cursor` of the last page is null; otherwise hand it back as `?cursor=`."""
+    """Newest first. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[Delivery, ...]
     next_cursor: str | None
@@ -276,8 +276,8 @@ def _forecasting(router: APIRouter, forecaster: Forecaster) -> None:
             Literal["json", "svg"], Query(alias="format", description="svg: the forecast as a picture")
         ] = "json",
     ) -> Response | WaveSimulation:
-        """Simulate the wave: when each member is copied and cut over, when all of it ends, and what holds it
-        back. Sources are asked how large VMs are that have no job yet. With other numbers it says what they would change;
+        """Simulate the wave: when each member is copied and cut over, when all of it ends, and what delays it
+        most. Sources are asked how large VMs are that have no job yet. With other numbers it says what they would change;
         without any, the wave keeps this forecast."""
         if format_ == "svg":
             _, picture = await forecaster.pictured(wave_id, asked)

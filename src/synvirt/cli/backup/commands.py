@@ -121,7 +121,7 @@ def add_repository(
 @app.command("recovery-key")
 @with_options
 def recovery_key(options: Options, repository: Repository) -> None:
-    """Print a repository's recovery key: with it and the folder, the backups outlive this host.
+    """Print a repository's recovery key: with it and the folder, the backups can be read without this host.
 
     Example: synvirt backup recovery-key here
     """
@@ -204,7 +204,7 @@ def collect(
 @app.command("forget-repository")
 @with_options
 def forget_repository(options: Options, repository: Repository) -> None:
-    """Forget a repository that no job writes to. What lies in it stays: add it again with its recovery key.
+    """Forget a repository that no job writes to. Its content stays: add it again with its recovery key.
 
     Example: synvirt backup forget-repository here
     """
@@ -251,7 +251,7 @@ def runs(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
 @app.command()
 @with_options
 def show(options: Options, run: Run) -> None:
-    """Show one run: where it stands, what it read and stored, what it warns of.
+    """Show one run: its state, what it read and stored, and its warnings.
 
     Example: synvirt backup show 1f3a
     """

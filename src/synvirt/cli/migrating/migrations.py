@@ -53,7 +53,7 @@ def list_(
 @app.command()
 @with_options
 def show(options: Options, job: JobId) -> None:
-    """Show one job: where it stands, what it made, how it came there.
+    """Show one job: its state, what it made, and its history.
 
     Example: synvirt migrations show 1f3a
     """
@@ -92,7 +92,7 @@ def watch(
 def screenshot(
     options: Options, job: JobId, file: Annotated[Path, typer.Argument(metavar="FILE.png", help="Where it is written")]
 ) -> None:
-    """Save the guest's screen of the moment when the job gave it up.
+    """Save the guest's screen of the moment when the job gave up on it.
 
     Example: synvirt migrations screenshot 1f3a screen.png
     """
@@ -108,7 +108,7 @@ def dry_run(
     options: Options,
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan as JSON, as POST /migrations takes it; - is stdin")],
 ) -> None:
-    """Say how a plan would run, and what is wrong with it. No job is made. Exit 1: something is wrong.
+    """Show how a plan would run, and what is wrong with it. No job is created. Exit 1: something is wrong.
 
     Example: synvirt migrations dry-run web01.json
     """
@@ -160,7 +160,7 @@ def cancel(
 @app.command()
 @with_options
 def cutover(options: Options, job: JobId) -> None:
-    """Let a job that waits for it (warm.cutover manual) cut over now.
+    """Make a job that waits for it (warm.cutover manual) cut over now.
 
     Example: synvirt migrations cutover 1f3a
     """

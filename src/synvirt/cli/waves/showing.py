@@ -104,7 +104,7 @@ def simulate(
     ] = None,
     format_: Annotated[Literal["json", "svg"], typer.Option("--format", help="svg: print the forecast as a picture")] = "json",
 ) -> None:
-    """Simulate a wave: when each member cuts over, when all is done, and what holds it back.
+    """Simulate a wave: when each member cuts over, when all is done, and what delays it most.
 
     Example: synvirt waves simulate november --more-destinations 1
     """
