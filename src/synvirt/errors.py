@@ -33,7 +33,7 @@ class SynvirtError(Exception):
 
 
 class BadRequest(SynvirtError):
-    """The request is not well formed."""
+    """The request is not valid."""
 
     code, status = "E_MIG_BAD_REQUEST", 400
 
@@ -45,7 +45,7 @@ class InvalidPlan(SynvirtError):
 
 
 class UnsupportedFormat(SynvirtError):
-    """The file is not of a kind that can be imported."""
+    """The file or disk is not of a kind that can be read."""
 
     code, status = "E_MIG_UNSUPPORTED_FORMAT", 400
 
@@ -75,7 +75,7 @@ class Unauthorized(SynvirtError):
 
 
 class Forbidden(SynvirtError):
-    """The caller's role does not permit this."""
+    """The caller is not permitted to do this."""
 
     code, status = "E_MIG_FORBIDDEN", 403
 
@@ -87,7 +87,7 @@ class NotFound(SynvirtError):
 
 
 class VmNotFound(NotFound):
-    """The source has no such virtual machine."""
+    """The source has no such virtual machine or disk."""
 
     code = "E_MIG_VM_NOT_FOUND"
 
@@ -105,7 +105,7 @@ class Conflict(SynvirtError):
 
 
 class UploadTooLarge(SynvirtError):
-    """The upload is larger than the size limit."""
+    """The upload is larger than the limit or the free space."""
 
     code, status = "E_MIG_UPLOAD_REJECTED", 413
 
@@ -117,7 +117,7 @@ class UploadRejected(SynvirtError):
 
 
 class SourceUnreachable(SynvirtError):
-    """The source platform does not answer."""
+    """The source platform cannot be reached, or does not work as expected."""
 
     code, status = "E_MIG_SOURCE_UNREACHABLE", 502
 
@@ -128,13 +128,13 @@ class SourceUnreachable(SynvirtError):
 
 
 class AuthFailed(SynvirtError):
-    """The source platform refused the credentials."""
+    """The source platform refused access, or is not trusted."""
 
     code, status = "E_MIG_AUTH_FAILED", 502
 
 
 class CbtUnsupported(SynvirtError):
-    """The source cannot track changes, so the job runs cold."""
+    """The source cannot track the guest's changes."""
 
     code = "E_MIG_CBT_UNSUPPORTED"
 
@@ -146,7 +146,7 @@ class CbtReset(SynvirtError):
 
 
 class SnapshotFailed(SynvirtError):
-    """The source could not make a snapshot."""
+    """The source's snapshot could not be made or used."""
 
     code = "E_MIG_SNAPSHOT_FAILED"
 
@@ -170,7 +170,7 @@ class V2vFailed(SynvirtError):
 
 
 class DomainDefineFailed(SynvirtError):
-    """The hypervisor refused the domain."""
+    """The domain could not be defined."""
 
     code = "E_MIG_DOMAIN_DEFINE_FAILED"
 
@@ -194,7 +194,7 @@ class DeltaTooLarge(SynvirtError):
 
 
 class OutageTooLong(SynvirtError):
-    """The outage is longer than the plan's outage_budget_s."""
+    """The outage is or would be longer than the plan's outage_budget_s."""
 
     code = "E_MIG_OUTAGE_TOO_LONG"
 
@@ -206,13 +206,13 @@ class Cancelled(SynvirtError):
 
 
 class PersistFailed(SynvirtError):
-    """The persistent store could not be read or written."""
+    """The persistent store could not be used."""
 
     code = "E_MIG_PERSIST_FAILED"
 
 
 class ServiceUnreachable(SynvirtError):
-    """The SynVirt service does not answer."""
+    """The SynVirt service cannot be reached or used."""
 
     # Only clients raise it; the service itself never answers it.
     code, status = "E_MIG_SERVICE_UNREACHABLE", 503
@@ -238,7 +238,7 @@ class BackupUnauthorized(Unauthorized):
 
 
 class BackupForbidden(Forbidden):
-    """The caller's role does not permit this for backups."""
+    """The caller is not permitted to do this with backups."""
 
     code = "E_BAK_FORBIDDEN"
 
@@ -256,13 +256,13 @@ class BackupBadRequest(BadRequest):
 
 
 class SourceRunning(Conflict):
-    """The guest runs, and its disks cannot be frozen at one moment."""
+    """The guest's disks are in use: it runs, or its memory is saved."""
 
     code = "E_BAK_SOURCE_RUNNING"
 
 
 class SourceUnsupported(BadRequest):
-    """A disk of the guest is not of a kind that can be backed up."""
+    """A disk or another part of the guest cannot be backed up or restored."""
 
     code = "E_BAK_SOURCE_UNSUPPORTED"
 
@@ -298,7 +298,7 @@ class DeltaFallback(SynvirtError):
 
 
 class RepositoryUnreachable(SynvirtError):
-    """The repository cannot be reached."""
+    """The repository cannot be reached or used."""
 
     code, status = "E_BAK_REPOSITORY_UNREACHABLE", 502
 
@@ -310,7 +310,7 @@ class RepositoryFull(SynvirtError):
 
 
 class RepositoryKeyWrong(SynvirtError):
-    """The key does not belong to the repository."""
+    """The key or passphrase is wrong for this repository."""
 
     code, status = "E_BAK_KEY_WRONG", 400
 
@@ -370,7 +370,7 @@ class BootTestFailed(SynvirtError):
 
 
 class Interrupted(SynvirtError):
-    """The service ended while the run was under way."""
+    """The service or its host ended while the run was under way."""
 
     code = "E_BAK_INTERRUPTED"
 
