@@ -49,7 +49,7 @@ def test_the_headlines_are_rows() -> None:
     assert set(report.HEADLINES) <= {row.name for row in ROWS}
 
 
-def test_what_others_do_is_told_from_what_we_do() -> None:
+def test_what_others_do_is_reported_from_what_we_do() -> None:
     before = report.moment("cpu  100 0 50 1000 40 0 0 0 0 0\n")
     ticks = os.sysconf("SC_CLK_TCK")
     busy = report.moment(f"cpu  {100 + 8 * ticks} 0 50 2000 90 0 0 0 0 0\n")

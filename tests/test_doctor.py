@@ -195,7 +195,7 @@ def test_a_key_of_another_length_is_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "postgresql://nobody@127.0.0.1:1/none"])
-def test_a_store_that_cannot_be_opened_is_told(tmp_path: Path, url: str) -> None:
+def test_a_store_that_cannot_be_opened_is_reported(tmp_path: Path, url: str) -> None:
     (tmp_path / "migrator.db").write_bytes(b"this is no database, and long enough to be looked at " * 100)
     one = finding("store", Settings(data_dir=tmp_path, database_url=url))
     assert not one.found

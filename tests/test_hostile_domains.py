@@ -204,7 +204,7 @@ def assert_harmless(xml: str, volumes: set[str]) -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_nothing_of_it_reaches_this_host_and_all_of_it_is_told(name: str, tmp_path: Path) -> None:
+def test_nothing_of_it_reaches_this_host_and_all_of_it_is_reported(name: str, tmp_path: Path) -> None:
     read, told = SOURCES[name]
     made = domain_of(read(tmp_path))
     differences = " ".join(f"{one.what}: {one.source}" for one in made.differences)

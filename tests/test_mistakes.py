@@ -116,7 +116,7 @@ def test_a_hint_of_the_service_names_no_command() -> None:
 
 
 @pytest.mark.parametrize(("value", "said"), [("x", "must be a whole number"), ("1.5", "must be a whole number")])
-def test_a_number_of_a_query_is_told_in_plain_words(value: str, said: str) -> None:
+def test_a_number_of_a_query_is_reported_in_plain_words(value: str, said: str) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(int).validate_python(value)
     assert worded(caught.value.errors()[0]) == said

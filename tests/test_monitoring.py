@@ -50,7 +50,7 @@ def expressions() -> list[str]:
     return found + [variable["query"] for variable in BOARD["templating"]["list"]]
 
 
-def test_the_board_names_what_is_told(told: set[str]) -> None:
+def test_the_board_names_what_is_reported(told: set[str]) -> None:
     named = {name for expression in expressions() for name in _NAME.findall(expression)}
     assert named - told == set()
     assert {name for name in told if name.startswith("synvirt_") and not name.endswith("_sum")} - named <= {
@@ -68,7 +68,7 @@ def test_the_board_is_whole() -> None:
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
 
 
-def test_the_rules_name_what_is_told(told: set[str]) -> None:
+def test_the_rules_name_what_is_reported(told: set[str]) -> None:
     rules = (FOLDER / "alerts.yml").read_text()
     named = set(_NAME.findall(rules))
     assert named, "no rule names a metric"
@@ -93,7 +93,7 @@ def test_prometheus_takes_the_boards_expressions(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_prometheus_finds_nothing_to_mend_in_what_is_told(tmp_path: Path) -> None:
+def test_prometheus_finds_nothing_to_repair_in_what_is_reported(tmp_path: Path) -> None:
     tool = need("promtool", "prometheus")
     store = Store(f"sqlite:///{tmp_path / 'store.db'}")
     text, _ = _metrics(store, tmp_path).text("")

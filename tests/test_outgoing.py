@@ -274,7 +274,7 @@ def test_libnfs_is_given_the_address(doors: Doors, monkeypatch: pytest.MonkeyPat
         connection._knock()
 
 
-def test_what_must_be_told_a_name_is_not_begun_where_it_leads_astray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_needs_a_name_is_not_started_if_the_name_leads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", Names(MAY_NOT))
     with pytest.raises(BadRequest, match="not among"):
         NbdReader(by_tls(NbdTlsSpec(host=NAME, port=1, export="x", trusted="/nowhere")), connect_timeout_s=5.0)

@@ -135,7 +135,7 @@ def test_the_units_are_as_closed_as_they_are_said_to_be(unit: Path, tenths: int)
     assert done.returncode == 0, done.stdout[-300:]
 
 
-def test_modules_of_the_kernel_are_shown_where_libguestfs_is_told_to_look(tmp_path: Path) -> None:
+def test_modules_of_the_kernel_are_where_libguestfs_looks(tmp_path: Path) -> None:
     assert f"-/usr/lib/modules:{SHOWN_MODULES}" in _unit()["BindReadOnlyPaths"]
     modules, boot = tmp_path / "modules", tmp_path / "boot"
     assert shown_kernel(modules, boot) == {}

@@ -19,7 +19,7 @@ def test_what_a_program_says_is_returned() -> None:
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_a_bad_end_is_told_with_its_words(guarded: bool) -> None:
+def test_a_bad_end_is_reported_with_its_words(guarded: bool) -> None:
     with pytest.raises(ProgramFailed, match="sh ended with 3: no such pool"):
         run(["sh", "-c", "echo no such pool >&2; exit 3"], timeout_s=20, guarded=guarded)
 
@@ -42,7 +42,7 @@ def test_a_missing_program_is_named() -> None:
         run(["no-such-program"], timeout_s=1)
 
 
-def test_lines_are_told_as_they_come(tmp_path: Path) -> None:
+def test_lines_are_reported_as_they_come(tmp_path: Path) -> None:
     """The program waits for what we do at its first line: if we got its lines at the end, it would never end."""
     seen: list[str] = []
 
@@ -64,7 +64,7 @@ def test_a_listener_that_fails_is_heard_once_the_program_has_ended() -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-def test_a_guarded_program_and_its_children_die_with_whoever_runs_it(tmp_path: Path, sign: int) -> None:
+def test_a_guarded_program_and_its_children_end_with_their_parent(tmp_path: Path, sign: int) -> None:
     script = f"sleep 600 & echo $! > {tmp_path}/child.new; mv {tmp_path}/child.new {tmp_path}/child; wait"
     runner = subprocess.Popen(
         [sys.executable, "-c", f"from synvirt.programs import run; run(['sh', '-c', {script!r}], timeout_s=600, guarded=True)"]
@@ -77,7 +77,7 @@ def test_a_guarded_program_and_its_children_die_with_whoever_runs_it(tmp_path: P
     assert_ends(int((tmp_path / "child").read_text()))
 
 
-def test_a_daemon_left_behind_does_not_hold_up_whoever_ran_it(tmp_path: Path) -> None:
+def test_a_daemon_left_behind_does_not_block_its_caller(tmp_path: Path) -> None:
     """As virt-v2v leaves a qemu-nbd behind when it fails."""
     with pytest.raises(ProgramFailed, match="no key"):
         run(["sh", "-c", f"setsid sleep 600 & echo $! > {tmp_path}/pid; echo no key >&2; exit 1"], timeout_s=60, tell=print)

@@ -73,7 +73,7 @@ def test_every_path_is_whole_wherever_a_process_of_the_service_stands(tmp_path: 
     assert load(environ={}, flags={"data_dir": Path("flag")}).data_dir == tmp_path / "flag"
 
 
-def test_the_folder_is_made_with_its_modes_and_mended(tmp_path: Path) -> None:
+def test_the_folder_is_made_with_its_modes_and_repaired(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     prepare_data_dir(settings)
     settings.imports_dir.chmod(0o777)

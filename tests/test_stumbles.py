@@ -36,7 +36,7 @@ TESTS: Tests = {
     },
     "U7 the command line ignores the service's settings": {
         "cli/test_config.py": (
-            "test_whoever_names_nothing_has_the_services_own_settings",
+            "test_no_given_setting_means_the_services_own_settings",
             "test_the_doctor_looks_at_what_the_service_is_set_to",
         ),
         "cli/test_equals_api.py": ("test_every_command_takes_the_shared_options",),
@@ -74,7 +74,7 @@ TESTS: Tests = {
         "cli/test_dry_runs.py": (
             "test_a_refusal_speaks_of_options",
             "test_the_words_of_the_api_as_options",
-            "test_a_value_that_no_plan_may_have_is_told_by_its_option",
+            "test_a_value_that_no_plan_may_have_is_reported_by_its_option",
             "test_a_file_that_is_nearly_called_so_is_named",
         ),
         "test_mistakes.py": (
@@ -126,7 +126,7 @@ TESTS: Tests = {
     "D7 an NVDIMM": {"offline/test_described_wrong.py": ("test_an_nvdimm_is_a_disk_that_an_item_names",)},
     "D8 memory without a quantity": {"offline/test_described_wrong.py": ("test_a_memory_item_without_a_quantity",)},
     "D9 smaller ones, and images that were cut off": {
-        "offline/test_described_wrong.py": ("test_a_vmx_without_memory", "test_two_items_of_one_disk_are_told"),
+        "offline/test_described_wrong.py": ("test_a_vmx_without_memory", "test_two_items_of_one_disk_are_reported"),
         "disks/test_qcow2.py": ("test_a_file_that_is_cut_off_is_never_read_as_zeros",),
         "disks/test_vdi.py": ("test_a_file_cut_off_anywhere_is_refused",),
         "disks/test_vhd.py": ("test_a_file_cut_off_anywhere_is_refused",),
@@ -142,7 +142,7 @@ TESTS: Tests = {
             "test_a_table_is_written_between_the_marks_alone",
             "test_the_documents_have_their_marks",
             "test_figures_say_what_they_are_of",
-            "test_what_others_do_is_told_from_what_we_do",
+            "test_what_others_do_is_reported_from_what_we_do",
         ),
     },
     "P2 half a second before the first byte": {

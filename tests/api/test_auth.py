@@ -157,7 +157,7 @@ def test_it_forgets_all_when_the_accounts_change() -> None:
     assert not accounts.knows("eve", "right")
 
 
-def test_it_tells_user_and_password_apart_and_keeps_neither() -> None:
+def test_it_distinguishes_user_and_password_and_keeps_neither() -> None:
     accounts = Remembering(Asked())
     accounts.check("eve", "right", "")
     assert not accounts.knows("ever", "ight")

@@ -47,7 +47,7 @@ def said(service: Service, *arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_command_exports_as_it_is_told(service: Service, point: str) -> None:
+def test_the_command_exports_as_it_is_reported(service: Service, point: str) -> None:
     code, output = said(service, "restore", point, "--format", "qcow2", "--name", "out", "--disk", "vda")
     assert (code, "exports/out" in output) == (0, True)
     found = {one.name for one in (service.settings.data_dir / "exports/out").iterdir()}

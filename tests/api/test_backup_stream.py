@@ -87,7 +87,7 @@ def test_a_new_client_first_gets_every_run_that_has_not_ended(service: Service, 
     later.end()
 
 
-def test_each_change_is_told_at_once_with_the_whole_run_and_a_growing_id(service: Service, work: Work) -> None:
+def test_each_change_is_reported_at_once_with_the_whole_run_and_a_growing_id(service: Service, work: Work) -> None:
     events = listening(service, job_id=work.id)
     assert statuses(events, 1) == [(work.id, "preparing")]
     work.under_way.move(Status.TRANSFERRING)
@@ -125,7 +125,7 @@ def test_it_is_narrowed_to_one_run_ended_or_not(service: Service, work: Work) ->
     assert statuses(listening(service, job_id=work.id), 1) == [(work.id, "completed")]
 
 
-def test_figures_are_told_without_an_id_and_spaced_and_once(service: Service, work: Work) -> None:
+def test_figures_are_reported_without_an_id_and_spaced_and_once(service: Service, work: Work) -> None:
     events = listening(service, job_id=work.id)
     assert statuses(events, 1) == [(work.id, "preparing")]
     stop = threading.Event()
@@ -170,7 +170,7 @@ def test_it_beats(service: Service) -> None:
 
 
 @pytest.mark.parametrize("stranger", ["99999", "nonsense", "-1", "", "9" * 400])
-def test_an_id_that_is_none_of_ours_starts_anew(service: Service, work: Work, stranger: str) -> None:
+def test_an_id_that_is_none_of_ours_starts_over(service: Service, work: Work, stranger: str) -> None:
     headers = [(b"Last-Event-ID", stranger.encode())]
     with _client(service) as client, client.stream("GET", "/runs/stream", headers=headers) as response:
         assert response.status_code == 200

@@ -110,7 +110,7 @@ def test_protection_is_found_where_the_repository_is_used_again(host: Host) -> N
     assert host.asked("GET", f"/restore-points/{point}")["protected"]
 
 
-def test_a_whole_repository_is_verified_and_its_damage_told(host: Host) -> None:
+def test_a_whole_repository_is_verified_and_its_damage_is_reported(host: Host) -> None:
     points = [host.backed_up(b"1"), host.backed_up(b"2")]
     run = host.ended("POST", f"/repositories/{host.repository}/verify")
     assert (run["kind"], run["status"], run["repository_id"]) == ("verify", "completed", host.repository)

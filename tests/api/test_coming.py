@@ -198,7 +198,7 @@ def test_a_million_guesses_fill_no_disk_and_are_counted() -> None:
     assert len(trail.entries) == told_by_now + 1, "after that it is an entry again"
 
 
-def test_what_is_counted_is_told_at_the_services_end() -> None:
+def test_what_is_counted_is_reported_at_the_services_end() -> None:
     trail = Trail()
     with counts_written(trail.coming):
         for _ in range(3):

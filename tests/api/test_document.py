@@ -72,7 +72,7 @@ def test_the_service_does_what_the_document_says(running: str, tmp_path: Path) -
     assert " 0 generated" not in done.stdout
 
 
-def test_every_operation_behind_the_door_says_so_and_tells_its_problems(document: dict[str, Any]) -> None:
+def test_every_operation_with_a_login_declares_it_and_its_problems(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             guarded = path.startswith("/api/v1")

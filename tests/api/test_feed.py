@@ -92,7 +92,7 @@ def test_each_event_is_read_and_drawn_once_for_all() -> None:
 
 
 @pytest.mark.parametrize("job_id", [None, ONE])
-def test_a_client_that_fell_behind_is_told_all_by_the_store(job_id: UUID | None) -> None:
+def test_a_client_that_fell_behind_gets_all_events_from_the_store(job_id: UUID | None) -> None:
     """More was written than is kept, while it did not read; and some was not of its job."""
 
     async def run() -> None:
@@ -113,7 +113,7 @@ def test_a_client_that_fell_behind_is_told_all_by_the_store(job_id: UUID | None)
     asyncio.run(run())
 
 
-def test_one_that_comes_back_is_told_what_it_missed_and_then_what_is_new() -> None:
+def test_one_that_comes_back_gets_what_it_missed_and_then_what_is_new() -> None:
     async def run() -> None:
         house = House()
         house.write(250)
@@ -127,7 +127,7 @@ def test_one_that_comes_back_is_told_what_it_missed_and_then_what_is_new() -> No
     asyncio.run(run())
 
 
-def test_a_store_that_fails_ends_the_streams_and_the_next_client_begins_anew() -> None:
+def test_a_store_that_fails_ends_the_streams_and_the_next_client_starts_over() -> None:
     async def run() -> None:
         house = House()
         client = await house.client()

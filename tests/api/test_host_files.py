@@ -132,7 +132,7 @@ def test_odd_names_break_nothing(client: httpx.Client, imports: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-(10**10), 0, 10**10, 2**33])
-def test_any_time_of_a_file_can_be_told(client: httpx.Client, imports: Path, seconds: int) -> None:
+def test_any_time_of_a_file_can_be_reported(client: httpx.Client, imports: Path, seconds: int) -> None:
     (imports / "old").touch()
     os.utime(imports / "old", (0, seconds))
     [entry] = client.get("/host-files").json()["entries"]

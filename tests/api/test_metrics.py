@@ -53,7 +53,7 @@ def copied(service: Service, job_id: object, count: int) -> None:
 # ── over the wire ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_whoever_may_use_the_unix_socket_may_read_it(client: httpx.Client) -> None:
+def test_users_of_the_unix_socket_may_read_it(client: httpx.Client) -> None:
     assert client.get("http://synvirt/metrics").status_code == 200
 
 
@@ -68,13 +68,13 @@ def test_strangers_are_asked_who_they_are(tmp_path: Path) -> None:
     service.close()
 
 
-def test_openmetrics_is_told_to_whoever_asks_for_it(client: httpx.Client) -> None:
+def test_openmetrics_is_sent_on_request(client: httpx.Client) -> None:
     answer = client.get("http://synvirt/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
 
 
-def test_answers_are_told_by_route_never_by_path(service: Service, client: httpx.Client) -> None:
+def test_answers_are_reported_by_route_never_by_path(service: Service, client: httpx.Client) -> None:
     for _ in range(3):
         job = service.submit()
         assert client.get(f"/migrations/{job.id}").status_code == 200
@@ -102,7 +102,7 @@ def test_jobs_are_counted_by_state_each_state_always(service: Service, metrics: 
     assert value(metrics, "synvirt_jobs_at_once") == 4
 
 
-def test_bytes_are_counted_once_whoever_tells_them(service: Service, metrics: Metrics) -> None:
+def test_bytes_are_counted_once_by_any_process(service: Service, metrics: Metrics) -> None:
     """The board is ahead of the document; a pass that went back to its watermark does not count its bytes again."""
     way = {"source": "ova_archive", "destination": "default"}
     job = service.submit()
@@ -143,7 +143,7 @@ def test_what_was_before_the_service_began_is_not_counted_again(service: Service
     assert value(metrics, "synvirt_job_errors_total", code="E_MIG_DISK_WRITE_FAILED") == 0
 
 
-def test_every_code_is_told_from_nought_on_and_a_strange_one_has_no_label_of_its_own(
+def test_every_code_is_reported_from_nought_on_and_a_strange_one_has_no_label_of_its_own(
     service: Service, metrics: Metrics
 ) -> None:
     assert [value(metrics, "synvirt_job_errors_total", code=code) for code in CODES] == [0] * len(CODES)
@@ -153,7 +153,7 @@ def test_every_code_is_told_from_nought_on_and_a_strange_one_has_no_label_of_its
     assert value(metrics, "synvirt_job_errors_total", code="E_MIG_TOMORROW") is None
 
 
-def test_the_downtime_of_completed_jobs_is_told(service: Service, metrics: Metrics) -> None:
+def test_the_downtime_of_completed_jobs_is_reported(service: Service, metrics: Metrics) -> None:
     job = service.submit()
     service.store.change(job.id, State.QUEUED, lambda job: job.model_copy(update={"downtime_s": 42.0}))
     service.move(job.id, State.COMPLETED)
@@ -214,7 +214,7 @@ def test_a_look_at_5000_jobs_reads_no_document_and_grows_by_no_line(full: Store)
     assert len(queries) == 5, queries
 
 
-def test_a_wave_tells_by_how_much_its_forecast_was_missed(service: Service, metrics: Metrics) -> None:
+def test_a_wave_reports_by_how_much_its_forecast_was_missed(service: Service, metrics: Metrics) -> None:
     waves = Waves(service.store.waves)
     made = waves.create(wave(member("early"), member("late"), member("unplanned")))
     for one, late_s in zip(made.members or waves.whole(made.id).members, (-90, 4000, None), strict=True):

@@ -105,7 +105,7 @@ def test_a_person_logs_in_and_has_the_role_of_a_group(site: Site) -> None:
     assert entries[:2] == [("LOGIN", "oidc", "oidc:olga", "operator", 200), ("LOGIN", "oidc", "oidc:anna", "admin", 200)]
 
 
-def test_what_is_asked_of_the_provider(site: Site) -> None:
+def test_requests_to_the_provider(site: Site) -> None:
     asked = parse_qs(urlsplit(site.begin()[0]).query)
     again = parse_qs(urlsplit(site.begin()[0]).query)
     assert (asked["response_type"], asked["client_id"], asked["code_challenge_method"]) == (["code"], [CLIENT], ["S256"])

@@ -91,7 +91,7 @@ def test_a_number_that_is_none(refusing: httpx.Client, number: str) -> None:
     assert_problem(refusing.post("/migrations", content=body, headers=JSON), 400, "E_MIG_INVALID_PLAN")
 
 
-def test_many_mistakes_are_told_in_part(refusing: httpx.Client) -> None:
+def test_many_mistakes_are_reported_in_part(refusing: httpx.Client) -> None:
     body = {"plan": {**OFFLINE, "target": {f"field{number}": 1 for number in range(1000)}}}
     detail = assert_problem(refusing.post("/migrations", json=body), 400, "E_MIG_INVALID_PLAN")["detail"]
     assert detail.endswith("and 995 more")
@@ -147,12 +147,12 @@ CODES = [
 
 
 @pytest.mark.parametrize(("error", "status"), CODES, ids=[error.__name__ for error, _ in CODES])
-def test_each_error_of_ours_tells_its_code_detail_and_hint(tmp_path: Path, error: type[SynvirtError], status: int) -> None:
+def test_each_error_of_ours_has_its_code_detail_and_hint(tmp_path: Path, error: type[SynvirtError], status: int) -> None:
     body = _answer(tmp_path, error("web.ova is 3 bytes", hint="look at it"), status, error.code)
     assert (body["detail"], body["hint"], body["title"]) == ("web.ova is 3 bytes", "look at it", error.title())
 
 
-def test_what_nobody_foresaw_tells_an_incident_and_nothing_else(tmp_path: Path) -> None:
+def test_what_is_unexpected_tells_an_incident_and_nothing_else(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         body = _answer(tmp_path, ValueError(SECRET), 500, "E_MIG_INTERNAL")
     assert "hunter2" not in str(body)
@@ -181,7 +181,7 @@ def _answer(data_dir: Path, error: Exception, status: int, code: str) -> dict[st
     return body
 
 
-def test_a_store_that_fails_is_told_as_such(service: Service, client: httpx.Client) -> None:
+def test_a_store_that_fails_is_reported_as_such(service: Service, client: httpx.Client) -> None:
     database = service.settings.data_dir / "migrator.db"
     with sqlite3.connect(database) as connection:
         connection.execute("ALTER TABLE migrations RENAME TO lost")

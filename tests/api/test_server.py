@@ -128,7 +128,7 @@ def test_the_certificate_is_made_once_and_names_this_host(settings: Settings) ->
     assert told.stdout.strip().endswith(fingerprint(path))
 
 
-def test_one_that_soon_expires_is_made_anew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_soon_expires_is_made_again(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "VALID_DAYS", 20)
     first = certificate(settings)[0].read_bytes()
     monkeypatch.undo()
@@ -137,7 +137,7 @@ def test_one_that_soon_expires_is_made_anew(settings: Settings, monkeypatch: pyt
     assert x509.load_pem_x509_certificate(second).not_valid_after_utc > datetime.now(UTC) + timedelta(days=300)
 
 
-def test_a_certificate_cut_off_is_made_anew(settings: Settings) -> None:
+def test_a_certificate_cut_off_is_made_again(settings: Settings) -> None:
     path, _ = certificate(settings)
     path.write_bytes(path.read_bytes()[:100])
     x509.load_pem_x509_certificate(certificate(settings)[0].read_bytes())
@@ -257,7 +257,7 @@ RUN = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_soon_whoever_listens(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_it_soon_with_or_without_clients(tmp_path: Path, number: signal.Signals) -> None:
     """One client reads its stream, one never does, one has asked nothing yet."""
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), tmp_path], stdout=subprocess.PIPE, text=True)
     stuck, idle = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)

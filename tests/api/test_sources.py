@@ -248,7 +248,7 @@ def test_a_source_that_serves(client: httpx.Client) -> None:
     assert client.get(f"/sources/{source['id']}").json()["last_test"] == answer
 
 
-def test_a_closed_port_is_told_with_what_to_do(client: httpx.Client) -> None:
+def test_a_closed_port_is_reported_with_what_to_do(client: httpx.Client) -> None:
     with socket.socket() as held:  # bound and not listening: nobody else takes the port, and it refuses
         held.bind(("127.0.0.1", 0))
         source = add(client, VIM, endpoint=f"https://127.0.0.1:{held.getsockname()[1]}")
@@ -260,7 +260,7 @@ def test_a_closed_port_is_told_with_what_to_do(client: httpx.Client) -> None:
     assert "firewall" in check(answer, "port")["hint"]
 
 
-def test_a_name_without_an_address_is_told(client: httpx.Client) -> None:
+def test_a_name_without_an_address_is_reported(client: httpx.Client) -> None:
     source = add(client, VIM, endpoint="https://no-such-host.invalid")
     answer = client.post(f"/sources/{source['id']}/test").json()
     assert [one["name"] for one in answer["checks"]] == ["address"]

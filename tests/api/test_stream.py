@@ -43,7 +43,7 @@ def test_a_new_client_first_gets_every_job_that_has_not_ended(service: Service) 
     assert states(events, 1) == [(str(later), "Queued")]
 
 
-def test_each_change_of_state_or_error_is_told_with_the_whole_job_and_a_growing_id(service: Service) -> None:
+def test_each_change_of_state_or_error_is_reported_with_the_whole_job_and_a_growing_id(service: Service) -> None:
     job = service.submit().id
     events = listening(service)
     assert states(events, 1) == [(str(job), "Queued")]
@@ -86,7 +86,7 @@ def test_a_cut_in_the_middle_of_the_snapshot_loses_nothing(service: Service) -> 
 
 
 @pytest.mark.parametrize("stranger", ["99999", "nonsense", "-1", "", "²", "9" * 400])
-def test_an_id_that_is_none_of_ours_starts_anew(service: Service, client: httpx.Client, stranger: str) -> None:
+def test_an_id_that_is_none_of_ours_starts_over(service: Service, client: httpx.Client, stranger: str) -> None:
     service.submit()
     with client.stream("GET", "/migrations/stream", headers=[(b"Last-Event-ID", stranger.encode())]) as response:
         assert response.status_code == 200
@@ -159,7 +159,7 @@ def test_the_rows_of_disks_come_with_the_figures(service: Service) -> None:
     assert service.board.disks(job, State.COPYING_FULL) == ()
 
 
-def test_a_figure_that_stands_still_is_told_once(service: Service) -> None:
+def test_a_figure_that_stands_still_is_reported_once(service: Service) -> None:
     job = service.submit().id
     service.board.pin(job, State.QUEUED, Progress(bytes_done=1))
     events = listening(service)
@@ -230,7 +230,7 @@ def test_a_client_that_went_away_is_forgotten(tmp_path: Path) -> None:
     service.close()
 
 
-def test_the_downgrade_is_told(service: Service) -> None:
+def test_the_downgrade_is_reported(service: Service) -> None:
     job = service.submit().id
     events = listening(service)
     next(events)

@@ -75,7 +75,7 @@ def shared(tmp_path: Path) -> Shared:
     return Shared(tmp_path)
 
 
-def test_who_made_a_point_is_told(shared: Shared, tmp_path: Path) -> None:
+def test_who_made_a_point_is_reported(shared: Shared, tmp_path: Path) -> None:
     ours, theirs = shared.key("kvm1"), shared.key("kvm2")
     point = shared.point(Authors(theirs))
     theirs_is = theirs.public.fingerprint

@@ -49,7 +49,7 @@ def test_the_bytes_of_a_removed_point_go_after_a_day() -> None:
     assert verify_repository(repository).wrongs == ()
 
 
-def test_a_pack_of_which_little_is_needed_is_packed_anew() -> None:
+def test_a_pack_of_which_little_is_needed_is_packed_again() -> None:
     folder = MemoryFolder()
     repository = opened(folder, new=True)
     noise = disk("AAAABBBBCCCCDDDD")

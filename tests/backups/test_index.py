@@ -110,7 +110,7 @@ def test_the_cache_can_be_lost_or_damaged(damage: Callable[[Path], object], tmp_
         repository.close()
 
 
-def test_what_is_in_the_cache_is_not_fetched_again_and_damage_is_found_all_the_same(tmp_path: Path) -> None:
+def test_what_is_in_the_cache_is_not_fetched_again_and_damage_is_found_nevertheless(tmp_path: Path) -> None:
     folder, cache = MemoryFolder(), tmp_path / "cache"
     point = back_up(opened(folder, new=True), disk("AAAABBBB"))
     Repository(folder, KEY, cache=cache).close()

@@ -258,7 +258,7 @@ def test_a_worker_that_somebody_else_stops_is_no_cancel(place: Place, monkeypatc
     restored.completed(expected)
 
 
-def test_a_guest_that_stands_still_is_told_to_go_on(place: Place) -> None:
+def test_a_paused_guest_is_resumed(place: Place) -> None:
     restored = place.restore(SLOWLY)
     restored.runs()
     place.hypervisor.source_away = restored.guest.held_up = True

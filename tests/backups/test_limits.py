@@ -101,7 +101,7 @@ def test_a_verification_or_a_collection_waits_and_a_restore_does_not(house: Hous
     assert house.store.slots.counts() == {}
 
 
-def test_what_a_killed_service_held_is_free_once_its_host_begins_anew(house: House) -> None:
+def test_what_a_killed_service_held_is_free_once_its_host_starts_over(house: House) -> None:
     house.store.hosts.begin("local", ttl_s=1000, document="{}")
     job = house.job("web")
     key = _key(house, job.repository_id)

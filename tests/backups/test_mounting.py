@@ -105,7 +105,7 @@ def test_each_disk_has_a_socket_and_nothing_is_left(tmp_path: Path) -> None:
         assert one.uris[1].startswith("nbd://127.0.0.1:")
 
 
-def test_damage_is_an_error_of_the_read_and_is_told() -> None:
+def test_damage_is_an_error_of_the_read_and_is_reported() -> None:
     folder = MemoryFolder()
     repository, point_id = point_in(folder, noise(1))
     (name,) = [name for name in folder.files if name.startswith("packs/")]
@@ -140,7 +140,7 @@ def test_a_file_system_in_a_point_is_read_without_a_restore(tmp_path: Path) -> N
         assert shown.stdout == b"from the file system\n"
 
 
-def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
     from tests.backups.test_service import CONTENT, House
 
     house = House(tmp_path)

@@ -116,7 +116,7 @@ def test_another_certificate_is_refused_before_anything_is_sent(tmp_path: Path) 
         assert home.opened().entries("packs") == []
 
 
-def test_who_has_the_wrong_password_or_another_account_is_told_so(peer: Peer) -> None:
+def test_a_wrong_password_or_account_gets_its_own_error(peer: Peer) -> None:
     with pytest.raises(RepositoryUnreachable, match="refuses") as refused:
         peer.opened(password="wrong").entries("")
     assert "wrong" not in refused.value.detail.replace("the password is wrong", "")
@@ -146,7 +146,7 @@ def test_a_url_that_is_none_is_refused(url: str, peer: Peer) -> None:
         peer.opened(url=url)
 
 
-def test_a_full_peer_is_told_and_the_run_can_be_made_again(tmp_path: Path) -> None:
+def test_a_full_peer_is_reported_and_the_run_can_be_made_again(tmp_path: Path) -> None:
     need_root("mount")
     home = Peer(tmp_path / "home")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", home.folder], check=True)
@@ -165,7 +165,7 @@ def test_a_full_peer_is_told_and_the_run_can_be_made_again(tmp_path: Path) -> No
         subprocess.run(["umount", home.folder], check=True)
 
 
-def test_a_quota_is_told_and_the_run_can_be_made_again_when_there_is_room(tmp_path: Path) -> None:
+def test_a_quota_is_reported_and_the_run_can_be_made_again_when_there_is_room(tmp_path: Path) -> None:
     home = Peer(tmp_path / "home", quota_bytes=8 * CHUNK_BYTES)
     with home.served():
         folder = home.opened()

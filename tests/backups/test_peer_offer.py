@@ -145,7 +145,7 @@ def test_what_an_old_point_and_a_young_one_share_stays_with_the_young_one(folder
     assert restored(Repository(folder, KEY), young) == [part.content]
 
 
-def test_frames_that_are_packed_anew_may_leave_their_old_pack(folder: OfferFolder, clock: Clock) -> None:
+def test_frames_that_are_packed_again_may_leave_their_old_pack(folder: OfferFolder, clock: Clock) -> None:
     repository = opened(folder, new=True)
     old = back_up(repository, _noise())
     part = disk("AAAA")

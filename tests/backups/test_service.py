@@ -366,7 +366,7 @@ def test_a_point_that_is_removed_while_its_repository_is_verified_is_not_damaged
     assert [(one.id, one.state) for one in house.backups.points.all()] == [(stays, "ok")]
 
 
-def test_damage_is_told_by_verify_and_by_restore_and_leaves_no_half_an_export(house: House) -> None:
+def test_damage_is_reported_by_verify_and_by_restore_and_leaves_no_half_an_export(house: House) -> None:
     house.image("web", CONTENT)
     (point,) = house.run(house.job("web")).restore_point_ids
     (pack,) = (house.folder / "repository/packs").iterdir()
@@ -383,7 +383,7 @@ def test_damage_is_told_by_verify_and_by_restore_and_leaves_no_half_an_export(ho
 
 
 @pytest.mark.parametrize("by", ["point", "repository"])
-def test_what_is_damaged_is_written_again_by_the_next_run_and_mends_the_points_before(house: House, by: str) -> None:
+def test_what_is_damaged_is_written_again_by_the_next_run_and_repairs_the_points_before(house: House, by: str) -> None:
     house.image("web", CONTENT)
     job = house.job("web")
     (point,) = house.run(job).restore_point_ids

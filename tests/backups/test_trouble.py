@@ -240,7 +240,7 @@ def test_a_repository_that_fails_ends_the_run_at_once(house: House, monkeypatch:
     assert house.run(job).status == "completed"
 
 
-def test_errors_of_shared_rooms_are_told_by_a_code_of_this_side(house: House) -> None:
+def test_errors_of_shared_rooms_are_reported_by_a_code_of_this_side(house: House) -> None:
     def fails(_: UnderWay) -> None:
         raise DiskReadFailed("sector 5")
 

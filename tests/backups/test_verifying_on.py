@@ -120,7 +120,7 @@ def test_a_repository(folder: MemoryFolder, wrong: int | None, monkeypatch: pyte
         assert later not in found.damaged_points
 
 
-def test_a_broken_pack_that_is_gone_is_not_told(folder: MemoryFolder) -> None:
+def test_a_broken_pack_that_is_gone_is_not_reported(folder: MemoryFolder) -> None:
     repository = opened(folder, new=True)
     back_up(repository, noise(), threads=1)
     repository.remove(back_up(repository, disk("ZZZZ"), threads=1))

@@ -219,7 +219,7 @@ def test_what_a_restore_made_goes_when_it_may_not_go_on_any_more(tmp_path: Path,
     again.close()
 
 
-def test_a_worker_that_never_lives_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_never_lives_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working, "RETRY_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     house = House(tmp_path)

@@ -48,7 +48,7 @@ def _point(run: Run) -> str:
     return str(json.loads(run("backup", "points", "--json").stdout)["items"][0]["id"])
 
 
-def test_a_run_is_told_as_it_moves_and_what_came_of_it(run: Run, job: str) -> None:
+def test_a_run_is_reported_as_it_moves_and_what_came_of_it(run: Run, job: str) -> None:
     done = run("backup", "run", "nightly")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()

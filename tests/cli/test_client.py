@@ -150,7 +150,7 @@ def test_the_socket_of_a_service_that_was_killed(tmp_path: Path) -> None:
             assert raised.value.hint == f"start it: synvirt serve --data-dir {tmp_path}"
 
 
-def test_a_folder_with_a_space_is_told_as_a_shell_takes_it(tmp_path: Path) -> None:
+def test_a_folder_with_a_space_is_reported_as_a_shell_takes_it(tmp_path: Path) -> None:
     with Client.local(tmp_path / "a b" / "synvirt.sock") as client, pytest.raises(ServiceUnreachable) as raised:
         client.ask("GET", "/migrations")
     assert raised.value.hint == f"start it: synvirt serve --data-dir '{tmp_path}/a b'"

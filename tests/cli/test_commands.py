@@ -131,7 +131,7 @@ def test_a_wrong_setting_is_wrong_usage(run: Run, monkeypatch: pytest.MonkeyPatc
     assert "E_MIG_BAD_REQUEST: setting jobs_at_once" in done.stderr
 
 
-def test_what_nobody_foresaw_is_told_without_a_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_unexpected_is_reported_without_a_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Any:
         raise ValueError("surprise")
 
@@ -194,7 +194,7 @@ def test_show(service: Service, run: Run) -> None:
         assert part in told
 
 
-def test_show_of_a_warm_job_tells_its_passes_what_to_expect_and_what_it_was(service: Service, run: Run) -> None:
+def test_show_of_a_warm_job_has_its_passes_its_forecast_and_the_result(service: Service, run: Run) -> None:
     job = service.submit(live_plan(warm={"cutover": "manual"}))
     forecast = Forecast(
         change_rate_bps=MIB,

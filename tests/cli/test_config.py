@@ -51,7 +51,7 @@ def test_each_value_says_where_it_came_from(file: Path, tmp_path: Path, monkeypa
     assert "hunter2" not in stdout
 
 
-def test_every_setting_is_told(file: Path) -> None:
+def test_every_setting_is_reported(file: Path) -> None:
     assert set(json.loads(run("config", "show", "--config", file, "--json")[1])["settings"]) == set(
         settings.Settings.model_fields
     )
@@ -80,7 +80,7 @@ def test_a_wrong_value_names_the_file_or_the_variable(file: Path) -> None:
         load(environ={"SYNVIRT_JOBS_AT_ONCE": "none"})
 
 
-def test_whoever_names_nothing_has_the_services_own_settings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_given_setting_means_the_services_own_settings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "SERVICE_CONFIGS", (file.with_name("none.toml"), file))
     assert service_config({}) == file
     assert service_config({"SYNVIRT_DATA_DIR": "/elsewhere"}) is None

@@ -68,7 +68,7 @@ def flip(path: Path, places: list[int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_seeded_flips_are_named_and_mended_and_nothing_else(
+def test_seeded_flips_are_named_and_repaired_and_nothing_else(
     seed: int, moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path
 ) -> None:
     source, volume, ledger = moved
@@ -120,7 +120,9 @@ def test_the_source_is_read_where_the_volume_differs_and_nowhere_else(
     assert sum(length for path, _, length in read if path == str(source)) < MIB
 
 
-def test_a_source_that_has_changed_since_mends_nothing_of_what_changed(moved: tuple[Path, Path, Path], content: bytes) -> None:
+def test_a_source_that_has_changed_since_repairs_nothing_of_what_changed(
+    moved: tuple[Path, Path, Path], content: bytes
+) -> None:
     source, volume, ledger = moved
     flip(volume, [100, 22 * MIB])
     flip(source, [200])
@@ -151,7 +153,7 @@ def test_a_volume_that_qemu_has_open_is_left_alone(moved: tuple[Path, Path, Path
     assert volume.read_bytes()[100] == content[100] ^ 0x40
 
 
-def test_a_device_is_mended_within_its_disk(moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path) -> None:
+def test_a_device_is_repaired_within_its_disk(moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path) -> None:
     source, _, ledger = moved
     backing = tmp_path / "backing.raw"
     backing.write_bytes(content + b"x" * MIB)
@@ -162,7 +164,7 @@ def test_a_device_is_mended_within_its_disk(moved: tuple[Path, Path, Path], cont
     assert backing.read_bytes() == content + b"x" * MIB
 
 
-def test_what_the_volume_cannot_read_is_written_anew(moved: tuple[Path, Path, Path], content: bytes) -> None:
+def test_what_the_volume_cannot_read_is_written_again(moved: tuple[Path, Path, Path], content: bytes) -> None:
     source, volume, _ = moved
 
     class Bad(RawReader):
@@ -205,7 +207,7 @@ def test_storage_that_does_not_keep_what_is_written_is_found(
     assert result.stderr.startswith(f"{DiskWriteFailed.code}: the {BLOCK_BYTES} bytes at offset 0 were repaired, and read back")
 
 
-def test_a_jobs_volume_is_held_against_its_receipt_and_mended(
+def test_a_jobs_volume_is_held_against_its_receipt_and_repaired(
     moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path
 ) -> None:
     source, volume, _ = moved
@@ -221,7 +223,7 @@ def test_a_jobs_volume_is_held_against_its_receipt_and_mended(
     assert volume.read_bytes() == content
 
 
-def test_a_receipt_that_is_not_as_it_was_signed_mends_nothing(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_a_receipt_that_is_not_as_it_was_signed_repairs_nothing(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
     source, volume, _ = moved
     folder, _ = _receipt(volume, tmp_path)
     rows = folder / "data/disk-0.sha256"

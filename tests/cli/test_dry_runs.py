@@ -119,7 +119,7 @@ def test_a_refusal_speaks_of_options(service: Service, run: Run) -> None:
 
 
 @pytest.mark.parametrize("further", [(), ("--dry-run",)])
-def test_a_value_that_no_plan_may_have_is_told_by_its_option(service: Service, run: Run, further: tuple[str, ...]) -> None:
+def test_a_value_that_no_plan_may_have_is_reported_by_its_option(service: Service, run: Run, further: tuple[str, ...]) -> None:
     (service.settings.imports_dir / "web.qcow2").write_bytes(b"not looked at")
     done = run("import", "web.qcow2", "--kind", "qcow2", "--memory", "4000TiB", *further)
     assert done.exit_code == 1
@@ -129,7 +129,7 @@ def test_a_value_that_no_plan_may_have_is_told_by_its_option(service: Service, r
     assert "--start-at: must be a time: 2026-11-28T22:00:00+01:00, for example" in done.stderr
 
 
-def test_a_mistake_of_an_option_that_sets_two_fields_is_told_once(service: Service, run: Run) -> None:
+def test_a_mistake_of_an_option_that_sets_two_fields_is_reported_once(service: Service, run: Run) -> None:
     (service.settings.imports_dir / "web.qcow2").write_bytes(b"not looked at")
     done = run("import", "web.qcow2", "--kind", "qcow2", "--name", "")
     assert done.stderr.splitlines()[0] == "E_MIG_INVALID_PLAN: --name: must have at least 1 character"

@@ -117,7 +117,7 @@ def test_what_was_sent_for_a_plan_that_is_refused_stays(service: Service, run: R
         ("/migrations", "the service may have taken the job: synvirt migrations list\n"),
     ],
 )
-def test_who_stops_it_is_told_what_stays(
+def test_an_interrupt_prints_what_stays(
     service: Service, run: Run, ova: Path, monkeypatch: pytest.MonkeyPatch, at: str, said: str
 ) -> None:
     ask = Client.ask

@@ -229,7 +229,7 @@ def test_a_terminal_shows_a_bar(service: Service, tmp_path: Path, file: Path) ->
     assert b"has SHA-256 " + digest(file).encode() in seen
 
 
-def test_a_service_that_dies_is_told(tmp_path: Path, run: Run, file: Path) -> None:
+def test_a_service_that_dies_is_reported(tmp_path: Path, run: Run, file: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "synvirt.sock"))
     listener.listen()

@@ -129,7 +129,7 @@ def test_watching_what_has_ended(service: Service, run: Run) -> None:
     assert (told.exit_code, json.loads(told.stdout)["state"]) == (0, "Completed")
 
 
-def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_told(tmp_path: Path) -> None:
+def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_reported(tmp_path: Path) -> None:
     service = Service(tmp_path)
     job = service.submit()
     with service.served():
@@ -254,7 +254,7 @@ def test_each_of_several_disks_has_a_bar_until_all_are_copied() -> None:
     assert len(shown._bar.tasks) == 1
 
 
-def test_a_note_that_is_not_fatal_is_told_once(service: Service) -> None:
+def test_a_note_that_is_not_fatal_is_reported_once(service: Service) -> None:
     told: list[str] = []
     lines = Lines(out=told.append)
     note = failed("it cannot track changes").model_copy(update={"code": "E_MIG_CBT_UNSUPPORTED", "fatal": False})

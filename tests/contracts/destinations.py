@@ -132,7 +132,7 @@ class DestinationContract:
             case.destination.destroy(name)
         assert case.volumes() == []
 
-    def test_what_is_destroyed_is_gone_and_can_be_made_anew(self, case: DestinationCase) -> None:
+    def test_what_is_destroyed_is_gone_and_can_be_made_again(self, case: DestinationCase) -> None:
         job = uuid4()
         name, other = self.volume(case, job=job), self.volume(case, "other", job=job)
         write(case.destination, name, SIZE, 0, b"old")

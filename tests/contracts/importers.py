@@ -108,7 +108,7 @@ class ImporterContract:
             assert READER_SPEC.validate_json(READER_SPEC.dump_json(opened.reader)) == opened.reader
             assert all(CHECKSUM_SPEC.validate_json(CHECKSUM_SPEC.dump_json(each)) == each for each in opened.checksums)
 
-    def test_a_spec_stays_beneath_the_root(self, case: ImporterCase) -> None:
+    def test_a_spec_stays_under_the_root(self, case: ImporterCase) -> None:
         for key in case.contents:
             for path in _paths(case.importer.open_disk(case.path, case.root, key)):
                 assert Path(path).resolve().is_relative_to(case.root.resolve())

@@ -208,7 +208,7 @@ class LiveContract:
             self.ask(case, lambda adapter: adapter.cleanup(case.vm_id, f"synvirt-{job}-{number}"))  # noqa: B023
         assert case.snapshots() == []
 
-    def test_a_lost_change_tracking_is_told_before_anything_is_copied(self, case: LiveCase) -> None:
+    def test_a_lost_change_tracking_is_reported_before_anything_is_copied(self, case: LiveCase) -> None:
         job = uuid4()
         self.ask(case, lambda adapter: self.tracked(adapter, case))
         first = self.ask(case, lambda adapter: adapter.snapshot(case.vm_id, f"synvirt-{job}-1"))
@@ -234,7 +234,7 @@ class LiveContract:
                 self.ask(case, lambda adapter: getattr(adapter, wish)(case.vm_id))  # noqa: B023
                 assert self.ask(case, lambda adapter: adapter.inspect(case.vm_id)).power_state == state
 
-    def test_a_vm_that_is_off_is_copied_too_and_its_start_is_told(self, case: LiveCase) -> None:
+    def test_a_vm_that_is_off_is_copied_too_and_its_start_is_reported(self, case: LiveCase) -> None:
         """Also when it is off again by then; to be read starts nothing."""
         name = f"synvirt-{uuid4()}-1"
         self.ask(case, lambda adapter: adapter.shutdown(case.vm_id))

@@ -35,7 +35,7 @@ class TestDestination(DestinationContract):
         )
 
 
-def test_a_domain_is_told_a_path_with_a_colon_in_it() -> None:
+def test_a_domain_gets_a_path_with_a_colon_in_it() -> None:
     place = RbdPlace(conf="/etc/ceph/a:b.conf", client="libvirt", pool="vms")
     destination = RbdDestination(place)
     name = destination.volume_name(uuid4(), "disk")

@@ -197,7 +197,7 @@ def test_a_hash_is_stored_once_its_block_is_durable_and_not_before(tmp_path: Pat
     hashes.close()
 
 
-def test_a_file_that_was_open_when_its_host_went_down_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_open_when_its_host_went_down_is_started_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = random.Random(4).randbytes(3 * BLOCK)
     volume = Volume(len(content))
     one_pass(tmp_path / "h", Disk(content, [Extent(0, 3 * BLOCK)]), volume, fresh=True, kill=True)
@@ -211,7 +211,7 @@ def test_a_file_that_was_open_when_its_host_went_down_is_begun_anew(tmp_path: Pa
     assert known(tmp_path / "h", len(content)) == digests(volume.content)
 
 
-def test_another_token_or_size_begins_anew(tmp_path: Path) -> None:
+def test_another_token_or_size_starts_over(tmp_path: Path) -> None:
     content = random.Random(5).randbytes(3 * BLOCK)
     one_pass(tmp_path / "h", Disk(content, [Extent(0, 3 * BLOCK)]), Volume(len(content)), fresh=True)
     assert known_digests(tmp_path / "h", len(content), uuid4()) is None

@@ -129,7 +129,7 @@ class TestHashing(ReaderContract):
 
 @given(disk=disks(), threads=st.integers(1, 4))
 @cases(60)
-def test_the_ledger_tells_the_content_alone(disk: tuple[bytes, list[Extent]], threads: int) -> None:
+def test_the_ledger_is_of_the_content_only(disk: tuple[bytes, list[Extent]], threads: int) -> None:
     content, extents = disk
     ledger = ledger_of(Content(content, extents), threads=threads)
     assert list(ledger.rows) == by_hand(content)

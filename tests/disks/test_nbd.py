@@ -198,7 +198,7 @@ def test_an_answer_of_nothing_about_extents_ends_the_walk(disk: Path, monkeypatc
         reader.close()
 
 
-def test_a_connection_that_is_lost_is_made_anew(disk: Path) -> None:
+def test_a_connection_that_is_lost_is_made_again(disk: Path) -> None:
     """The server is killed and started again while four threads read: not a byte is missing or wrong."""
     expected = disk.read_bytes()
     address = disk.parent / "again.sock"

@@ -81,7 +81,7 @@ class TestIscsi(ReaderContract):
         return ReaderCase(open=lambda: open_reader(iscsi), content=content)
 
 
-def test_what_nfs_refuses_is_told_by_its_cause(nfs: NfsSpec) -> None:
+def test_what_nfs_refuses_is_reported_by_its_cause(nfs: NfsSpec) -> None:
     with pytest.raises(FileGone, match="No such file"):
         open_reader(replace(nfs, path="/nothing"))
     with pytest.raises(AuthFailed, match="does not let this host mount"):
@@ -94,7 +94,7 @@ def test_what_nfs_refuses_is_told_by_its_cause(nfs: NfsSpec) -> None:
             open_reader(replace(nfs, mount_port=closed.getsockname()[1]))
 
 
-def test_an_nfs_server_that_hangs_while_it_is_read_is_told_and_found_again(
+def test_an_nfs_server_that_hangs_while_it_is_read_is_reported_and_found_again(
     nfs: NfsSpec, container: State, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A controller that fails over for longer than we wait: each read fails in time, as the server's silence and not as an
@@ -121,7 +121,7 @@ def test_an_nfs_server_that_hangs_while_it_is_read_is_told_and_found_again(
         reader.close()
 
 
-def test_what_iscsi_refuses_is_told_by_its_cause(iscsi: IscsiSpec, tmp_path: Path) -> None:
+def test_what_iscsi_refuses_is_reported_by_its_cause(iscsi: IscsiSpec, tmp_path: Path) -> None:
     with pytest.raises(DiskReadFailed, match=r"arget not found|Failed to"):
         open_reader(replace(iscsi, target=f"{iscsi.target}x"))
     with pytest.raises(DiskReadFailed, match="and the disk"):

@@ -269,7 +269,7 @@ def test_a_file_that_is_replaced_while_smb_is_away_is_an_error(samba: servers.Sa
 # ── servers that do not serve ranges as they should ──────────────────────────────────────────────────────────────────
 
 
-def test_a_server_that_ignores_ranges_is_told_at_once(nginx: servers.Nginx) -> None:
+def test_a_server_that_ignores_ranges_is_reported_at_once(nginx: servers.Nginx) -> None:
     with pytest.raises(UnsupportedFormat, match="sends the whole file") as caught:
         RemoteReader(servers.remote(nginx.url.replace("/open/", "/whole/")), NAME)
     assert "import root" in (caught.value.hint or "")

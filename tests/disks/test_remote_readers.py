@@ -194,7 +194,7 @@ def test_a_signed_url_is_an_ordinary_one(tmp_path: Path) -> None:
         reader.close()
 
 
-def test_smb_with_few_credits_reads_all_the_same(samba: servers.Samba, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smb_with_few_credits_reads_nevertheless(samba: servers.Samba, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server may grant one at a time: then 64 KiB are asked for at once."""
     monkeypatch.setattr("synvirt.remote.smb._CREDITS_WANTED", 1)
     reader = RemoteReader(by_smb(samba), NAME)

@@ -95,7 +95,7 @@ def test_what_is_no_export_is_not_walked(share: Samba) -> None:
             smb_shares.make_folder(there(share), path)
 
 
-def test_a_connection_that_breaks_is_made_anew(share: Samba, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_breaks_is_made_again(share: Samba, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "PAUSES_S", (0.01,) * 7)
     with wire(share.port) as between:
         between.cuts = {1: 1200, 2: 1500}
@@ -104,7 +104,7 @@ def test_a_connection_that_breaks_is_made_anew(share: Samba, monkeypatch: pytest
     assert (share.folder / "cut" / "here").is_dir()
 
 
-def test_who_refuses_us_is_told(share: Samba) -> None:
+def test_who_refuses_us_is_reported(share: Samba) -> None:
     wrong = remote(share.url, credentials=(("username", "root"), ("password", "another")))
     for use in (smb_shares.spoken, lambda asked: smb_shares.make_folder(asked, "x")):
         with pytest.raises(AuthFailed):

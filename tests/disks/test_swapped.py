@@ -69,7 +69,7 @@ def test_nor_is_its_digest_taken_nor_qemu_given_it(imports: Path) -> None:
             open_reader(spec)
 
 
-def test_one_that_is_gone_is_told_as_ever(imports: Path) -> None:
+def test_one_that_is_gone_is_reported_as_ever(imports: Path) -> None:
     spec = raw_spec(imports, imports / "vm" / "disk")
     (imports / "vm" / "disk").unlink()
     with pytest.raises(DiskReadFailed, match="is not there"):

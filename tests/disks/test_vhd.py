@@ -104,7 +104,7 @@ def test_the_holes_of_a_fixed_image_are_zeros(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("creator", [b"vpc ", b"qemu", b"vbox", b"win ", b"tap\0", b"xyz "])
-def test_current_size_is_the_size_whoever_made_it(tmp_path: Path, creator: bytes) -> None:
+def test_current_size_is_the_size_for_images_of_any_program(tmp_path: Path, creator: bytes) -> None:
     """A geometry of 2 cylinders, 4 heads and 17 sectors is less than the disk, and no creator makes that the truth."""
     image = Vhd(100_352, kind=FIXED, creator=creator, geometry=0x0002_0411)
     (tmp_path / "disk.vhd").write_bytes(image.file(0))

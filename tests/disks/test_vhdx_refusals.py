@@ -212,7 +212,7 @@ MENDED: dict[str, Spoil] = {
 
 
 @pytest.mark.parametrize("what", MENDED)
-def test_read_all_the_same_is(tmp_path: Path, what: str) -> None:
+def test_read_nevertheless_is(tmp_path: Path, what: str) -> None:
     image = make(tmp_path)
     MENDED[what](image)
     reader = open_vhdx(image.path)

@@ -363,7 +363,7 @@ def test_what_one_says_of_a_member_while_another_moves_it_is_not_lost(night: Nig
     assert change_members(rows, made.id, [known], {S.SYNCING}, {"state": S.FAILED}) == []
 
 
-def test_a_member_that_another_host_moves_on_at_that_moment_is_given_back_all_the_same(night: Night) -> None:
+def test_a_member_that_another_host_moves_on_at_that_moment_is_given_back_nevertheless(night: Night) -> None:
     made = night.waves.create(wave({"id": "db"}))
     rows, job_id = night.store.waves, uuid4()
     (known,) = night.waves.whole(made.id).members
@@ -393,7 +393,7 @@ def test_a_guest_that_was_not_healthy_is_looked_at_again_when_it_is_retried(nigh
     assert len(night.store.documents(limit=10)[0]) == 2
 
 
-def test_a_member_of_a_group_that_was_given_back_begins_anew_when_it_is_retried(night: Night) -> None:
+def test_a_member_of_a_group_that_was_given_back_starts_over_when_it_is_retried(night: Night) -> None:
     night.vms("db")
     made = night.waves.create(wave({"id": "db", "checks": [SICK]}, on_failure="roll_back"))
     night.waves.go(made.id)
@@ -430,7 +430,7 @@ def _destroyed(house: House, job: Migration) -> None:
         house.destination.destroy(volume)
 
 
-def test_a_member_whose_failed_job_was_removed_begins_anew(night: Night) -> None:
+def test_a_member_whose_failed_job_was_removed_starts_over(night: Night) -> None:
     night.vms("db")
     night.house.hypervisor.fail = "boot"
     made = night.waves.create(wave({"id": "db"}))

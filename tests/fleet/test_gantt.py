@@ -39,7 +39,7 @@ def test_a_fleet_has_a_row_a_host_and_a_bounded_size() -> None:
     assert len(picture) < 600_000
 
 
-def test_names_of_strangers_are_text() -> None:
+def test_names_of_others_are_text() -> None:
     at = datetime(2026, 12, 1, tzinfo=UTC)
     bad = "<script>alert('&\"')</script>\x00\x1b"
     one = MemberForecast(id=bad, source_host=bad, destination=bad, begins_at=at, ready_at=at, planned_at=at, reason=bad)

@@ -115,7 +115,7 @@ def night(tmp_path: Path) -> Iterator[HookedNight]:
     made.close()
 
 
-def test_a_wave_tells_its_webhook_each_event_in_order_and_signed(night: HookedNight, receiver: Receiver) -> None:
+def test_a_wave_sends_its_webhook_each_event_in_order_and_signed(night: HookedNight, receiver: Receiver) -> None:
     night.vms("db")
     made = night.hooked({"url": receiver.url, "secret": SECRET, "required": True})
     night.waves.go(made.id)
@@ -153,7 +153,7 @@ def _approval(approver: str) -> Any:
     return ApprovalRequest(approver=approver)
 
 
-def test_a_canary_that_waits_for_approval_is_told_once(night: HookedNight, receiver: Receiver) -> None:
+def test_a_canary_that_waits_for_approval_is_reported_once(night: HookedNight, receiver: Receiver) -> None:
     night.vms("db", "web")
     hook = {"url": receiver.url, "secret": SECRET, "events": ["canary_waits"]}
     made = night.waves.create(wave({"id": "db"}, {"id": "web"}, hooks=[hook], canary={"count": 1, "gate": "approval"}))
@@ -164,9 +164,7 @@ def test_a_canary_that_waits_for_approval_is_told_once(night: HookedNight, recei
     assert [one.event for one in night.deliveries(made.id)] == ["canary_waits"]
 
 
-def test_a_server_that_is_down_is_asked_again_with_growing_pauses_by_whoever_runs_then(
-    night: HookedNight, receiver: Receiver
-) -> None:
+def test_a_server_that_is_down_is_asked_again_with_growing_pauses_by_any_host(night: HookedNight, receiver: Receiver) -> None:
     made = night.hooked({"url": receiver.url, "secret": SECRET})
     night.waves.go(made.id)
     receiver.answers = [503] * 15
@@ -199,7 +197,7 @@ def test_a_sender_that_dies_after_it_took_a_delivery_leaves_it_to_the_next(night
 
 
 @pytest.mark.parametrize("status", [404, 302])
-def test_what_no_other_attempt_would_mend_is_given_up_and_stops_nothing(
+def test_what_no_other_attempt_would_repair_is_given_up_and_stops_nothing(
     night: HookedNight, receiver: Receiver, status: int
 ) -> None:
     made = night.hooked({"url": receiver.url, "secret": SECRET})
@@ -239,7 +237,7 @@ def test_a_webhook_goes_only_where_the_guard_allows(night: HookedNight, receiver
     assert GIVEN_UP_AFTER_S > 3600
 
 
-def test_what_is_secret_is_sealed_and_is_sealed_anew_with_the_key(night: HookedNight, receiver: Receiver) -> None:
+def test_what_is_secret_is_sealed_and_is_sealed_again_with_the_key(night: HookedNight, receiver: Receiver) -> None:
     made = night.hooked({"url": receiver.url, "secret": SECRET})
     night.waves.go(made.id)
     with night.store.wave_hooks._reading() as db:

@@ -67,12 +67,12 @@ def test_a_cycle_is_named_in_full(made: object, shown: str) -> None:
         order(made)  # type: ignore[arg-type]
 
 
-def test_who_waits_for_his_own_group_is_told() -> None:
+def test_who_waits_for_his_own_group_is_reported() -> None:
     [(_, detail, _)] = told(wave(member("a", "g", group="g"), groups=[Group(name="g")]))
     assert detail == "'a' waits for itself in the end: a → g (group) → a"
 
 
-def test_each_wrong_name_is_told_with_the_nearest() -> None:
+def test_each_wrong_name_is_reported_with_the_nearest() -> None:
     made = wave(
         member("db-1"),
         member("app", "db-11", group="dta", window_id="nite"),
@@ -88,7 +88,7 @@ def test_each_wrong_name_is_told_with_the_nearest() -> None:
     ]
 
 
-def test_what_stands_twice_is_told() -> None:
+def test_what_stands_twice_is_reported() -> None:
     made = wave(
         member("a"),
         member("a", plan=plan("other")),
@@ -122,7 +122,7 @@ def test_a_group_that_cuts_over_together_has_one_window() -> None:
     assert told(wave(*made, groups=[Group(name="g", rule="apart")], windows=windows)) == []
 
 
-def test_a_broken_wave_of_thousands_is_told_of_shortly() -> None:
+def test_a_broken_wave_of_thousands_is_reported_in_short() -> None:
     assert len(problems(wave(*[member(f"m{n}", "nobody", plan=plan(f"{n}")) for n in range(1000)]))) == PROBLEMS_MAX
 
 
@@ -146,7 +146,7 @@ def test_a_wave_has_an_order_or_a_cycle_that_is_one(edges: list[tuple[int, int]]
         assert all(place[f"m{b}"] < place[f"m{a}"] for a, names in after.items() for b in names)
 
 
-def test_a_member_that_is_called_as_its_own_group_is_told_and_no_cycle_is_looked_for() -> None:
+def test_a_member_that_is_called_as_its_own_group_is_reported_and_no_cycle_is_looked_for() -> None:
     found = problems(wave(member("db", group="db"), groups=[Group(name="db")]))
     assert "is the name of a group too" in found[0].detail
     assert "called" in problems(wave(member("db", group="db")))[0].detail

@@ -32,7 +32,7 @@ def test_large_vms_are_placed_first() -> None:
     assert all(one.host is not None for one in found.values())
 
 
-def test_why_nobody_takes_it_is_told_by_cause() -> None:
+def test_why_nobody_takes_it_is_reported_by_cause() -> None:
     hosts = [
         *(host(f"kvm{n}", memory=4, networks=frozenset({"lan"})) for n in (1, 2)),
         host("kvm3", networks=frozenset({"lan"}), space=10),

@@ -100,7 +100,7 @@ def on(name: str, network: str) -> MigrationPlan:
     return plan(name).model_copy(update={"target": Target(network_map=(NetworkMap(source="lan", target=network),))})
 
 
-def test_members_are_placed_evenly_and_the_rest_is_told_why(site: Site) -> None:
+def test_members_are_placed_evenly_and_the_rest_have_a_reason(site: Site) -> None:
     wave_id = site.begun(wave(*(member(f"m{n}") for n in range(9))))
     why = site.look(wave_id)
     placed = site.hosts_of(wave_id)

@@ -65,7 +65,7 @@ def test_a_wave_that_has_not_begun_has_a_report_too() -> None:
     assert "draft" in as_html(report)
 
 
-def test_names_of_strangers_are_text() -> None:
+def test_names_of_others_are_text() -> None:
     bad = "<script>alert('&')</script>"
     report = report_of(wave(name=bad, reason=bad), [moved("a", vm=f"=cmd {bad}", cause=f"{bad}\x1b")])
     page = as_html(report)

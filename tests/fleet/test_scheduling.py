@@ -85,7 +85,7 @@ def test_a_cut_over_waits_for_its_window_and_for_one_that_it_fits_into() -> None
     assert ask(made, late - timedelta(minutes=5), a=S.READY)[0].cut_over == ("a",)
 
 
-def test_a_window_that_is_over_or_locked_out_is_told() -> None:
+def test_a_window_that_is_over_or_locked_out_is_reported() -> None:
     once = SATURDAYS.model_copy(update={"rrule": None})
     made = wave(member("a", window_id="sat"), windows=[once])
     later = NIGHT + timedelta(days=2)

@@ -75,7 +75,7 @@ def test_a_csv_as_others_save_it(encoding: str) -> None:
     assert found.facts["B-ro"].used_bytes == 1024 * MIB
 
 
-def test_every_mistake_is_told_by_row_and_column() -> None:
+def test_every_mistake_is_reported_by_row_and_column() -> None:
     found = told(
         "id,vm,vcenter,vm_id,app,depends_on,window,priority,outage_budget_min,rule,checks\n"
         "a,wikki,,,,,,,,,\n"
@@ -186,7 +186,7 @@ def test_texts_that_cells_share_as_excel_writes_them() -> None:
     assert answer["sheets"] == [{"name": "vInfo", "rows": [(3, {1: "VM"}), (5, {1: "wiki", 2: "True"})]}]
 
 
-def test_what_the_caged_child_says_is_told() -> None:
+def test_what_the_caged_child_says_is_reported() -> None:
     with pytest.raises(BadRequest, match="the spreadsheet cannot be read: DTDForbidden"):
         take_in(repacked(sheet1=BOMB), KNOWN)
 

@@ -281,7 +281,7 @@ def test_a_user_who_is_allowed_does_all_of_it(as_user: Callable[[Callable[[], No
     assert zfs("list", "-Hp", "-o", "name", "-r", dataset).split() == [dataset, f"{dataset}/migrations"]
 
 
-def test_a_user_who_is_not_allowed_is_told_so(as_user: Callable[[Callable[[], None]], str]) -> None:
+def test_a_user_without_the_right_gets_an_error_that_names_it(as_user: Callable[[Callable[[], None]], str]) -> None:
     def work() -> None:
         destination = ZfsDestination(POOL, "forbidden")
         try:

@@ -65,9 +65,7 @@ def test_disks_are_served_by_one_process_until_they_are_ended(exports: ProcessEx
     exports.end("job")
 
 
-def test_qemus_user_gets_to_the_sockets_whoever_made_them_and_by_whatever_umask(
-    exports: ProcessExports, source: RawSpec
-) -> None:
+def test_qemus_user_reaches_the_sockets_of_any_user_and_umask(exports: ProcessExports, source: RawSpec) -> None:
     given: list[str] = []
     folder = exports.folder("job")
     own = ProcessExports(lambda: folder.parent.parent, give=lambda path: given.append(path.name))
@@ -158,7 +156,7 @@ def test_it_outlives_who_asked_for_it(exports: ProcessExports, source: RawSpec) 
     assert _read(exports) == CONTENT
 
 
-def test_what_cannot_be_served_is_told(exports: ProcessExports, source: RawSpec, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_reported(exports: ProcessExports, source: RawSpec, tmp_path: Path) -> None:
     with pytest.raises(DiskReadFailed):
         exports.serve("job", [RawSpec(path=str(tmp_path / "gone"))])
     with pytest.raises(MalformedArchive):

@@ -83,7 +83,7 @@ def test_a_fenced_host_commits_nothing(store: Store, other: Store, kept: Kept) -
     assert [job.id for job in other.unended()] == [first.id]
 
 
-def test_a_fenced_host_that_is_alive_ends_its_jobs_and_begins_anew(store: Store, other: Store, kept: Kept) -> None:
+def test_a_fenced_host_that_is_alive_ends_its_jobs_and_starts_over(store: Store, other: Store, kept: Kept) -> None:
     other.hosts.fence("a")
     assert other.hosts.all()[0].fenced == "operator"
     kept.lease.renew()

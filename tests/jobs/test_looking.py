@@ -176,7 +176,7 @@ def test_files_beyond_the_root_are_not_believed(spec: object, root: Root) -> Non
         vouch(spec, root)
 
 
-def test_files_beneath_the_root_are() -> None:
+def test_files_under_the_root_are() -> None:
     vouch(ImageSpec(format="vmdk", over=RawSpec(path="/imports/a"), root="/imports", name="a"), Path("/imports"))
     vouch(RawSpec(path="a/b", remote=ELSEWHERE), ELSEWHERE)
 

@@ -80,7 +80,7 @@ def test_a_host_that_died_keeps_its_slots_until_its_lease_is_over(store: Store) 
     assert take(store, waits, ESX1, host="b")
 
 
-def test_a_host_that_begins_anew_has_no_slots_left_and_one_that_is_fenced_takes_none(store: Store) -> None:
+def test_a_host_that_starts_over_has_no_slots_left_and_one_that_is_fenced_takes_none(store: Store) -> None:
     store.write_under(store.hosts.begin("a", ttl_s=1000, document="{}"))
     assert take(store, uuid4(), ESX1)
     assert not take(store, uuid4(), destination("none", most=0))
@@ -178,7 +178,7 @@ def test_a_slot_that_is_left_is_given_on_at_once_and_what_a_lost_run_left_goes_w
     assert not store.slots.has_any(first)
 
 
-def test_an_error_is_told_though_the_store_is_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_reported_though_the_store_is_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that was cancelled, because the lease is lost, must not go on for it."""
 
     def away(*_: object) -> None:

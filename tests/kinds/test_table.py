@@ -26,5 +26,5 @@ def test_every_target_of_a_restore_has_a_line() -> None:
     assert {kind.way.partition(",")[0] for kind in KINDS if kind.name == "restore"} == set(targets)
 
 
-def test_each_line_is_told_from_the_others() -> None:
+def test_each_line_is_reported_from_the_others() -> None:
     assert len({str(kind) for kind in KINDS}) == len(KINDS)

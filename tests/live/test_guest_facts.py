@@ -56,7 +56,7 @@ DOCUMENTS = {
     ],
     ids=["xen", "hyperv", "proxmox"],
 )
-def test_a_guest_that_moved_is_the_one_that_its_platform_told_of(told: dict[str, str]) -> None:
+def test_a_moved_guest_has_the_facts_that_its_platform_gave(told: dict[str, str]) -> None:
     assert {"host name", "system", "kernel", f"addresses of {MAC}"} == told.keys()
     rows = compared(told, HERE, ())
     assert {one.grade for one in rows} <= {"same", "expected"}, rows

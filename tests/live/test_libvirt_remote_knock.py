@@ -29,7 +29,7 @@ JOB = "<domainbackup mode='pull'><disks><disk name='vda' backup='yes' exportname
         ("qemu+tls://kvm7/system", None, SnapshotFailed, None),
     ],
 )
-def test_a_closed_socket_is_told_by_what_is_known(
+def test_a_closed_socket_is_reported_by_what_is_known(
     tmp_path: Path, endpoint: str, listed: str | None, expected: type[SynvirtError], hint: str | None
 ) -> None:
     try:

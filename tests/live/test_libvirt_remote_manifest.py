@@ -149,7 +149,7 @@ def test_xml_that_libvirt_would_not_write_is_refused(xml: str) -> None:
         "<domain><vcpu>1e9</vcpu><memory unit='furlong'>1</memory><cpu><topology cores='x'/></cpu></domain>",
     ],
 )
-def test_a_domain_that_says_little_is_described_all_the_same(xml: str) -> None:
+def test_a_domain_that_says_little_is_described_nevertheless(xml: str) -> None:
     found = manifest(parse(xml), seen())
     assert found.cpu_count >= 1
     assert found.memory_bytes >= 0

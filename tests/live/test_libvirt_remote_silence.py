@@ -105,7 +105,7 @@ def test_a_session_closes_though_its_call_does_not_end(
     asyncio.run(session())
 
 
-def test_what_comes_too_late_is_handed_to_whoever_clears_it_away() -> None:
+def test_what_comes_too_late_is_handed_to_the_cleanup() -> None:
     go_on, cleared = threading.Event(), threading.Event()
     late: list[str] = []
 

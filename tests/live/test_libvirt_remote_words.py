@@ -46,7 +46,7 @@ def test_a_refusal_that_is_known_says_what_to_do(said: str, told: str | None) ->
         ("Xen", 9_000_000, False, False),
     ],
 )
-def test_a_host_that_cannot_be_read_is_told_before_its_guest_is_shut_down(
+def test_a_host_that_cannot_be_read_is_reported_before_its_guest_is_shut_down(
     kind: str, version: int, warm: bool, readable: bool
 ) -> None:
     adapter = LibvirtRemote(SourceAccess("qemu:///system"))

@@ -163,7 +163,7 @@ def test_what_does_not_come_along_is_a_concern_with_its_name(cluster: Prisms, wh
         ({"tools": True, "power": "OFF"}, "They are installed, and do not freeze its file systems: it does not run."),
     ],
 )
-def test_the_state_of_guest_tools_is_told(cluster: Prisms, which: str, fields: dict[str, Any], state: str) -> None:
+def test_the_state_of_guest_tools_is_reported(cluster: Prisms, which: str, fields: dict[str, Any], state: str) -> None:
     vm = machine(cluster, **fields)
     manifest = ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id))
     assert [one.assessment for one in manifest.concerns if one.id == "nutanix.guest_tools"] == [state]
@@ -188,7 +188,7 @@ def test_versions_are_asked_and_not_guessed(cluster: Prisms, negotiates: bool, m
     assert f"central GET /api/vmm/v4.{min(minor, 3)}/ahv/config/vms" in cluster.seen
 
 
-def test_who_answers_and_which_ways_are_open_is_told(by_nfs: Prisms) -> None:
+def test_who_answers_and_which_ways_are_open_is_reported(by_nfs: Prisms) -> None:
     machine(by_nfs)
     open_ways: dict[tuple[str, ...], dict[str, bool]] = {}
     for which in (("central",), ("element",), ("central", "element")):
@@ -212,7 +212,7 @@ def checks(prisms: Prisms, which: str = "central") -> dict[str, tuple[bool, bool
     return {check.name: (check.ok, check.warning, check.detail) for check in about.checks}
 
 
-def test_a_role_is_told_by_its_name(cluster: Prisms) -> None:
+def test_a_role_is_reported_by_its_name(cluster: Prisms) -> None:
     machine(cluster)
     assert checks(cluster)["role"] == (True, False, "mover has the role Prism Admin")
     cluster.central.roles = ["Prism Viewer"]
@@ -223,7 +223,7 @@ def test_a_role_is_told_by_its_name(cluster: Prisms) -> None:
     assert checks(cluster)["role"] == (True, True, "mover has the role our movers, of which nothing is known here")
 
 
-def test_a_role_that_nobody_tells_is_no_obstacle(cluster: Prisms) -> None:
+def test_a_role_that_is_not_known_is_no_obstacle(cluster: Prisms) -> None:
     """It comes by a group; it may not be seen; an older Prism Central has no roles of v4."""
     machine(cluster)
     cluster.central.by_group = True
@@ -263,7 +263,7 @@ def test_a_start_that_moves_no_clock_is_seen_by_the_clusters_counter(cluster: Pr
         assert before != ask(cluster.access(*which), lambda adapter: adapter.last_start(vm.id))
 
 
-def test_a_wrong_password_is_told_at_the_login(cluster: Prisms) -> None:
+def test_a_wrong_password_is_reported_at_the_login(cluster: Prisms) -> None:
     for which in ("central", "element"):
         with pytest.raises(AuthFailed):
             ask(cluster.access(which, password="wrong"), lambda adapter: adapter.list_vms())
@@ -275,7 +275,7 @@ def test_half_a_login_of_elements_is_refused(cluster: Prisms) -> None:
         PrismApi(replace(access, credentials={**access.credentials, "element_user": "admin"}))
 
 
-def test_a_server_that_is_no_prism_is_told(cluster: Prisms) -> None:
+def test_a_server_that_is_no_prism_is_reported(cluster: Prisms) -> None:
     cluster.fault("/", "404", 100)
     with pytest.raises(Internal, match="neither"):
         ask(cluster.access("central"), lambda adapter: adapter.list_vms())
@@ -288,14 +288,14 @@ def test_passing_trouble_is_asked_again(cluster: Prisms, status: str) -> None:
     assert ask(cluster.access("central"), lambda adapter: adapter.inspect(vm.id)).name == "web"
 
 
-def test_trouble_that_stays_is_told_with_its_words(cluster: Prisms) -> None:
+def test_trouble_that_stays_is_reported_with_its_words(cluster: Prisms) -> None:
     vm = machine(cluster)
     cluster.fault("GET .*vms/", "503", 1000)
     with pytest.raises(SourceUnreachable, match="503, a fault of the test's"):
         ask(cluster.access("central"), lambda adapter: adapter.inspect(vm.id))
 
 
-def test_a_vm_that_changed_meanwhile_is_looked_at_anew(cluster: Prisms) -> None:
+def test_a_vm_that_changed_meanwhile_is_looked_at_again(cluster: Prisms) -> None:
     """412: somebody else changed it between our look and our wish."""
     vm = machine(cluster)
     cluster.fault("POST .*/shutdown", "412", 2)
@@ -390,7 +390,7 @@ def test_snapshots_expire_by_themselves_where_nobody_comes_back(by_nfs: Prisms) 
     assert 0 < expires / 1000 - time.time() < 2.1 * 86400
 
 
-def test_a_token_that_runs_out_in_the_middle_is_fetched_anew(by_iscsi: Prisms) -> None:
+def test_a_token_that_runs_out_in_the_middle_is_fetched_again(by_iscsi: Prisms) -> None:
     """And the answer's pages go on where they were."""
     by_iscsi.central.token_uses = 1
     vm = by_iscsi.state.add_vm("web", {"scsi.0": b"".join((os.urandom(BLOCK), bytes(BLOCK))[part % 2] for part in range(40))})
@@ -470,7 +470,7 @@ def test_a_download_that_is_cut_says_where(cluster: Prisms) -> None:
         open_reader(spec)
 
 
-def test_a_way_that_the_operator_chose_and_that_is_not_open_is_told_before_the_job(cluster: Prisms) -> None:
+def test_a_way_that_the_operator_chose_and_that_is_not_open_is_reported_before_the_job(cluster: Prisms) -> None:
     vm = machine(cluster)
     manifest = ask(cluster.access("central", transport="nfs"), lambda adapter: adapter.inspect(vm.id))
     assert (manifest.concerns[0].category, manifest.cbt_available) == ("Critical", False)
@@ -480,7 +480,7 @@ def test_a_way_that_the_operator_chose_and_that_is_not_open_is_told_before_the_j
 # ── who is let in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_host_that_is_not_on_the_allow_list_is_told_when_the_job_is_planned(by_nfs: Prisms) -> None:
+def test_a_host_that_is_not_on_the_allow_list_is_reported_when_the_job_is_planned(by_nfs: Prisms) -> None:
     vm = machine(by_nfs)
     by_nfs.state.cluster_list.clear()
     by_nfs.state.on_list()
@@ -530,7 +530,7 @@ def test_a_list_that_was_put_back_is_not_put_back_twice(by_nfs: Prisms, tmp_path
     assert list(own.iterdir()) == []
 
 
-def test_a_cluster_that_lets_a_strangers_mount_hang_is_told_in_time(by_nfs: Prisms) -> None:
+def test_a_cluster_that_lets_a_strangers_mount_hang_is_reported_in_time(by_nfs: Prisms) -> None:
     """As Nutanix does: it takes the connection, and says nothing."""
     vm = machine(by_nfs)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -541,7 +541,7 @@ def test_a_cluster_that_lets_a_strangers_mount_hang_is_told_in_time(by_nfs: Pris
     assert time.monotonic() - began < 60  # its limit is 10 s; this machine may be busy
 
 
-def test_a_file_that_goes_while_it_is_read_is_told_and_does_not_hang(by_nfs: Prisms) -> None:
+def test_a_file_that_goes_while_it_is_read_is_reported_and_does_not_hang(by_nfs: Prisms) -> None:
     """Its export goes, and with it the handle that we read by."""
     vm = machine(by_nfs)
     spec = ask(by_nfs.access("element"), lambda adapter: opened(adapter, vm.id))

@@ -155,7 +155,7 @@ def test_a_snapshot_that_others_removed_costs_one_comparison(house: Made, by_nfs
     assert by_nfs.names() == []
 
 
-def test_a_cluster_that_fails_over_for_longer_than_a_request_waits_is_waited_for_and_told(
+def test_a_cluster_that_fails_over_for_longer_than_a_request_waits_is_waited_for_and_reported(
     house: Made, by_nfs: Prisms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two passes its Prism answers 503, and its NFS server nothing: the job says so, and goes on."""

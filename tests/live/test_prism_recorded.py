@@ -87,7 +87,7 @@ def test_a_real_v3_vm_is_read() -> None:
     assert (nic.mac, nic.network, nic.ip_addresses) == ("50:6b:8d:24:19:54", "vlan173", ("10.23.129.96",))
 
 
-def test_a_real_refusals_words_are_told() -> None:
+def test_a_real_refusals_words_are_reported() -> None:
     answer = Answer(404, {"content-type": "application/json"}, json.dumps(RECORDED["v3 refusal"]).encode())
     assert words_of(answer) == "image : c4f95410-57e2-4327-a030-d553743b77ab does not exist.; INVALID_ARGUMENT"
 

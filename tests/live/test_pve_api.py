@@ -59,7 +59,7 @@ def test_a_token_and_a_password_both_get_in_and_may_write(server: PveServer, cre
     "credentials",
     [{**TOKEN, "token_secret": "wr0ng"}, {**PASSWORD, "password": "wr0ng"}, {**TOKEN, "token_id": "mover@pve!other"}],
 )
-def test_refused_credentials_are_told_without_them(server: PveServer, credentials: dict[str, str]) -> None:
+def test_refused_credentials_are_reported_without_them(server: PveServer, credentials: dict[str, str]) -> None:
     with pytest.raises(AuthFailed) as refused:
         ask(access(server, credentials), lambda adapter: adapter.list_vms())
     assert "wr0ng" not in f"{refused.value} {refused.value.hint}"
@@ -159,7 +159,7 @@ def test_a_vm_that_is_moved_while_it_is_asked_is_not_gone(
 # ── what we may ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_each_missing_privilege_is_told_by_name_and_path(server: PveServer) -> None:
+def test_each_missing_privilege_is_reported_by_name_and_path(server: PveServer) -> None:
     server.cluster.users["mover@pve!synvirt"].acl = {"/vms": frozenset({"VM.Audit"}), "/": frozenset({"Sys.Audit"})}
     about = ask(access(server), lambda adapter: adapter.about())
     lacking = {check.name for check in about.checks if not check.ok}
@@ -206,7 +206,7 @@ def test_thousands_of_vms_are_found_with_one_question(server: PveServer) -> None
     assert (found, asked) == (MANY + 1, 1)
 
 
-def test_a_container_is_told_apart(server: PveServer) -> None:
+def test_a_container_is_distinguished(server: PveServer) -> None:
     server.cluster.containers[200] = "pve1"
     assert [row.vm_id for row in ask(access(server), lambda adapter: adapter.list_vms())] == ["100"]
     with pytest.raises(VmNotFound, match="container"):
@@ -225,7 +225,7 @@ def test_a_node_that_is_off_is_waited_for(server: PveServer) -> None:
         ask(access(server), lambda adapter: adapter.inspect("100"))
 
 
-def test_the_agent_tells_system_and_addresses(server: PveServer) -> None:
+def test_the_agent_gives_system_and_addresses(server: PveServer) -> None:
     server.cluster.vms[100].config["net0"] = "virtio=BC:24:11:00:00:01,bridge=vmbr0,tag=7"
     machines = server.cluster.machines
     assert isinstance(machines, Paper)
@@ -255,7 +255,7 @@ def test_a_locked_vm_is_waited_for(server: PveServer) -> None:
         ask(access(server), lambda adapter: adapter.power_on("100"))
 
 
-def test_a_task_that_fails_is_told_in_its_own_words(server: PveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_fails_is_reported_in_its_own_words(server: PveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_vmid: int) -> None:
         raise RuntimeError("start failed: QEMU exited with code 1")
 
@@ -271,7 +271,7 @@ def test_a_vm_under_ha_is_started_by_the_manager(server: PveServer) -> None:
     assert server.cluster.vms[100].ha == "started"
 
 
-def test_each_start_is_told_apart_and_nothing_else(server: PveServer) -> None:
+def test_each_start_is_distinguished_and_nothing_else(server: PveServer) -> None:
     vm = server.cluster.vms[100]
 
     def last() -> str:

@@ -126,7 +126,7 @@ def test_concerns(config: dict[str, Any], concern: str) -> None:
     assert concern in {one.id for one in read(config).concerns}
 
 
-def test_each_key_of_the_vendors_schema_is_read_or_told_of_or_left_out_for_a_reason() -> None:
+def test_each_key_of_the_vendors_schema_is_read_or_reported_or_left_out_for_a_reason() -> None:
     said = schema.loaded()["paths"]["/nodes/{node}/qemu/{vmid}/config"]
     keys_of_all = {*said["POST"]["params"], *said["GET"].get("returns", {}).get("properties", {})}
     assert {key for key in keys_of_all if keys.kind(key) not in keys._ALL} == set()

@@ -20,7 +20,7 @@ def test_a_session_keeps_its_folder_and_takes_it_along(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["before it is opened", "before it is locked"])
-def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool
 ) -> None:
     """Another session's sweep finds it unlocked, as a killed service would have left it."""

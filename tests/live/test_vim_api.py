@@ -126,7 +126,7 @@ def test_a_datastores_space_is_looked_at(platform: VCenter, disk: Path, monkeypa
     assert "vim.store_full:LocalDS_0" in [concern.id for concern in concerns]
 
 
-def test_folders_are_told_but_for_those_that_nobody_named(platform: VCenter, disk: Path) -> None:
+def test_folders_are_reported_but_for_those_that_nobody_named(platform: VCenter, disk: Path) -> None:
     """One that somebody did call «vm», and one with a slash."""
 
     async def use(adapter: VimApi) -> str:
@@ -159,7 +159,7 @@ def test_a_manifest_has_what_the_platform_knows(platform: VCenter, disk: Path) -
     assert [concern.id for concern in manifest.concerns] == ["vim.read_by"]
 
 
-def test_networks_and_names_are_told_as_people_know_them(platform: VCenter, disk: Path) -> None:
+def test_networks_and_names_are_reported_as_people_know_them(platform: VCenter, disk: Path) -> None:
     """A distributed port group, which its card knows by a key; one of NSX, which it knows by an id; a name with a slash."""
 
     async def renamed(adapter: VimApi) -> VmManifest:
@@ -176,7 +176,7 @@ def test_networks_and_names_are_told_as_people_know_them(platform: VCenter, disk
     assert ask(platform.access(), lambda adapter: adapter.list_vms())[0].name == "web/01"
 
 
-def test_a_network_that_is_not_for_us_to_see_is_told_by_what_its_card_holds(
+def test_a_network_that_is_not_for_us_to_see_is_reported_by_what_its_card_holds(
     platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("synvirt.live.vsphere.session.VimSession.each", lambda *_, **__: {})
@@ -208,7 +208,7 @@ def test_a_privilege_that_is_missing_is_a_failed_check(platform: VCenter) -> Non
         ("VApp.Export,Datastore.Browse", {"transport": "lease"}, ["VApp.Export"], []),
     ],
 )
-def test_without_files_an_export_lease_is_told_as_the_way_that_is_left(
+def test_without_files_an_export_lease_is_reported_as_the_way_that_is_left(
     platform: VCenter, denied: str, options: dict[str, str], failed: list[str], warned: list[str]
 ) -> None:
     platform.fault("HasPrivilegeOnEntities", f"deny:{denied}")
@@ -428,7 +428,7 @@ class TestDatastoreReader(ReaderContract):
 @pytest.mark.parametrize(
     ("status", "told"), [(200, "ranges"), (302, "302"), (403, "Datastore.Browse"), (416, "shorter than the disk")]
 )
-def test_an_answer_that_is_no_range_is_told_by_what_it_means(
+def test_an_answer_that_is_no_range_is_reported_by_what_it_means(
     platform: VCenter, spec: DatastoreSpec, status: int, told: str
 ) -> None:
     platform.fault("folder", f"status:{status}")
@@ -436,7 +436,7 @@ def test_an_answer_that_is_no_range_is_told_by_what_it_means(
         open_reader(spec)
 
 
-def test_a_file_that_its_host_cannot_open_is_told_from_a_moments_trouble(platform: VCenter, spec: DatastoreSpec) -> None:
+def test_a_file_that_its_host_cannot_open_is_reported_from_a_moments_trouble(platform: VCenter, spec: DatastoreSpec) -> None:
     """vCenter answers 500 for both: an answer to the last of some tries is none of the host's moods."""
     platform.fault("folder", "status:500", times=3)
     reader = open_reader(spec)
@@ -527,7 +527,7 @@ def test_a_certificate_that_changed_gets_no_password(platform: VCenter, spec: Da
     assert platform.calls("Login") == before
 
 
-def test_a_session_that_was_lost_is_made_anew(platform: VCenter, disk: Path) -> None:
+def test_a_session_that_was_lost_is_made_again(platform: VCenter, disk: Path) -> None:
     async def use(adapter: VimApi) -> bytes:
         spec, _ = await opened(adapter, "synvirt-a-1")
         reader = open_reader(spec)
@@ -550,7 +550,7 @@ def test_a_password_that_was_changed_meanwhile(platform: VCenter, spec: Datastor
         open_reader(replace(spec, password="0ld"))
 
 
-def test_a_task_that_fails_is_told_with_the_platforms_words(platform: VCenter, disk: Path) -> None:
+def test_a_task_that_fails_is_reported_with_the_platforms_words(platform: VCenter, disk: Path) -> None:
     platform.fault("PowerOffVM_Task", "task:SystemError")
     platform.fault("ShutdownGuest", "ToolsUnavailable")
     with pytest.raises(Internal, match="power it off"):
@@ -604,7 +604,7 @@ BUSY = (
 
 
 @pytest.mark.parametrize("kind", BUSY)
-def test_what_passes_by_itself_is_asked_again_wherever_it_is_told(kind: str) -> None:
+def test_what_passes_by_itself_is_asked_again_wherever_it_is_reported(kind: str) -> None:
     """By a call, and by a task that it started."""
     vmware = library()
     fault = getattr(vmware.vim.fault, kind, None) or getattr(vmware.vmodl.fault, kind)
@@ -817,7 +817,7 @@ def test_a_file_that_is_gone_is_no_network_trouble(platform: VCenter, spec: Data
         open_reader(spec)
 
 
-def test_a_snapshot_that_somebody_removed_is_to_be_taken_anew(platform: VCenter, disk: Path) -> None:
+def test_a_snapshot_that_somebody_removed_is_to_be_taken_again(platform: VCenter, disk: Path) -> None:
     async def use(adapter: VimApi) -> None:
         snapshot = await adapter.snapshot(VM, "synvirt-a-1")
         one = (await adapter.inspect(VM)).disks[0]
@@ -852,7 +852,7 @@ def test_disks_that_cannot_be_consolidated_are_no_failure_and_tried_again(platfo
     assert "vim.consolidation" not in [one.id for one in ask(platform.access(), lambda adapter: adapter.inspect(VM)).concerns]
 
 
-def test_a_session_that_was_lost_is_made_anew_once_however_many_ask(platform: VCenter) -> None:
+def test_a_session_that_was_lost_is_made_again_once_however_many_ask(platform: VCenter) -> None:
     async def use(adapter: VimApi) -> None:
         before = platform.calls("Login")
         for number in range(1, 4):
@@ -863,7 +863,7 @@ def test_a_session_that_was_lost_is_made_anew_once_however_many_ask(platform: VC
     ask(platform.access(), use)
 
 
-def test_a_session_is_kept_alive_and_made_anew_while_nobody_asks(platform: VCenter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_kept_alive_and_made_again_while_nobody_asks(platform: VCenter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synvirt.live.vsphere.adapter.KEEP_ALIVE_S", 0.05)
 
     async def use(adapter: VimApi) -> None:

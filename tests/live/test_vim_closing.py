@@ -46,7 +46,7 @@ def test_a_snapshot_that_nobody_waits_for_is_not_made(
     assert platform.calls("CreateSnapshot_Task") == asked
 
 
-def test_what_is_asked_of_a_closed_session_is_refused(platform: VCenter) -> None:
+def test_a_request_to_a_closed_session_is_refused(platform: VCenter) -> None:
     async def use() -> None:
         adapter = VimApi(platform.access())
         await adapter.connect()

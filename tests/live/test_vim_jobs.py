@@ -360,7 +360,7 @@ def test_a_second_reset_ends_the_job_and_leaves_the_source_as_it_was(house: VimH
 
 @pytest.mark.parametrize("moment", ["while it is opened", "while it is copied"])
 @pytest.mark.parametrize("cause", ["its VM moved", "its snapshot was removed"])
-def test_a_file_that_is_gone_is_looked_for_anew(
+def test_a_file_that_is_gone_is_looked_for_again(
     house: VimHouse, platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch, cause: str, moment: str
 ) -> None:
     """Between the question where it is, and its first byte; or by the copy worker, which knows no platform to ask."""

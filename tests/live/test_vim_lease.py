@@ -127,7 +127,7 @@ class TestReader(ReaderContract):
         return ReaderCase(open=lambda: open_reader(either), content=disk.read_bytes())
 
 
-def test_what_neither_way_reads_is_told(
+def test_what_neither_way_reads_is_reported(
     platform: VCenter, spec: LeaseSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("synvirt.disks.vsphere.exported._BUFFER_BYTES", 4096)
@@ -449,7 +449,7 @@ def test_a_host_with_another_certificate_is_sent_nothing(platform: VCenter, spec
     assert platform.calls("nfc") == before
 
 
-def test_a_host_is_known_by_the_thumbprint_that_its_platform_tells(spec: LeaseSpec, disk: Path) -> None:
+def test_a_host_is_known_by_the_thumbprint_of_its_platform(spec: LeaseSpec, disk: Path) -> None:
     assert spec.thumbprint is not None
     assert read(replace(spec, fingerprint_sha256=None, verify_tls=True))[0] == disk.read_bytes()
     with pytest.raises(SourceUnreachable, match="not trusted"):
@@ -619,7 +619,7 @@ def test_files_that_are_closed_in_the_middle_are_followed_by_a_lease_at_the_wate
     assert (platform.leases(), platform.snapshots(), platform.sessions()) == (0, [], 0)
 
 
-def test_files_that_are_closed_before_a_delta_leave_whole_disks_to_compare_and_it_is_told(
+def test_files_that_are_closed_before_a_delta_leave_whole_disks_to_compare_and_it_is_reported(
     by_any_way: VimHouse, platform: VCenter, disk: Path
 ) -> None:
     house = by_any_way
@@ -636,7 +636,9 @@ def test_files_that_are_closed_before_a_delta_leave_whole_disks_to_compare_and_i
     assert (platform.leases(), platform.snapshots(), platform.sessions()) == (0, [], 0)
 
 
-def test_files_that_are_closed_and_no_lease_either_is_told_at_once(by_any_way: VimHouse, platform: VCenter, disk: Path) -> None:
+def test_files_that_are_closed_and_no_lease_either_is_reported_at_once(
+    by_any_way: VimHouse, platform: VCenter, disk: Path
+) -> None:
     platform.fault("folder", "status:403", times=100_000)
     platform.fault("ExportSnapshot", "NoPermission", times=100)
     job = by_any_way.run(by_any_way.intake.submit(plan("Cold")).id)

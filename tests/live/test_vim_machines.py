@@ -272,7 +272,7 @@ def test_a_vm_that_another_tool_made_is_moved() -> None:
 @pytest.mark.parametrize(
     ("snapshots", "left", "told"), [(0, False, True), (1, False, False), (0, True, False)], ids=["clone", "snapshot", "left"]
 )
-def test_a_linked_clone_is_told_and_one_with_a_snapshot_is_none(snapshots: int, left: bool, told: bool) -> None:
+def test_a_linked_clone_is_reported_and_one_with_a_snapshot_is_none(snapshots: int, left: bool, told: bool) -> None:
     base = Backing(fileName="[ds1] master/master.vmdk")
     tree = vim.vm.SnapshotTree(
         snapshot=vim.vm.Snapshot("snapshot-1"), name="mine", createTime=datetime(2026, 1, 1, tzinfo=UTC), childSnapshotList=[]
@@ -287,7 +287,7 @@ def test_a_linked_clone_is_told_and_one_with_a_snapshot_is_none(snapshots: int, 
 
 
 @pytest.mark.parametrize(("days", "told"), [(6, False), (40, True)])
-def test_snapshots_that_are_old_are_told_with_their_age(days: int, told: bool) -> None:
+def test_snapshots_that_are_old_are_reported_with_their_age(days: int, told: bool) -> None:
     """The old one lies over another, in its tree: both are looked at."""
     now = datetime(2026, 3, 1, tzinfo=UTC)
     tree = [
@@ -381,7 +381,7 @@ def test_what_is_allocated_of_a_disk_is_what_all_its_files_take(files: dict[str,
         ({"web-flat.vmdk": 100 << 30}, 80, "may take hours"),
     ],
 )
-def test_the_removal_of_old_snapshots_is_told_with_its_time_and_room(
+def test_the_removal_of_old_snapshots_is_reported_with_its_time_and_room(
     sizes: dict[str, int], free: int | None, told: str
 ) -> None:
     now = datetime(2026, 3, 1, tzinfo=UTC)
@@ -438,7 +438,7 @@ def test_what_a_cold_copy_of_a_mostly_empty_disk_will_read(
 @pytest.mark.parametrize(
     ("free", "told"), [(1 << 20, True), ((1 << 30) - 1, True), (1 << 30, False), (9 << 30, False), (None, False)]
 )
-def test_a_datastore_that_a_snapshot_may_fill_is_told_before(free: int | None, told: bool) -> None:
+def test_a_datastore_that_a_snapshot_may_fill_is_reported_before(free: int | None, told: bool) -> None:
     """Of 20 GiB, over one disk of 1 GiB: a snapshot takes no more."""
     disks, ways = [a_disk(2000), a_disk(2001, Backing(fileName="[ds2] a/a.vmdk"))], {"2000": Way("vddk"), "2001": Way("vddk")}
     space = {} if free is None else {"ds1": (free, 20 << 30), "ds2": (2 << 30, 20 << 30), "other": (0, 1)}

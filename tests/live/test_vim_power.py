@@ -28,7 +28,7 @@ def restart(platform: VCenter, vm_id: str) -> None:
     in_session(lambda: VimApi(platform.access()), use)
 
 
-def test_the_start_of_another_vm_is_not_told(platform: VCenter) -> None:
+def test_the_start_of_another_vm_is_not_reported(platform: VCenter) -> None:
     rows = in_session(lambda: VimApi(platform.access()), lambda adapter: adapter.list_vms())
     other = next(row.vm_id for row in rows if row.vm_id != VM)
     before = {vm_id: last_start(platform, vm_id) for vm_id in (VM, other)}
@@ -76,7 +76,7 @@ def test_a_guest_that_is_held_is_asked_and_not_powered_off(platform: VCenter, he
     assert platform.calls("PowerOffVM_Task") == 1
 
 
-def test_a_session_that_is_lost_in_between_is_made_anew(platform: VCenter) -> None:
+def test_a_session_that_is_lost_in_between_is_made_again(platform: VCenter) -> None:
     before = last_start(platform, VM)
     platform.fault("CreateCollectorForEvents", "NotAuthenticated")
     assert last_start(platform, VM) == before

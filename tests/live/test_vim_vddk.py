@@ -130,7 +130,7 @@ def test_reads_at_odd_places(spec: VddkSpec) -> None:
         ({"snapshot": "snapshot-0"}, DiskReadFailed, "One of the parameters was invalid"),
     ],
 )
-def test_what_vddk_refuses_is_told_in_its_words(
+def test_what_vddk_refuses_is_reported_in_its_words(
     spec: VddkSpec, vddk: Vddk, fails: dict[str, object], error: type[SynvirtError], said: str
 ) -> None:
     """nbdkit serves by then: it closes the connection, and says no more to its client."""

@@ -62,7 +62,7 @@ def test_a_way_that_does_not_do_is_a_warning_and_spoils_no_other(platform: VCent
     assert platform.snapshots() == []
 
 
-def test_hosts_whose_names_lead_nowhere_are_told(platform: VCenter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_whose_names_lead_nowhere_are_reported(platform: VCenter, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the simulator's: nobody's DNS has them."""
     known = socket.getaddrinfo
 
@@ -104,7 +104,7 @@ def test_a_host_is_asked_as_it_will_be_when_it_sends(
     assert (trouble or "as they should be") in check.detail
 
 
-def test_a_host_that_vcenter_does_not_reach_is_told() -> None:
+def test_a_host_that_vcenter_does_not_reach_is_reported() -> None:
     check = vim_hosts._check({"name": "esx1", "runtime.connectionState": "notResponding"}, by_vddk=False)
     assert check.warning
     assert "notResponding" in check.detail

@@ -139,7 +139,7 @@ def test_what_cannot_be_read_or_tracked_is_said_of_its_disk(hyperv: FakeHost) ->
     assert "configuration version is 5.0" in (inspected(hyperv, vm).disks[0].cbt_reason or "")
 
 
-def test_what_our_user_lacks_is_told(hyperv: FakeHost) -> None:
+def test_what_our_user_lacks_is_reported(hyperv: FakeHost) -> None:
     hyperv.hyperv.about = {"administrator": False, "hyperv_administrator": False}
     try:
         checks = {one.name: one for one in ask(hyperv, lambda adapter: adapter.about(), shares="").checks}
@@ -231,7 +231,7 @@ def test_a_journal_that_was_edited_is_none(line: str) -> None:
         ("status", SourceUnreachable, "404"),
     ],
 )
-def test_a_fault_of_winrm_is_told_and_the_next_session_works(
+def test_a_fault_of_winrm_is_reported_and_the_next_session_works(
     hyperv: FakeHost, vm: FakeVm, fault: str, error: type[SynvirtError], words: str
 ) -> None:
     hyperv.wsman.faults[fault] = 1
@@ -247,7 +247,7 @@ def test_a_host_that_takes_its_time_is_waited_for(hyperv: FakeHost, vm: FakeVm) 
     assert inspected(hyperv, vm).name == vm.name
 
 
-def test_a_shell_that_the_host_has_ended_is_opened_anew(hyperv: FakeHost, vm: FakeVm) -> None:
+def test_a_shell_that_the_host_has_ended_is_opened_again(hyperv: FakeHost, vm: FakeVm) -> None:
     async def use(adapter: WmiApi) -> str:
         await adapter.inspect(vm.id)
         hyperv.wsman.shells.clear()
@@ -341,7 +341,7 @@ async def since(adapter: WmiApi, vm: FakeVm, name: str) -> None:
     await adapter.open_disk(vm.id, snapshot, Disk(key="scsi0:0", label="", capacity_bytes=1 << 20), name)
 
 
-def test_a_snapshot_that_somebody_removed_is_told(hyperv: FakeHost, vm: FakeVm) -> None:
+def test_a_snapshot_that_somebody_removed_is_reported(hyperv: FakeHost, vm: FakeVm) -> None:
     async def use(adapter: WmiApi) -> None:
         snapshot = await adapter.snapshot(vm.id, "synvirt-x-1")
         hyperv.hyperv.answers()("destroy", {"VmId": vm.id, "SnapshotId": snapshot.id, "PointId": ""})

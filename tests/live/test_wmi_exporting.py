@@ -239,7 +239,7 @@ def test_a_share_that_may_not_be_written_to_is_named(hyperv: FakeHost, vm: FakeV
     cleaned(hyperv, vm, "synvirt-x-1")
 
 
-def test_an_export_without_the_disk_is_told_with_what_there_is(
+def test_an_export_without_the_disk_is_reported_with_what_there_is(
     hyperv: FakeHost, vm: FakeVm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = hyperv.hyperv._job

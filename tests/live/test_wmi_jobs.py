@@ -120,7 +120,7 @@ def test_a_cold_job_shuts_the_guest_down_first_and_takes_no_snapshot(house: WmiH
     assert house.host.called("take") == taken
 
 
-def test_two_disks_are_told_apart_by_their_identifiers(house: WmiHouse, hyperv: FakeHost) -> None:
+def test_two_disks_are_distinguished_by_their_identifiers(house: WmiHouse, hyperv: FakeHost) -> None:
     content = random.Random(9).randbytes(DISK_BYTES)
     vm = hyperv.hyperv.add_vm(f"two-{uuid4().hex[:8]}", content, content[::-1])
     vm.disks.reverse()

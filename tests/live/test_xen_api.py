@@ -220,7 +220,7 @@ def test_a_licence_without_tracking_leaves_differences(pool: XenServer) -> None:
 # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_role_that_may_too_little_is_told_by_permission(pool: XenServer) -> None:
+def test_a_role_that_may_too_little_is_reported_by_permission(pool: XenServer) -> None:
     """XenAPI's data model: vm-admin may do all but take a VM's snapshot."""
     pool.pool.users["clerk"] = (PASSWORD, "vm-admin")
     about = asked(pool, lambda adapter: adapter.about(), user="clerk")
@@ -262,7 +262,7 @@ def test_a_stranger_as_coordinator_gets_no_password(pool: XenServer) -> None:
     assert pool.pool.calls["session.login_with_password"] == 1
 
 
-def test_a_session_that_the_pool_ended_is_made_anew(pool: XenServer) -> None:
+def test_a_session_that_the_pool_ended_is_made_again(pool: XenServer) -> None:
     vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
 
     async def use(adapter: XenApi) -> VmManifest:
@@ -307,7 +307,7 @@ def test_an_export_that_fails_is_never_taken_for_a_disk(pool: XenServer, fault: 
     assert pool.pool.snapshots() == []
 
 
-def test_nbd_that_is_down_is_told_or_gone_around(pool: XenServer) -> None:
+def test_nbd_that_is_down_is_reported_or_gone_around(pool: XenServer) -> None:
     vm_id = pool.pool.add_vm("web", [content(2, VHD_BYTES)], pool.pool.add_store())
     pool.nbd.stop()
 
@@ -419,7 +419,7 @@ def test_a_bitmap_that_does_not_cover_the_disk_is_refused(answer: str) -> None:
         exports.areas(answer, CBT_BYTES + 1)
 
 
-def test_tracking_that_was_switched_off_between_two_passes_is_told(pool: XenServer) -> None:
+def test_tracking_that_was_switched_off_between_two_passes_is_reported(pool: XenServer) -> None:
     vm_id = pool.pool.add_vm("web", [content(2, VHD_BYTES)], pool.pool.add_store())
     vdi = pool.pool.vdis(vm_id)[0]
     key = pool.pool.tables["VDI"][vdi]["uuid"]

@@ -134,7 +134,7 @@ def test_what_does_not_get_onto_its_volumes_is_tried_again(house: House) -> None
     assert last.last_error is None, "it is not true any more"
 
 
-def test_a_guest_that_stands_still_is_told_to_go_on(house: House) -> None:
+def test_a_paused_guest_is_resumed(house: House) -> None:
     running = _Running(house, house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB})))
     until(lambda: _is_started(running))
     (guest,) = house.hypervisor.domains.values()

@@ -139,7 +139,7 @@ def test_a_session_that_had_trouble_is_not_used_again(error: SynvirtError, kept:
     asyncio.run(main())
 
 
-def test_a_changed_source_is_logged_in_at_anew_and_an_idle_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_source_is_logged_in_at_again_and_an_idle_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     platform = Platform()
 
     async def main() -> None:

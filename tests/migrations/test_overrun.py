@@ -126,7 +126,7 @@ def test_a_guest_that_was_seen_here_is_not_rolled_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seen", "tries"), [("before the budget ends", 1), ("at the moment when it ends", 2), ("never", 1)])
-def test_whoever_is_seen_in_time_is_kept(seen: str, tries: int) -> None:
+def test_a_guest_seen_in_time_is_kept(seen: str, tries: int) -> None:
     """Each of the two places where it is looked: before the step is stopped, and after it was."""
     stop, rows, steps = Stop(), [None if seen != "before the budget ends" else "agent"], []
 

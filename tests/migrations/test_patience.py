@@ -152,7 +152,7 @@ def test_what_fails_before_anything_is_copied_is_said_at_once(house: House, trou
     assert (ended.state, code(ended.last_error)) == (State.FAILED, (CODES[trouble], True))
 
 
-def test_what_was_told_before_stands_there_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_reported_before_stands_there_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a job that is cancelled while it waits is cancelled at once."""
     monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     house.platform.fault("cannot_track", 1)  # so the job runs cold, and says so
@@ -172,7 +172,9 @@ def test_what_was_told_before_stands_there_again(house: House, monkeypatch: pyte
     assert (ended.state, code(ended.last_error)) == (State.COMPLETED, ("E_MIG_CBT_UNSUPPORTED", False))
 
 
-def test_a_service_that_died_while_it_waited_takes_back_what_it_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_died_while_it_waited_takes_back_the_trouble_it_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quick_tries(monkeypatch)
     monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     house = House(tmp_path, workers=in_process)

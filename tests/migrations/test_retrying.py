@@ -99,7 +99,7 @@ def test_a_cancelled_retry_keeps_nothing(house: House) -> None:
     assert house.leftovers() == []
 
 
-def test_without_a_whole_copy_it_begins_anew(house: House) -> None:
+def test_without_a_whole_copy_it_starts_over(house: House) -> None:
     before = failed(house)
     mended(house)
     done = house.run(house.intake.retry(before.id, {}).id)
@@ -188,7 +188,7 @@ def test_a_live_job_whose_disks_are_others_by_now_keeps_what_it_had(house: House
     assert house.volume(again).read_bytes() == copied
 
 
-def test_a_live_job_that_left_no_copy_begins_anew(house: House) -> None:
+def test_a_live_job_that_left_no_copy_starts_over(house: House) -> None:
     house.platform.add_vm(VM, {DISK: Random(5).randbytes(MIB)}, family="windows")
     house.preparer.missing = True
     before = house.run(house.intake.submit(live_plan()).id)
@@ -261,7 +261,7 @@ def test_two_plans_for_one_vm_that_are_checked_at_once_are_not_both_taken(house:
     assert len(house.store.unended()) == 1
 
 
-def test_a_volume_that_was_removed_meanwhile_is_missed_and_not_made_anew(house: House) -> None:
+def test_a_volume_that_was_removed_meanwhile_is_missed_and_not_made_again(house: House) -> None:
     before = failed(house)
     house.volume(before).unlink()
     again = house.run(house.intake.retry(before.id, {}).id)

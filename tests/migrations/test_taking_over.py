@@ -198,7 +198,7 @@ def test_files_of_a_host_and_names_that_are_taken_here_are_waited_for(fleet: Fle
 
 
 @pytest.mark.parametrize("said", ["by the setting", "by the plan"])
-def test_a_job_on_disks_of_its_host_waits_or_begins_anew(apart: Fleet, said: str) -> None:
+def test_a_job_on_disks_of_its_host_waits_or_starts_over(apart: Fleet, said: str) -> None:
     plan = live_plan() if said == "by the setting" else live_plan(on_host_lost="restart_elsewhere")
     waits = live_plan(on_host_lost="wait", source_ref={**plan.source_ref.model_dump(), "vm_id": "vm-2"}, name="waits")
     job = apart.a.intake.submit(plan)
@@ -251,7 +251,7 @@ def test_from_the_cut_over_on_an_operator_decides(fleet: Fleet) -> None:
         looks.take_over(job.id, restart=True)
 
 
-def test_what_has_a_domain_on_its_host_does_not_go_on_elsewhere_but_may_begin_anew(fleet: Fleet) -> None:
+def test_what_has_a_domain_on_its_host_does_not_go_on_elsewhere_but_may_start_over(fleet: Fleet) -> None:
     job = fleet.a.intake.submit(live_plan("Cold"))
     fleet.killed_at(20, job)
     fleet.a.platform.power(VM, "off")
@@ -269,7 +269,7 @@ def test_what_has_a_domain_on_its_host_does_not_go_on_elsewhere_but_may_begin_an
     assert fleet.b.platform.vm(VM)["power"] == "on"
 
 
-def test_a_guest_that_was_started_at_once_is_neither_begun_anew_nor_left(fleet: Fleet) -> None:
+def test_a_guest_that_was_started_at_once_is_neither_started_over_nor_left(fleet: Fleet) -> None:
     """What it wrote is on its host alone."""
     job = fleet.a.intake.submit(live_plan())
     fleet.killed_at(12, job)

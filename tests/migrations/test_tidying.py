@@ -131,7 +131,7 @@ def test_a_source_that_is_away_for_a_while_is_tidied_up_when_it_is_back(house: H
     assert house.store.untidied(OWED, host="local") == []
 
 
-def test_what_was_told_before_is_told_again(house: House) -> None:
+def test_what_was_reported_before_is_reported_again(house: House) -> None:
     house.platform.fault("cannot_track", 1)
     job = ended(house)
     assert job.last_error is not None

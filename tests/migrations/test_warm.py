@@ -181,7 +181,7 @@ def test_one_lie_that_a_sample_would_miss_is_found_where_all_is_compared(house: 
     assert ended.last_error.message.startswith(ended.distrusted)
 
 
-def test_a_source_that_tells_the_truth_is_compared_once_before_the_cut_over(house: House) -> None:
+def test_a_source_with_right_changes_is_compared_once_before_the_cut_over(house: House) -> None:
     house.platform.add_vm(VM, {DISK: content(8 * MIB)})
     job = house.intake.submit(live_plan(warm={"verify": "full"}))
     once(house, job, in_state(State.DELTA_SYNCING), lambda: house.platform.guest_writes(VM, DISK, MIB, content(MIB, 7)))
@@ -404,7 +404,7 @@ def test_the_sample_is_a_share_of_a_large_delta() -> None:
 
 
 @pytest.mark.parametrize("state", [State.COPYING_FULL, State.DELTA_SYNCING, State.CUTTING_OVER])
-def test_a_snapshot_that_is_gone_is_taken_anew(house: House, state: State) -> None:
+def test_a_snapshot_that_is_gone_is_taken_again(house: House, state: State) -> None:
     """The source's host was restarted in the middle of a pass, and its guest went on writing; the worker ends with it."""
     house.rooms = replace(house.rooms, workers=started)
     house.platform.add_vm(VM, {DISK: content(4 * MIB)})
@@ -612,7 +612,7 @@ def by_hand(house: House, seed: int) -> None:
     house.platform.power(VM, "off")
 
 
-def test_a_snapshot_whose_answer_was_lost_is_taken_anew(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_whose_answer_was_lost_is_taken_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its name it would be found, as the guest was then."""
     quick_tries(monkeypatch)
     house.platform.add_vm(VM, {DISK: content()})

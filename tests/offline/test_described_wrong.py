@@ -190,7 +190,7 @@ def test_a_controller_of_type_20_stays_one() -> None:
     assert (vm.disks[0].bus, vm.disks[0].controller) == ("sata", "sata0")
 
 
-def test_two_items_of_one_disk_are_told() -> None:
+def test_two_items_of_one_disk_are_reported() -> None:
     items = CPU + MEMORY + SYSTEM_ITEM + _item("5", 17, "ovf:/disk/system") + _item("6", 17, "ovf:/disk/system")
     vm = ovf.parse(_envelope(DISK, items), "x.ovf").manifest
     assert len(vm.disks) == 1

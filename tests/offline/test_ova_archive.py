@@ -480,7 +480,7 @@ def test_an_archive_of_100_gib_is_looked_into_and_not_read(files: dict[str, byte
     ("said", "family"),
     [("", "windows"), ("Other (64-bit)", "windows"), ("FreeBSD 13", "other"), ("Debian GNU/Linux 12", "linux")],
 )
-def test_a_guest_that_is_not_named_is_told_by_its_partitions(said: str, family: str, tmp_path: Path) -> None:
+def test_a_guest_that_is_not_named_is_reported_by_its_partitions(said: str, family: str, tmp_path: Path) -> None:
     """A Windows guest whose exporter says nothing of it needs its virtio drivers all the same."""
     raw = test_partitions.disk(tmp_path / "disk", "gpt", test_partitions.ESP, test_partitions.RESERVED).read_bytes()
     text = appliances.description("qemu_user").replace(

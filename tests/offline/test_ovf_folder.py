@@ -31,7 +31,7 @@ def source(path: Path, root: Path) -> str:
     return spec.over.path
 
 
-def test_an_image_may_name_files_beneath_the_root(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_an_image_may_name_files_under_the_root(files: dict[str, bytes], tmp_path: Path) -> None:
     path = appliances.folder(tmp_path / "web", files)
     spec = FOLDER.open_disk(path, tmp_path, KEY).reader
     assert isinstance(spec, ImageSpec)
@@ -83,7 +83,7 @@ def test_a_folder_that_is_a_link_out_of_the_root(files: dict[str, bytes], tmp_pa
             FOLDER.inspect(path, root)
 
 
-def test_a_disk_beside_the_folder_beneath_the_root(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_disk_beside_the_folder_under_the_root(files: dict[str, bytes], tmp_path: Path) -> None:
     appliances.folder(tmp_path / "disks", {"disk1.vhd": files.pop("disk1.vhd")})
     files["xenserver.ovf"] = files["xenserver.ovf"].replace(b'href="disk1.vhd"', b'href="../disks/disk1.vhd"')
     path = appliances.folder(tmp_path / "web", files)

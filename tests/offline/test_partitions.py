@@ -66,7 +66,7 @@ def test_encrypted_volumes(signature: bytes, field: str, tmp_path: Path) -> None
     assert getattr(seen(path), field)
 
 
-def test_no_table_tells_nothing(tmp_path: Path) -> None:
+def test_a_disk_without_a_table_gives_no_facts(tmp_path: Path) -> None:
     for content in (b"", b"\0" * MIB, b"x" * 511, b"x" * 4096):
         (tmp_path / "disk").write_bytes(content)
         assert seen(tmp_path / "disk") == UNKNOWN
@@ -80,7 +80,7 @@ def test_a_protective_mbr_without_a_table_behind_it(tmp_path: Path) -> None:
     assert seen(path) == UNKNOWN
 
 
-def test_a_table_that_points_anywhere_is_looked_at_all_the_same(tmp_path: Path) -> None:
+def test_a_table_that_points_anywhere_is_looked_at_nevertheless(tmp_path: Path) -> None:
     path = disk(tmp_path / "disk", "gpt", ESP, LINUX)
     whole = path.read_bytes()[: 64 << 10]
     for at in (*range(512 + 72, 512 + 92), *range(1024, 1024 + 48)):

@@ -57,7 +57,7 @@ def test_a_file_without_a_suffix_is_known_by_its_first_bytes(tmp_path: Path) -> 
     assert detect(appliances.image(tmp_path, "download", "qcow2", appliances.raw_disk()), tmp_path).kind == "qcow2"
 
 
-def test_a_qcow2_chain_beneath_the_root(tmp_path: Path) -> None:
+def test_a_qcow2_chain_under_the_root(tmp_path: Path) -> None:
     raw = appliances.raw_disk()
     appliances.image(tmp_path, "base.qcow2", "qcow2", raw)
     path = _overlay(tmp_path / "top.qcow2", "base.qcow2")

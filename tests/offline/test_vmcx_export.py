@@ -224,7 +224,7 @@ def test_names_are_found_in_whatever_case_they_are_written(tmp_path: Path) -> No
     assert content(folder, tmp_path) == RAW
 
 
-def test_two_disks_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_two_disks_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     folder = tmp_path / "web"
     disks = {"ide0:0": "C:\\VMs\\Snapshots\\d.vhdx", "scsi0:0": "C:\\VMs\\Virtual Hard Disks\\d.vhdx"}
     hyperv_exports.described(folder, configuration(disks))
@@ -279,7 +279,7 @@ def test_a_disk_of_the_host_and_a_vhd_set_are_critical_and_can_be_skipped(tmp_pa
         VMCX.open_disk(folder, tmp_path, "scsi0:0")
 
 
-def test_a_shared_vhdx_is_told() -> None:
+def test_a_shared_vhdx_is_reported() -> None:
     drives = {"scsi0:0": drive("C:\\quorum.vhdx", persistent_reservations_supported=True)}
     assert "disk-shared:scsi0:0" in concern_ids(described(drives=drives))
 

@@ -88,7 +88,7 @@ def test_the_tools_way_from_the_plan_to_the_running_domain(tmp_path: Path, manne
     house.close()
 
 
-def test_disks_of_one_size_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
+def test_disks_of_one_size_are_distinguished_by_what_they_hold(tmp_path: Path) -> None:
     """A blank one, two that begin alike and differ far behind, one with a partition table; the tool lists them backwards."""
     size = 8 * MIB
     table = (bytes(510) + b"\x55\xaa").ljust(size, b"\0")
@@ -179,7 +179,7 @@ def test_the_way_is_chosen_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["-i {driver} {source}", "-os {folder}", "'{source} {folder}"])
-def test_arguments_that_cannot_be_right_are_told_at_the_start(arguments: str) -> None:
+def test_arguments_that_cannot_be_right_are_reported_at_the_start(arguments: str) -> None:
     with pytest.raises(BadRequest, match="setting vmcx_tool_arguments: "):
         vmcx_tool(Settings(vmcx_tool_arguments=arguments))
     vmcx_tool(Settings())
@@ -217,7 +217,7 @@ def test_a_tool_that_fails_or_lies_fails_the_job_and_leaves_nothing(tmp_path: Pa
     house.close()
 
 
-def test_the_end_of_what_a_failing_tool_said_is_told(tmp_path: Path) -> None:
+def test_the_end_of_what_a_failing_tool_said_is_reported(tmp_path: Path) -> None:
     house = by_tool(tmp_path, "fail")
     job = run(house)
     assert job.last_error is not None
@@ -310,7 +310,7 @@ def service(folder: Path, manner: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.timeout(180)
-def test_a_service_that_is_killed_takes_its_tool_along_and_begins_anew(tmp_path: Path) -> None:
+def test_a_service_that_is_killed_takes_its_tool_along_and_starts_over(tmp_path: Path) -> None:
     house = by_tool(tmp_path, "well")
     job = house.intake.submit(offline_plan(exported(house), kind="vmcx_export"))
     with service(tmp_path, "hang") as process:

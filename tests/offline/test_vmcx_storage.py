@@ -163,7 +163,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_damage_is_told_with_its_file_and_offset(folder: Path, damage: str) -> None:
+def test_damage_is_reported_with_its_file_and_offset(folder: Path, damage: str) -> None:
     with pytest.raises(MalformedArchive, match=r"^m\.vmcx, offset [0-9]+: ") as problem:
         read(DAMAGED[damage], folder)
     assert problem.value.hint
@@ -185,7 +185,7 @@ def test_a_log_that_lies(folder: Path, entry: Callable[[int], bytes]) -> None:
         read(bytes(content), folder)
 
 
-def test_an_older_format_is_told(folder: Path) -> None:
+def test_an_older_format_is_reported(folder: Path) -> None:
     with pytest.raises(UnsupportedFormat, match=r"m\.vmcx has the storage format 3\.1; 4\.0 is read"):
         read(storage(TREE, version=0x301), folder)
 
@@ -207,7 +207,7 @@ WRONG_XML = (
 
 
 @pytest.mark.parametrize(("text", "why"), WRONG_XML)
-def test_wrong_xml_is_told(text: bytes, why: str) -> None:
+def test_wrong_xml_is_reported(text: bytes, why: str) -> None:
     with pytest.raises(MalformedArchive) as problem:
         vmcx_xml.read(text, "m.xml")
     assert why in problem.value.detail

@@ -308,7 +308,7 @@ def test_lock_files_of_a_running_vm(tmp_path: Path) -> None:
     assert "in-use" in concern_ids(VMX.inspect(folder, tmp_path))
 
 
-def test_an_image_may_name_files_beneath_the_root(tmp_path: Path) -> None:
+def test_an_image_may_name_files_under_the_root(tmp_path: Path) -> None:
     folder = vm_folder(tmp_path / "a" / "web", "disk.vmdk", raw=appliances.raw_disk())
     spec = VMX.open_disk(folder, tmp_path, "scsi0:0").reader
     assert isinstance(spec, ImageSpec)

@@ -129,7 +129,7 @@ def test_damage_is_named(text: bytes, says: str) -> None:
         parsed_text(text, "ova.xml")
 
 
-def test_an_archive_packed_anew_with_ova_xml_behind_a_disk(tmp_path: Path) -> None:
+def test_an_archive_packed_again_with_ova_xml_behind_a_disk(tmp_path: Path) -> None:
     path = tmp_path / "a.xva"
     with tarfile.open(path, "w") as tar:
         for name, data in xva_archives.pieces("Ref:4", b"x" * MIB):
@@ -182,7 +182,9 @@ UNKNOWN: dict[str, Value] = {"other_config": {}, "platform": {}}
     ("types", "family"),
     [((test_partitions.ESP, test_partitions.RESERVED, test_partitions.BASIC), "windows"), ((test_partitions.LINUX,), "linux")],
 )
-def test_a_guest_that_xapi_does_not_name_is_told_by_its_partitions(types: tuple[str, ...], family: str, tmp_path: Path) -> None:
+def test_a_guest_that_xapi_does_not_name_is_reported_by_its_partitions(
+    types: tuple[str, ...], family: str, tmp_path: Path
+) -> None:
     raw = test_partitions.disk(tmp_path / "disk", "gpt", *types).read_bytes()
     disks = {"Ref:4": raw, "Ref:5": bytes(2 * MIB)}
     text = ova_xml_text.whole({key: len(disk) for key, disk in disks.items()}, **UNKNOWN)

@@ -106,7 +106,7 @@ def test_a_description_behind_much_else_is_not_looked_for(packing: str, tmp_path
 
 
 @both
-def test_a_guest_that_xapi_does_not_name_is_told_by_its_partitions(packing: str, tmp_path: Path) -> None:
+def test_a_guest_that_xapi_does_not_name_is_reported_by_its_partitions(packing: str, tmp_path: Path) -> None:
     types = (test_partitions.ESP, test_partitions.RESERVED, test_partitions.BASIC)
     raw = test_partitions.disk(tmp_path / "disk", "gpt", *types).read_bytes()
     path = exported(tmp_path, packing, {"Ref:4": raw, "Ref:5": bytes(2 * MIB)}, other_config={}, platform={})

@@ -53,7 +53,7 @@ def test_the_user_gets_its_rights_on_each_dataset_of_the_settings_and_what_is_mi
     ]
 
 
-def test_what_zfs_refuses_is_told_and_the_others_get_theirs(called: Path, tmp_path: Path) -> None:
+def test_what_zfs_refuses_is_reported_and_the_others_get_theirs(called: Path, tmp_path: Path) -> None:
     text = SETTINGS.replace('pool = "tank"\n', 'pool = "broken"\n')
     told: list[str] = []
     prepare(load(config=settings_file(tmp_path, text), environ={}), "synvirt", told.append)

@@ -297,7 +297,7 @@ def test_an_answer_that_is_none_is_no_log_in(tmp_path: Path, answer: bytes) -> N
         os.waitpid(pid, 0)
 
 
-def test_who_may_ask_is_asked_of_the_kernel_before_a_byte_is_read() -> None:
+def test_the_kernel_says_who_the_caller_is_before_a_byte_is_read() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         serve(theirs, allowed=frozenset({os.geteuid() + 1}), rules=lambda: pytest.fail("its settings were read"))

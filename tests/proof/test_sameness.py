@@ -216,7 +216,7 @@ def test_platforms_that_do_not_tell_prefixes_lose_no_addresses() -> None:
     assert {one.grade for one in compared(told, {MAC: "10.77.0.5/24"}, ())} == {"wrong"}
 
 
-def test_what_one_side_never_tells_is_no_difference() -> None:
+def test_a_fact_that_one_side_never_gives_is_no_difference() -> None:
     here = {**SOURCE, **{f"service {number}.service": "runs" for number in range(50)}}
     assert {one.grade for one in compared(SOURCE, here, ())} == {"same"}
 

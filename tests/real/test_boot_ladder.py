@@ -133,7 +133,7 @@ def test_a_guest_without_virtio_drivers_comes_up_on_sata_though_the_service_is_k
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_bus_that_the_plan_names_is_not_left_and_its_end_is_told(data_dir: Path, without_virtio: Sample) -> None:
+def test_a_bus_that_the_plan_names_is_not_left_and_its_end_is_reported(data_dir: Path, without_virtio: Sample) -> None:
     with service(data_dir) as (_, client):
         target = {"name": "only-virtio", "disk_bus": "virtio"}
         last = ended(client, client.submit(plan(without_virtio.ova, "ova_archive", target=target)))

@@ -114,7 +114,7 @@ def test_a_volume_is_its_guests_while_it_runs_and_ours_after(host: LibvirtHost, 
     assert (back.st_uid, back.st_gid, back.st_mode & 0o777) == (0, 0, 0o640)
 
 
-def test_whoever_takes_a_guest_over_reads_neither_the_hosts_nor_a_resting_guests_files(
+def test_a_taken_over_guest_reads_neither_the_hosts_nor_a_stopped_guests_files(
     host: LibvirtHost, user: QemuUser, data_dir: Path, tmp_path: Path
 ) -> None:
     volumes = tmp_path / "volumes"

@@ -164,7 +164,7 @@ def test_a_start_that_libvirt_does_not_remember_is_seen_and_so_is_a_definition_t
     assert "its definition was changed" in str(changed.trace)
 
 
-def test_a_disk_that_does_not_boot_is_told_by_its_console(case: HypervisorCase) -> None:
+def test_a_disk_that_does_not_boot_is_reported_by_its_console(case: HypervisorCase) -> None:
     uuid = UUID(define(case).uuid)
     case.hypervisor.start(uuid)
     with pytest.raises(GuestBootFailed) as caught:

@@ -261,7 +261,7 @@ def test_an_overlay_that_comes_and_goes_between_passes_is_no_trap(host: LibvirtL
 
 
 @pytest.mark.parametrize("ours", [False, True])
-def test_another_backup_job_is_told_at_once_and_left_alone(host: LibvirtLab, domain: Any, ours: bool) -> None:
+def test_another_backup_job_is_reported_at_once_and_left_alone(host: LibvirtLab, domain: Any, ours: bool) -> None:
     """libvirt itself would let us wait for 30 s, and then say something about a lock."""
     export = f"synvirt-{uuid4()}-1-vda" if ours else "backup-of-others"
     domain.backupBegin(
@@ -311,7 +311,7 @@ def test_a_bitmap_is_lost_when_qemu_is_killed(host: LibvirtLab, domain: Any) -> 
     job.clean()
 
 
-def test_a_snapshot_that_died_with_qemu_is_no_more_and_can_be_taken_anew(host: LibvirtLab, domain: Any) -> None:
+def test_a_snapshot_that_died_with_qemu_is_gone_and_can_be_taken_again(host: LibvirtLab, domain: Any) -> None:
     job = OneJob(host, domain)
     job.pass_(1, since=None)
     job.begin(2)
@@ -541,7 +541,7 @@ def test_a_passphrase_opens_the_key_and_is_in_no_argument(host: LibvirtLab, tmp_
         connect(host.access("ssh", credentials={"private_key": key.read_text(), "password": "open barley"}))
 
 
-def test_a_user_who_may_only_look_is_told_what_to_do(host: LibvirtLab) -> None:
+def test_a_user_who_may_only_look_gets_a_hint(host: LibvirtLab) -> None:
     access = host.access("local")
     about = ask(
         replace(access, endpoint=access.endpoint.replace("libvirt-sock", "libvirt-sock-ro")), lambda adapter: adapter.about()
@@ -552,7 +552,7 @@ def test_a_user_who_may_only_look_is_told_what_to_do(host: LibvirtLab) -> None:
     assert "read-only socket" in str(refused[0].hint)
 
 
-def test_a_libvirt_that_is_not_there_is_told_by_its_socket(host: LibvirtLab) -> None:
+def test_a_libvirt_that_is_not_there_is_reported_by_its_socket(host: LibvirtLab) -> None:
     access = host.access("ssh")
     with pytest.raises(SourceUnreachable, match="libvirt does not answer at /nowhere/sock"):
         connect(replace(access, endpoint=access.endpoint.replace(host.socket, "/nowhere/sock")))
@@ -560,7 +560,7 @@ def test_a_libvirt_that_is_not_there_is_told_by_its_socket(host: LibvirtLab) -> 
         connect(SourceAccess("qemu+tcp://127.0.0.1:1/system"))
 
 
-def test_a_certificate_of_strangers_is_refused(host: LibvirtLab, tmp_path: Path) -> None:
+def test_a_certificate_of_others_is_refused(host: LibvirtLab, tmp_path: Path) -> None:
     argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=other"]
     subprocess.run([*argv, "-keyout", tmp_path / "k", "-out", tmp_path / "ca"], check=True, capture_output=True)
     good = host.access("tls")
@@ -751,7 +751,7 @@ def test_a_socket_of_a_tunnel_never_leads_elsewhere(host: LibvirtLab) -> None:
         session.close()
 
 
-def test_a_lost_session_is_told_and_a_new_one_goes_on(host: LibvirtLab, domain: Any) -> None:
+def test_a_lost_session_is_reported_and_a_new_one_goes_on(host: LibvirtLab, domain: Any) -> None:
     name = f"synvirt-{uuid4()}-1"
 
     async def use(adapter: LiveAdapter) -> None:
@@ -828,7 +828,7 @@ def test_a_folder_that_is_theirs_stays_as_it_is(host: LibvirtLab, domain: Any) -
     assert host.snapshots(domain) == []
 
 
-def test_a_host_without_room_is_told(host: LibvirtLab, domain: Any) -> None:
+def test_a_host_without_room_is_reported(host: LibvirtLab, domain: Any) -> None:
     """A scratch folder that cannot be made, nor written."""
     with pytest.raises(SynvirtError) as told:
         local(

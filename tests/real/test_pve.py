@@ -72,7 +72,7 @@ def test_disks_of_other_kinds(lab: PveLab, key: str, fmt: str) -> None:
         LiveContract.test_a_snapshot_is_the_disk_as_it_was,
         LiveContract.test_a_snapshot_of_one_name_is_made_once,
         LiveContract.test_deltas_hold_what_changed_and_make_the_copy_whole,
-        LiveContract.test_a_lost_change_tracking_is_told_before_anything_is_copied,
+        LiveContract.test_a_lost_change_tracking_is_reported_before_anything_is_copied,
     ],
 )
 def test_the_laws_hold_by_backup_access_too(lab: PveLab, law: Callable[[LiveContract, LiveCase], None]) -> None:
@@ -94,7 +94,7 @@ def test_the_way_is_chosen_by_what_qemu_has_and_shown(lab: PveLab) -> None:
     assert "by qemu-nbd on node pve1" in shown(off)
 
 
-def test_the_versions_of_each_node_and_the_ways_of_each_storage_are_told(lab: PveLab) -> None:
+def test_the_versions_of_each_node_and_the_ways_of_each_storage_are_reported(lab: PveLab) -> None:
     lab.cluster.storages["san"] = "iscsidirect"
     try:
         about = in_session(lambda: pve_api(lab.access()), lambda adapter: adapter.about())

@@ -103,7 +103,7 @@ def test_who_has_backup_access_already_is_left_alone(lab: PveLab) -> None:
     assert lab.leftovers(vm) == []
 
 
-def test_a_backup_access_that_was_cut_off_in_the_middle_is_begun_anew(lab: PveLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_access_that_was_cut_off_in_the_middle_is_started_over(lab: PveLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by kill -9 before anybody had its nodes' names: nothing was served yet."""
     vm, ours = lab.vm("8M", "8M"), name()
     lab.with_access.add(vm.vmid)
@@ -187,7 +187,7 @@ def test_a_session_that_is_cut_off_is_taken_up_by_the_next(lab: PveLab, vm: Vm) 
     lab.write(vm, "scsi0", 0, b"and after")
 
 
-def test_a_vm_that_moved_to_another_node_is_read_anew_there(lab: PveLab, vm: Vm) -> None:
+def test_a_vm_that_moved_to_another_node_is_read_again_there(lab: PveLab, vm: Vm) -> None:
     job = uuid4()
     first, second = f"synvirt-{job}-1", f"synvirt-{job}-2"
     snapshot = ask(lab, lambda adapter: adapter.snapshot(str(vm.vmid), first))

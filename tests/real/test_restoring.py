@@ -331,7 +331,7 @@ def on_device(room: Room, device: str) -> tuple[str, RestorePoint]:
     return str(uuid), room.point(definition, {"vda": image(room)}, vm_id=uuid)
 
 
-def test_in_place_a_device_is_written_where_it_is_and_that_is_told(room: Room) -> None:
+def test_in_place_a_device_is_written_where_it_is_and_that_is_reported(room: Room) -> None:
     backing = image(room, b"x" * (len(CONTENT) + 65536), name="backing")
     with loop_device(backing) as device:
         _, point = on_device(room, device)

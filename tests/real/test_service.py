@@ -90,7 +90,7 @@ def volumes(data_dir: Path) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_killed_service_brings_the_guest_home_all_the_same(data_dir: Path, sample: Sample) -> None:
+def test_a_killed_service_brings_the_guest_home_nevertheless(data_dir: Path, sample: Sample) -> None:
     with service(data_dir) as (process, client):
         # Slow enough that there is a middle to be killed in.
         job = client.submit(plan(data_dir, limits={"bandwidth_bps": 12 << 20}))

@@ -190,7 +190,7 @@ def test_a_crash_while_the_key_changes_costs_nothing(
     assert again.rotate_key() == 3
 
 
-def test_a_rotation_whose_commit_was_told_as_failed_is_settled_at_once(
+def test_a_rotation_whose_commit_was_reported_as_failed_is_settled_at_once(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection was lost with the answer: the commit may have happened, and here it has."""

@@ -316,7 +316,7 @@ def test_folded_passes_are_forgotten_and_a_removed_job_wholly(store: Store) -> N
         assert [row.migration_id for row in db.execute(select(memory))] == [str(another.id)]
 
 
-def test_every_commit_that_wrote_is_told(store: Store) -> None:
+def test_every_commit_that_wrote_is_reported(store: Store) -> None:
     told: list[int] = []
     store.on_commit = lambda: told.append(1)
     job = a_job()

@@ -126,7 +126,7 @@ def test_requests_share_connections(server: Server, client: HttpClient) -> None:
     assert server.connections == 1
 
 
-def test_an_idle_connection_that_was_closed_is_made_anew(server: Server, client: HttpClient) -> None:
+def test_an_idle_connection_that_was_closed_is_made_again(server: Server, client: HttpClient) -> None:
     def answer_and_hang_up(request: BaseHTTPRequestHandler) -> None:
         server.send(request, 200, b"{}")
         request.close_connection = True  # without saying so in a header

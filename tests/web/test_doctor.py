@@ -38,7 +38,7 @@ def test_what_is_missing_comes_with_its_mending_line(page: Page, service: Servic
     look_at(page, "doctor")
 
 
-def test_what_was_mended_is_seen_by_keyboard_alone(page: Page, service: Service) -> None:
+def test_what_was_repaired_is_seen_by_keyboard_alone(page: Page, service: Service) -> None:
     page.goto("/")
     press_until(page, "nav a[href='/doctor']")
     page.keyboard.press("Enter")

@@ -188,7 +188,7 @@ def test_a_warm_one_that_cannot_be_is_said_to_run_cold(page: Page, source: Sourc
     expect(page.locator(".stations b")).to_have_text(["Queued", "Copying", "Starting", "Completed"])
 
 
-def test_a_file_of_the_host_is_found_its_mistakes_told_and_its_plan_changed(page: Page, service: Service) -> None:
+def test_a_file_of_the_host_is_found_its_mistakes_reported_and_its_plan_changed(page: Page, service: Service) -> None:
     page.goto("/new/files")
     expect(page.locator(".files li")).to_have_count(4)
     expect(page.get_by_role("link", name="notes.txt")).to_have_count(0)
@@ -253,7 +253,7 @@ def test_a_plan_that_is_refused_comes_back_with_the_reason(page: Page, service: 
     assert len(service.begun) == before
 
 
-def test_the_plan_of_a_failed_job_is_corrected_and_begun_anew(page: Page, service: Service, source: Source) -> None:
+def test_the_plan_of_a_failed_job_is_corrected_and_started_over(page: Page, service: Service, source: Source) -> None:
     plan = MigrationPlan.model_validate(
         {
             "source": {"Live": "libvirt_remote"},

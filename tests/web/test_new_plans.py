@@ -100,7 +100,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("name", "value", "words"), MISTAKES)
-def test_a_mistake_is_told_at_its_field(name: str, value: str | tuple[str, ...], words: str) -> None:
+def test_a_mistake_is_reported_at_its_field(name: str, value: str | tuple[str, ...], words: str) -> None:
     warm = {"mode": "Warm"} if name == "outage_budget" else {}
     read = filled(made(**(warm | {name: value})), ref=REF, source=SOURCE, manifest=MACHINE)
     assert read.plan is None
@@ -139,7 +139,7 @@ def test_a_critical_concern_is_confirmed_or_its_disk_left_out() -> None:
         assert ("waive" not in filled(form, ref=REF, source=SOURCE, manifest=machine).mistakes) == fine
 
 
-def test_a_network_is_told_once_with_its_cards() -> None:
+def test_a_network_is_reported_once_with_its_cards() -> None:
     assert networks_of(MACHINE) == {"LAN": 2, "": 1}
 
 
