@@ -353,18 +353,18 @@ def test_many_extents_are_counted_beside_the_copy(monkeypatch: pytest.MonkeyPatc
 
 
 def test_extents_that_are_slow_to_tell_do_not_hold_the_copy_up() -> None:
-    told = 0
+    reported = 0
 
     class Slow(MemoryReader):
         def extents(self) -> Iterator[Extent]:
-            nonlocal told
+            nonlocal reported
             for extent in [Extent(at * 2 * BLOCK_BYTES, BLOCK_BYTES) for at in range(100)]:
                 time.sleep(0.005)
-                told += 1
+                reported += 1
                 yield extent
 
         def read_into(self, offset: int, buffer: memoryview) -> None:
-            told_before_reads.append(told)
+            told_before_reads.append(reported)
             super().read_into(offset, buffer)
 
     told_before_reads: list[int] = []

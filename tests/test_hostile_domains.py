@@ -205,10 +205,10 @@ def assert_harmless(xml: str, volumes: set[str]) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_nothing_of_it_reaches_this_host_and_all_of_it_is_reported(name: str, tmp_path: Path) -> None:
-    read, told = SOURCES[name]
+    read, reported = SOURCES[name]
     made = domain_of(read(tmp_path))
     differences = " ".join(f"{one.what}: {one.source}" for one in made.differences)
-    missing = [word for word in told if word.lower() not in differences.lower()]
+    missing = [word for word in reported if word.lower() not in differences.lower()]
     assert not missing, f"{missing} not in: {differences}"
 
 

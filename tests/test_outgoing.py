@@ -308,9 +308,9 @@ def test_a_worker_is_held_to_it(doors: Doors, tmp_path: Path) -> None:
         assert running.stdout is not None
         running.stdin.write(line)
         running.stdin.flush()  # and stays open: its end is the service's
-        told = running.stdout.read()
-    assert b"E_MIG_BAD_REQUEST" in told, told
-    assert b"not among the hosts" in told
+        reported = running.stdout.read()
+    assert b"E_MIG_BAD_REQUEST" in reported, reported
+    assert b"not among the hosts" in reported
     assert doors.let_in() == 0
 
 

@@ -130,7 +130,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 
 def test_secrets_of_fields_go_by_their_name() -> None:
-    told = redacted(
+    reported = redacted(
         {
             "credentials": {"user": "x", "password": SECRET},
             "options": {"sessionToken": SECRET, "fingerprint_sha256": "1A:77"},
@@ -139,10 +139,10 @@ def test_secrets_of_fields_go_by_their_name() -> None:
             "count": 3,
         }
     )
-    assert SECRET not in json.dumps(told)
-    assert told["disks"][0]["key"] == "2000"
-    assert told["options"]["fingerprint_sha256"] == "1A:77"
-    assert (told["password"], told["count"]) == (None, 3)
+    assert SECRET not in json.dumps(reported)
+    assert reported["disks"][0]["key"] == "2000"
+    assert reported["options"]["fingerprint_sha256"] == "1A:77"
+    assert (reported["password"], reported["count"]) == (None, 3)
 
 
 def test_what_is_known_to_be_secret_goes_wherever_it_stands() -> None:

@@ -96,9 +96,9 @@ def test_a_command_beside_a_service_does_not_close_the_volumes_to_its_guests(tmp
 @pytest.mark.parametrize("name", ["file", "file/inside", "x" * 300])
 def test_a_folder_that_cannot_be_made_is_said_with_its_cause(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BadRequest, match=r"cannot be made ready: .*(exists|Not a directory|too long)") as told:
+    with pytest.raises(BadRequest, match=r"cannot be made ready: .*(exists|Not a directory|too long)") as reported:
         prepare_data_dir(Settings(data_dir=tmp_path / name))
-    assert "--data-dir" in (told.value.hint or "")
+    assert "--data-dir" in (reported.value.hint or "")
 
 
 @pytest.mark.parametrize(("uri", "through"), [("", 0), ("qemu:///system", 0o001)])

@@ -42,19 +42,19 @@ def test_runs_are_counted_once_and_ages_are_of_good_points(service: Service, tmp
     assert ("synvirt_backup_oldest_guest_age_seconds", "nightly") not in _told(service)
     run = _run(service, job)
     for _ in range(2):
-        told = _told(service)
-        assert told[("synvirt_backup_runs_ended_total", "backup", "completed")] == 1
-        assert told[("synvirt_backup_read_bytes_total",)] == len(CONTENT)
-        assert told[("synvirt_backup_stored_bytes_total",)] == run.stored_bytes > 0
-        assert told[("synvirt_backup_points", "unverified")] == 1
-        assert told[("synvirt_backup_runs", "transferring")] == 0
+        reported = _told(service)
+        assert reported[("synvirt_backup_runs_ended_total", "backup", "completed")] == 1
+        assert reported[("synvirt_backup_read_bytes_total",)] == len(CONTENT)
+        assert reported[("synvirt_backup_stored_bytes_total",)] == run.stored_bytes > 0
+        assert reported[("synvirt_backup_points", "unverified")] == 1
+        assert reported[("synvirt_backup_runs", "transferring")] == 0
     point = service.backups.points.get(run.restore_point_ids[0])
     service.backups.points.put(point.model_copy(update={"created_at": now() - timedelta(hours=5)}))
     ended(service.backups, service.backups.verify(point.id).id)
-    told = _told(service)
-    assert 5 * 3600 <= told[("synvirt_backup_oldest_guest_age_seconds", "nightly")] < 6 * 3600
-    assert told[("synvirt_backup_points", "ok")] == 1
-    assert told[("synvirt_backup_runs_ended_total", "verify", "completed")] == 1
+    reported = _told(service)
+    assert 5 * 3600 <= reported[("synvirt_backup_oldest_guest_age_seconds", "nightly")] < 6 * 3600
+    assert reported[("synvirt_backup_points", "ok")] == 1
+    assert reported[("synvirt_backup_runs_ended_total", "verify", "completed")] == 1
 
 
 def test_a_job_that_never_succeeded_is_as_old_as_itself(service: Service, tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_a_job_that_never_succeeded_is_as_old_as_itself(service: Service, tmp_pa
     service.guests.remove("gone")
     service.backups._jobs.put(job.model_copy(update={"created_at": now() - timedelta(days=3)}))
     assert _run(service, job).status == "failed"
-    told = _told(service)
-    assert told[("synvirt_backup_runs_ended_total", "backup", "failed")] == 1
-    assert told[("synvirt_backup_last_success_age_seconds", "nightly")] >= 3 * 24 * 3600
+    reported = _told(service)
+    assert reported[("synvirt_backup_runs_ended_total", "backup", "failed")] == 1
+    assert reported[("synvirt_backup_last_success_age_seconds", "nightly")] >= 3 * 24 * 3600
     service.guests.image("gone", CONTENT)
     assert _run(service, job).status == "completed"
     assert _told(service)[("synvirt_backup_last_success_age_seconds", "nightly")] < 3600

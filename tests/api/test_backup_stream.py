@@ -93,13 +93,13 @@ def test_each_change_is_reported_at_once_with_the_whole_run_and_a_growing_id(ser
     work.under_way.move(Status.TRANSFERRING)
     work.under_way.warn("E_BAK_SOMETHING", "it is so", "web")
     work.end(fails=True)
-    told = list(islice((event for event in events if event.event == "run"), 3))
-    assert [json.loads(event.data)["status"] for event in told] == ["transferring", "transferring", "failed"]
-    assert [len(json.loads(event.data)["warnings"]) for event in told] == [0, 1, 1]
-    last = json.loads(told[2].data)
+    reported = list(islice((event for event in events if event.event == "run"), 3))
+    assert [json.loads(event.data)["status"] for event in reported] == ["transferring", "transferring", "failed"]
+    assert [len(json.loads(event.data)["warnings"]) for event in reported] == [0, 1, 1]
+    last = json.loads(reported[2].data)
     assert last["error"]["code"] == "E_BAK_REPOSITORY_FULL"
     assert last == json.loads(service.backups.runs.get(work.run.id).model_dump_json())
-    ids = [event.id or 0 for event in told]
+    ids = [event.id or 0 for event in reported]
     assert ids == sorted(set(ids))
 
 
@@ -140,12 +140,12 @@ def test_figures_are_reported_without_an_id_and_spaced_and_once(service: Service
     reader = threading.Thread(target=read)
     reader.start()
     # Before the first figure the one of «preparing» may come.
-    told = list(islice((event for event in events if event.event == "progress"), 4))
+    reported = list(islice((event for event in events if event.event == "progress"), 4))
     stop.set()
     reader.join()
-    updates = [json.loads(event.data) for event in told]
+    updates = [json.loads(event.data) for event in reported]
     assert all(set(update) == {"id", "status", "progress"} and update["id"] == work.id for update in updates)
-    assert [event.id for event in told] == [None] * 4
+    assert [event.id for event in reported] == [None] * 4
     done = [update["progress"]["bytes_done"] for update in updates]
     assert done == sorted(set(done))
     last = next(one for one in map(_progress, events) if one["bytes_done"] == 10**7)

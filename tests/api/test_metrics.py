@@ -80,12 +80,14 @@ def test_answers_are_reported_by_route_never_by_path(service: Service, client: h
         assert client.get(f"/migrations/{job.id}").status_code == 200
     client.get("/no/such/path/4711")
     client.request("BREW", "/migrations")
-    told = samples(client.get("http://synvirt/metrics").text)
-    counts = {dict(labels)["route"]: count for (name, labels), count in told.items() if name.endswith("answer_seconds_count")}
+    reported = samples(client.get("http://synvirt/metrics").text)
+    counts = {
+        dict(labels)["route"]: count for (name, labels), count in reported.items() if name.endswith("answer_seconds_count")
+    }
     assert counts["/api/v1/migrator/migrations/{migration_id}"] == 3
     assert counts["other"] >= 1
-    assert not any("4711" in str(key) or "BREW" in str(key) or str(job.id) in str(key) for key in told)
-    methods = {dict(labels).get("method") for _, labels in told}
+    assert not any("4711" in str(key) or "BREW" in str(key) or str(job.id) in str(key) for key in reported)
+    methods = {dict(labels).get("method") for _, labels in reported}
     assert methods - {None, "other"} <= METHODS
 
 
@@ -165,8 +167,8 @@ def test_forecasts_of_outages_are_held_against_what_came_of_them(service: Servic
     """By how much the p50 was missed, to either side, and whether the p95 was kept; nothing of a job without a forecast."""
     for downtime_s, forecast in ((42.0, (40.0, 50.0)), (10.0, (40.0, 50.0)), (60.0, (40.0, 50.0)), (42.0, None)):
         outage = None if forecast is None else OutageForecast(p50_s=forecast[0], p95_s=forecast[1], at=now())
-        job, told = service.submit(), {"downtime_s": downtime_s, "outage": outage}
-        service.store.change(job.id, State.QUEUED, methodcaller("model_copy", update=told))
+        job, reported = service.submit(), {"downtime_s": downtime_s, "outage": outage}
+        service.store.change(job.id, State.QUEUED, methodcaller("model_copy", update=reported))
         service.move(job.id, State.COMPLETED)
     assert value(metrics, "synvirt_outage_error_seconds_count") == 3
     assert value(metrics, "synvirt_outage_error_seconds_sum") == 2 + 30 + 20

@@ -54,10 +54,10 @@ WRONG_PLANS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("plan", "told"), WRONG_PLANS, ids=[told for _, told in WRONG_PLANS])
-def test_a_wrong_plan_names_the_field(refusing: httpx.Client, plan: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("plan", "reported"), WRONG_PLANS, ids=[reported for _, reported in WRONG_PLANS])
+def test_a_wrong_plan_names_the_field(refusing: httpx.Client, plan: dict[str, Any], reported: str) -> None:
     response = refusing.post("/migrations", content=json.dumps({"plan": plan}), headers=JSON)
-    assert told in assert_problem(response, 400, "E_MIG_INVALID_PLAN")["detail"]
+    assert reported in assert_problem(response, 400, "E_MIG_INVALID_PLAN")["detail"]
 
 
 WRONG_BODIES: list[tuple[bytes, str]] = [
@@ -77,11 +77,11 @@ WRONG_BODIES: list[tuple[bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "told"), WRONG_BODIES, ids=[f"{body[:20]!r}" for body, _ in WRONG_BODIES])
-def test_a_wrong_body(refusing: httpx.Client, body: bytes, told: str) -> None:
+@pytest.mark.parametrize(("body", "reported"), WRONG_BODIES, ids=[f"{body[:20]!r}" for body, _ in WRONG_BODIES])
+def test_a_wrong_body(refusing: httpx.Client, body: bytes, reported: str) -> None:
     response = refusing.post("/migrations", content=body, headers=JSON)
     assert response.json()["code"] in ("E_MIG_BAD_REQUEST", "E_MIG_INVALID_PLAN")
-    assert told in assert_problem(response, 400, response.json()["code"])["detail"]
+    assert reported in assert_problem(response, 400, response.json()["code"])["detail"]
     assert len(response.content) < 2000
 
 

@@ -122,10 +122,10 @@ def test_the_certificate_is_made_once_and_names_this_host(settings: Settings) ->
     assert "127.0.0.1" in [str(address) for address in names.get_values_for_type(x509.IPAddress)]
     assert made.not_valid_before_utc < datetime.now(UTC) < made.not_valid_after_utc
     openssl = need("openssl", "openssl")
-    told = subprocess.run(
+    reported = subprocess.run(
         [openssl, "x509", "-in", path, "-noout", "-fingerprint", "-sha256"], capture_output=True, text=True, timeout=30
     )
-    assert told.stdout.strip().endswith(fingerprint(path))
+    assert reported.stdout.strip().endswith(fingerprint(path))
 
 
 def test_one_that_soon_expires_is_made_again(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

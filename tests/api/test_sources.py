@@ -114,7 +114,7 @@ def test_the_adapter_gets_the_credentials_back(client: httpx.Client, opened: lis
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"endpoint": "ftp://host"}, "scheme is 'ftp'"),
         ({"endpoint": "https://"}, "names no host"),
@@ -135,10 +135,10 @@ def test_the_adapter_gets_the_credentials_back(client: httpx.Client, opened: lis
         ({"surprise": True}, "surprise"),
     ],
 )
-def test_what_has_not_the_form_of_its_kind_is_refused(client: httpx.Client, fields: dict[str, Any], told: str) -> None:
+def test_what_has_not_the_form_of_its_kind_is_refused(client: httpx.Client, fields: dict[str, Any], reported: str) -> None:
     answer = client.post("/sources", json=VIM | fields)
     assert (answer.status_code, answer.json()["code"]) == (400, "E_MIG_BAD_REQUEST"), answer.text
-    assert told in answer.json()["detail"]
+    assert reported in answer.json()["detail"]
     assert client.get("/sources").json()["items"] == []
 
 

@@ -50,13 +50,13 @@ def test_each_change_of_state_or_error_is_reported_with_the_whole_job_and_a_grow
     service.move(job, State.COPYING_FULL)
     service.move(job, State.COPYING_FULL, error=failed())
     service.move(job, State.FAILED)
-    told = list(islice(events, 3))
-    assert [json.loads(event.data)["state"] for event in told] == ["CopyingFull", "CopyingFull", "Failed"]
-    assert [json.loads(event.data)["last_error"] is not None for event in told] == [False, True, True]
-    ids = [event.id for event in told]
+    reported = list(islice(events, 3))
+    assert [json.loads(event.data)["state"] for event in reported] == ["CopyingFull", "CopyingFull", "Failed"]
+    assert [json.loads(event.data)["last_error"] is not None for event in reported] == [False, True, True]
+    ids = [event.id for event in reported]
     assert all(id_ is not None for id_ in ids)
     assert ids == sorted({id_ for id_ in ids if id_})
-    assert json.loads(told[2].data) == json.loads(service.store.get(job).model_dump_json())
+    assert json.loads(reported[2].data) == json.loads(service.store.get(job).model_dump_json())
 
 
 def test_what_was_missed_is_replayed(service: Service) -> None:
@@ -154,8 +154,8 @@ def test_the_rows_of_disks_come_with_the_figures(service: Service) -> None:
     job = service.submit().id
     rows = tuple(DiskProgress(key=key, label=key, state="copying", bytes_total=9, bytes_done=3) for key in ("a", "b"))
     service.board.pin(job, State.QUEUED, Progress(bytes_total=18, bytes_done=6), rows)
-    told = next(event for event in listening(service) if event.event == "progress")
-    assert ProgressUpdate.model_validate_json(told.data).disks == rows
+    reported = next(event for event in listening(service) if event.event == "progress")
+    assert ProgressUpdate.model_validate_json(reported.data).disks == rows
     assert service.board.disks(job, State.COPYING_FULL) == ()
 
 

@@ -288,10 +288,12 @@ MALFORMED: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "body"), MALFORMED, ids=[f"{told} {number}" for number, (told, _) in enumerate(MALFORMED)])
-def test_a_malformed_body_leaves_nothing(shared: Service, sender: httpx.Client, told: str, body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("reported", "body"), MALFORMED, ids=[f"{reported} {number}" for number, (reported, _) in enumerate(MALFORMED)]
+)
+def test_a_malformed_body_leaves_nothing(shared: Service, sender: httpx.Client, reported: str, body: bytes) -> None:
     problem = assert_problem(sender.post("/uploads", content=body, headers=FORM), 400, "E_MIG_BAD_REQUEST")
-    assert told in problem["detail"]
+    assert reported in problem["detail"]
     assert problem["hint"]
     assert_nothing(shared)
 

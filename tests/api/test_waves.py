@@ -97,13 +97,13 @@ def test_wishes_move_a_wave_and_are_on_the_stream_and_in_the_audit_trail(client:
     assert client.put(url, json=asked).status_code == 409
     assert client.delete(url).status_code == 409
     with client.stream("GET", f"{WAVES}/stream", params={"wave_id": wave_id}, headers={"Last-Event-ID": "0"}) as stream:
-        told = []
+        reported = []
         for line in stream.iter_lines():
             if line.startswith("data:"):
-                told.append(json.loads(line[5:]))
-            if len(told) == 3:
+                reported.append(json.loads(line[5:]))
+            if len(reported) == 3:
                 break
-    assert [one["state"] for one in told] == ["draft", "running", "held"]
+    assert [one["state"] for one in reported] == ["draft", "running", "held"]
     entries, _ = service.store.audit.page(limit=50)
     assert f"/api/v1/waves/{wave_id}/approve" in {entry.resource for entry in entries}
     assert client.post(f"{url}/cancel").json()["state"] == "cancelled"

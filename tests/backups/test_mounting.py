@@ -152,12 +152,12 @@ def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "src"}) as child:
         try:
             assert child.stdout is not None
-            (told,) = json.loads(child.stdout.readline())["disks"]
-            assert (told["target"], told["size_bytes"]) == ("vda", len(CONTENT))
-            compare = [need("qemu-img", "qemu-utils"), "compare", "-f", "raw", "-F", "raw", told["uris"][0]]
+            (reported,) = json.loads(child.stdout.readline())["disks"]
+            assert (reported["target"], reported["size_bytes"]) == ("vda", len(CONTENT))
+            compare = [need("qemu-img", "qemu-utils"), "compare", "-f", "raw", "-F", "raw", reported["uris"][0]]
             subprocess.run([*compare, tmp_path / "images/web"], check=True, timeout=60)
             child.send_signal(signal.SIGINT)
             assert child.wait(60) == 0
         finally:
             child.kill()
-    assert not Path(told["uris"][0].partition("socket=")[2]).exists()
+    assert not Path(reported["uris"][0].partition("socket=")[2]).exists()

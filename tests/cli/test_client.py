@@ -159,10 +159,10 @@ def test_a_folder_with_a_space_is_reported_as_a_shell_takes_it(tmp_path: Path) -
 def test_that_no_service_answers_has_a_code_of_its_own(run: Run, tmp_path: Path) -> None:
     done = run("--json", "migrations", "list")
     assert done.exit_code == 1
-    told = json.loads(done.stdout)["error"]
-    assert told["code"] == "E_MIG_SERVICE_UNREACHABLE"
-    assert str(tmp_path / "synvirt.sock") in told["detail"]
-    assert told["hint"] == f"start it: synvirt serve --data-dir {tmp_path}"
+    reported = json.loads(done.stdout)["error"]
+    assert reported["code"] == "E_MIG_SERVICE_UNREACHABLE"
+    assert str(tmp_path / "synvirt.sock") in reported["detail"]
+    assert reported["hint"] == f"start it: synvirt serve --data-dir {tmp_path}"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -189,9 +189,9 @@ def test_a_flag_wins_over_the_environment(service: Service, run: Run, monkeypatc
 def test_show(service: Service, run: Run) -> None:
     job = service.submit()
     service.move(job.id, State.FAILED, error=failed())
-    told = run("migrations", "show", job.id).stdout
+    reported = run("migrations", "show", job.id).stdout
     for part in (str(job.id), "Failed", "E_MIG_DISK_WRITE_FAILED: the disk is full", "make room", "Queued"):
-        assert part in told
+        assert part in reported
 
 
 def test_show_of_a_warm_job_has_its_passes_its_forecast_and_the_result(service: Service, run: Run) -> None:
@@ -215,25 +215,25 @@ def test_show_of_a_warm_job_has_its_passes_its_forecast_and_the_result(service: 
         service.store.change(job.id, before, lambda one: one.model_copy(update=update))
         return str(run("migrations", "show", job.id).stdout)
 
-    told = copied(State.DELTA_SYNCING)
+    reported = copied(State.DELTA_SYNCING)
     for part in (
         "pass      1 full: 80.0 MiB in 10.0 s\n",
         "pass      2 delta: 4.0 MiB in 1.0 s, whole disks compared, under way\n",
         "1.0 MiB/s change; a cut-over copies 3.0 MiB, in 1.2 s beside shutting down and starting",
         f"synvirt migrations cutover {job.id}",
     ):
-        assert part in told
-    told = copied(State.DELTA_SYNCING, forecast=forecast.model_copy(update={"converges": False}))
-    assert "1.0 MiB/s change, 8.0 MiB/s are copied: it will not become less" in told
+        assert part in reported
+    reported = copied(State.DELTA_SYNCING, forecast=forecast.model_copy(update={"converges": False}))
+    assert "1.0 MiB/s change, 8.0 MiB/s are copied: it will not become less" in reported
     many = tuple(Pass(number=number, kind="delta", bytes=MIB, seconds=1, finished_at=now()) for number in range(1, 2001))
-    told = copied(State.DELTA_SYNCING, passes=many)
-    numbers = [line.split()[1] for line in told.splitlines() if line.startswith("pass ")]
+    reported = copied(State.DELTA_SYNCING, passes=many)
+    numbers = [line.split()[1] for line in reported.splitlines() if line.startswith("pass ")]
     assert numbers == ["1", "…", *map(str, range(1992, 2001))]
-    assert "… 1990 more" in told
-    told = copied(State.COMPLETED, downtime_s=9.342)
-    assert "downtime  9.3 s\n" in told
-    assert "forecast" not in told
-    assert "held" not in told
+    assert "… 1990 more" in reported
+    reported = copied(State.COMPLETED, downtime_s=9.342)
+    assert "downtime  9.3 s\n" in reported
+    assert "forecast" not in reported
+    assert "held" not in reported
 
 
 def test_show_says_what_a_sample_would_have_seen_and_what_a_source_lost(service: Service, run: Run) -> None:
@@ -243,10 +243,10 @@ def test_show_says_what_a_sample_would_have_seen_and_what_a_source_lost(service:
     compared = sampled.model_copy(update={"number": 3, "bytes_checked": 80 * MIB, "verify": True, "would_see": 0.0})
     update = {"mode_effective": Mode.WARM, "passes": (sampled, compared), "distrusted": lost}
     service.store.change(job.id, State.QUEUED, lambda one: one.model_copy(update=update))
-    told = run("migrations", "show", job.id).stdout
-    assert "256.0 KiB of the unchanged compared (sees with 99 % certainty that 13.40% or more were lost)\n" in told
-    assert "80.0 MiB of the unchanged compared (all)\n" in told
-    assert f"lost      {lost}\n" in told
+    reported = run("migrations", "show", job.id).stdout
+    assert "256.0 KiB of the unchanged compared (sees with 99 % certainty that 13.40% or more were lost)\n" in reported
+    assert "80.0 MiB of the unchanged compared (all)\n" in reported
+    assert f"lost      {lost}\n" in reported
 
 
 def test_the_beginning_of_an_id_is_enough(service: Service, run: Run) -> None:
@@ -319,8 +319,8 @@ def test_cancel_and_cutover(service: Service, run: Run) -> None:
 def test_a_name_from_an_archive_cannot_command_the_terminal(service: Service, run: Run) -> None:
     evil = "evil\x9b31m\u202e[bold]name"
     service.submit(PLAN.model_copy(update={"name": evil}))
-    told = run("migrations", "list").stdout
-    assert "evil\ufffd31m\ufffd[bold]name" in told
+    reported = run("migrations", "list").stdout
+    assert "evil\ufffd31m\ufffd[bold]name" in reported
     assert shown("a\x1b[31mb\nc\td") == "a\ufffd[31mb\nc\ufffdd"
 
 

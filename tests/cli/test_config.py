@@ -40,11 +40,11 @@ def test_each_value_says_where_it_came_from(file: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("SYNVIRT_LOG_LEVEL", "warning")
     code, stdout, _ = run("config", "show", "--config", file, "--json")
     assert code == 0
-    told = json.loads(stdout)
-    assert told["file"] == str(file)
-    assert told["settings"]["base_url"] == {"value": "/virt", "origin": str(file)}
-    assert told["settings"]["log_level"] == {"value": "warning", "origin": "environment SYNVIRT_LOG_LEVEL"}
-    assert told["settings"]["jobs_at_once"]["origin"] == "default"
+    reported = json.loads(stdout)
+    assert reported["file"] == str(file)
+    assert reported["settings"]["base_url"] == {"value": "/virt", "origin": str(file)}
+    assert reported["settings"]["log_level"] == {"value": "warning", "origin": "environment SYNVIRT_LOG_LEVEL"}
+    assert reported["settings"]["jobs_at_once"]["origin"] == "default"
     assert "hunter2" not in stdout
     _, stdout, _ = run("config", "show", "--config", file, "--data-dir", tmp_path / "other")
     assert any(line.split() == ["data_dir", str(tmp_path / "other"), "--data-dir"] for line in stdout.splitlines())

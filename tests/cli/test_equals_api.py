@@ -305,9 +305,9 @@ def test_what_lies_in_the_import_root(service: Service, run: Run) -> None:
     assert run("files").stdout.strip() == "The folder is empty"
     (service.settings.imports_dir / "web.qcow2").write_bytes(b"QFI\xfb" + bytes(508))
     (service.settings.imports_dir / "exports").mkdir()
-    told = run("files").stdout
-    assert "exports/" in told
-    assert "qcow2" in told
+    reported = run("files").stdout
+    assert "exports/" in reported
+    assert "qcow2" in reported
     assert "There are more: --cursor" in run("files", "--limit", 1).stdout
     assert {entry["name"] for entry in json.loads(run("--json", "files").stdout)["entries"]} == {"web.qcow2", "exports"}
     assert run("files", "nosuch").exit_code == 1

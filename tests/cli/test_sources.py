@@ -102,10 +102,10 @@ def test_a_vm_is_found_by_its_name(service: Service, run: Run, platform: FakePla
     for vm in ("web01", "vm-1"):
         assert "name         vm-1" in run("sources", "inspect", "lab", vm).stdout
         assert "trying on vm-1 (vm-1)" in run("sources", "test", "lab", "--deep", "--vm", vm).stdout
-    for vm, code, told in (("twin", 2, "2 VMs of lab"), ("web", 1, "E_MIG_VM_NOT_FOUND")):
+    for vm, code, reported in (("twin", 2, "2 VMs of lab"), ("web", 1, "E_MIG_VM_NOT_FOUND")):
         for command in (("inspect", "lab", vm), ("test", "lab", "--deep", "--vm", vm)):
             done = run("sources", *command)
-            assert (done.exit_code, told in done.stderr) == (code, True), done.stderr
+            assert (done.exit_code, reported in done.stderr) == (code, True), done.stderr
     platform.fault("wrong_password", 2)
     refused = run("sources", "test", "lab", "--deep", "--vm", "web01")
     assert (refused.exit_code, "FAILED  login" in refused.stdout) == (1, True)
@@ -192,8 +192,8 @@ def test_a_site_is_recorded_into_a_file(service: Service, run: Run, tmp_path: Pa
         done = run("sources", "add", "site", site.endpoint, *arguments, "--fingerprint", site.fingerprint, typed="t0ken\n")
         assert done.exit_code == 0, done.stderr
         written = tmp_path / "site.jsonl"
-        told = run("sources", "record", "site", "--vm", "payroll", "--output", written)
-        assert (told.exit_code, "Check it before" in told.stdout) == (0, True)
+        reported = run("sources", "record", "site", "--vm", "payroll", "--output", written)
+        assert (reported.exit_code, "Check it before" in reported.stdout) == (0, True)
         assert json.loads(written.read_text().splitlines()[0])["kind"] == "pve_api"
         assert "/qemu/100/config" in written.read_text()
         assert "/qemu/101/config" not in written.read_text()

@@ -110,10 +110,10 @@ def test_it_is_made_without_the_service_too(tmp_path: Path, run: Run) -> None:
     service.close()
     done = run("support-bundle", tmp_path / "b.tar.gz", "--json")
     assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["path"] == str(tmp_path / "b.tar.gz")
+    reported = json.loads(done.stdout)
+    assert reported["path"] == str(tmp_path / "b.tar.gz")
     found = contents(tmp_path / "b.tar.gz")
-    assert set(found) == set(told["files"])
+    assert set(found) == set(reported["files"])
     jobs = json.loads(found["migrations.json"])
     assert [one["id"] for one in jobs["items"]] == [str(job.id)]
     assert "no service answers" in jobs["service"]

@@ -161,9 +161,9 @@ def test_inspect(service: Service, run: Run, tmp_path: Path) -> None:
     upload = added(run, archive)
     answer = json.loads(run("uploads", "inspect", upload["id"], "--json").stdout)
     assert answer["offline_kind"] == "ova_archive"
-    told = run("uploads", "inspect", upload["id"]).stdout.splitlines()
-    assert told[0] == "kind         ova_archive"
-    assert any(line.startswith("disk         ") for line in told)
+    reported = run("uploads", "inspect", upload["id"]).stdout.splitlines()
+    assert reported[0] == "kind         ova_archive"
+    assert any(line.startswith("disk         ") for line in reported)
 
 
 def test_to_a_service_elsewhere(tmp_path: Path, run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

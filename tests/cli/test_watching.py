@@ -70,8 +70,8 @@ def test_a_job_that_completes(service: Service, run: Run, ova: str) -> None:
 
 def test_a_job_that_is_held_says_how_it_goes_on_and_claims_no_speed() -> None:
     """Between two deltas nothing is copied, for hours maybe."""
-    told: list[str] = []
-    lines = Lines(out=told.append)
+    reported: list[str] = []
+    lines = Lines(out=reported.append)
     done = Progress(bytes_total=MIB, bytes_done=MIB, rate_bps=5e7, eta_s=0)
     job = Migration(
         id=uuid4(), name="web", plan=live_plan(warm={"cutover": "manual"}), mode_effective=Mode.WARM, created_at=now()
@@ -79,19 +79,19 @@ def test_a_job_that_is_held_says_how_it_goes_on_and_claims_no_speed() -> None:
     for state in (State.COPYING_FULL, State.DELTA_SYNCING, State.DELTA_SYNCING, State.CUTTING_OVER):
         lines.moved(job.model_copy(update={"state": state, "progress": done}))
         lines.progressed(done)
-    held = [number for number, line in enumerate(told) if f"synvirt migrations cutover {job.id}" in line]
-    assert [line.split(" ", 1)[1] for line in told[: held[0]]] == [
+    held = [number for number, line in enumerate(reported) if f"synvirt migrations cutover {job.id}" in line]
+    assert [line.split(" ", 1)[1] for line in reported[: held[0]]] == [
         "CopyingFull  web",
         f"CopyingFull  {described(done)}",
         "DeltaSyncing  web",
     ]
     assert len(held) == 1
-    assert told[held[0] + 1].endswith("DeltaSyncing  100 %, 1.0 MiB of 1.0 MiB")
+    assert reported[held[0] + 1].endswith("DeltaSyncing  100 %, 1.0 MiB of 1.0 MiB")
     automatic = job.model_copy(update={"plan": live_plan(), "state": State.DELTA_SYNCING})
     assert not automatic.held
-    told.clear()
-    Lines(out=told.append).moved(automatic)
-    assert len(told) == 1
+    reported.clear()
+    Lines(out=reported.append).moved(automatic)
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize("end", [State.FAILED, State.CANCELLED])
@@ -125,8 +125,8 @@ def test_watching_what_has_ended(service: Service, run: Run) -> None:
     job = service.submit()
     service.move(job.id, State.COMPLETED)
     assert run("migrations", "watch", job.id).exit_code == 0
-    told = run("migrations", "watch", job.id, "--json")
-    assert (told.exit_code, json.loads(told.stdout)["state"]) == (0, "Completed")
+    reported = run("migrations", "watch", job.id, "--json")
+    assert (reported.exit_code, json.loads(reported.stdout)["state"]) == (0, "Completed")
 
 
 def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_reported(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_reported(
         command: list[str | Path] = [*SYNVIRT, "--data-dir", tmp_path, "migrations", "watch", str(job.id)]
         watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert watching.stdout is not None
-        told = [watching.stdout.readline()]
+        reported = [watching.stdout.readline()]
         service.move(job.id, State.COPYING_FULL)
-        told += [watching.stdout.readline()]
+        reported += [watching.stdout.readline()]
     service.move(job.id, State.STARTING)
     service.move(job.id, State.COMPLETED)
     time.sleep(0.5)
@@ -148,7 +148,7 @@ def test_a_restart_of_the_service_is_waited_for_and_what_was_missed_is_reported(
         rest, _ = watching.communicate(timeout=60)
     again.close()
     assert watching.returncode == 0
-    assert [line.split(" ", 1)[1] for line in [*told, *rest.splitlines(keepends=True)]] == [
+    assert [line.split(" ", 1)[1] for line in [*reported, *rest.splitlines(keepends=True)]] == [
         "Queued  web.ova\n",
         "CopyingFull  web.ova\n",
         "the service is gone; waiting for it to come back\n",
@@ -214,18 +214,18 @@ def _all_of(descriptor: int, ended: Callable[[], bool]) -> str:
 
 
 def test_a_line_at_each_tenth_and_each_ten_silent_seconds() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     now = [0.0]
-    lines = Lines(out=told.append, clock=lambda: now[0])
+    lines = Lines(out=reported.append, clock=lambda: now[0])
     for done in range(101):
         now[0] += 0.01
         lines.progressed(Progress(bytes_total=100, bytes_done=done))
-    assert len(told) == 10
-    told.clear()
+    assert len(reported) == 10
+    reported.clear()
     for _ in range(60):
         now[0] += 1
         lines.progressed(Progress(bytes_total=100, bytes_done=100))
-    assert len(told) == 6
+    assert len(reported) == 6
 
 
 def test_each_of_several_disks_has_a_bar_until_all_are_copied() -> None:
@@ -255,13 +255,13 @@ def test_each_of_several_disks_has_a_bar_until_all_are_copied() -> None:
 
 
 def test_a_note_that_is_not_fatal_is_reported_once(service: Service) -> None:
-    told: list[str] = []
-    lines = Lines(out=told.append)
+    reported: list[str] = []
+    lines = Lines(out=reported.append)
     note = failed("it cannot track changes").model_copy(update={"code": "E_MIG_CBT_UNSUPPORTED", "fatal": False})
     job = service.submit().model_copy(update={"last_error": note, "mode_effective": Mode.COLD})
     for _ in range(3):
         lines.moved(job)
-    assert [line.split(" ", 1)[1] for line in told] == ["Queued  web.ova", "E_MIG_CBT_UNSUPPORTED: it cannot track changes"]
+    assert [line.split(" ", 1)[1] for line in reported] == ["Queued  web.ova", "E_MIG_CBT_UNSUPPORTED: it cannot track changes"]
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ def test_one_that_failed_is_the_exit_code_of_all(service: Service, run: Run) -> 
     done = run("migrations", "watch", good.id, str(bad.id)[:12])
     assert done.exit_code == 1
     assert done.stderr.startswith("E_MIG_DISK_WRITE_FAILED: the disk is full\nhint: make room")
-    told = [json.loads(line) for line in run("--json", "migrations", "watch", good.id, bad.id).stdout.splitlines()]
-    assert {one["state"] for one in told} == {"Completed", "Failed"}
+    reported = [json.loads(line) for line in run("--json", "migrations", "watch", good.id, bad.id).stdout.splitlines()]
+    assert {one["state"] for one in reported} == {"Completed", "Failed"}
 
 
 def test_ctrl_c_leaves_them_running_and_says_how_to_go_on(service: Service, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

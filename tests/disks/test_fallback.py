@@ -84,10 +84,10 @@ def test_an_encrypted_image_is_converted_with_its_key_file(raw: Path, way: str, 
     result = disk("convert", "--key-file", key, image, target)
     assert result.exit_code == 0, result.output
     assert target.read_bytes() == raw.read_bytes()
-    told = disk("info", "--key-file", key, image).stdout
-    assert "encryption            " in told or way == "aes in qcow"
-    assert "read_by               qemu-nbd" in told
-    assert KEY not in told
+    reported = disk("info", "--key-file", key, image).stdout
+    assert "encryption            " in reported or way == "aes in qcow"
+    assert "read_by               qemu-nbd" in reported
+    assert KEY not in reported
     assert disk("compare", "--key-file", key, image, raw).exit_code == 0
 
 

@@ -52,11 +52,11 @@ def test_libnbds_programs_and_qemus_read_it(tmp_path: Path) -> None:
     disk = odd_disk()
     (tmp_path / "as-it-is").write_bytes(disk.content)
     with served(disk, tmp_path) as (_, uri):
-        told = json.loads(_run(need("nbdinfo", "libnbd-bin"), "--json", uri))["exports"][0]
-        assert told["export-size"] == len(disk.content)
-        assert told["is_read_only"] is True
-        assert told["can_multi_conn"] is True
-        assert told["contexts"] == ["base:allocation"]
+        reported = json.loads(_run(need("nbdinfo", "libnbd-bin"), "--json", uri))["exports"][0]
+        assert reported["export-size"] == len(disk.content)
+        assert reported["is_read_only"] is True
+        assert reported["can_multi_conn"] is True
+        assert reported["contexts"] == ["base:allocation"]
         areas = json.loads(_run("nbdinfo", "--map", "--json", uri))
         assert [(one["offset"], one["length"], bool(one["type"] & nbd.STATE_ZERO)) for one in areas] == [
             (one.start, one.length, one.zero) for one in disk.extents()

@@ -46,8 +46,8 @@ def dirty_by_qemu(image: Path, bitmap: str) -> list[tuple[int, int]]:
     """(start, end) of what qemu-nbd exports as dirty."""
     with qemu_nbd(image, "qcow2", "-B", bitmap) as uri:
         nbdinfo = need("nbdinfo", "libnbd-bin")
-        told = run([nbdinfo, f"--map=qemu:dirty-bitmap:{bitmap}", "--json", uri], timeout_s=30).stdout
-    return joined((entry["offset"], entry["offset"] + entry["length"]) for entry in json.loads(told) if entry["type"] & 1)
+        reported = run([nbdinfo, f"--map=qemu:dirty-bitmap:{bitmap}", "--json", uri], timeout_s=30).stdout
+    return joined((entry["offset"], entry["offset"] + entry["length"]) for entry in json.loads(reported) if entry["type"] & 1)
 
 
 def joined(areas: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -85,7 +85,7 @@ def test_grains_that_do_not_ascend_are_refused(again: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "reported"),
     [
         (struct.pack("<QII496x", 5, 10, 0), "where no grain"),
         (struct.pack("<QII496x", 1 << 40, 10, 0), "where no grain"),
@@ -94,9 +94,9 @@ def test_grains_that_do_not_ascend_are_refused(again: int) -> None:
         (struct.pack("<QII496x", 1 << 50, 0, 1), "sectors, which no stream has"),
     ],
 )
-def test_a_marker_that_lies_is_refused(bad: bytes, told: str) -> None:
+def test_a_marker_that_lies_is_refused(bad: bytes, reported: str) -> None:
     head = stream(grains={}).file()[: 128 * 512]
-    with pytest.raises(MalformedArchive, match=told):
+    with pytest.raises(MalformedArchive, match=reported):
         read(flow(head + bad), [])
 
 

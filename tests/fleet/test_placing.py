@@ -74,7 +74,7 @@ class Site:
             assert row.id == wave_id
             why, _ = self.placing.look(whole, {one.member_id: one for one in rows}, {}, under_way=waves)
         left = {one.id for one in self.wave(waves[-1]).members if one.host is None}
-        return {name: told for name, told in why.items() if name in left}
+        return {name: reported for name, reported in why.items() if name in left}
 
     def wave(self, wave_id: UUID) -> Wave:
         return self.waves.whole(wave_id)

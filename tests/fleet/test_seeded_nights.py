@@ -96,8 +96,8 @@ def test_the_laws_of_a_wave_hold(seed: int, tmp_path: Path, monkeypatch: pytest.
         world.calm()
         for one in wave.members:
             if one.state not in MEMBER_ENDS:
-                told = world.waves.rows.member(wave.id, one.id).waits_for
-                assert told or one.state in (S.SYNCING, S.CUTTING_OVER), f"nobody says why {one.id} is {one.state}"
+                reported = world.waves.rows.member(wave.id, one.id).waits_for
+                assert reported or one.state in (S.SYNCING, S.CUTTING_OVER), f"nobody says why {one.id} is {one.state}"
                 world.waves.skip(wave.id, one.id)
         wave = world.go_on(days=2)
         assert world.broken == []

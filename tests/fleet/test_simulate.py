@@ -185,7 +185,7 @@ def test_what_is_kept_fresh_takes_its_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "loads", "told"),
+    ("made", "loads", "reported"),
     [
         (wave(member("a", window_id="w"), windows=[window("w", "2026-11-28T22:00:00", 4)]), {"a": load()}, "window w: 5."),
         (wave(member("a")), {"a": load(900, outage=1)}, "one copy's own rate"),
@@ -198,10 +198,10 @@ def test_what_is_kept_fresh_takes_its_share() -> None:
         (wave(member("a", "b"), member("b")), {"a": load(1), "b": load(2, outage=9000)}, "cut-overs themselves"),
     ],
 )
-def test_what_holds_a_wave_back_is_named(made: WaveRequest, loads: dict[str, Load], told: str) -> None:
+def test_what_holds_a_wave_back_is_named(made: WaveRequest, loads: dict[str, Load], reported: str) -> None:
     found = forecast(made, loads, Site(copy_bps=100 * MIB, source_host_bps=None, residuals=EXACT))
     assert found.forecast is not None
-    assert found.forecast.bottleneck.startswith(told)
+    assert found.forecast.bottleneck.startswith(reported)
 
 
 def test_who_never_cuts_over_says_why() -> None:

@@ -163,7 +163,7 @@ def test_pieces_ascend_apart_and_never_touch_a_lock_out(
 
 
 @pytest.mark.parametrize(
-    ("rule", "told"),
+    ("rule", "reported"),
     [
         ("FREQ=SECONDLY", "known are DAILY, WEEKLY, MONTHLY, YEARLY"),
         ("FREQ=WEEKLY;BYDAY=XX", "days of the week are MO"),
@@ -181,11 +181,11 @@ def test_pieces_ascend_apart_and_never_touch_a_lock_out(
         ("FREQ=DAILY;INTERVAL=²", "a number from 1 to 9999"),
     ],
 )
-def test_a_rule_that_cannot_be_says_why(rule: str, told: str) -> None:
+def test_a_rule_that_cannot_be_says_why(rule: str, reported: str) -> None:
     wrong = window("2026-11-28T22:00:00", "2026-11-29T04:00:00", rule)
     with pytest.raises(InvalidPlan) as error:
         occurrences(wrong, utc("2026-11-01"), utc("2027-01-01"))
-    assert told in f"{error.value.detail} {error.value.hint}"
+    assert reported in f"{error.value.detail} {error.value.hint}"
     assert error.value.hint
 
 

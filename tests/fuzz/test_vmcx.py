@@ -45,9 +45,9 @@ def allowed(parse: Callable[[], object]) -> None:
 def machine_of(tree: Tree) -> None:
     """What is read can be told: no half of a character, no control character in a name."""
     machine = vmcx_machine.machine(tree, "m.vmcx")
-    told = machine.manifest.model_dump_json() + "".join(drive.file_name for drive in machine.drives.values())
-    assert "\\u0000" not in told
-    assert told.isprintable()
+    reported = machine.manifest.model_dump_json() + "".join(drive.file_name for drive in machine.drives.values())
+    assert "\\u0000" not in reported
+    assert reported.isprintable()
     vmcx_machine.checkpoint(tree)
     vmcx_machine.saved_state_files(tree)
 

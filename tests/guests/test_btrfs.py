@@ -55,12 +55,12 @@ def test_every_file_is_read_as_mkfs_wrote_it(node: str, checksum: str, tmp_path:
     with windows(image) as parts:
         [first, *_] = Btrfs(parts).subvolumes()
         assert read_all(first) == everything(tree)
-        told = superblocks.btrfs(parts[0])
+        reported = superblocks.btrfs(parts[0])
     shown = subprocess.run(
         [need("btrfs", "btrfs-progs"), "inspect-internal", "dump-super", image], check=True, capture_output=True, text=True
     )
     said = dict(line.split(None, 1) for line in shown.stdout.splitlines() if len(line.split(None, 1)) == 2)
-    assert told == f"btrfs «the system» {said['fsid']}, {said['bytes_used']} of {said['total_bytes']} bytes"
+    assert reported == f"btrfs «the system» {said['fsid']}, {said['bytes_used']} of {said['total_bytes']} bytes"
 
 
 def test_parts_of_files_are_read_too(tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ def test_a_linux_on_logical_volumes_is_read(tree: Path, tmp_path: Path) -> None:
         at = written.rindex("}")
         text.write_text(f"{written[:at]}{VOLUME}{written[at:]}")
         subprocess.run([*lvm, "vgcfgrestore", "-q", *config, "-f", text, group], check=True, capture_output=True)
-        told = [*lvm, "pvs", "--noheadings", "--nosuffix", "--units", "b", "-o", "pe_start", *config, loop]
-        start = int(subprocess.run(told, check=True, capture_output=True, text=True).stdout.split()[0])
+        reported = [*lvm, "pvs", "--noheadings", "--nosuffix", "--units", "b", "-o", "pe_start", *config, loop]
+        start = int(subprocess.run(reported, check=True, capture_output=True, text=True).stdout.split()[0])
     finally:
         subprocess.run(["losetup", "--detach", loop], check=True)
     with disk.open("r+b") as file:

@@ -12,15 +12,15 @@ from tests.processes import until
 
 
 def test_a_task_that_is_cancelled_twice_ends_with_its_thread() -> None:
-    let_go, ended, told = threading.Event(), threading.Event(), list[int]()
+    let_go, ended, reported = threading.Event(), threading.Event(), list[int]()
 
     def work() -> None:
         let_go.wait(60)
         ended.set()
 
     def heard() -> None:
-        told.append(1)
-        if len(told) == 2:
+        reported.append(1)
+        if len(reported) == 2:
             let_go.set()
 
     async def cancelled_twice() -> None:
@@ -29,7 +29,7 @@ def test_a_task_that_is_cancelled_twice_ends_with_its_thread() -> None:
             await asyncio.sleep(0.01)
             assert not task.done()
             task.cancel()
-            while len(told) < count:
+            while len(reported) < count:
                 await asyncio.sleep(0.01)
         with pytest.raises(asyncio.CancelledError):
             await task

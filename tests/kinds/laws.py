@@ -252,7 +252,7 @@ def cancelled_at(kind: Kind, place: Place, moment: int) -> bool:
         known: list[UUID] = []
         moments = Moments(world, moment, lambda: _wish(world, known), patched)
         known.append(world.submit())
-        told = moments.count
+        reported = moments.count
         ended = world.run(known[0])
         moments.over()
         had = moments.count >= moment
@@ -261,7 +261,7 @@ def cancelled_at(kind: Kind, place: Place, moment: int) -> bool:
             nothing_left(world, None)
         else:
             # The wish came before anybody knew of the job, or after the last moment at which a step looks for it.
-            assert moment <= told or moments.count - moment <= kind.late, f"{moments.count - moment} moments after the wish"
+            assert moment <= reported or moments.count - moment <= kind.late, f"{moments.count - moment} moments after the wish"
             assert ended == "Completed", problem_of(world, known[0])
             world.check(known[0])
             nothing_left(world, known[0])
@@ -341,8 +341,8 @@ def holds(law: Law, kind: Kind, part: int, places: Callable[[str], Place]) -> No
     """At each moment of this part, until the job has none left. `places` makes one of a name."""
     with pytest.MonkeyPatch.context() as patched:
         # A thread that dies with its service does not fail the test.
-        told = threading.excepthook
-        patched.setattr(threading, "excepthook", lambda said: None if said.exc_type is Crash else told(said))
+        reported = threading.excepthook
+        patched.setattr(threading, "excepthook", lambda said: None if said.exc_type is Crash else reported(said))
         _holds(law, kind, part, places)
 
 

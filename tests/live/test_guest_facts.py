@@ -48,7 +48,7 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         by_xen_tools(METRICS, {"0": MAC.upper()}),
         by_integration_services(PAIRS, [(MAC, ("10.77.0.5", "fe80::5", "fd00::5"))]),
@@ -56,13 +56,13 @@ DOCUMENTS = {
     ],
     ids=["xen", "hyperv", "proxmox"],
 )
-def test_a_moved_guest_has_the_facts_that_its_platform_gave(told: dict[str, str]) -> None:
-    assert {"host name", "system", "kernel", f"addresses of {MAC}"} == told.keys()
-    rows = compared(told, HERE, ())
+def test_a_moved_guest_has_the_facts_that_its_platform_gave(reported: dict[str, str]) -> None:
+    assert {"host name", "system", "kernel", f"addresses of {MAC}"} == reported.keys()
+    rows = compared(reported, HERE, ())
     assert {one.grade for one in rows} <= {"same", "expected"}, rows
     assert len(rows) == 4
     other = {**HERE, "host name": "localhost", f"addresses of {MAC}": "169.254.0.1/16"}
-    assert {one.item for one in compared(told, other, ()) if one.grade == "wrong"} == {"host name", f"addresses of {MAC}"}
+    assert {one.item for one in compared(reported, other, ()) if one.grade == "wrong"} == {"host name", f"addresses of {MAC}"}
 
 
 def test_windows_by_its_integration_services_and_by_xens_tools() -> None:

@@ -94,13 +94,13 @@ def test_a_domain_is_described_as_it_is() -> None:
 def test_a_disk_that_cannot_change_is_not_tracked() -> None:
     """libvirt refuses a checkpoint of it: «is empty or readonly»."""
     disk = "<disk type='file'><driver type='qcow2'/><source file='/s'/><target dev='vda'/>{}</disk>"
-    for mark, told in (("", None), ("<readonly/>", "vda is read-only"), ("<transient/>", "vda is transient")):
+    for mark, reported in (("", None), ("<readonly/>", "vda is read-only"), ("<transient/>", "vda is transient")):
         reasons = untracked(parse(f"<domain><devices>{disk.format(mark)}</devices></domain>"))
-        assert told in reasons["vda"] if told else not reasons
+        assert reported in reasons["vda"] if reported else not reasons
 
 
 @pytest.mark.parametrize(
-    ("known", "told", "family"),
+    ("known", "reported", "family"),
     [
         ("http://microsoft.com/win/2k22", {}, "windows"),
         ("http://freebsd.org/freebsd/14", {}, "other"),
@@ -109,8 +109,8 @@ def test_a_disk_that_cannot_change_is_not_tracked() -> None:
         ("", {}, "other"),
     ],
 )
-def test_the_agent_knows_better_than_who_made_the_domain(known: str, told: dict[str, str], family: str) -> None:
-    assert manifest(parse(DOMAIN.format(os=known)), seen(guest=told)).guest_os.family == family
+def test_the_agent_knows_better_than_who_made_the_domain(known: str, reported: dict[str, str], family: str) -> None:
+    assert manifest(parse(DOMAIN.format(os=known)), seen(guest=reported)).guest_os.family == family
 
 
 def test_a_disk_of_unknown_size_is_critical_and_may_be_left_out() -> None:
@@ -171,8 +171,8 @@ def test_nothing_of_a_definition_that_reaches_into_its_host_gets_into_the_domain
     assert "evil" not in made.xml
     paths = {path for path in re.findall(r"[\"'>](/[^\"'<]*)", made.xml) if not path.startswith("/volumes/")}
     assert paths <= {HOST.serial_log.format(uuid=made.uuid), "/dev/urandom", *firmware()}
-    told = [one.source for one in made.differences if one.what == "what reaches into its host"]
-    assert bool(told) is (name not in OWN_WORDS | SILENT), told
+    reported = [one.source for one in made.differences if one.what == "what reaches into its host"]
+    assert bool(reported) is (name not in OWN_WORDS | SILENT), reported
 
 
 def firmware() -> set[str]:

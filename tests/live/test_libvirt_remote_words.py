@@ -19,7 +19,7 @@ from tests.needs import lacking
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "reported"),
     [
         ("Could not create '/s/x.scratch': Permission denied", "AppArmor or SELinux"),
         ("Failed to bind socket to /s/x.sock: Permission denied", "AppArmor or SELinux"),
@@ -31,9 +31,9 @@ from tests.needs import lacking
         ("something that nobody foresaw", None),
     ],
 )
-def test_a_refusal_that_is_known_says_what_to_do(said: str, told: str | None) -> None:
+def test_a_refusal_that_is_known_says_what_to_do(said: str, reported: str | None) -> None:
     hint = _hint(said, Server("/s"))
-    assert (hint is None) if told is None else told in str(hint)
+    assert (hint is None) if reported is None else reported in str(hint)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_host_that_cannot_be_read_is_reported_before_its_guest_is_shut_down(
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "told"),
+    ("code", "said", "reported"),
     [
         ("AUTH_UNAVAILABLE", "no polkit agent available to authenticate action 'org.libvirt.unix.manage'", "put mover into"),
         ("AUTH_FAILED", "authentication failed: access denied by policy", "into the group libvirt there"),
@@ -70,7 +70,7 @@ def test_a_host_that_cannot_be_read_is_reported_before_its_guest_is_shut_down(
         ("SYSTEM_ERROR", "Cannot create '/s/x.scratch': Permission denied", None),
     ],
 )
-def test_a_right_that_is_missing_is_named_with_who_lacks_it(code: str, said: str, told: str | None) -> None:
+def test_a_right_that_is_missing_is_named_with_who_lacks_it(code: str, said: str, reported: str | None) -> None:
     try:
         libvirt = load(SynvirtError)
     except SynvirtError:
@@ -79,8 +79,8 @@ def test_a_right_that_is_missing_is_named_with_who_lacks_it(code: str, said: str
     error = libvirt.libvirtError(said)
     error.err = (getattr(libvirt, f"VIR_ERR_{code}"), 10, said, 1, None, None, None, 0, 0)
     found = host.translated(error, "domain web cannot be read", Internal)
-    assert type(found) is (Internal if told is None else AuthFailed)
-    assert (found.hint is None) if told is None else told in str(found.hint)
+    assert type(found) is (Internal if reported is None else AuthFailed)
+    assert (found.hint is None) if reported is None else reported in str(found.hint)
 
 
 @pytest.mark.parametrize(

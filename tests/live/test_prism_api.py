@@ -137,14 +137,14 @@ def test_what_does_not_come_along_is_a_concern_with_its_name(cluster: Prisms, wh
     group = cluster.state.cluster_id
     vm.disks += [replace(vm.disks[0], id=str(number), device=vm.id, index=number, group=group) for number in (7, 8)]
     manifest = ask(cluster.access(which), lambda adapter: adapter.inspect(vm.id))
-    told = {concern.id: (concern.category, concern.assessment) for concern in manifest.concerns}
-    assert told["nutanix.gpu:0"] == ("Warning", "The guest has vGPU of its host; here it has none.")
-    assert "nutanix.gpu:1" in told
-    assert told[f"nutanix.volume_group:{group}"][0] == "Critical"
-    assert group in told[f"nutanix.volume_group:{group}"][1]
-    assert [name for name in told if name.startswith("nutanix.volume_group")] == [f"nutanix.volume_group:{group}"]
+    reported = {concern.id: (concern.category, concern.assessment) for concern in manifest.concerns}
+    assert reported["nutanix.gpu:0"] == ("Warning", "The guest has vGPU of its host; here it has none.")
+    assert "nutanix.gpu:1" in reported
+    assert reported[f"nutanix.volume_group:{group}"][0] == "Critical"
+    assert group in reported[f"nutanix.volume_group:{group}"][1]
+    assert [name for name in reported if name.startswith("nutanix.volume_group")] == [f"nutanix.volume_group:{group}"]
     # v3 has no word for them.
-    assert told.get("nutanix.passthrough") == (
+    assert reported.get("nutanix.passthrough") == (
         ("Warning", "3 devices of its host stay behind.") if which == "central" else None
     )
     # What is not moved is not among the disks.
@@ -579,9 +579,9 @@ def test_a_session_is_recorded_without_secrets_and_names(cluster: Prisms) -> Non
         rows = ask(access, lambda adapter: adapter.list_vms())
         ask(access, lambda adapter: adapter.inspect(vm.id))
     about = ask(cluster.access("element"), lambda adapter: adapter.about())
-    told = "\n".join(lines(recording, LiveKind.PRISM_API, about, [row.name for row in rows], ["s3cret", "mover"]))
+    reported = "\n".join(lines(recording, LiveKind.PRISM_API, about, [row.name for row in rows], ["s3cret", "mover"]))
     assert len(recording.exchanges) > 4
-    assert "/ahv/config/vms" in told
-    assert '"powerState"' in told or "powerState" in told
+    assert "/ahv/config/vms" in reported
+    assert '"powerState"' in reported or "powerState" in reported
     for kept_back in ("s3cret", "payroll-7", "Jane", vm.id, "50:6b:8d:aa:bb:cc", "10.1.2.3"):
-        assert kept_back not in told, kept_back
+        assert kept_back not in reported, kept_back

@@ -164,7 +164,7 @@ def test_a_cluster_that_fails_over_for_longer_than_a_request_waits_is_waited_for
     monkeypatch.setattr(prism, "RETRY_PAUSES_S", (0.01, 0.01))
     here, vm = house(by_nfs, "element"), machine(by_nfs)
     job = here.intake.submit(plan(vm, warm={"delta_threshold_bytes": 64 << 20}))
-    told: list[tuple[str, bool, str]] = []
+    reported: list[tuple[str, bool, str]] = []
     away = False
 
     def committed() -> None:
@@ -177,16 +177,16 @@ def test_a_cluster_that_fails_over_for_longer_than_a_request_waits_is_waited_for
             by_nfs.fault("element (POST|GET) ", "503", 11)
             by_nfs.state.guest_writes(vm.id, "scsi.0", 999, b"during the fail-over")
         if now.last_error is not None:
-            told.append((now.last_error.code, now.last_error.fatal, now.last_error.message))
+            reported.append((now.last_error.code, now.last_error.fatal, now.last_error.message))
         here.store.on_commit = committed
 
     here.store.on_commit = committed
     ended = here.run(job.id)
     assert ended.state is State.COMPLETED, ended.last_error
-    assert told
-    assert {(code, fatal) for code, fatal, _ in told} == {("E_MIG_SOURCE_UNREACHABLE", False)}
-    assert "503" in told[0][2]
-    assert "It is tried again every" in told[0][2]
+    assert reported
+    assert {(code, fatal) for code, fatal, _ in reported} == {("E_MIG_SOURCE_UNREACHABLE", False)}
+    assert "503" in reported[0][2]
+    assert "It is tried again every" in reported[0][2]
     assert ended.last_error is None
     assert not any(one.whole for one in ended.passes[1:])  # it goes on with deltas
     assert same(here, ended, vm)

@@ -65,9 +65,9 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, by_nfs: 
         assert [one for one in by_nfs.seen if "/vms" in one] == []  # a stranger gets no password
         fingerprint = re.findall(r"(?:[0-9A-F]{2}:){31}[0-9A-F]{2}", shown["hint"])[0]
         run("sources", "change", "lab", "--fingerprint", fingerprint, "--option", f"element_fingerprint_sha256={fingerprint}")
-        told = run("sources", "test", "lab", "--deep", "--vm", vm.id)
-        assert "The source can be used." in told
-        assert "mover has the role Prism Admin" in told
+        reported = run("sources", "test", "lab", "--deep", "--vm", vm.id)
+        assert "The source can be used." in reported
+        assert "mover has the role Prism Admin" in reported
         assert by_nfs.names() == []
         assert "web-01" in run("sources", "vms", "lab")
         job = json.loads(run("import", "web-01", "--source", "lab", "--mode", "warm", "--cutover", "manual", "--json"))

@@ -426,13 +426,13 @@ class TestDatastoreReader(ReaderContract):
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [(200, "ranges"), (302, "302"), (403, "Datastore.Browse"), (416, "shorter than the disk")]
+    ("status", "reported"), [(200, "ranges"), (302, "302"), (403, "Datastore.Browse"), (416, "shorter than the disk")]
 )
 def test_an_answer_that_is_no_range_is_reported_by_what_it_means(
-    platform: VCenter, spec: DatastoreSpec, status: int, told: str
+    platform: VCenter, spec: DatastoreSpec, status: int, reported: str
 ) -> None:
     platform.fault("folder", f"status:{status}")
-    with pytest.raises(DiskReadFailed, match=told):
+    with pytest.raises(DiskReadFailed, match=reported):
         open_reader(spec)
 
 
@@ -609,9 +609,9 @@ def test_what_passes_by_itself_is_asked_again_wherever_it_is_reported(kind: str)
     vmware = library()
     fault = getattr(vmware.vim.fault, kind, None) or getattr(vmware.vmodl.fault, kind)
     session = VimApi(SourceAccess("https://vcenter", {"user": "u", "password": "p"}))._session
-    with pytest.raises(SourceUnreachable, match=kind) as told, session.mapped("do it"):
+    with pytest.raises(SourceUnreachable, match=kind) as reported, session.mapped("do it"):
         raise fault
-    assert "asked again" in str(told.value.hint)
+    assert "asked again" in str(reported.value.hint)
     session.properties = lambda *_, **__: {"info.state": "error", "info.error": fault()}  # type: ignore[method-assign]
     with pytest.raises(SourceUnreachable, match=kind):
         session.wait("task-1", what="do it", timeout_s=1)
@@ -673,9 +673,9 @@ def test_an_answer_that_takes_long_is_given_more_time_each_time(
 
     for _ in range(3):
         platform.fault("RetrievePropertiesEx", "hang:20000")
-        with pytest.raises(SourceUnreachable, match="did not answer within") as told:
+        with pytest.raises(SourceUnreachable, match="did not answer within") as reported:
             ask(platform.access(), use)
-        limits.append(str(told.value.hint).partition(";")[0])
+        limits.append(str(reported.value.hint).partition(";")[0])
     assert limits == [f"it is asked again, and given {grown} s" for grown in (1, 2, 4)]
     ask(platform.access(), use)
 
@@ -696,10 +696,10 @@ def test_closing_does_not_wait_for_a_platform_that_hangs(
 
 def test_another_server_at_the_endpoint_is_said_in_words(platform: VCenter) -> None:
     platform.fault("RetrieveServiceContent", "html")
-    with pytest.raises(SourceUnreachable) as told:
+    with pytest.raises(SourceUnreachable) as reported:
         ask(platform.access(), lambda adapter: adapter.list_vms())
-    assert "NoneType" not in told.value.detail
-    assert "vSphere" in told.value.detail
+    assert "NoneType" not in reported.value.detail
+    assert "vSphere" in reported.value.detail
 
 
 def test_a_task_that_its_platform_has_forgotten_is_no_vm_that_is_gone(platform: VCenter, disk: Path) -> None:
@@ -925,10 +925,10 @@ def test_a_vm_that_is_gone_needs_no_cleanup(platform: VCenter) -> None:
             ask(platform.access(), use)
 
 
-@pytest.mark.parametrize("told", ["of the VM", "of snapshots alone"])
-def test_a_disk_is_tracked_once_it_has_a_change_id(platform: VCenter, disk: Path, told: str) -> None:
+@pytest.mark.parametrize("reported", ["of the VM", "of snapshots alone"])
+def test_a_disk_is_tracked_once_it_has_a_change_id(platform: VCenter, disk: Path, reported: str) -> None:
     """Whatever the VM is set to: somebody switched its tracking on, and no stun came; later a disk was added."""
-    if told == "of snapshots alone":
+    if reported == "of snapshots alone":
         platform.control("silent")
 
     async def use(adapter: VimApi) -> None:
@@ -940,12 +940,12 @@ def test_a_disk_is_tracked_once_it_has_a_change_id(platform: VCenter, disk: Path
             assert not (await adapter.inspect(VM)).disks[-1].cbt_enabled
             await tracked(adapter)
             disks = (await adapter.inspect(VM)).disks
-            assert [one.cbt_enabled for one in disks] == [told == "of the VM"] * number
+            assert [one.cbt_enabled for one in disks] == [reported == "of the VM"] * number
             assert set((await adapter.snapshot(VM, f"synvirt-a-{number}")).change_ids) == {one.key for one in disks}
             await adapter.cleanup(VM, f"synvirt-a-{number}")
         before = platform.calls("CreateSnapshot_Task")
         await tracked(adapter)
-        assert platform.calls("CreateSnapshot_Task") == before + (told != "of the VM")
+        assert platform.calls("CreateSnapshot_Task") == before + (reported != "of the VM")
 
     ask(platform.access(), use)
     assert platform.snapshots() == []
@@ -966,9 +966,9 @@ def test_a_disk_whose_tracking_is_switched_off_is_named_with_the_setting(platfor
     async def use(adapter: VimApi) -> None:
         key = await switched_off(adapter)
         manifest = await adapter.inspect(VM)
-        told = [str(one.cbt_reason) for one in manifest.disks]
-        assert "is not tracked: scsi0:0.ctkEnabled is FALSE" in told[0]
-        assert told[1] == "None"
+        reported = [str(one.cbt_reason) for one in manifest.disks]
+        assert "is not tracked: scsi0:0.ctkEnabled is FALSE" in reported[0]
+        assert reported[1] == "None"
         assert manifest.cbt_reason_without([key]) is None
         with pytest.raises(CbtUnsupported, match=r"scsi0:0\.ctkEnabled is FALSE") as refused:
             await tracked(adapter)

@@ -218,10 +218,10 @@ def test_each_disk_goes_its_own_way_and_says_so() -> None:
     assert [one.name for one in ways.values()] == ["datastore", "lease", "lease", "datastore"]
     one = manifest("vm-1", found(*disks), stores, ways)
     assert not one.cbt_available
-    told = [disk.cbt_reason for disk in one.disks]
-    assert told[0] is None
+    reported = [disk.cbt_reason for disk in one.disks]
+    assert reported[0] is None
     for part, said in zip(
-        ("Hard disk 2 is read by an export lease", "Hard disk 3 is read", "Hard disk 4 is ind"), told[1:], strict=True
+        ("Hard disk 2 is read by an export lease", "Hard disk 3 is read", "Hard disk 4 is ind"), reported[1:], strict=True
     ):
         assert part in str(said)
         assert str(said) in str(one.cbt_reason)
@@ -270,9 +270,11 @@ def test_a_vm_that_another_tool_made_is_moved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("snapshots", "left", "told"), [(0, False, True), (1, False, False), (0, True, False)], ids=["clone", "snapshot", "left"]
+    ("snapshots", "left", "reported"),
+    [(0, False, True), (1, False, False), (0, True, False)],
+    ids=["clone", "snapshot", "left"],
 )
-def test_a_linked_clone_is_reported_and_one_with_a_snapshot_is_none(snapshots: int, left: bool, told: bool) -> None:
+def test_a_linked_clone_is_reported_and_one_with_a_snapshot_is_none(snapshots: int, left: bool, reported: bool) -> None:
     base = Backing(fileName="[ds1] master/master.vmdk")
     tree = vim.vm.SnapshotTree(
         snapshot=vim.vm.Snapshot("snapshot-1"), name="mine", createTime=datetime(2026, 1, 1, tzinfo=UTC), childSnapshotList=[]
@@ -282,12 +284,12 @@ def test_a_linked_clone_is_reported_and_one_with_a_snapshot_is_none(snapshots: i
         snapshot__rootSnapshotList=[tree] * snapshots,
         runtime__consolidationNeeded=left,
     )
-    assert ("vim.linked_clone" in [concern.id for concern in one.concerns]) == told
+    assert ("vim.linked_clone" in [concern.id for concern in one.concerns]) == reported
     assert critical(one) == []
 
 
-@pytest.mark.parametrize(("days", "told"), [(6, False), (40, True)])
-def test_snapshots_that_are_old_are_reported_with_their_age(days: int, told: bool) -> None:
+@pytest.mark.parametrize(("days", "reported"), [(6, False), (40, True)])
+def test_snapshots_that_are_old_are_reported_with_their_age(days: int, reported: bool) -> None:
     """The old one lies over another, in its tree: both are looked at."""
     now = datetime(2026, 3, 1, tzinfo=UTC)
     tree = [
@@ -311,29 +313,29 @@ def test_snapshots_that_are_old_are_reported_with_their_age(days: int, told: boo
     concerns = [one for one in one.concerns if one.id == "vim.old_snapshots"]
     assert ["«before the update» (40 days)" in one.assessment and "new" not in one.assessment for one in concerns] == [
         True
-    ] * told
+    ] * reported
 
 
 def named(text: str) -> Any:
     return vim.Description(label=text, summary="")
 
 
-@pytest.mark.parametrize(("sharing", "told"), [("physicalSharing", True), ("virtualSharing", True), ("noSharing", False)])
-def test_a_shared_bus_forbids_snapshots_whatever_is_left_out(sharing: str, told: bool) -> None:
+@pytest.mark.parametrize(("sharing", "reported"), [("physicalSharing", True), ("virtualSharing", True), ("noSharing", False)])
+def test_a_shared_bus_forbids_snapshots_whatever_is_left_out(sharing: str, reported: bool) -> None:
     controller = vim.vm.device.VirtualLsiLogicSASController(
         key=1001, busNumber=1, sharedBus=sharing, deviceInfo=named("SCSI controller 1")
     )
     one = described(a_disk(), a_disk(2001), controller)
-    assert critical(one) == (["vim.shared_bus:1001"] if told else [])
-    assert ("SCSI controller 1 shares" in str(one.cbt_reason_without(["2000"]))) == told
-    assert one.cbt_available != told
+    assert critical(one) == (["vim.shared_bus:1001"] if reported else [])
+    assert ("SCSI controller 1 shares" in str(one.cbt_reason_without(["2000"]))) == reported
+    assert one.cbt_available != reported
 
 
 Passthrough = vim.vm.device.VirtualPCIPassthrough
 
 
 @pytest.mark.parametrize(
-    ("device", "told"),
+    ("device", "reported"),
     [
         (Passthrough(key=13000, deviceInfo=named("PCI device 0"), backing=Passthrough.DeviceBackingInfo()), "PCI device 0 is"),
         (Passthrough(key=13000, backing=Passthrough.DynamicBackingInfo()), "device 13000 is"),
@@ -341,12 +343,12 @@ Passthrough = vim.vm.device.VirtualPCIPassthrough
         (Passthrough(key=13000, backing=Passthrough.VmiopBackingInfo(vgpu="grid_t4-2q")), None),
     ],
 )
-def test_a_device_of_the_hosts_own_forbids_snapshots_while_it_runs(device: Any, told: str | None) -> None:
+def test_a_device_of_the_hosts_own_forbids_snapshots_while_it_runs(device: Any, reported: str | None) -> None:
     one = described(a_disk(), device)
     assert critical(one) == []
-    assert [concern.id for concern in one.concerns[1:]] == (["vim.passthrough:13000"] if told else [])
-    assert (told or "None") in str(one.cbt_reason)
-    assert one.cbt_available == (told is None)
+    assert [concern.id for concern in one.concerns[1:]] == (["vim.passthrough:13000"] if reported else [])
+    assert (reported or "None") in str(one.cbt_reason)
+    assert one.cbt_available == (reported is None)
 
 
 def a_file(name: str, size: int) -> Any:
@@ -370,7 +372,7 @@ def test_what_is_allocated_of_a_disk_is_what_all_its_files_take(files: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("sizes", "free", "told"),
+    ("sizes", "free", "reported"),
     [
         (
             {"web-flat.vmdk": 100 << 30, "web-000001-sesparse.vmdk": 60 << 30},
@@ -382,7 +384,7 @@ def test_what_is_allocated_of_a_disk_is_what_all_its_files_take(files: dict[str,
     ],
 )
 def test_the_removal_of_old_snapshots_is_reported_with_its_time_and_room(
-    sizes: dict[str, int], free: int | None, told: str
+    sizes: dict[str, int], free: int | None, reported: str
 ) -> None:
     now = datetime(2026, 3, 1, tzinfo=UTC)
     kept = vim.vm.SnapshotTree(
@@ -399,7 +401,7 @@ def test_the_removal_of_old_snapshots_is_reported_with_its_time_and_room(
     one = manifest("vm-1", found(a_disk(backing=over), **fields), {"ds1": "VMFS"}, ways, now=now, space=space)
     for id_ in ("vim.old_snapshots", "vim.consolidation"):  # whose removal writes the same files again
         assessment = next(concern.assessment for concern in one.concerns if concern.id == id_)
-        assert told in assessment
+        assert reported in assessment
         assert ("(80.0 GiB are free)" in assessment) == (free is not None and len(sizes) > 1)
 
 
@@ -407,7 +409,7 @@ EMPTY = {"layoutEx__file": [a_file("web-flat.vmdk", 3 << 30)]}
 
 
 @pytest.mark.parametrize(
-    ("fields", "way_", "may_export", "told"),
+    ("fields", "way_", "may_export", "reported"),
     [
         ({}, Way("datastore"), True, "reads what is allocated alone, by an export lease"),
         ({}, Way("datastore"), False, "lacks the privilege VApp.Export"),
@@ -420,15 +422,15 @@ EMPTY = {"layoutEx__file": [a_file("web-flat.vmdk", 3 << 30)]}
     ],
 )
 def test_what_a_cold_copy_of_a_mostly_empty_disk_will_read(
-    fields: dict[str, Any], way_: Way, may_export: bool, told: str | None
+    fields: dict[str, Any], way_: Way, may_export: bool, reported: str | None
 ) -> None:
     disk = a_disk()
     disk.capacityInBytes = 10 << 30
     one = manifest("vm-1", found(disk, **EMPTY | fields), {"ds1": "VMFS"}, {"2000": way_}, may_export=may_export)
     concerns = [concern for concern in one.concerns if concern.id == "vim.mostly_empty"]
-    assert bool(concerns) == (told is not None)
+    assert bool(concerns) == (reported is not None)
     for concern in concerns:
-        assert str(told) in concern.assessment
+        assert str(reported) in concern.assessment
         assert f"{3 << 30} of {10 << 30} bytes of Hard disk 1" in concern.assessment
     disk.backing.changeId = "52 de/1"
     tracked = manifest("vm-1", found(disk, **EMPTY | fields), {"ds1": "VMFS"}, {"2000": way_}, may_export=may_export)
@@ -436,15 +438,15 @@ def test_what_a_cold_copy_of_a_mostly_empty_disk_will_read(
 
 
 @pytest.mark.parametrize(
-    ("free", "told"), [(1 << 20, True), ((1 << 30) - 1, True), (1 << 30, False), (9 << 30, False), (None, False)]
+    ("free", "reported"), [(1 << 20, True), ((1 << 30) - 1, True), (1 << 30, False), (9 << 30, False), (None, False)]
 )
-def test_a_datastore_that_a_snapshot_may_fill_is_reported_before(free: int | None, told: bool) -> None:
+def test_a_datastore_that_a_snapshot_may_fill_is_reported_before(free: int | None, reported: bool) -> None:
     """Of 20 GiB, over one disk of 1 GiB: a snapshot takes no more."""
     disks, ways = [a_disk(2000), a_disk(2001, Backing(fileName="[ds2] a/a.vmdk"))], {"2000": Way("vddk"), "2001": Way("vddk")}
     space = {} if free is None else {"ds1": (free, 20 << 30), "ds2": (2 << 30, 20 << 30), "other": (0, 1)}
     one = manifest("vm-1", found(*disks), {}, ways, space=space)
     concerns = [concern for concern in one.concerns if concern.id.startswith("vim.store_full")]
-    assert [concern.id for concern in concerns] == (["vim.store_full:ds1"] if told else [])
+    assert [concern.id for concern in concerns] == (["vim.store_full:ds1"] if reported else [])
     assert all(concern.category == "Warning" and str(free) in concern.assessment for concern in concerns)
 
 
@@ -452,7 +454,7 @@ Card = vim.vm.device.VirtualEthernetCard
 
 
 @pytest.mark.parametrize(
-    ("backing", "told"),
+    ("backing", "reported"),
     [
         (Card.NetworkBackingInfo(deviceName="VM Network"), "VM Network"),
         (Card.DistributedVirtualPortBackingInfo(port=vim.dvs.PortConnection(switchUuid="s", portgroupKey="dvpg-1")), "Büro/2"),
@@ -463,14 +465,14 @@ Card = vim.vm.device.VirtualEthernetCard
         (None, ""),
     ],
 )
-def test_a_card_is_on_the_network_that_people_know(backing: Any, told: str) -> None:
+def test_a_card_is_on_the_network_that_people_know(backing: Any, reported: str) -> None:
     """Of one that we may not see there is what the card holds."""
     opaque = vim.OpaqueNetwork.Summary(name="web 100%", opaqueNetworkId="0f1e", opaqueNetworkType="nsx.LogicalSwitch")
     names = network_names(
         [{"name": "Büro%2F2", "key": "dvpg-1"}, {"name": "web 100%25", "summary": opaque}, {"name": "VM Network"}, {}]
     )
     card = vim.vm.device.VirtualVmxnet3(key=4000, macAddress="00:50:56:00:00:01", backing=backing)
-    assert manifest("vm-1", found(card), {}, {}, networks=names).nics[0].network == told
+    assert manifest("vm-1", found(card), {}, {}, networks=names).nics[0].network == reported
 
 
 KEY = vim.encryption.CryptoKeyId(keyId="k")
@@ -494,7 +496,7 @@ def test_a_virtual_tpm_encrypts_the_home_and_not_the_disks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"config__version": "vmx-04"}, "vmx-04"),
         ({"capability__changeTrackingSupported": False}, "host"),
@@ -503,9 +505,9 @@ def test_a_virtual_tpm_encrypts_the_home_and_not_the_disks() -> None:
         ({}, None),
     ],
 )
-def test_why_changes_cannot_be_tracked(fields: dict[str, Any], told: str | None) -> None:
+def test_why_changes_cannot_be_tracked(fields: dict[str, Any], reported: str | None) -> None:
     reason = cbt_reason(found(a_disk(), **fields))
-    assert (reason is None) if told is None else told in str(reason)
+    assert (reason is None) if reported is None else reported in str(reason)
 
 
 def test_a_machine_of_which_the_platform_knows_little() -> None:

@@ -50,9 +50,9 @@ def test_of_many_starts_the_last_one_counts(platform: VCenter) -> None:
 @pytest.mark.parametrize("kind", ["NoPermission", "NotSupported"])
 def test_a_platform_that_does_not_tell_hinders_nobody(platform: VCenter, kind: str) -> None:
     platform.fault("CreateCollectorForEvents", kind, times=2)
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as reported:
         assert [last_start(platform, VM) for _ in range(2)] == [NOT_KNOWN, NOT_KNOWN]
-    assert [one["vm"] for one in told if one["log_level"] == "warning"] == [VM, VM]
+    assert [one["vm"] for one in reported if one["log_level"] == "warning"] == [VM, VM]
     assert last_start(platform, VM) != NOT_KNOWN
 
 

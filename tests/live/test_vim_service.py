@@ -44,9 +44,9 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, platform
         meant = ("waves", "select", "night", "--source", "lab", "--folder", "dc0", "--host", "DC0_H0", "--power", "on")
         assert "would have 1 member" in run(*meant, "--vm", "DC0_H0_*0", "--dry-run")
         run("sources", "test", "lab")  # a shallow test leaves the rates that the deep one measured
-        told = run("import", "DC0_H0_VM0", "--source", "lab", "--mode", "warm", "--dry-run")
-        assert "read by datastore" in told
-        assert "the last deep test of the source: datastore" in told
+        reported = run("import", "DC0_H0_VM0", "--source", "lab", "--mode", "warm", "--dry-run")
+        assert "read by datastore" in reported
+        assert "the last deep test of the source: datastore" in reported
         run("keyring", "rotate")
         job = json.loads(run("import", "DC0_H0_VM0", "--source", "lab", "--mode", "warm", "--no-start", "--wait", "--json"))
         assert (job["state"], job["mode_effective"], job["last_error"]) == ("Completed", "Warm", None)

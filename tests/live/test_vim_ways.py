@@ -98,8 +98,8 @@ def test_a_host_is_asked_as_it_will_be_when_it_sends(
         monkeypatch.setattr(vim_hosts, "VDDK_PORT", closed.getsockname()[1])
     if thumbprint.startswith("own"):
         thumbprint = tls.fingerprint(tls.look(host, int(port)).der, thumbprint.removeprefix("own "))
-    told = {"name": host, "runtime.connectionState": "connected", "summary.config.sslThumbprint": thumbprint}
-    check = vim_hosts._check(told, by_vddk=by_vddk)
+    reported = {"name": host, "runtime.connectionState": "connected", "summary.config.sslThumbprint": thumbprint}
+    check = vim_hosts._check(reported, by_vddk=by_vddk)
     assert (check.ok, check.warning) == (True, trouble is not None)
     assert (trouble or "as they should be") in check.detail
 

@@ -85,9 +85,9 @@ def test_a_windows_host_is_understood(tmp_path: Path, monkeypatch: pytest.Monkey
         assert asked[0] == "Create"
         assert "Receive" in asked
         # What was recorded is no JSON: a script of ours that answered so would be told.
-        with pytest.raises(Internal, match="no JSON") as told:
+        with pytest.raises(Internal, match="no JSON") as reported:
             session.run("list")
-        assert "winrm" in told.value.detail
+        assert "winrm" in reported.value.detail
         texts: list[str] = []
         monkeypatch.setattr("synvirt.live.hyperv.session.json.loads", lambda text, **_: texts.append(text))
         session.run("list")
@@ -102,8 +102,8 @@ def test_a_windows_host_is_understood(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_an_error_of_a_windows_host_is_understood(tmp_path: Path, name: str, words: str) -> None:
     with replayed(tmp_path, name) as (session, asked):
-        with pytest.raises(HyperVRefused) as told:
+        with pytest.raises(HyperVRefused) as reported:
             session.open()
-        assert words in told.value.detail
+        assert words in reported.value.detail
         # The shell is not left there.
         assert asked[-1] == "Delete"

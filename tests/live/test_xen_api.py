@@ -187,7 +187,7 @@ def test_storage_that_is_nearly_full_and_chains_that_are_long_are_said_and_refus
 
 
 @pytest.mark.parametrize(
-    ("store", "nbd", "config", "warm", "told"),
+    ("store", "nbd", "config", "warm", "reported"),
     [
         ({"kind": "ext"}, True, {}, True, "NBD over TLS; deltas by changed block tracking"),
         ({"kind": "ext"}, False, {}, True, "as VHD .what is allocated.; deltas by the difference .*purpose nbd"),
@@ -199,7 +199,7 @@ def test_storage_that_is_nearly_full_and_chains_that_are_long_are_said_and_refus
     ],
 )
 def test_the_way_of_each_disk_is_chosen_and_said(
-    pool: XenServer, store: dict[str, Any], nbd: bool, config: dict[str, str], warm: bool, told: str
+    pool: XenServer, store: dict[str, Any], nbd: bool, config: dict[str, str], warm: bool, reported: str
 ) -> None:
     if not nbd:
         pool.pool.nbd_servers = []
@@ -207,7 +207,7 @@ def test_the_way_of_each_disk_is_chosen_and_said(
     pool.pool.tables["VDI"][pool.pool.vdis(vm_id)[0]]["sm_config"] |= config
     vm = asked(pool, lambda adapter: adapter.inspect(vm_id))
     assert vm.cbt_available is warm
-    assert re.search(told, vm.concerns[-1].assessment), vm.concerns[-1].assessment
+    assert re.search(reported, vm.concerns[-1].assessment), vm.concerns[-1].assessment
 
 
 def test_a_licence_without_tracking_leaves_differences(pool: XenServer) -> None:

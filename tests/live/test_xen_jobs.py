@@ -248,7 +248,7 @@ def test_the_host_of_the_nbd_goes_down_in_the_middle_of_a_pass(
     with xenserver(tmp_path / "pool") as server:
         house = XenHouse(tmp_path / "house", server, "auto")
         job_id = house.intake.submit(house.plan(warm={"delta_threshold_bytes": 64 << 20})).id
-        read_into, fell, came, told = nbd.NbdReader.read_into, threading.Event(), threading.Event(), list[str]()
+        read_into, fell, came, reported = nbd.NbdReader.read_into, threading.Event(), threading.Event(), list[str]()
 
         def read(self: nbd.NbdReader, offset: int, buffer: memoryview) -> None:
             if not fell.is_set() and house.store.get(job_id).passes[-1].kind == when:
@@ -260,8 +260,8 @@ def test_the_host_of_the_nbd_goes_down_in_the_middle_of_a_pass(
             if not fell.is_set() or came.is_set():
                 return
             job = house.store.get(job_id)
-            told.extend([job.last_error.code] if job.last_error else [])
-            if told if when == "delta" else job.passes[-1].kind != "full":
+            reported.extend([job.last_error.code] if job.last_error else [])
+            if reported if when == "delta" else job.passes[-1].kind != "full":
                 came.set()
                 server.nbd.start()
 
@@ -273,7 +273,7 @@ def test_the_host_of_the_nbd_goes_down_in_the_middle_of_a_pass(
         assert job.state is State.COMPLETED, job.last_error
         assert (job.mode_effective, job.last_error, came.is_set()) == (Mode.WARM, None, True)
         assert not any(one.whole for one in job.passes)
-        assert set(told) <= {"E_MIG_SOURCE_UNREACHABLE"}
+        assert set(reported) <= {"E_MIG_SOURCE_UNREACHABLE"}
         assert house.same(job)
         assert house.left() == []
         house.close()

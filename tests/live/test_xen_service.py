@@ -130,11 +130,11 @@ def test_a_service_killed_in_the_middle_moves_all_that_it_had_begun(tmp_path: Pa
         assert {name: job.mode_effective for name, job in ended.items()} == {
             "nbd": Mode.WARM, "export": Mode.WARM, "downgraded": Mode.COLD, "cold": Mode.COLD,
         }  # fmt: skip
-        told = {name: job.last_error.code for name, job in ended.items() if job.last_error is not None}
-        assert told["downgraded"] == "E_MIG_CBT_UNSUPPORTED"
+        reported = {name: job.last_error.code for name, job in ended.items() if job.last_error is not None}
+        assert reported["downgraded"] == "E_MIG_CBT_UNSUPPORTED"
         # A pass over whole disks makes it good, and stays said where the guest was off meanwhile.
         (whole,) = [one.kind for one in ended["nbd"].passes if one.whole]
-        assert told.get("nbd") == ("E_MIG_CBT_RESET" if whole == "final" else None)
+        assert reported.get("nbd") == ("E_MIG_CBT_RESET" if whole == "final" else None)
         for name, job in ended.items():
             (disk,) = job.disks
             assert disk.volume is not None

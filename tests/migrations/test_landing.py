@@ -77,8 +77,8 @@ def test_a_guest_climbs_to_the_bus_it_has_a_driver_for(tmp_path: Path) -> None:
 def test_every_rung_is_reported_to_the_caller(tmp_path: Path) -> None:
     house = House(tmp_path, workers=in_process, hypervisor=FakeHypervisor(boots_from=("sata",)))
     job = run(house)
-    told = [Migration.model_validate_json(event.document) for event in house.store.events_after(0, job_id=job.id)]
-    rungs = [len(one.boot_attempts) for one in told if one.state == State.STARTING]
+    reported = [Migration.model_validate_json(event.document) for event in house.store.events_after(0, job_id=job.id)]
+    rungs = [len(one.boot_attempts) for one in reported if one.state == State.STARTING]
     assert set(rungs) >= {1, 2, 3}
     house.close()
 

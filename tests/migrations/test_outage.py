@@ -153,10 +153,10 @@ def test_the_part_that_is_too_long_is_named() -> None:
     past = [done_job(20, 3, 45)] * 9
     found = outage_forecast(job, past, converts=False, starts=True, at=later(5))
     assert found is not None
-    told = too_long(found)
-    assert told is not None
-    assert "60 s are allowed" in told
-    assert "the longest is boot" in told
+    reported = too_long(found)
+    assert reported is not None
+    assert "60 s are allowed" in reported
+    assert "the longest is boot" in reported
     assert too_long(found.model_copy(update={"budget_s": 600.0})) is None
     # What fits half of the time does not fit.
     assert too_long(found.model_copy(update={"budget_s": found.p95_s})) is None

@@ -96,18 +96,18 @@ def refused_once_off(house: House, job: Migration, *, times: int) -> None:
 def test_a_held_job_waits_until_its_source_is_well_again(house: House, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     job, reached = held(house)
-    told: list[tuple[str, bool] | None] = []
+    reported: list[tuple[str, bool] | None] = []
 
     def looked(now: Migration) -> bool:
-        if not told:
+        if not reported:
             if reached(now):
                 house.platform.guest_writes(VM, DISK, 0, bytes(64 * KIB))
                 house.platform.fault(trouble, FOR_EVER)
-                told.append(None)
+                reported.append(None)
             return False
         if now.last_error is None:
             return False
-        told.append(code(now.last_error))
+        reported.append(code(now.last_error))
         assert now.last_error.message.count("It is tried again every") == 1
         assert now.progress.rate_bps == 0.0
         house.platform.fault(trouble, 0)
@@ -116,7 +116,7 @@ def test_a_held_job_waits_until_its_source_is_well_again(house: House, trouble: 
 
     at_commits(house, job, looked)
     ended = house.run(job.id)
-    assert told == [None, (CODES[trouble], False)]
+    assert reported == [None, (CODES[trouble], False)]
     assert (ended.state, ended.last_error) == (State.COMPLETED, None)
     assert copied_once(house, ended)
     assert house.platform.vm(VM)["snapshots"] == {}
@@ -419,19 +419,19 @@ def test_a_guest_that_is_held_is_waited_for_and_never_powered_off(
     plan's, or else the source's."""
     monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
     house.platform.fault("stays_on", 5)
-    told: list[str] = []
+    reported: list[str] = []
 
     def looked(now: Migration) -> bool:
-        if now.last_error is not None and now.last_error.message not in told:
+        if now.last_error is not None and now.last_error.message not in reported:
             assert house.platform.vm(VM)["power"] == "on"
-            told.append(now.last_error.message)
+            reported.append(now.last_error.message)
         return now.ended
 
     job = house.intake.submit(live_plan(mode, shutdown="hold", **given))
     at_commits(house, job, looked)
     ended = house.run(job.id)
     assert (ended.state, ended.last_error) == (State.COMPLETED, None)
-    assert f"{VM} was asked to shut down, and still runs after {seconds} s" in told[0]
+    assert f"{VM} was asked to shut down, and still runs after {seconds} s" in reported[0]
     assert house.platform.vm(VM)["power"] == "off"
 
 
@@ -502,7 +502,7 @@ def test_a_cancel_does_not_wait_for_a_platform_that_hangs(house: House, monkeypa
 def test_a_source_that_hangs_is_named_within_a_minute(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A platform that says nothing for 45 s has been waited for that long: no second try is needed to say so."""
     job, reached = held(house)
-    told: list[str] = []
+    reported: list[str] = []
     inspect, silent = FakeAdapter.last_start, [3]
 
     async def slow(adapter: FakeAdapter, vm_id: str) -> str:
@@ -514,8 +514,8 @@ def test_a_source_that_hangs_is_named_within_a_minute(house: House, monkeypatch:
     monkeypatch.setattr(FakeAdapter, "last_start", slow)
 
     def looked(now: Migration) -> bool:
-        if now.last_error is not None and not told:
-            told.append(now.last_error.message)
+        if now.last_error is not None and not reported:
+            reported.append(now.last_error.message)
             assert silent[0] == 2
         if reached(now):
             house.intake.cutover(job.id)
@@ -524,7 +524,7 @@ def test_a_source_that_hangs_is_named_within_a_minute(house: House, monkeypatch:
     at_commits(house, job, looked)
     ended = house.run(job.id)
     assert (ended.state, ended.last_error) == (State.COMPLETED, None)
-    assert told[0].startswith("the platform did not answer within 45 s. It is tried again every 0 s until")
+    assert reported[0].startswith("the platform did not answer within 45 s. It is tried again every 0 s until")
 
 
 def test_a_job_that_only_waits_lets_others_work(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

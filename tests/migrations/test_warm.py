@@ -133,8 +133,8 @@ def test_a_source_that_lies_is_found_out_and_compared_whole(house: House) -> Non
     assert "whole disks are compared" in ended.last_error.message
     # Where it lied, as far as it goes from the block that the sample found.
     assert ended.distrusted is not None
-    assert (told := re.search(r"the source called (\d+) bytes at offset (\d+) unchanged", ended.distrusted)) is not None
-    assert int(told[1]) >= 128 * KIB, "all of a write, of which the sample saw one block"
+    assert (reported := re.search(r"the source called (\d+) bytes at offset (\d+) unchanged", ended.distrusted)) is not None
+    assert int(reported[1]) >= 128 * KIB, "all of a write, of which the sample saw one block"
     # What it says is not believed again, least of all by the last pass.
     assert [(one.kind, one.whole) for one in ended.passes] == [("full", False), ("delta", True), ("final", True)]
     assert all(one.bytes == 4 * MIB for one in ended.passes)
@@ -235,9 +235,9 @@ def test_a_job_that_waits_long_enough_compares_all_by_itself(
     assert sum(one.verify for one in ended.passes) == verified
     assert ended.passes[1].would_see == would_see(ended.passes[1].bytes_checked, 0.99)
     assert house.rooms.receipts is not None
-    told = house.rooms.receipts.said(ended.id)
-    assert told is not None
-    assert told.statement["tracking"] == {"confidence": 0.99, "distrusted": None}
+    reported = house.rooms.receipts.said(ended.id)
+    assert reported is not None
+    assert reported.statement["tracking"] == {"confidence": 0.99, "distrusted": None}
 
 
 def test_a_pause_that_is_too_short_for_it_is_left_to_the_deltas(house: House) -> None:
@@ -291,9 +291,9 @@ def test_one_lie_is_named_before_the_shutdown_of_a_job_that_cuts_over_at_once(ho
     assert ended.distrusted is not None
     assert f"{5 * MIB}+4096" in ended.distrusted
     assert house.rooms.receipts is not None
-    told = house.rooms.receipts.said(ended.id)
-    assert told is not None
-    assert told.statement["tracking"] == {"confidence": 0.95, "distrusted": ended.distrusted}
+    reported = house.rooms.receipts.said(ended.id)
+    assert reported is not None
+    assert reported.statement["tracking"] == {"confidence": 0.95, "distrusted": ended.distrusted}
 
 
 LEDGER_BLOCKS, TAIL = 3, 70000
@@ -315,7 +315,7 @@ def test_a_block_whose_hash_is_the_ledgers_is_not_read_from_the_copy(
     now_there = bytearray(copied)
     starts = [block * LEDGER_BYTES for block in range(LEDGER_BLOCKS + 1)]
     area = (starts[changed], 4096)
-    wrong = [starts[block] + place // BLOCK_BYTES * BLOCK_BYTES for block, told in enumerate(truth) if not told]
+    wrong = [starts[block] + place // BLOCK_BYTES * BLOCK_BYTES for block, reported in enumerate(truth) if not reported]
     wrong = [at for at in wrong if at >= sum(area) or at < area[0]]
     for at in wrong:
         now_there[at] ^= 1
@@ -492,21 +492,21 @@ def test_a_job_with_a_budget_does_not_go_cold(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "new", "told"),
+    ("key", "new", "reported"),
     [
         ("disk-9", bytes(MIB), "disk disk-9 of 1048576 bytes was added"),
         (DISK, content(4 * MIB), "disk disk-0 was resized from 3145728 to 4194304 bytes"),
         ("disk-1", None, "disk disk-1 was removed"),
     ],
 )
-def test_other_disks_than_it_began_with_are_found(house: House, key: str, new: bytes | None, told: str) -> None:
+def test_other_disks_than_it_began_with_are_found(house: House, key: str, new: bytes | None, reported: str) -> None:
     house.platform.add_vm(VM, {DISK: content(), "disk-1": bytes(64 * KIB)})
     job = house.intake.submit(live_plan())
     once(house, job, in_state(State.DELTA_SYNCING), lambda: house.platform.resize(VM, key, new))
     ended = house.run(job.id)
     failed_as_it_was(house, ended, "E_MIG_CONFLICT")
     assert ended.last_error is not None
-    assert told in ended.last_error.message
+    assert reported in ended.last_error.message
 
 
 def test_a_skipped_disk_may_grow_and_is_never_held_still(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,9 @@ def settings_file(tmp_path: Path, text: str) -> Path:
 def test_the_user_gets_its_rights_on_each_dataset_of_the_settings_and_what_is_missing_is_made(
     called: Path, tmp_path: Path
 ) -> None:
-    told: list[str] = []
-    prepare(load(config=settings_file(tmp_path, SETTINGS), environ={}), "synvirt", told.append)
-    assert told == []
+    reported: list[str] = []
+    prepare(load(config=settings_file(tmp_path, SETTINGS), environ={}), "synvirt", reported.append)
+    assert reported == []
     assert called.read_text().splitlines() == [
         "list -H -o name tank/synvirt",
         f"{ALLOWED} tank/synvirt",
@@ -55,10 +55,10 @@ def test_the_user_gets_its_rights_on_each_dataset_of_the_settings_and_what_is_mi
 
 def test_what_zfs_refuses_is_reported_and_the_others_get_theirs(called: Path, tmp_path: Path) -> None:
     text = SETTINGS.replace('pool = "tank"\n', 'pool = "broken"\n')
-    told: list[str] = []
-    prepare(load(config=settings_file(tmp_path, text), environ={}), "synvirt", told.append)
-    assert len(told) == 1
-    assert told[0].startswith("synvirt has no rights on broken/synvirt: zfs ended with 1: internal error")
+    reported: list[str] = []
+    prepare(load(config=settings_file(tmp_path, text), environ={}), "synvirt", reported.append)
+    assert len(reported) == 1
+    assert reported[0].startswith("synvirt has no rights on broken/synvirt: zfs ended with 1: internal error")
     assert f"{ALLOWED} nvme/a/b" in called.read_text()
 
 

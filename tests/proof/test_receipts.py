@@ -216,8 +216,8 @@ def test_each_of_a_thousand_damages_is_named(
         if kind == "volume":
             at, bit = chance.randrange(volume.stat().st_size), 1 << chance.randrange(8)
             flip(image, at, bit)
-            told: list[str] = [str(block) for block in differing(good, disk, open_reader(RawSpec(path=str(image))))]
-            assert told == [str(at // BLOCK_BYTES)], f"seed {seed}"
+            reported: list[str] = [str(block) for block in differing(good, disk, open_reader(RawSpec(path=str(image))))]
+            assert reported == [str(at // BLOCK_BYTES)], f"seed {seed}"
             flip(image, at, bit)
         elif kind == "receipt":
             name = chance.choice(names)
@@ -389,7 +389,7 @@ def test_a_flipped_byte_of_a_volume_is_named(made: tuple[Receipts, Path, Path], 
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reported"),
     [
         pytest.param(lambda all_: shutil.rmtree(folders(all_)[0]), "receipt 1 is missing", id="first"),
         pytest.param(lambda all_: shutil.rmtree(folders(all_)[1]), "receipt 2 is missing", id="middle"),
@@ -397,12 +397,12 @@ def test_a_flipped_byte_of_a_volume_is_named(made: tuple[Receipts, Path, Path], 
     ],
 )
 def test_what_is_missing_in_the_chain_is_named(
-    made: tuple[Receipts, Path, Path], tmp_path: Path, damage: Callable[[Path], object], told: str
+    made: tuple[Receipts, Path, Path], tmp_path: Path, damage: Callable[[Path], object], reported: str
 ) -> None:
     receipts, all_, _ = made
     shutil.copytree(all_, tmp_path / "all")
     damage(tmp_path / "all")
-    assert any(told in problem for problem in chained(tmp_path / "all", receipts.key.public))
+    assert any(reported in problem for problem in chained(tmp_path / "all", receipts.key.public))
 
 
 def test_a_receipt_of_another_chain_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:

@@ -108,10 +108,10 @@ def test_each_kind_has_its_grades() -> None:
     for kind, (value, other, differs, missing, added) in TABLE.items():
         item = kind if kind in ONE_OF_EACH else f"{kind} it"
         # Both say something, and where there are several of a kind, both say another one.
-        told = {"kernel" if kind == "host name" else "host name": "a", **({} if item == kind else {f"{kind} other": "x"})}
+        reported = {"kernel" if kind == "host name" else "host name": "a", **({} if item == kind else {f"{kind} other": "x"})}
         cases: Cases = (({item: value}, {item: other}, differs), ({item: value}, {}, missing), ({}, {item: value}, added))
         for source, here, grade in cases:
-            rows = [one for one in compared({**told, **source}, {**told, **here}, ()) if one.item == item]
+            rows = [one for one in compared({**reported, **source}, {**reported, **here}, ()) if one.item == item]
             assert [one.grade for one in rows] == ([grade] if grade else []), (kind, source, here)
             assert all(one.reason for one in rows)
 
@@ -211,9 +211,9 @@ def test_a_time_zone_has_several_names(source: str, here: str, grade: str) -> No
 
 
 def test_platforms_that_do_not_tell_prefixes_lose_no_addresses() -> None:
-    told = {MAC: "10.77.0.5, fd00::5"}
-    assert {one.item: one.grade for one in compared(told, {MAC: SOURCE[MAC]}, ())} == {MAC: "expected"}
-    assert {one.grade for one in compared(told, {MAC: "10.77.0.5/24"}, ())} == {"wrong"}
+    reported = {MAC: "10.77.0.5, fd00::5"}
+    assert {one.item: one.grade for one in compared(reported, {MAC: SOURCE[MAC]}, ())} == {MAC: "expected"}
+    assert {one.grade for one in compared(reported, {MAC: "10.77.0.5/24"}, ())} == {"wrong"}
 
 
 def test_a_fact_that_one_side_never_gives_is_no_difference() -> None:

@@ -139,9 +139,9 @@ def test_a_receipt_is_stamped_and_others_check_it_with_openssl(authority: Author
     said = stamped(folder, authority.roots)
     assert said is not None
     assert said.endswith("GMT")
-    code, told = verify(folder, "--tsa-roots", authority.roots)
+    code, reported = verify(folder, "--tsa-roots", authority.roots)
     assert code == 0
-    assert f"It existed on {said}\n" in told
+    assert f"It existed on {said}\n" in reported
     assert "an authority that is not checked" in verify(folder)[1]
 
 
@@ -151,8 +151,8 @@ def test_another_statement_another_authority_and_no_stamp_are_named(authority: A
     stranger = Authority(tmp_path, "stranger")
     with pytest.raises(MalformedArchive, match="not trusted"):
         stamped(folder, stranger.roots)
-    code, told = verify(folder, "--tsa-roots", stranger.roots)
-    assert (code, "WRONG  the time stamp is not valid" in told) == (1, True)
+    code, reported = verify(folder, "--tsa-roots", stranger.roots)
+    assert (code, "WRONG  the time stamp is not valid" in reported) == (1, True)
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     (other / "data/statement.json").write_bytes((folder / "data/statement.json").read_bytes().replace(b"web", b"wex"))
@@ -162,8 +162,8 @@ def test_another_statement_another_authority_and_no_stamp_are_named(authority: A
     plain, _ = receipt(tmp_path / "plain", None)
     assert stamped(plain, authority.roots) is None
     assert verify(plain)[0] == 0
-    code, told = verify(plain, "--tsa-roots", authority.roots)
-    assert (code, "WRONG  the receipt has no time stamp" in told) == (1, True)
+    code, reported = verify(plain, "--tsa-roots", authority.roots)
+    assert (code, "WRONG  the receipt has no time stamp" in reported) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,9 @@ class Child:
         domain = self._answering()
         argv = {"path": "/bin/busybox", "arg": ["sh", "-c", script], "capture-output": True}
         started: Any = agent.ask(domain, "guest-exec", **argv)
-        while not (told := cast("dict[str, Any]", agent.ask(domain, "guest-exec-status", pid=started["pid"])))["exited"]:
+        while not (reported := cast("dict[str, Any]", agent.ask(domain, "guest-exec-status", pid=started["pid"])))["exited"]:
             time.sleep(0.05)
-        return base64.b64decode(told.get("out-data", "")).decode().strip()
+        return base64.b64decode(reported.get("out-data", "")).decode().strip()
 
     def run(self, quiesce: str, at: str = "", reference: str = "", meanwhile: str = "") -> None:
         """One run. `at`: it says so and stays there, «frozen» while the guest is, «reading» when its disks are about to be

@@ -181,16 +181,16 @@ def test_a_guest_that_runs_without_an_agent_is_backed_up_as_after_a_crash(
     name = _defined(connection, tmp_path, TPM)
     domain = connection.use().lookupByName(name)
     domain.create()
-    ledger, told = MadeRows(store.backups.ledger, host="local"), []
+    ledger, reported = MadeRows(store.backups.ledger, host="local"), []
 
     def wanted(quiesce: Literal["try", "require"]) -> Ask:
-        return replace(asked(name), quiesce=quiesce, warn=lambda code, _: told.append(code))
+        return replace(asked(name), quiesce=quiesce, warn=lambda code, _: reported.append(code))
 
     with pytest.raises(QuiesceFailed, match="agent"), sources.open(wanted("require")):
         pass
     assert (ledger.all(), domain.listAllCheckpoints(0), jobs.running(domain)) == ([], [], None)
     with sources.open(wanted("try")) as guest:
-        assert (guest.way, guest.consistency, guest.quiesced, told) == ("bitmap", "crash", False, ["E_BAK_QUIESCE_FAILED"])
+        assert (guest.way, guest.consistency, guest.quiesced, reported) == ("bitmap", "crash", False, ["E_BAK_QUIESCE_FAILED"])
         assert guest.tpm is not None
         assert "tpm2-00.permall" in guest.tpm
         assert [disk.mark is not None for disk in guest.disks] == [False, True]

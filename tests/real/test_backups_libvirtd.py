@@ -49,20 +49,20 @@ def test_a_guest_of_a_libvirtd_is_quiesced_and_never_left_frozen(host: LibvirtLa
     guest = Guest(host, sample)
     uri, store = f"qemu+unix:///system?socket={host.socket}", Store(f"sqlite:///{tmp_path / 'test.db'}")
     ledger, connection = MadeRows(store.backups.ledger, host="local"), Connection(uri, lambda: None)
-    told: list[str] = []
+    reported: list[str] = []
     way = ByJob(connection, ledger, folder=lambda: host.folder / "scratch", tpm_folder=lambda: tmp_path)
     ask = Ask(
         vm_id=guest.domain.name(),
         job_id=uuid4(),
         quiesce="require",
         base=lambda _: None,
-        move=told.append,
-        warn=lambda code, _: told.append(code),
+        move=reported.append,
+        warn=lambda code, _: reported.append(code),
         stop=lambda: False,
     )
     with Sources(connection, ledger, (way,)).open(ask) as held:
         assert (held.quiesced, held.consistency, held.way) == (True, "filesystem", "bitmap")
-        assert told == ["quiescing", "snapshotting"]
+        assert reported == ["quiescing", "snapshotting"]
         assert guest.ask("guest-fsfreeze-status") == "thawed"
         with closing(open_reader(held.disks[0].spec)) as reader:
             sector = bytearray(512)

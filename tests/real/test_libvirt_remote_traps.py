@@ -830,11 +830,11 @@ def test_a_folder_that_is_theirs_stays_as_it_is(host: LibvirtLab, domain: Any) -
 
 def test_a_host_without_room_is_reported(host: LibvirtLab, domain: Any) -> None:
     """A scratch folder that cannot be made, nor written."""
-    with pytest.raises(SynvirtError) as told:
+    with pytest.raises(SynvirtError) as reported:
         local(
             host,
             lambda adapter: adapter.snapshot(domain.UUIDString(), f"synvirt-{uuid4()}-1"),
             scratch_dir="/proc/synvirt",
         )
-    assert told.value.code == "E_MIG_SNAPSHOT_FAILED"
+    assert reported.value.code == "E_MIG_SNAPSHOT_FAILED"
     assert host.snapshots(domain) == []

@@ -195,8 +195,8 @@ def test_a_guest_is_rehearsed_while_it_is_synced_and_moved_as_the_document_says(
         picture = client.fetch(f"/migrations/{job.id}/rehearsals/{second.id}/screenshot")
         assert picture.startswith(b"\x89PNG")
         assert guest.domain.isActive(), "the source runs on"
-        told = example.run(4, **{"1f3a": short, "9c02": str(second.id)[:8]})
-        assert "  wrong" not in told, told
+        reported = example.run(4, **{"1f3a": short, "9c02": str(second.id)[:8]})
+        assert "  wrong" not in reported, reported
         lines = guest.lines()
         example.run(5, **{"1f3a": short})
         ended = client.migration(job.id)

@@ -93,9 +93,9 @@ def test_a_point_becomes_a_new_domain_with_an_identity_of_its_own(room: Room) ->
     assert volume.is_relative_to(room.volumes)
     assert [volume.read_bytes() == CONTENT] == [True]
     assert found.find("devices/disk[@device='cdrom']/source") is None
-    told = " ".join(warning.message for warning in run.warnings)
-    assert "nobridge0" in told, "the bridge that is missing is told"
-    assert "/nowhere/setup.iso" in told
+    reported = " ".join(warning.message for warning in run.warnings)
+    assert "nobridge0" in reported, "the bridge that is missing is told"
+    assert "/nowhere/setup.iso" in reported
     assert room.store.ledgers.owned("run", host="local") == [], "it is its user's from here on"
     with pytest.raises(BackupConflict, match="restored"):
         room.backups.restore(point.id, RestoreRequest(target="new_domain", name="restored"))

@@ -258,9 +258,9 @@ def test_a_job_that_syncs_on_is_rehearsed(stage: Stage) -> None:
     assert [part.measured for part in ended.outage.parts if part.name == "boot"] == [1]
     receipts = stage.house.rooms.receipts
     assert receipts is not None
-    told = receipts.said(ended.id)
-    assert told is not None
-    assert [one["state"] for one in told.statement["rehearsals"]] == ["Passed"]
+    reported = receipts.said(ended.id)
+    assert reported is not None
+    assert [one["state"] for one in reported.statement["rehearsals"]] == ["Passed"]
 
 
 def test_each_rehearsal_has_the_newest_moment(stage: Stage) -> None:
@@ -370,11 +370,11 @@ def test_the_guest_is_held_against_its_source(stage: Stage) -> None:
     stage.begin_job(job.id)
     stage.holds(job.id)
     found = stage.rehearse(job.id)
-    told = {one.item: one.grade for one in found.sameness if one.grade != "expected"}
-    machine = {name: grade for name, grade in told.items() if name not in ("host name", "kernel")}
-    assert {told["host name"], *machine.values()} == {"same"}
+    reported = {one.item: one.grade for one in found.sameness if one.grade != "expected"}
+    machine = {name: grade for name, grade in reported.items() if name not in ("host name", "kernel")}
+    assert {reported["host name"], *machine.values()} == {"same"}
     assert {"firmware", "boot order", "memory", "processors"} <= machine.keys()
-    assert told["kernel"] == "look"
+    assert reported["kernel"] == "look"
     assert found.sameness[0].item == "kernel"
     stage.cancel(job.id)
 
@@ -390,10 +390,10 @@ def test_a_guest_without_an_agent_is_held_against_its_source_by_what_its_disks_s
     stage.holds(job.id)
     found = stage.rehearse(job.id)
     assert (found.state, found.error) == (RehearsalState.PASSED, None)
-    told = {
+    reported = {
         one.item: (one.grade, one.source) for one in found.sameness if kind_of(one.item) in ("host name", "system", "enabled")
     }
-    assert told == {
+    assert reported == {
         "host name": ("wrong", "web01"),
         "system": ("expected", "Debian GNU/Linux 12"),
         "enabled nginx.service": ("same", "by multi-user.target"),
@@ -410,10 +410,10 @@ def test_where_the_source_says_nothing_its_disks_speak_for_it(stage: Stage) -> N
     stage.house.hypervisor.facts = {"host name": "web01", "user root": "number 0, shell /bin/sh", "kernel": "6.1"}
     stage.begin_job(job.id)
     stage.holds(job.id)
-    told = {
+    reported = {
         one.item: one.grade for one in stage.rehearse(job.id).sameness if kind_of(one.item) in ("host name", "user", "mount")
     }
-    assert told == {"host name": "same", "user web": "wrong", "user root": "look"}
+    assert reported == {"host name": "same", "user web": "wrong", "user root": "look"}
     stage.cancel(job.id)
 
 

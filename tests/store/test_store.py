@@ -317,13 +317,13 @@ def test_folded_passes_are_forgotten_and_a_removed_job_wholly(store: Store) -> N
 
 
 def test_every_commit_that_wrote_is_reported(store: Store) -> None:
-    told: list[int] = []
-    store.on_commit = lambda: told.append(1)
+    reported: list[int] = []
+    store.on_commit = lambda: reported.append(1)
     job = a_job()
     store.add(job, host="h")
     store.get(job.id)
     store.events_after(0)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_a_store_that_cannot_be_opened_says_why() -> None:

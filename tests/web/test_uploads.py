@@ -125,9 +125,9 @@ def test_a_file_that_is_not_the_announced_one_is_refused(
         page.click("summary")
         page.fill("#f-sha256", DIGEST_OF_SOMETHING_ELSE)
         page.click(".drop button[type=submit]")
-        told = page.locator("[data-mistake]" if javascript else ".banner.bad")
-        expect(told).to_contain_text("was announced")
-        expect(told).to_contain_text("send it again")
+        reported = page.locator("[data-mistake]" if javascript else ".banner.bad")
+        expect(reported).to_contain_text("was announced")
+        expect(reported).to_contain_text("send it again")
     assert listed(service) == []
 
 

@@ -106,8 +106,8 @@ class Wsman:
         pool = messages[0][1]
         version = '<Version N="{}">{}</Version>'
         versions = (("protocolversion", "2.3"), ("PSVersion", "2.0"), ("SerializationVersion", "1.1.0.1"))
-        told = "".join(version.format(*one) for one in versions)
-        shell.waiting += self._fragments(CAPABILITY, pool, None, f'<Obj RefId="0"><MS>{told}</MS></Obj>')
+        reported = "".join(version.format(*one) for one in versions)
+        shell.waiting += self._fragments(CAPABILITY, pool, None, f'<Obj RefId="0"><MS>{reported}</MS></Obj>')
         shell.waiting += self._fragments(POOL_STATE, pool, None, '<Obj RefId="0"><MS><I32 N="RunspaceState">2</I32></MS></Obj>')
         with self.lock:
             self.shells[shell.id] = shell

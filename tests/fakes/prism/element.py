@@ -89,8 +89,8 @@ class ElementAnswers:
     def _page(self, body: Any, entities: list[Any], kind: str) -> dict[str, Any]:
         offset, length = body.get("offset", 0), min(body.get("length", 20), 500)
         page = entities[offset : offset + length]
-        told = {"kind": kind, "total_matches": len(entities), "offset": offset, "length": len(page)}
-        return {"metadata": told, "entities": page}
+        reported = {"kind": kind, "total_matches": len(entities), "offset": offset, "length": len(page)}
+        return {"metadata": reported, "entities": page}
 
     def vm(self, id_: str, *, body: Any) -> tuple[int, Any]:
         return 200, {"api_version": "3.1", **self._vm(self.state.vm(id_))}

@@ -50,7 +50,7 @@ def classes() -> list[str]:
 
 
 def fields(kind: str) -> dict[str, str]:
-    return {name: told[0] for name, told in _data()["classes"][kind]["fields"].items()}
+    return {name: reported[0] for name, reported in _data()["classes"][kind]["fields"].items()}
 
 
 @cache
@@ -58,10 +58,16 @@ def message(method: str) -> Message:
     """Failure MESSAGE_METHOD_UNKNOWN."""
     kind, _, name = method.partition(".")
     found = _data()["classes"].get(kind, {})
-    if (told := found.get("messages", {}).get(name)) is not None:
-        p, r, roles, life, session = told["p"], told["r"], told["roles"], told["life"], not told.get("no_session_param")
-    elif (told := found.get("implicit", {}).get(name)) is not None:
-        p, r, roles, life, session = told[0], told[1], told[2], told[3], True
+    if (reported := found.get("messages", {}).get(name)) is not None:
+        p, r, roles, life, session = (
+            reported["p"],
+            reported["r"],
+            reported["roles"],
+            reported["life"],
+            not reported.get("no_session_param"),
+        )
+    elif (reported := found.get("implicit", {}).get(name)) is not None:
+        p, r, roles, life, session = reported[0], reported[1], reported[2], reported[3], True
     else:
         raise Failure("MESSAGE_METHOD_UNKNOWN", method)
     if str(life).startswith("removed"):
@@ -74,8 +80,8 @@ def message(method: str) -> Message:
 def permissions(role: str) -> list[str]:
     """What a role may call: in xapi's spelling, all in lower case."""
     found = []
-    for kind, told in _data()["classes"].items():
-        for name in (*told.get("messages", {}), *told.get("implicit", {})):
+    for kind, reported in _data()["classes"].items():
+        for name in (*reported.get("messages", {}), *reported.get("implicit", {})):
             try:
                 if role in message(f"{kind}.{name}").roles:
                     found.append(f"{kind}.{name}".lower())
@@ -115,9 +121,11 @@ def _judge(kind: str) -> Callable[[Any], bool]:
     if kind.endswith(" ref"):
         return lambda value: isinstance(value, str) and value.startswith("OpaqueRef:")
     if kind.endswith(" record"):
-        told = {name: _judge(type_) for name, type_ in fields(kind.removesuffix(" record")).items()}
+        reported = {name: _judge(type_) for name, type_ in fields(kind.removesuffix(" record")).items()}
         return lambda value: (
-            isinstance(value, Mapping) and value.keys() == told.keys() and all(fit(value[name]) for name, fit in told.items())
+            isinstance(value, Mapping)
+            and value.keys() == reported.keys()
+            and all(fit(value[name]) for name, fit in reported.items())
         )
     if kind.startswith("enum "):
         allowed = _enum(kind.removeprefix("enum "))
@@ -133,7 +141,7 @@ def _judge(kind: str) -> Callable[[Any], bool]:
 
 @cache
 def _enum(name: str) -> frozenset[str]:
-    return frozenset(value for told in _data()["classes"].values() for value in (told.get("enums") or {}).get(name, ()))
+    return frozenset(value for reported in _data()["classes"].values() for value in (reported.get("enums") or {}).get(name, ()))
 
 
 def empty(kind: str) -> Any:
@@ -151,8 +159,8 @@ def empty(kind: str) -> Any:
 
 def record(kind: str, **given: Any) -> dict[str, Any]:
     """A whole record; AssertionError where the model knows no such field, or another type."""
-    told = fields(kind)
-    assert given.keys() <= told.keys(), f"{kind} has no {given.keys() - told.keys()}"
+    reported = fields(kind)
+    assert given.keys() <= reported.keys(), f"{kind} has no {given.keys() - reported.keys()}"
     for name, value in given.items():
-        assert fits(value, told[name]), f"{kind}.{name} is a {told[name]}, not {value!r}"
-    return {name: given.get(name, empty(type_)) for name, type_ in told.items()}
+        assert fits(value, reported[name]), f"{kind}.{name} is a {reported[name]}, not {value!r}"
+    return {name: given.get(name, empty(type_)) for name, type_ in reported.items()}

@@ -61,10 +61,10 @@ class Pool:
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, kind: str, **given: Any) -> str:
-        made, told = reference(), model.fields(kind)
+        made, reported = reference(), model.fields(kind)
         with self.lock:
             given.setdefault("uuid", str(uuid4()))
-            self.tables[kind][made] = model.record(kind, **{key: value for key, value in given.items() if key in told})
+            self.tables[kind][made] = model.record(kind, **{key: value for key, value in given.items() if key in reported})
         return made
 
     def at(self, kind: str, ref: str) -> Record:
@@ -202,24 +202,24 @@ class Pool:
     def dispatch(self, address: str, method: str, given: list[Any]) -> Any:
         """What a host at `address` answers. Failure."""
         background = method.startswith("Async.")
-        told = model.message(method.removeprefix("Async."))
+        reported = model.message(method.removeprefix("Async."))
         with self.lock:
-            self.calls[told.name] += 1
-            if not told.session:
-                return self._log_in(address, told, given)
+            self.calls[reported.name] += 1
+            if not reported.session:
+                return self._log_in(address, reported, given)
             if address != self.master:
                 raise Failure("HOST_IS_SLAVE", self.master)
             if not given or given[0] not in self.sessions:
                 raise Failure("SESSION_INVALID", str(given[0]) if given else "")
             session, parameters = str(given[0]), given[1:]
             role = self.users[self.sessions[session]][1]
-            if role is not None and role not in told.roles:
-                raise Failure("RBAC_PERMISSION_DENIED", told.name.lower(), "No permission in user session")
-            model.check_parameters(told, parameters)
-            self._refuse_wrong_references(told, parameters)
+            if role is not None and role not in reported.roles:
+                raise Failure("RBAC_PERMISSION_DENIED", reported.name.lower(), "No permission in user session")
+            model.check_parameters(reported, parameters)
+            self._refuse_wrong_references(reported, parameters)
         if background:
-            return self._background(session, told, parameters)
-        return self._answered(session, told, parameters)
+            return self._background(session, reported, parameters)
+        return self._answered(session, reported, parameters)
 
     def _answered(self, session: str, told: model.Message, parameters: list[Any]) -> Any:
         with self.lock:
@@ -475,8 +475,8 @@ class Pool:
         source, size = self.tables["VDI"][new]["snapshot_of"], self.tables["VDI"][new]["virtual_size"]
         (epoch, since), (epoch_now, until) = self._moments[old], self._moments[new]
         if self.tables["VDI"][old]["snapshot_of"] != source or epoch != epoch_now:
-            told = "Failed to calculate changed blocks for given VDIs. [opterr=Source and target VDI are unrelated]"
-            raise Failure("SR_BACKEND_FAILURE_460", "", told, "")
+            reported = "Failed to calculate changed blocks for given VDIs. [opterr=Source and target VDI are unrelated]"
+            raise Failure("SR_BACKEND_FAILURE_460", "", reported, "")
         bits = bytearray(-(-size // (TRACKED_BYTES * 8)))
         for moment, first, last in self._journal.get(source, ()):
             if since < moment <= until:

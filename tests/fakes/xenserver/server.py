@@ -113,10 +113,10 @@ class _Requests(BaseHTTPRequestHandler):
             given, method = xmlrpc.client.loads(sent)
             try:
                 found = self.server.pool.dispatch(self.server.address, str(method), list(given))
-                told: dict[str, Any] = {"Status": "Success", "Value": _as_xml(found)}
+                reported: dict[str, Any] = {"Status": "Success", "Value": _as_xml(found)}
             except Failure as failure:
-                told = {"Status": "Failure", "ErrorDescription": failure.description}
-            body, kind = xmlrpc.client.dumps((told,), methodresponse=True).encode(), "text/xml"
+                reported = {"Status": "Failure", "ErrorDescription": failure.description}
+            body, kind = xmlrpc.client.dumps((reported,), methodresponse=True).encode(), "text/xml"
         self._answer(200, body, kind)
 
     def _answer(self, status: int, body: bytes, kind: str = "text/plain", **headers: str) -> None:
