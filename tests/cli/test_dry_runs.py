@@ -141,7 +141,7 @@ def test_an_empty_text_names_nothing(service: Service, run: Run, line: tuple[str
     job = Migration(id=uuid4(), name="web", plan=PLAN, mode_effective=Mode.COLD, created_at=now())
     service.store.add(job, host="local")
     done = run(*line)
-    assert (done.exit_code, "is wanted, and this is an empty text" in done.stderr) == (2, True)
+    assert (done.exit_code, "is needed, and this text is empty" in done.stderr) == (2, True)
 
 
 def test_a_file_that_is_nearly_called_so_is_named(service: Service, run: Run) -> None:

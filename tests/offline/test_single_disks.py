@@ -99,8 +99,8 @@ def _overlay(path: Path, backing: str) -> Path:
 @pytest.mark.parametrize(
     ("image_format", "what"),
     [
-        ("vpc", "a VHD image by itself"),
-        ("vdi", "a VDI image by itself"),
+        ("vpc", "a VHD image without a machine"),
+        ("vdi", "a VDI image without a machine"),
         ("parallels", "a Parallels image by itself"),
         ("qed", "a QED image by itself"),
     ],
@@ -115,8 +115,8 @@ def test_formats_that_are_no_kind_say_what_to_do(image_format: str, what: str, t
 @pytest.mark.parametrize(
     ("name", "content", "what", "hint"),
     [
-        ("a.dmg", b"x" * 4096 + b"koly" + bytes(508), "a dmg image by itself", "qemu-img convert"),
-        ("fixed.vhd", b"x" * 4096 + b"conectix" + bytes(504), "a VHD image by itself", "qemu-img convert"),
+        ("a.dmg", b"x" * 4096 + b"koly" + bytes(508), "a dmg image without a machine", "qemu-img convert"),
+        ("fixed.vhd", b"x" * 4096 + b"conectix" + bytes(504), "a VHD image without a machine", "qemu-img convert"),
         ("cut.dmg", b"x" * 4096, "called a dmg image, and its content is not", "cut off"),
         ("cut.vhd", b"x" * 4096, "called a VHD image, and its content is not", "cut off"),
         ("web-flat.vmdk", b"x" * 4096, "of an unknown kind", "-f raw"),

@@ -50,7 +50,7 @@ def id_of(client: Any, listed: Listed, beginning: str) -> str:
     of_backups = listed.path.startswith("/backup/")
     missing, unclear = (BackupNotFound, BackupBadRequest) if of_backups else (NotFound, BadRequest)
     if not beginning:
-        raise unclear(f"the id of a {listed.noun} is wanted, and this is an empty text", hint=f"{listed.command} shows them")
+        raise unclear(f"the id of a {listed.noun} is needed, and this text is empty", hint=f"{listed.command} shows them")
     items = list(_every(client, listed.path))
     ids = [item["id"] for item in items if listed.name is not None and item[listed.name] == beginning]
     ids = ids or [item["id"] for item in items if item["id"].startswith(beginning.lower())]

@@ -270,7 +270,7 @@ class MappedDisk:
     def _runs(self, start: int, end: int) -> Iterator[Run]:
         for run in self._blocks.runs(start, end):
             if run.place < PARENT:
-                assert self._partial is not None, "the table has partly present blocks, and nobody reads their bitmaps"
+                assert self._partial is not None, "the table has partly present blocks, and their bitmaps are not read"
                 yield from self._partial(run)
             else:
                 yield run

@@ -208,7 +208,7 @@ def _held_by_its_own(members: Sequence[MemberRequest], groups: Sequence[Group]) 
         at = next(place for place, member in enumerate(members) if member.group == group)
         yield PlanProblem(
             field=f"members[{at}].group",
-            detail=f"group {group!r} cuts over together, but would wait for itself in the end: {_shown(cycle, together)}",
+            detail=f"group {group!r} cuts over together, but would wait for itself: {_shown(cycle, together)}",
             hint="take one of these into the group, or out of an `after`",
         )
 
@@ -242,7 +242,7 @@ def _ordered(members: Sequence[MemberRequest]) -> Order:
 
 def _cyclic(cycle: Sequence[str], groups: Collection[str]) -> InvalidPlan:
     return InvalidPlan(
-        f"{next(name for name in _turned(cycle) if name not in groups)!r} waits for itself in the end: {_shown(cycle, groups)}",
+        f"{next(name for name in _turned(cycle) if name not in groups)!r} waits for itself: {_shown(cycle, groups)}",
         hint="take one of these out of the `after` of the one before it",
     )
 

@@ -84,7 +84,7 @@ def _nobody(what: str, wanted: str, there: set[str]) -> BadRequest:
     """The error of a word that matches none of the VMs left by the words before it."""
     nearest = difflib.get_close_matches(wanted, sorted(there), n=_NEAREST, cutoff=0.4) or sorted(there)[:_NEAREST]
     hint = f"there is {', '.join(nearest)}" if nearest else "the source says nothing of it for any of them"
-    return BadRequest(f"{what}: no VM that is meant so far has {wanted!r}", hint=hint[:300])
+    return BadRequest(f"{what}: no VM that matches so far has {wanted!r}", hint=hint[:300])
 
 
 def _printable(name: str) -> str:

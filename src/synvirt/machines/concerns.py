@@ -88,7 +88,7 @@ def raw_device(key: str, kind: str) -> Concern:
         id=f"disk-raw-device:{key}",
         category="Critical",
         label="Raw device mapping",
-        assessment=f"Disk {key} stands for a device of its host ({kind}): what is on it lies in no file here.",
+        assessment=f"Disk {key} stands for a device of its host ({kind}): its content is in no file here.",
         remedy="Clone it at the source into a disk file of its own (vmkfstools -i; New-VHD -SourceDisk), or skip it and attach "
         "the device afterwards.",
     )
@@ -297,7 +297,7 @@ def snapshots_present(count: int) -> Concern:
         category="Information",
         label="Snapshots are not imported",
         assessment=f"The VM has {count} snapshot{'s' if count != 1 else ''}. Its current state alone is imported.",
-        remedy="Export from a snapshot, or revert to it first, if an older state is wanted.",
+        remedy="Export from a snapshot, or revert to it first, if you need an older state.",
     )
 
 
@@ -388,7 +388,7 @@ def compressed(key: str) -> Concern:
         category="Information",
         label="Compressed disk file",
         assessment=f"The file of disk {key} is a gzip file: it is inflated once to find its end and once to be copied.",
-        remedy="Unpack it first where speed matters; the image inside is often compressed by itself.",
+        remedy="Unpack it first where speed matters; the image inside is often compressed already.",
     )
 
 

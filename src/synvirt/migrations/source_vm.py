@@ -110,7 +110,7 @@ async def refuse_living(job: Job) -> None:
     if await ran_since(job, job.migration.passes[-1].number, start):
         raise Conflict(
             f"the source {job.manifest.name} was on for a while after its disks had been copied: the copy lacks what it wrote",
-            hint="submit it again, and let nobody start it meanwhile",
+            hint="submit it again, and make sure that it is not started meanwhile",
         )
 
 

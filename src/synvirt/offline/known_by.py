@@ -20,17 +20,20 @@ NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
     (b"BZh", 0, "a bzip2 file", "Unpack it with bunzip2 first."),
     (b"PK\x03\x04", 0, "a zip archive", "Unpack it, and import the folder or the disk inside."),
     (b"7z\xbc\xaf\x27\x1c", 0, "a 7z archive", "Unpack it, and import the folder or the disk inside."),
-    *((b"conectix", at, "a VHD image by itself", "Convert it first: qemu-img convert -O vhdx OLD NEW.") for at in (0, -512)),
-    (b"koly", -512, "a dmg image by itself", "Convert it first: qemu-img convert -O qcow2 OLD NEW."),
+    *(
+        (b"conectix", at, "a VHD image without a machine", "Convert it first: qemu-img convert -O vhdx OLD NEW.")
+        for at in (0, -512)
+    ),
+    (b"koly", -512, "a dmg image without a machine", "Convert it first: qemu-img convert -O qcow2 OLD NEW."),
     (
         b"\x7f\x10\xda\xbe",
         0x40,
-        "a VDI image by itself",
+        "a VDI image without a machine",
         "Import its machine's .vbox, or convert it: qemu-img convert -O qcow2.",
     ),
     (b"\x14\x20\x28\x01", 0, "a state of a Hyper-V machine", "Import the machine's folder, or its .vmcx."),
     *(
-        (magic, 0, f"{what} image by itself", "Convert it first: qemu-img convert -O qcow2 OLD NEW.")
+        (magic, 0, f"{what} image without a machine", "Convert it first: qemu-img convert -O qcow2 OLD NEW.")
         for what, magic in (
             ("a Parallels", b"WithoutFreeSpace"),
             ("a Parallels", b"WithouFreSpacExt"),

@@ -153,7 +153,7 @@ def _answer(connection: socket.socket, allowed: frozenset[int], rules: Callable[
     except OSError as error:
         raise Refused("no request came") from error
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        raise Refused("the request is too long, or brings descriptors")
+        raise Refused("the request is too long, or has descriptors")
     return called(message, rules)
 
 

@@ -171,7 +171,7 @@ def _system(source: str, here: str) -> tuple[Grade, str]:
 
 def _user(source: str, here: str) -> tuple[Grade, str]:
     if "has an account" in (source, here):
-        return "expected", "one of them says no more than that there is one"
+        return "expected", "one of them says only that there is one"
     return _wrong(source, here)
 
 

@@ -176,7 +176,7 @@ class NativeShare:
             NativeShare._no_library |= f"with {NO_LIBRARY}" in str(error)
             with self._lock:
                 self._failures = FAILURES_MAX
-            log.info("libsmbclient is of no use here: Python's SMB reads", share=self._place[2], cause=str(error))
+            log.info("libsmbclient cannot be used here: Python's SMB reads", share=self._place[2], cause=str(error))
             return None
         with self._lock:
             self._lanes.add(lane)

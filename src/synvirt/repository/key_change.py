@@ -87,7 +87,7 @@ def masters(folder: Folder, first_check: str, master: bytes) -> list[bytes]:
     if any(_opened(newest, change.by, _after(newest.check)) == change.check.encode() for change in known):
         raise RepositoryKeyWrong(
             "this repository has a newer key: nothing is written with this one any more",
-            hint="forget the repository here, and add it again with the recovery key that its change gave",
+            hint="forget the repository here, and add it again with the recovery key that the key change printed",
         )
     return found
 

@@ -201,7 +201,7 @@ def unread(point_id: str, content: bytes, keys: Keys | KeyRing | None = None) ->
     try:
         sealed = base64.b64decode(lines[1], validate=True)
     except binascii.Error as error:
-        raise _damaged(point_id, "it is none of ours") from error
+        raise _damaged(point_id, "it was not made by SynVirt") from error
     if keys is None:
         return Unread(point_id, lines[0])
     plain = keys.unseal(sealed, belongs_to=lines[0], what=f"restore point {point_id}")
@@ -262,7 +262,7 @@ def read_shown(one: Unread) -> Shown:
     try:
         shown = Shown.model_validate_json(one.shown)
     except ValidationError as error:
-        raise _damaged(point_id, "it is none of ours") from error
+        raise _damaged(point_id, "it was not made by SynVirt") from error
     if shown.format != FORMAT:
         raise _damaged(point_id, f"its format is {shown.format}, and this version reads {FORMAT}")
     if str(shown.id) != point_id:

@@ -95,7 +95,7 @@ def header_in(content: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         is_ours = False
     if not is_ours:
-        raise RepositoryDamaged(f"the file «{HEADER}» of the repository is none of ours")
+        raise RepositoryDamaged(f"the file «{HEADER}» of the repository was not made by SynVirt")
     if found.get("format") != FORMAT:
         raise RepositoryDamaged(f"the repository's format is {found.get('format')}, and this version reads {FORMAT}")
     return found

@@ -189,13 +189,13 @@ class WaveRows:
             if row.state not in expected:
                 raise Conflict(
                     f"wave {wave_id} is {row.state}, and this is for one that is {' or '.join(sorted(expected))}",
-                    hint="look at the wave: it says where it stands",
+                    hint="look at the wave: it shows its state",
                 )
             if member_ends:
                 left = wave_members.c.rolling_back | wave_members.c.state.not_in(member_ends)
                 query = select(wave_members.c.member_id).where(wave_members.c.wave_id == str(wave_id), left).limit(1)
                 if (one := db.execute(query).scalar()) is not None:
-                    raise Conflict(f"{one} of wave {wave_id} has not ended", hint="look at the wave: it says where it stands")
+                    raise Conflict(f"{one} of wave {wave_id} has not ended", hint="look at the wave: it shows its state")
             after: M = WaveChange(expected, change, model, event, deliveries).made(db, row)
             return after
 

@@ -144,7 +144,7 @@ def _words(der: bytes) -> str:
     except (ValueError, TypeError, x509.InvalidVersion) as error:
         return f"a certificate that cannot be read: {_line(str(error))}"
     signer = "itself" if issuer == subject else issuer or "nobody"
-    return f"of {subject or 'nobody'}, signed by {signer}, valid until {until:%Y-%m-%d}"
+    return f"of {subject or 'no subject'}, signed by {signer}, valid until {until:%Y-%m-%d}"
 
 
 def _line(text: str) -> str:

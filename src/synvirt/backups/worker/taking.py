@@ -155,7 +155,7 @@ def _planned(
     if shown.size_bytes != reader.size:
         raise DeltaFallback(f"it was resized from {shown.size_bytes} to {reader.size} bytes")
     if repository.unreadable:
-        raise DeltaFallback("packs of the repository cannot be read, and what they held is wanted again")
+        raise DeltaFallback("packs of the repository cannot be read, and their content is needed again")
     before, changed = Before(repository, shown), Chunks(reader.size)
     for extent in disk.changed():
         if extent.zero:

@@ -405,7 +405,7 @@ def unprotect(options: Options, point: Point) -> None:
 
     Example: synvirt backup unprotect 1f3a
     """
-    ask(options, "PATCH", POINTS, point, json={"protected": False}, said="is protected no more")
+    ask(options, "PATCH", POINTS, point, json={"protected": False}, said="is no longer protected")
 
 
 @app.command("remove-point")

@@ -170,8 +170,8 @@ def _parser() -> argparse.ArgumentParser:
         "verify",
         _verify,
         "Compare a volume with the hashes of what was copied to it, and list the extents that differ."
-        " --repair mends these from the source, and writes nothing else. It takes back what a guest has written since:"
-        " not for a volume whose guest was started.",
+        " --repair overwrites these from the source, and writes nothing else. It reverts what a guest has written since:"
+        " do not use it for a volume whose guest was started.",
     )
     verify.add_argument("target", metavar="VOLUME", type=_existing, help="a raw file or a block device")
     verify.add_argument("--ledger", metavar="FILE", type=_existing, help="as `disk convert --ledger` wrote it")
@@ -190,8 +190,8 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "compare",
         _compare,
-        "Have two disks the same content, whatever their formats? Ends with 0: yes, 1: no, 2 and more: it is not known."
-        " What the larger of two disks has more may be zeros, unless --strict. --key-file is of whichever is encrypted.",
+        "Compare the content of two disks of any format. Exit code 0: the same, 1: different, 2 and more: not known."
+        " The rest of the larger disk may be zeros, unless --strict. --key-file is for the encrypted disks.",
     )
     compare.add_argument("first", metavar="FIRST", type=_existing, help=_IMAGE)
     compare.add_argument("second", metavar="SECOND", type=_existing, help="the same")
@@ -225,7 +225,7 @@ def _add_threads(command: argparse.ArgumentParser) -> None:
 
 def _existing(text: str) -> Path:
     if not text:
-        raise argparse.ArgumentTypeError("a file is wanted, and this is an empty text")
+        raise argparse.ArgumentTypeError("a file is needed, and this text is empty")
     path = Path(text)
     if not os.path.lexists(path):
         from synvirt.nearest import did_you_mean_file

@@ -34,7 +34,7 @@ Received = TypeVar("Received", bound="Received_")
 def _named(path: str) -> str:
     """An empty text, as from an unset variable of a script, would be the present folder."""
     if not path:
-        raise typer.BadParameter("a file, a folder or a URL is wanted, and this is an empty text")
+        raise typer.BadParameter("a file, a folder or a URL is needed, and this text is empty")
     return path
 
 

@@ -65,7 +65,7 @@ class PlanOptions:
     ] = "auto"
     confidence: Annotated[
         float | None,
-        typer.Option(min=0.5, max=0.9999, help="Of a warm one: of what is said of a sample, 0.95 by itself"),
+        typer.Option(min=0.5, max=0.9999, help="Of a warm one: the confidence of the samples' result, by default 0.95"),
         Sets("warm.confidence"),
     ] = None
     untracked: Annotated[

@@ -175,7 +175,7 @@ def _field(image: DiskReader, at: int, layout: str, name: str) -> int:
 def _refuse_further_files(needed: bool, name: str) -> None:
     if needed:
         raise HostPathRejected(
-            f"{name} needs another file, and QEMU would open whichever it names",
+            f"{name} needs another file, and QEMU would open any file that it names",
             hint="Convert the disk to a single file first: qemu-img convert -O qcow2 OLD NEW",
         )
 

@@ -83,7 +83,7 @@ _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _REFUSALS: Final = {
     200: "its server does not know ranges",
     403: "our user may not read it (privilege Datastore.Browse), or a running VM holds it; try options.transport lease",
-    404: "it is no more; was its snapshot removed, or the VM moved?",
+    404: "it no longer exists; was its snapshot removed, or the VM moved?",
     416: "it is shorter than the disk",
     500: "its host cannot open it; a VM may hold it, or our user lack a privilege (Cryptographer.Access). Try transport lease",
 }

@@ -84,7 +84,7 @@ class ExportedReader:
                 raise
             # A new request would get the same; a guest that is off must not wait for that.
             raise DiskReadFailed(
-                f"{self._spec.host} sent no disk for {self._name}: its answer ended by itself before a VMDK had begun",
+                f"{self._spec.host} sent no disk for {self._name}: its answer ended before a VMDK had begun",
                 hint="the host cannot export this disk now: see its events, or choose options.transport datastore or vddk",
             ) from error
         except MalformedArchive as error:

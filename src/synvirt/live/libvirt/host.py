@@ -253,7 +253,7 @@ class Host:
             if UNTRUSTED.search(said) and self.encrypted:
                 raise SourceUnreachable(
                     f"{self.name} is not trusted, or does not trust us: {said}",
-                    hint=f"{self.pki.wanted}; it may want a client's certificate too",
+                    hint=f"{self.pki.wanted}; it may need a client's certificate too",
                 ) from error
             if (lacking := self.lacking(error)) is not None:
                 raise AuthFailed(f"{self.name} refused the login: {said}", hint=lacking) from error

@@ -201,7 +201,7 @@ def _let_tasks_end(session: VimSession, vm_id: str) -> None:
             except AuthFailed:
                 raise
             except SynvirtError as error:
-                log.info("a task of ours from before has failed", vm=vm_id, cause=error.detail)
+                log.info("an earlier task of SynVirt has failed", vm=vm_id, cause=error.detail)
 
 
 def _named(session: VimSession, vm_id: str, names: Sequence[str]) -> list[str]:

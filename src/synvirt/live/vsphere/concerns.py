@@ -109,7 +109,7 @@ def _of_machine(found: Mapping[str, Any], devices: Sequence[Any]) -> Iterator[Co
         yield _critical(
             "vim.agent",
             "vSphere's own VM",
-            f"{owner}: it serves its cluster, which makes another where it goes away, and is of no use anywhere else.",
+            f"{owner}: it serves its cluster, which makes a new one if it is removed. It has no use anywhere else.",
             "Leave it. What keeps its cluster together (vCLS) goes with the cluster.",
         )
     for controller in shared_buses(devices):
@@ -204,7 +204,7 @@ def _of_old_snapshots(
             label="Old snapshots",
             assessment=f"The VM keeps {named}. Reading through their files is slower; to remove them all, "
             f"{_removal(found, space)}",
-            remedy="Remove those that nobody needs, some time before the migration, with room on the datastore for it.",
+            remedy="Remove those that are not needed, some time before the migration, with room on the datastore for it.",
         )
 
 

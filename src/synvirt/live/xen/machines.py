@@ -216,7 +216,7 @@ def _long_chain(disk: Disk, layers: int) -> Concern:
         category="Warning",
         label="Long chain of snapshots",
         assessment=f"{disk.label} lies on {layers} layers; XenServer refuses a snapshot at {CHAIN_MAX}.",
-        remedy="Remove snapshots that nobody needs, and let the storage join its layers (rescan the SR) first.",
+        remedy="Remove snapshots that are not needed, and let the storage join its layers (rescan the SR) first.",
     )
 
 

@@ -172,7 +172,7 @@ def _made(session: XenSession, vm: Machine, name: str, keys: Collection[str] | N
     if longest >= CHAIN_MAX - 1:
         raise SnapshotFailed(
             f"a disk of {text(vm.record, 'name_label')} lies on {longest} layers; XenServer takes {CHAIN_MAX} at the most",
-            hint="remove snapshots that nobody needs, and rescan the storage: it joins its layers; then try again",
+            hint="remove snapshots that are not needed, and rescan the storage: it joins its layers; then try again",
         )
     what = f"snapshot {text(vm.record, 'name_label')}"
     ignored = [reference for key, reference in vm.vdis.items() if key not in wanted]

@@ -127,6 +127,6 @@ async def _cold_number(job: Job) -> int:
     if job.migration.passes and job.migration.passes[-1].finished_at is not None and await ran_since(job, 1):
         raise Conflict(
             f"the source {job.manifest.name} was powered on again after its disks had been copied",
-            hint="the copy lacks what it wrote since: submit it again, and let nobody start it meanwhile",
+            hint="the copy lacks what it wrote since: submit it again, and make sure that it is not started meanwhile",
         )
     return 1

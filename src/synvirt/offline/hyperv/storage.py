@@ -181,7 +181,7 @@ def _header(source: _Source) -> tuple[int, int]:
     if version != _FORMAT:
         raise UnsupportedFormat(
             f"{source.name} has the storage format {version >> 8}.{version & 0xFF}; 4.0 is read",
-            hint="Upgrade the configuration version (Update-VMVersion), or import its disks by themselves.",
+            hint="Upgrade the configuration version (Update-VMVersion), or import its disks separately.",
         )
     return log_at, log_bytes
 

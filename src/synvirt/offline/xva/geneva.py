@@ -88,7 +88,7 @@ def described(root: Element, name: str, find: Find) -> Appliance:
     machines = list(children(root, "vm"))
     if len(machines) != 1:
         names = ", ".join(repr(clean(text(vm, "label"))) for vm in machines[:20])
-        raise UnsupportedFormat(f"{name} holds {len(machines)} virtual machines: {names}", hint="Export each VM by itself.")
+        raise UnsupportedFormat(f"{name} holds {len(machines)} virtual machines: {names}", hint="Export each VM separately.")
     images = {attribute(vdi, "name"): vdi for vdi in children(root, "vdi")}
     disks, folders = _disks(machines[0], images, name)
     return Appliance(_manifest(machines[0], disks), folders, find)

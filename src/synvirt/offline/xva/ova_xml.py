@@ -79,5 +79,5 @@ def _the_vm(objects: Records, name: str) -> tuple[str, Record]:
         raise MalformedArchive(f"{name} describes no VM")
     if len(vms) > 1:
         names = ", ".join(repr(clean(text(vm, "name_label"))) for vm in list(vms.values())[:20])
-        raise UnsupportedFormat(f"{name} holds {len(vms)} virtual machines: {names}", hint="Export each VM by itself.")
+        raise UnsupportedFormat(f"{name} holds {len(vms)} virtual machines: {names}", hint="Export each VM separately.")
     return next(iter(vms.items()))

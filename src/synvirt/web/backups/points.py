@@ -163,7 +163,7 @@ class PointPages:
 
     def remove_asked(self, point_id: UUID) -> Response:
         """Asks whether to remove a restore point."""
-        meaning = "The guest cannot be brought back to this moment any more. Other points are not touched."
+        meaning = "The guest can no longer be restored to this moment. Other points are not touched."
         return self._ask(point_id, "Remove this restore point?", meaning, asked="remove", yes="remove it", danger=True)
 
     def remove(self, point_id: UUID) -> Response:
