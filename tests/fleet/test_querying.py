@@ -55,7 +55,7 @@ def test_names_that_are_alike_empty_or_hostile_become_ids() -> None:
     ("words", "detail", "hint"),
     [
         ({"folder": "DC0/Finanse"}, "folder: no VM", "DC0/Finance"),
-        ({"folder": "DC0/Finance", "host": "esx3"}, "host: no VM that is meant so far has 'esx3'", "there is esx2, esx1"),
+        ({"folder": "DC0/Finance", "host": "esx3"}, "host: no VM that matches so far has 'esx3'", "there is esx2, esx1"),
         ({"vm": "web"}, "vm: no VM", "web-01"),
         ({"power_state": "suspended", "guest_os": "linux"}, "guest_os: no VM", "says nothing of it for any of them"),
     ],

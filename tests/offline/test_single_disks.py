@@ -101,8 +101,8 @@ def _overlay(path: Path, backing: str) -> Path:
     [
         ("vpc", "a VHD image without a machine"),
         ("vdi", "a VDI image without a machine"),
-        ("parallels", "a Parallels image by itself"),
-        ("qed", "a QED image by itself"),
+        ("parallels", "a Parallels image without a machine"),
+        ("qed", "a QED image without a machine"),
     ],
 )
 def test_formats_that_are_no_kind_say_what_to_do(image_format: str, what: str, tmp_path: Path) -> None:
