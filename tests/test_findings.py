@@ -106,7 +106,7 @@ def test_a_manifest_of_more_disks_than_a_guest_has_is_none() -> None:
     body = line.encode() + b"\nAAAA\n"
     from blake3 import blake3
 
-    with pytest.raises(RepositoryDamaged, match="none of ours"):
+    with pytest.raises(RepositoryDamaged, match="not made by SynVirt"):
         manifests.read_shown(
             manifests.unread("00000000-0000-0000-0000-000000000001", body + blake3(body).hexdigest().encode() + b"\n")
         )

@@ -29,7 +29,9 @@ class SynvirtError(Exception):
 
     @classmethod
     def title(cls) -> str:
-        return (cls.__doc__ or "").strip().splitlines()[0]
+        """The first line of the docstring of the class that has the code; a class below it is for the code, not for callers."""
+        named = next(one for one in cls.__mro__ if "code" in vars(one))
+        return (named.__doc__ or "").strip().splitlines()[0]
 
 
 class BadRequest(SynvirtError):

@@ -274,7 +274,7 @@ def test_a_log_in_that_was_begun_is_forgotten() -> None:
     assert len(known._begun) == BEGUN_MAX
     late = known.begin("192.0.2.2", "")
     at = BEGUN_FOR_S
-    with pytest.raises(Unauthorized, match="is over"):
+    with pytest.raises(Unauthorized, match="has already ended"):
         known.end(
             {"state": parse_qs(urlsplit(late.url).query)["state"][0], "error": "x"}, late.browser, lambda who, error: None
         )

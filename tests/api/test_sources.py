@@ -117,7 +117,7 @@ def test_the_adapter_gets_the_credentials_back(client: httpx.Client, opened: lis
     ("fields", "reported"),
     [
         ({"endpoint": "ftp://host"}, "scheme is 'ftp'"),
-        ({"endpoint": "https://"}, "names no host"),
+        ({"endpoint": "https://"}, "has no host"),
         ({"endpoint": "https://host:99999"}, "not a URL"),
         ({"endpoint": "https://host:0"}, "port 0"),
         ({"endpoint": "vcenter.example"}, "no scheme"),

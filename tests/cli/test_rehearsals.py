@@ -135,7 +135,7 @@ def test_listed_shown_cancelled(run: Run, service: Service, tmp_path: Path) -> N
     assert "waits for its clones" in asked.stdout
     found = service.store.rehearsals.of(job.id)[0]
     short = str(found.id)[:8]
-    assert "It ends as soon as" in run("rehearsals", "cancel", job.id, short).stdout
+    assert "It ends when everything" in run("rehearsals", "cancel", job.id, short).stdout
     assert service.store.rehearsals.is_cancelled(found.id)
     passed(service, found.id, CheckResult(name="boot", ok=True, detail="seen"), CheckResult(name="x", ok=False, detail="no"))
     assert "1 of 2" in run("rehearsals", "list", job.id).stdout

@@ -119,7 +119,7 @@ def test_every_reason_but_two_has_its_test() -> None:
     [("", "x"), ("1tank", "x"), ("tank", ""), ("tank", "../x"), ("tank", "a b"), ("a/b", "x"), ("t", "n" * 120)],
 )
 def test_names_that_make_no_dataset_are_refused_at_once(pool: str, namespace: str) -> None:
-    with pytest.raises(DiskWriteFailed, match="no name of a dataset") as caught:
+    with pytest.raises(DiskWriteFailed, match="not form the name of a dataset") as caught:
         ZfsDestination(pool, namespace)
     assert caught.value.hint
 

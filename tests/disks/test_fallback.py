@@ -204,7 +204,7 @@ def test_a_file_that_lost_the_bytes_of_its_format_is_no_raw_disk(name: str, tmp_
     (tmp_path / name).write_bytes(b"x" * 4096)
     result = disk("info", tmp_path / name)
     assert result.exit_code == 1
-    assert "has not the bytes of one" in result.stderr
+    assert "its content is not" in result.stderr
     assert disk("info", (tmp_path / name).rename(tmp_path / "disk.raw")).exit_code == 0
 
 

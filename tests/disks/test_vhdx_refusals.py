@@ -409,7 +409,7 @@ LOCATORS: dict[str, tuple[bytes, type[SynvirtError], str]] = {
     "with an entry outside": (
         parent_locator([("a", "b")])[:20] + struct.pack("<IIHH", 20, 1 << 31, 2, 2), MalformedArchive, "lies outside"),
     "with half a character": (
-        parent_locator([("a", "b")])[:20] + struct.pack("<IIHH", 32, 32, 2, 2) + b"\0\xd8", MalformedArchive, "no UTF-16"),
+        parent_locator([("a", "b")])[:20] + struct.pack("<IIHH", 32, 32, 2, 2) + b"\0\xd8", MalformedArchive, "not UTF-16"),
 }  # fmt: skip
 
 

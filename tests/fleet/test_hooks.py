@@ -216,7 +216,7 @@ def test_a_wave_waits_for_a_required_webhook_and_is_held_when_that_is_given_up(n
     receiver.answers = [503, 503]
     night.until(made.id, lambda _: len(receiver.got) == 1)
     waits = night.until(made.id, lambda seen: "503" in (seen.members[0].waits_for or ""))
-    assert "A required webhook has not taken wave_began yet" in (waits.members[0].waits_for or "")
+    assert "A required webhook has not accepted wave_began yet" in (waits.members[0].waits_for or "")
     assert waits.members[0].state is MemberState.WAITING
     night.pauses_are_over(made_at=0)
     held = night.until(made.id, lambda seen: seen.state is WaveState.HELD)

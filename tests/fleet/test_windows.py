@@ -177,7 +177,7 @@ def test_pieces_ascend_apart_and_never_touch_a_lock_out(
         ("FREQ=MONTHLY;BYSETPOS=1", "BYSETPOS goes with another BY part"),
         ("INTERVAL=2", "the rule has no FREQ"),
         ("FREQ=DAILY;FREQ=DAILY", "occurs twice"),
-        ("every Friday", "is no part of a rule"),
+        ("every Friday", "is not a part of a rule"),
         ("FREQ=DAILY;INTERVAL=²", "a number from 1 to 9999"),
     ],
 )

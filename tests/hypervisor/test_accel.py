@@ -73,7 +73,7 @@ def test_no_device_needs_no_guest(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ("exit 33", "kvm", "ran under KVM"),
         ("exit 0", "tcg", "before its guest"),
         ("echo 'Could not access KVM kernel module: Permission denied' >&2; exit 1", "tcg", "Permission denied"),
-        ("exec sleep 60", "tcg", "did not come to its end"),
+        ("exec sleep 60", "tcg", "did not end"),
     ],
 )
 def test_a_device_is_not_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, kind: str, reason: str) -> None:

@@ -110,14 +110,14 @@ DISK = ("disks", 0)
         (("disks",), "hush", "disks: is not a list"),
         (("more",), "hush", "it: has a field that is not known"),
         (("kind",), "take", "kind: is none of copy"),
-        ((*DISK, "key"), 7, "disks.[].key: is no str"),
+        ((*DISK, "key"), 7, "disks.[].key: is not of type str"),
         ((*DISK, "since_bytes"), True, "disks.[].since_bytes: is not of type int"),
         ((*DISK, "since_bytes"), 1.5, "disks.[].since_bytes: is not of type int"),
-        ((*DISK, "fresh"), 1, "disks.[].fresh: is no bool"),
+        ((*DISK, "fresh"), 1, "disks.[].fresh: is not of type bool"),
         ((*DISK, "reader", "format"), "hush", "disks.[].reader"),
         ((*DISK, "reader", "over", "path"), None, "disks.[].reader.over: lacks path"),
         ((*DISK, "reader", "over"), [], "disks.[].reader.over: is nothing that is known here"),
-        ((*DISK, "hashes", "token"), "hush", "disks.[].hashes.token: is no UUID"),
+        ((*DISK, "hashes", "token"), "hush", "disks.[].hashes.token: is not a UUID"),
         (("threads",), "hush", "threads: is nothing that is known here"),
     ],
 )
@@ -163,5 +163,5 @@ def test_a_spec_that_lies_in_itself_too_often() -> None:
 @pytest.mark.parametrize("number", [7, -1, 1 << 70])
 def test_a_dict_by_numbers(number: int) -> None:
     assert dataclass_json.read(dict[int, str], {str(number): "x"}) == {number: "x"}
-    with pytest.raises(ValueError, match="a key that is no number"):
+    with pytest.raises(ValueError, match="a key that is not a number"):
         dataclass_json.read(dict[int, str], {"seven": "x"})

@@ -194,7 +194,7 @@ def test_volumes_of_each_storage_are_served_at_the_paths_that_their_nodes_say(pa
 
 @pytest.mark.parametrize("monitors", ["10.0.0.1\\:6789", "[fd00\\:\\:1]", "$(reboot)"])
 def test_what_a_shell_might_read_is_refused_with_a_way_out(monitors: str) -> None:
-    with pytest.raises(SnapshotFailed, match="to no shell") as failure:
+    with pytest.raises(SnapshotFailed, match="not passed to a shell") as failure:
         image(f"{CEPH}:mon_host={monitors}:auth_supported=none", "store:vm-100-disk-0")
     assert "without ports" in (failure.value.hint or "")
 

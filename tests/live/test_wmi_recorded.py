@@ -85,7 +85,7 @@ def test_a_windows_host_is_understood(tmp_path: Path, monkeypatch: pytest.Monkey
         assert asked[0] == "Create"
         assert "Receive" in asked
         # What was recorded is no JSON: a script of ours that answered so would be told.
-        with pytest.raises(Internal, match="no JSON") as reported:
+        with pytest.raises(Internal, match="not JSON") as reported:
             session.run("list")
         assert "winrm" in reported.value.detail
         texts: list[str] = []

@@ -56,7 +56,7 @@ def test_an_empty_manifest_names_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (f"SHA1(a)= {HEX['sha1']}\nSHA256(b)= {HEX['sha1']}", "a.mf, line 2: 40 hexadecimal digits are no SHA256 digest"),
+        (f"SHA1(a)= {HEX['sha1']}\nSHA256(b)= {HEX['sha1']}", "a.mf, line 2: 40 hexadecimal digits are not a SHA256 digest"),
         (f"MD5(a)= {HEX['sha1'][:32]}", "a.mf, line 1: the digest MD5 is none of"),
         (f"{HEX['sha1'][:32]}  a", "the digest of 32 digits is none of"),
         ("what is this", "a.mf, line 1 is not a digest of a file: 'what is this'"),

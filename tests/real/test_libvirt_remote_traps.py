@@ -783,7 +783,7 @@ def test_a_scratch_folder_that_runs_full_costs_the_snapshot_and_not_the_guest(ho
         with pytest.raises(SnapshotFailed, match="had no room"):
             await adapter.open_disk(domain.UUIDString(), snapshot, disk, None)
         host.write(domain, "vda", 0, random.Random(2).randbytes(6 * MIB))
-        with pytest.raises(SnapshotFailed, match=r"bytes free, and 8388608 are wanted"):
+        with pytest.raises(SnapshotFailed, match=r"bytes free, and 8388608 are needed"):
             await adapter.snapshot(domain.UUIDString(), name)
         await adapter.cleanup(domain.UUIDString(), name)
 
@@ -816,7 +816,7 @@ def test_a_folder_that_is_theirs_stays_as_it_is(host: LibvirtLab, domain: Any) -
         (small / "other").write_bytes(bytes(10 * MIB))
         left = small / f"{name}-vda.scratch"
         left.touch()
-        with pytest.raises(SnapshotFailed, match=r"bytes free, and 8388608 are wanted"):
+        with pytest.raises(SnapshotFailed, match=r"bytes free, and 8388608 are needed"):
             local(host, taken, scratch_dir=str(small))
         local(host, lambda adapter: adapter.cleanup(domain.UUIDString(), name), scratch_dir=str(small))
         assert not left.exists()

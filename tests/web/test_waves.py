@@ -105,7 +105,7 @@ def test_a_word_is_given_for_one_member(page: Page, service: Service) -> None:
     page.goto(f"/waves/{wave.id}")
     page.locator("#approve-1-a").click()
     expect(page.locator("main")).to_contain_text("The approver is R&D <team>.")
-    page.get_by_role("button", name="Yes: give the word").click()
+    page.get_by_role("button", name="Yes: approve").click()
     expect(page.locator("#approve-1-a")).to_have_count(0)
     expect(page.locator("#approve-1-b")).to_have_text("Word of R&D <team>")
     given = service.waves.whole(wave.id).members
