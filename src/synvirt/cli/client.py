@@ -87,7 +87,8 @@ class Client(AbstractContextManager["Client"]):
             auth=httpx.BasicAuth(user, password),
             base_url=f"{url.rstrip('/')}{_prefix('')}",
         )
-        return cls(http, where=url, hint="check the address, and that the service runs there: synvirt serve")
+        hint = "check the address, and that the service runs there: synvirt serve"
+        return cls(http, where=url, hint=hint if parsed.scheme == "https" else f"{hint}; it speaks https:// by itself")
 
     def __exit__(self, *_exception: object) -> None:
         self._http.close()
