@@ -64,6 +64,7 @@ class Access:
         return given | {field: secret(field.replace("_", " ").capitalize()) for field in asked}
 
     def platform_options(self) -> dict[str, Any]:
+        """The `options` of a source, from what was typed."""
         given: dict[str, Any] = dict(map(_pair, self.option or []))
         if self.fingerprint is not None:
             given["fingerprint_sha256"] = self.fingerprint
