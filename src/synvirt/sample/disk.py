@@ -205,7 +205,8 @@ def _payload(folder: Path, size_bytes: int) -> Iterator[tuple[str, str]]:
         if left <= 0:
             return
         name = f"payload/{number:05}"
-        content = source.read_bytes()[:left]
+        with source.open("rb") as file:
+            content = file.read(left)
         (folder.parent / name).write_bytes(content)
         left -= len(content)
         yield name, hashlib.sha256(content).hexdigest()
