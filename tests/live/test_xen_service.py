@@ -40,7 +40,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path) -> None:
         sample = build(tmp_path / "sample", payload_mib=8, keep_raw=True)
         assert sample.raw is not None
         machine = {"memory_static_max": 256 << 20, "VCPUs_at_startup": 1, "VCPUs_max": 1}
-        vm_id = pool.add_vm("web-01", [sample.raw.read_bytes()], pool.add_store(), **machine)
+        vm_id = pool.add_vm("web-01", [sample.raw], pool.add_store(), **machine)
         with service(data_dir):
             run("sources", "add", "lab", platform.url, "--kind", "xen_api", "--source-user", USER, typed=f"{PASSWORD}\n")
             first: dict[str, Any] = json.loads(run("sources", "test", "lab", "--json", code=1))

@@ -80,6 +80,7 @@ def test_a_windows_guest_is_moved_warm_by_exports_and_boots_with_its_drivers(
     raw = phony_windows.disk(tmp_path / "windows.raw", tmp_path, boots=True)
     monkeypatch.setenv("SYNVIRT_VIRTIO_WIN_ISO", str(phony_windows.driver_image(tmp_path / "virtio.iso", tmp_path)))
     vm = host.hyperv.add_vm("windows", raw)
+    raw.unlink()
     items = (("OSName", "Windows Server 2022 Standard"), ("OSVersion", "10.0.20348"))
     vm.generation, vm.extra = 1, {"kvp": [KVP.format(value, name) for name, value in items]}
     vm.disks[0].bus = 0

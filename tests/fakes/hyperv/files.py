@@ -13,6 +13,7 @@ from synvirt.disks.raw.files import RawReader
 from synvirt.disks.vhdx.reader import VhdxReader
 from synvirt.programs import run
 from tests.disks.vhdx_images import FULL, MIB, NOT_PRESENT, PARTIAL, Block, Vhdx, write
+from tests.fakes.contents import Content, fill
 
 SECTOR = 512
 
@@ -30,13 +31,9 @@ class DiskFiles:
     frozen: bool = False
 
     @classmethod
-    def made(cls, folder: Path, name: str, content: bytes | Path, scratch: Path) -> "DiskFiles":
-        """`content`: its bytes, or a file that becomes the raw one."""
+    def made(cls, folder: Path, name: str, content: Content, scratch: Path) -> "DiskFiles":
         raw, base = scratch / f"{name}.raw", folder / f"{name}.vhdx"
-        if isinstance(content, Path):
-            content.rename(raw)
-        else:
-            raw.write_bytes(content)
+        fill(raw, content)
         run(["qemu-img", "convert", "-f", "raw", "-O", "vhdx", str(raw), str(base)], timeout_s=60)
         return cls(folder, name, raw, [base])
 

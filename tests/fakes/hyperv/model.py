@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from tests.fakes.contents import Content
 from tests.fakes.hyperv.files import DiskFiles
 from tests.fakes.hyperv.wsman import Refusal
 
@@ -90,7 +91,7 @@ class HyperV:
         self.exported: list[tuple[str, bool]] = []
         self.job_fails: tuple[int, str] | None = None
 
-    def add_vm(self, name: str, *contents: bytes | Path, vm_id: str | None = None) -> FakeVm:
+    def add_vm(self, name: str, *contents: Content, vm_id: str | None = None) -> FakeVm:
         vm = FakeVm(vm_id or str(uuid4()), name)
         folder = self.shared / "VMs" / name
         folder.mkdir(parents=True)

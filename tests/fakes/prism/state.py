@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from tests.fakes.contents import Content, fill, size_of
+
 BLOCK = 65536
 
 
@@ -159,17 +161,13 @@ class State:
 
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_vm(self, name: str, disks: Mapping[str, bytes | Path], *, container: str = "default", **fields: Any) -> VmState:
+    def add_vm(self, name: str, disks: Mapping[str, Content], *, container: str = "default", **fields: Any) -> VmState:
         """`disks`: by address, `scsi.0`."""
         made = []
         for address, content in disks.items():
             bus, _, index = address.partition(".")
-            size = content.stat().st_size if isinstance(content, Path) else len(content)
-            disk = DiskState(str(uuid4()), str(uuid4()), bus.upper(), int(index), container, size)
-            if isinstance(content, Path):
-                shutil.copyfile(content, self.path(disk))
-            else:
-                self.path(disk).write_bytes(content)
+            disk = DiskState(str(uuid4()), str(uuid4()), bus.upper(), int(index), container, size_of(content))
+            fill(self.path(disk), content)
             made.append(disk)
         vm = VmState(str(uuid4()), name, made, **fields)
         self.vms[vm.id] = vm

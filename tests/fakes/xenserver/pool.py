@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from tests.fakes.contents import Content, fill, size_of
 from tests.fakes.xenserver import model
 from tests.fakes.xenserver.model import Failure
 
@@ -88,7 +89,7 @@ class Pool:
             self.tables["SR"][store]["PBDs"].append(pbd)
         return store
 
-    def add_vm(self, name: str, contents: Iterable[bytes], store: str, **fields: Any) -> str:
+    def add_vm(self, name: str, contents: Iterable[Content], store: str, **fields: Any) -> str:
         """A VM that runs; its UUID."""
         metrics = self.add("VM_metrics", start_time=self._now())
         guest = self.add(
@@ -117,9 +118,9 @@ class Pool:
         self.tables["VM"][vm]["VIFs"].append(vif)
         return str(self.tables["VM"][vm]["uuid"])
 
-    def add_disk(self, vm: str, content: bytes, store: str, number: int) -> str:
-        vdi = self._add_vdi(store, len(content), name_label=f"disk {number}", type="user", managed=True)
-        self._file(vdi).write_bytes(content)
+    def add_disk(self, vm: str, content: Content, store: str, number: int) -> str:
+        vdi = self._add_vdi(store, size_of(content), name_label=f"disk {number}", type="user", managed=True)
+        fill(self._file(vdi), content)
         self._add_vbd(vm, vdi, str(number), attached=self.tables["VM"][vm]["power_state"] == "Running")
         return vdi
 
