@@ -40,8 +40,8 @@ _FOLDER = r"^$|^(\\\\[^\\/?.*<>|\":\x00-\x1f][^\\/?*<>|\":\x00-\x1f]*|[A-Za-z]:)
 
 
 class Login(Received):
-    """A local user, `DOMAIN\\user` or `user@domain`; or a client certificate that WinRM maps to one. SMB knows no certificates:
-    then `smb_user` reads the disks. `smb_user` and `smb_password` may be others than those of WinRM in any case."""
+    """A local user, `DOMAIN\\user` or `user@domain`; or a client certificate that WinRM maps to one. With a certificate,
+    `smb_user` reads the disks, since SMB accepts no certificates. `smb_user` may always be another user than that of WinRM."""
 
     user: Name | None = None
     password: SecretStr | None = None
@@ -66,12 +66,11 @@ class Login(Received):
 
 
 class Options(SourceOptions):
-    """`auth`: how WinRM is logged in to; negotiate is Kerberos where it can be had, else NTLM. `shares`: named shares of
-    folders, `D:\\VMs=vms;E:\\=disks`, instead of the administrative ones (`D$`). `nodes`: addresses of a cluster's nodes,
-    `NODE1=10.0.0.1`, where their names lead nowhere from here. `read_by`: in place; `export`: Hyper-V writes each snapshot's
-    disks to the folder `export_to` first, which is a share (`\\\\files\\exports`) or lies in one (`D:\\Exports`); `auto`: in
-    place where that can be. `shutdown_timeout_s`: how long a guest may take to shut itself down, before it is switched
-    off."""
+    """`auth`: the authentication for WinRM; negotiate is Kerberos if it works, else NTLM. `shares`: named shares of folders,
+    `D:\\VMs=vms;E:\\=disks`, instead of the administrative ones (`D$`). `nodes`: addresses of a cluster's nodes,
+    `NODE1=10.0.0.1`, if this host cannot resolve their names. `read_by`: `in_place`; or `export`: Hyper-V first writes each
+    snapshot's disks to the folder `export_to`, which is a share (`\\\\files\\exports`) or is in one (`D:\\Exports`); or `auto`:
+    in place if possible. `shutdown_timeout_s`: how long a guest may take to shut down, before it is switched off."""
 
     auth: Literal["negotiate", "kerberos", "ntlm", "basic", "certificate"] = "negotiate"
     shares: _Pairs = ""

@@ -18,8 +18,8 @@ _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Login(Received):
-    """Nothing for a local URI. SSH: a private key, or a password (which is the key's passphrase where both are given). TLS: who
-    signs the host's certificate, and a client's certificate where the host asks for one. SASL: user and password."""
+    """Nothing for a local URI. SSH: a private key, or a password (if both are given, the key's passphrase). TLS: the authority
+    of the host's certificate, and a client's certificate if the host requires one. SASL: user and password."""
 
     user: Name | None = None
     password: SecretStr | None = None
@@ -30,11 +30,11 @@ class Login(Received):
 
 
 class Options(SourceOptions):
-    """`fingerprint_sha256` is of the certificate, or of the SSH host's key; `known_hosts` are lines of such a file instead.
+    """`fingerprint_sha256` is that of the certificate, or of the SSH host key. `known_hosts`: lines of such a file instead.
 
-    `scratch_dir` on that host holds what guests overwrite while their disks are read, and the Unix sockets to read by: it is
-    made where it is not. `nbd_ports`, first and last, and `nbd_address` are for qemu+tls and qemu+tcp. `allow_plain_nbd`: disks
-    may come over the network in the clear."""
+    `scratch_dir`: a folder on that host for the blocks that guests overwrite while their disks are read, and for the Unix
+    sockets of the disks; it is made if it does not exist. `nbd_ports` (first and last) and `nbd_address` are for qemu+tls and
+    qemu+tcp. `allow_plain_nbd`: disks may be read over the network without encryption."""
 
     known_hosts: Annotated[str, StringConstraints(min_length=1, max_length=65536)] | None = None
     scratch_dir: _Path = "/var/lib/libvirt/synvirt"

@@ -18,7 +18,7 @@ Transport = Literal["auto", "nfs", "iscsi", "image"]
 
 
 class Login(Received):
-    """`element_user` and `element_password`: of Prism Element, where they are others than Prism Central's."""
+    """`element_user` and `element_password`: those of Prism Element, if they differ from Prism Central's."""
 
     user: Name
     password: SecretStr
@@ -27,10 +27,10 @@ class Login(Received):
 
 
 class Options(SourceOptions):
-    """`prism_element`: the cluster's own https://HOST[:9440], where the endpoint is Prism Central; its certificate is pinned by
-    `element_fingerprint_sha256`. `nfs_host` and `data_services` (host:port) are where the cluster serves NFS and iSCSI, if not
-    where it says. `extend_allow_list`: this host may be put on a container's allow-list for as long as its snapshots are read;
-    `client_address` is what the cluster sees this host as."""
+    """`prism_element`: the cluster's own https://HOST[:9440], if the endpoint is Prism Central; its certificate is pinned by
+    `element_fingerprint_sha256`. `nfs_host` and `data_services` (host:port): the addresses of the cluster's NFS and iSCSI, if
+    they differ from those that it reports. `extend_allow_list`: this host may be put on a container's allow-list while its
+    snapshots are read; `client_address` is this host's address as the cluster sees it."""
 
     prism_element: Endpoint | None = None
     element_fingerprint_sha256: Fingerprint | None = None

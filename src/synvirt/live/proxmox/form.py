@@ -62,12 +62,12 @@ class Login(Received):
 
 
 class Options(SourceOptions):
-    """`fingerprint_sha256` is of the API's certificate. `ssh_known_hosts`: lines of such a file, with the keys of all nodes.
+    """`fingerprint_sha256`: of the API's certificate. `ssh_known_hosts`: lines of such a file, with the keys of all nodes.
 
-    `node_hosts`: where a node's SSH is reached, by the node's name, where that is not the address in the cluster's own network.
-    `scratch_dir`: a folder on each node for what guests overwrite while they are read, and for sockets. `quiesce`: freeze
-    the guest's file systems, by its agent, for the moment of a snapshot. `backup_access`: Proxmox VE's own call for backup
-    tools holds a running guest's disks still where its QEMU has that; without, filters that any QEMU has."""
+    `node_hosts`: SSH addresses by the nodes' names, if they differ from the addresses in the cluster's own network.
+    `scratch_dir`: a folder on each node for the blocks that guests overwrite while they are read, and for sockets. `quiesce`:
+    freeze the guest's file systems, by its agent, for the moment of a snapshot. `backup_access`: freeze a running guest's
+    disks by Proxmox VE's own call for backup tools, if its QEMU has it; without it, by filters that every QEMU has."""
 
     ssh_port: _Port = 22
     ssh_known_hosts: Annotated[str, StringConstraints(min_length=1, max_length=65536)] | None = None
