@@ -55,7 +55,7 @@ def test_a_host_that_keeps_nothing_for_others(tmp_path: Path) -> None:
     service = Service(tmp_path)
     with service.served(), service.local() as client:
         assert client.get(API).json()["items"] == []
-        assert "keeps nothing for others" in client.get("http://synvirt/backups/offers").text
+        assert "offers no folder to others" in client.get("http://synvirt/backups/offers").text
     service.close()
 
 

@@ -201,7 +201,7 @@ def test_a_socket_that_a_killed_service_left(tmp_path: Path) -> None:
 def test_a_file_in_the_sockets_place_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "synvirt.sock").write_text("mine")
     service = Service(tmp_path)
-    with pytest.raises(Conflict, match="in the way"):
+    with pytest.raises(Conflict, match="already exists, and is not a socket"):
         Server(service.app, service.settings)
     assert (tmp_path / "synvirt.sock").read_text() == "mine"
     service.close()

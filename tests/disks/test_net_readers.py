@@ -90,7 +90,7 @@ def test_what_nfs_refuses_is_reported_by_its_cause(nfs: NfsSpec) -> None:
         open_reader(replace(nfs, size_bytes=1 << 20))
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        with pytest.raises(SourceUnreachable, match="takes no connection"):
+        with pytest.raises(SourceUnreachable, match="accepts no connection"):
             open_reader(replace(nfs, mount_port=closed.getsockname()[1]))
 
 
@@ -128,5 +128,5 @@ def test_what_iscsi_refuses_is_reported_by_its_cause(iscsi: IscsiSpec, tmp_path:
         open_reader(replace(iscsi, size_bytes=SIZE + (1 << 20)))
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        with pytest.raises(SourceUnreachable, match="takes no iSCSI connection"):
+        with pytest.raises(SourceUnreachable, match="accepts no iSCSI connection"):
             open_reader(replace(iscsi, portal=f"127.0.0.1:{closed.getsockname()[1]}"))

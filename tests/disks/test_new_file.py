@@ -57,7 +57,7 @@ def test_of_one_that_failed_nothing_is_left(tmp_path: Path) -> None:
 def test_one_that_exists_is_replaced_only_on_demand(tmp_path: Path) -> None:
     path = tmp_path / "disk.raw"
     path.write_text("precious")
-    with pytest.raises(Conflict, match="there already"), new_file(path, SIZE):
+    with pytest.raises(Conflict, match="already exists"), new_file(path, SIZE):
         pytest.fail("it was opened")
     assert path.read_text() == "precious"
     with pytest.raises(ValueError, match="half way"), new_file(path, SIZE, replace=True):
@@ -70,7 +70,7 @@ def test_one_that_exists_is_replaced_only_on_demand(tmp_path: Path) -> None:
 
 def test_one_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "disk.raw"
-    with pytest.raises(Conflict, match="there already"), new_file(path, SIZE):
+    with pytest.raises(Conflict, match="already exists"), new_file(path, SIZE):
         path.write_text("somebody else's")
     assert path.read_text() == "somebody else's"
     assert names_in(tmp_path) == ["disk.raw"]

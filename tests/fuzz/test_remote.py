@@ -91,6 +91,6 @@ def test_a_bomb_of_a_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for body in (bomb, b"<x>" + b"y" * 5000 + b"</x>"):
         with (
             servers.scripted(lambda asked, body=body: (200, {"Content-Length": str(len(body))}, body)) as url,  # type: ignore[misc]
-            pytest.raises(SynvirtError, match="no list of S3"),
+            pytest.raises(SynvirtError, match="not a list of S3"),
         ):
             names(servers.remote("s3://bucket/", endpoint=url))

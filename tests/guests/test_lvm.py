@@ -109,7 +109,7 @@ def test_volumes_of_several_groups_are_read_and_others_say_why_not() -> None:
         "logical volume vg/old": data["pv1"][2 * EXTENT : 4 * EXTENT],
         "logical volume data-vg.1/srv": data["pv2"][EXTENT : 3 * EXTENT],
     }
-    with pytest.raises(DiskReadFailed, match="is not there"):
+    with pytest.raises(DiskReadFailed, match="is missing"):
         content_of(lost)
 
 

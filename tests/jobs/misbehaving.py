@@ -37,5 +37,5 @@ def misbehaviour(broken: type[SynvirtError]) -> Misbehaviour:
         "loops": ("[None for _ in iter(int, 1)]", broken, "processor time"),
         "crashes": ("os.abort()", broken, "signal 6"),
         "ends": ("os._exit(0)", broken, "broke its reader"),
-        "answers without end": ("'\"' + 'x' * (40 << 20) + '\"'", Internal, "no reader does"),
+        "answers without end": ("'\"' + 'x' * (40 << 20) + '\"'", Internal, "no reader gives"),
     }

@@ -122,7 +122,7 @@ def test_what_misbehaves_fails_and_the_next_look_is_served(bad: CagedLooking, im
 
 @pytest.mark.parametrize("answer", ["[]", '{"offline_kind": "qcow2"}', "1", '{"manifest": {}}'])
 def test_what_is_no_answer_is_not_believed(bad: CagedLooking, imports: Path, answer: str) -> None:
-    with pytest.raises(Internal, match="no reader does"):
+    with pytest.raises(Internal, match="no reader gives"):
         bad.inspect(imports, "web.ova", vm=repr(answer))
 
 
@@ -172,7 +172,7 @@ ELSEWHERE = Remote(url="https://nas.example/a/", credentials=(("token", "x"),))
     ],
 )
 def test_files_beyond_the_root_are_not_believed(spec: object, root: Root) -> None:
-    with pytest.raises(Internal, match="no reader does"):
+    with pytest.raises(Internal, match="no reader gives"):
         vouch(spec, root)
 
 

@@ -129,12 +129,12 @@ def test_what_reads_a_point_has_neither_key_nor_file_nor_network(caged: CagedPoi
 
 MISBEHAVIOUR = misbehaviour(RepositoryDamaged) | {
     "reads a repository": ("os.listdir('{folder}')", Internal, "PermissionError"),
-    "answers something else": ("'1'", Internal, "no reader does"),
-    "answers for two": ('\'["{{}}", "{{}}"]\'', Internal, "no reader does"),
-    "answers no manifest": ("'[\"{{}}\"]'", Internal, "no reader does"),
-    "answers another's": ("'[' + __import__('json').dumps({other!r}) + ']'", Internal, "no reader does"),
-    "answers a deep tree": ("'[\"a\",{{}},null,null,[' * 200 + ']]' * 200", Internal, "no reader does"),
-    "answers a tree of numbers": ("'[1,{{}},null,null,[]]'", Internal, "no reader does"),
+    "answers something else": ("'1'", Internal, "no reader gives"),
+    "answers for two": ('\'["{{}}", "{{}}"]\'', Internal, "no reader gives"),
+    "answers no manifest": ("'[\"{{}}\"]'", Internal, "no reader gives"),
+    "answers another's": ("'[' + __import__('json').dumps({other!r}) + ']'", Internal, "no reader gives"),
+    "answers a deep tree": ("'[\"a\",{{}},null,null,[' * 200 + ']]' * 200", Internal, "no reader gives"),
+    "answers a tree of numbers": ("'[1,{{}},null,null,[]]'", Internal, "no reader gives"),
 }
 # What a point's text says is done, where it begins so.
 ASKED = "next((one[3:] for one in look.contents if one.startswith(b'do ')), None)"

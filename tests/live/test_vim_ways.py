@@ -86,7 +86,7 @@ def test_hosts_whose_names_lead_nowhere_are_reported(platform: VCenter, monkeypa
         ("own SHA-1", False, None),
         ("own SHA-256", False, None),
         ("AA:" * 19 + "AA", False, "another certificate"),
-        ("", True, "takes no connection"),
+        ("", True, "accepts no connection"),
     ],
 )
 def test_a_host_is_asked_as_it_will_be_when_it_sends(

@@ -218,7 +218,7 @@ def under_way(house: House, job: Migration) -> None:
 
 # What happened since, what is said to a repair, and whether a look alone is refused too.
 CHANGES: list[tuple[Callable[[House, Migration], None], str, bool]] = [
-    (ran, "was started since", False),
+    (ran, "started since", False),
     (runs, "runs: its volumes change", True),
     (domain_gone, "whether a guest wrote to the volumes since cannot be seen", False),
     (receipt_lost, "is not on this host any more", True),
@@ -275,7 +275,7 @@ def test_a_guest_that_is_started_while_the_repair_waits_is_left_alone(house: Hou
     waiting = house.intake.repair(job.id, check_only=False)
     ran(house, job)
     ended = house.run(waiting.id)
-    assert (ended.state, "was started since" in str(ended.last_error)) == (State.FAILED, True)
+    assert (ended.state, "started since" in str(ended.last_error)) == (State.FAILED, True)
     assert house.volume(job).read_bytes() == damaged
 
 

@@ -216,7 +216,7 @@ def test_nobody_listens(server: Server) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         client = HttpClient(f"http://127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(SourceUnreachable, match="takes no connection: Connection refused"):
+        with pytest.raises(SourceUnreachable, match="accepts no connection: Connection refused"):
             client.request("GET", "/")
         client.close()
 

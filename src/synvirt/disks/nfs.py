@@ -132,7 +132,7 @@ class _Connection:
                 return str(reached.getpeername()[0])
         except OSError as error:
             raise SourceUnreachable(
-                f"{self._spec.host} takes no connection for NFS on port {port}: {error.strerror or 'no answer'}",
+                f"{self._spec.host} accepts no connection for NFS on port {port}: {error.strerror or 'no answer'}",
                 hint="a firewall must let this host reach TCP 111 and 2049 of the cluster",
             ) from error
 

@@ -22,7 +22,7 @@ def offers(options: Options) -> None:
     with options.connect() as client:
         answer = client.ask("GET", PATH)
     print_page(
-        answer, none="This host keeps nothing for others: see the setting backup_offers", show=_table, as_json=options.json
+        answer, none="This host offers no folder to others: see the setting backup_offers", show=_table, as_json=options.json
     )
 
 

@@ -51,7 +51,7 @@ class IscsiReader:
                 address = str(reached.getpeername()[0])
         except OSError as error:
             raise SourceUnreachable(
-                f"{self._spec.portal} takes no iSCSI connection: {error.strerror or 'no answer'}",
+                f"{self._spec.portal} accepts no iSCSI connection: {error.strerror or 'no answer'}",
                 hint="has the cluster a data services address, and does a firewall let this host reach TCP 3260 there?",
             ) from error
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -112,7 +112,10 @@ def _element(found: Any, depth: int = 1) -> Element:
 
 
 def _nonsense() -> Internal:
-    return Internal("what read a restore point answered what no reader does", hint="the point may be an attack: report it")
+    return Internal(
+        "the process that read a restore point gave an answer that no reader gives",
+        hint="the point may be an attack: report it",
+    )
 
 
 # ── the child ────────────────────────────────────────────────────────────────────────────────────────────────────────
