@@ -257,7 +257,7 @@ def test_the_beginning_of_an_id_is_enough(service: Service, run: Run) -> None:
     for _ in range(40):
         service.submit()
     ambiguous = [run("migrations", "show", digit) for digit in "0123456789abcdef"]
-    assert any(done.exit_code == 2 and "migrations fit" in done.stderr for done in ambiguous)
+    assert any(done.exit_code == 2 and "migrations match" in done.stderr for done in ambiguous)
 
 
 def test_a_jobs_name_is_enough(service: Service, run: Run) -> None:
@@ -266,7 +266,7 @@ def test_a_jobs_name_is_enough(service: Service, run: Run) -> None:
     assert f"did you mean {job.name}?" in run("migrations", "show", job.name[:-1] + "b").stderr
     service.submit()
     several = run("migrations", "show", job.name)
-    assert (several.exit_code, "2 migrations fit" in several.stderr) == (2, True)
+    assert (several.exit_code, "2 migrations match" in several.stderr) == (2, True)
 
 
 def test_a_beginning_is_looked_for_on_every_page() -> None:
