@@ -22,7 +22,9 @@ from tests import forked
 from tests.house import VM, House, live_plan, offline_plan
 from tests.processes import children, until, workers
 
-CONTENT = random.Random(4).randbytes(4 * MIB) + bytes(MIB) + b"end"
+
+def content() -> bytes:
+    return random.Random(4).randbytes(4 * MIB) + bytes(MIB) + b"end"
 
 
 @contextmanager
@@ -55,7 +57,7 @@ def ended(house: House, job_id: UUID) -> Migration:
 def slow_offline_job(house: House, seconds: float = 3) -> Migration:
     folder = house.imports / "appliance"
     folder.mkdir()
-    (folder / "disk-0.raw").write_bytes(CONTENT)
+    (folder / "disk-0.raw").write_bytes(content())
     return house.intake.submit(offline_plan(folder, limits={"bandwidth_bps": int(4 * MIB / seconds)}))
 
 
@@ -83,7 +85,7 @@ def test_a_killed_service_goes_on_from_its_watermark(house: House, tmp_path: Pat
         last = ended(house, job.id)
         until(lambda: house.store.memory.get(job.id, CourseMemory).course.samples[-1].bytes_done == last.progress.bytes_done)
     assert last.state == State.COMPLETED
-    assert house.volume(last).read_bytes() == CONTENT
+    assert house.volume(last).read_bytes() == content()
     house.prove(last)
     assert house.store.memory.get(job.id, CourseMemory).course.samples[0] == before.samples[0]
     assert 0 < marks[0] < marks[1]
@@ -91,7 +93,7 @@ def test_a_killed_service_goes_on_from_its_watermark(house: House, tmp_path: Pat
 
 
 def test_a_warm_job_survives_kills_while_its_guest_writes(house: House, tmp_path: Path, database_url: str) -> None:
-    house.platform.add_vm(VM, {"disk-0": CONTENT})
+    house.platform.add_vm(VM, {"disk-0": content()})
     plan = live_plan(warm={"delta_threshold_bytes": 64 * MIB}, limits={"bandwidth_bps": 4 * MIB})
     job = house.intake.submit(plan)
     moments: list[Callable[[], bool]] = [
@@ -127,7 +129,7 @@ def test_jobs_wait_their_turn(house: House, tmp_path: Path, database_url: str) -
     for number in range(5):
         folder = house.imports / f"appliance-{number}"
         folder.mkdir()
-        (folder / "disk-0.raw").write_bytes(CONTENT)
+        (folder / "disk-0.raw").write_bytes(content())
         jobs.append(house.intake.submit(offline_plan(folder, limits={"bandwidth_bps": 8 * MIB})))
     most = 0
     with service(tmp_path, database_url) as process:
@@ -180,5 +182,5 @@ def test_a_service_that_stood_still_writes_nothing_after_another_took_its_job(tm
         store.move_unended(job.id, to="local")
         store.hosts.fence("local")
         assert ended(house, job.id).state == State.COMPLETED
-    assert house.volume(store.get(job.id)).read_bytes() == CONTENT
+    assert house.volume(store.get(job.id)).read_bytes() == content()
     house.close()
