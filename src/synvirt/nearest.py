@@ -46,7 +46,7 @@ def hint_for(path: Path, error: OSError) -> str | None:
     return did_you_mean_file(path) if isinstance(error, FileNotFoundError) else None
 
 
-def none_of(word: str, words: Sequence[str]) -> str:
-    """Says that `word` is none of `words`, and which of them was meant."""
+def none_of(word: str, words: Sequence[str], *, typed: str | None = None) -> str:
+    """Says that `word` is none of `words`, and which of them was meant. `typed`: another word for it, which is shown."""
     near = did_you_mean(word.lower(), words)
-    return f"{word} is none of {', '.join(words)}" + (f"; {near}" if near else "")
+    return f"{typed or word} is none of {', '.join(words)}" + (f"; {near}" if near else "")

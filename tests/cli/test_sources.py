@@ -145,6 +145,23 @@ def test_wrong_usage(service: Service, run: Run) -> None:
     assert run("sources", "add", "lab", "ftp://x", "--kind", "vim_api", "--credential", "user=u").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("vsphere", "vim_api"), ("VMware", "vim_api"), ("hyperv", "wmi_api"), ("proxmx", "pve_api"), ("kvm", "libvirt_remote"),
+     ("xcp-ng", "xen_api"), ("Nutanix", "prism_api"), ("pve", "pve_api"), ("vim_ap", "vim_api")],
+)  # fmt: skip
+def test_a_platform_by_the_name_that_people_give_it_is_known(run: Run, word: str, kind: str) -> None:
+    done = run("sources", "add", "lab", "https://x", "--kind", word)
+    assert (done.exit_code, f"did you mean {kind}?" in done.stderr) == (2, True)
+    assert done.stderr.count("did you mean") == 1
+
+
+def test_the_platforms_user_is_not_the_services(run: Run) -> None:
+    done = run("sources", "add", "lab", "https://x", "--kind", "vim_api", "--user", "root")
+    assert (done.exit_code, "or is --source-user meant?" in done.stderr) == (2, True)
+    assert "meant" not in run("sources", "list", "--user", "root").stderr
+
+
 def test_import_from_a_source_finds_the_vm_by_its_name_or_id(service: Service, run: Run, platform: FakePlatform) -> None:
     platform.add_vm("vm-1", {"disk-0": bytes(4096)})
     run("sources", "add", "lab", "qemu:///system")

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -70,15 +70,17 @@ class Options:
         except OSError as error:
             raise unreadable(self.cacert, error, what="the certificate file ") from error
 
-    def check_whose(self) -> None:
-        """BadRequest for options of a remote service, if none is named."""
+    def check_whose(self, own: Collection[str] = ()) -> None:
+        """BadRequest for options of a remote service, if none is named. `own`: all options of the command: one of them may be
+        meant, as --source-user."""
         from synvirt.errors import BadRequest
 
         given = [name for name in ("user", "cacert", "insecure") if getattr(self, name)]
         if given and self.address is None:
-            raise BadRequest(
-                f"--{given[0]} is for a service elsewhere, and none is named", hint="name it: --server https://HOST:8441"
-            )
+            hint = "name it: --server https://HOST:8441"
+            if other := next((option for option in own if option.endswith(f"-{given[0]}") and option != f"--{given[0]}"), None):
+                hint += f"; or is {other} meant?"
+            raise BadRequest(f"--{given[0]} is for a service elsewhere, and none is named", hint=hint)
 
     def connect(self) -> "Client":
         """The service at --server, else this host's by its Unix socket. The first request connects."""
@@ -155,7 +157,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         context.obj = given.over(before) if isinstance(before, Options) else given
         context.find_root().obj = context.obj  # the printer of the command's errors finds there whether to print JSON
         if context.parent is not None:
-            context.obj.check_whose()
+            context.obj.check_whose([option for one in context.command.params for option in one.opts])
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(context.obj, **values)

@@ -11,7 +11,7 @@ from synvirt.cli.listing import Cursor, Limit, at, full_id, print_page, print_ta
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 from synvirt.cli.secret import secret
-from synvirt.nearest import did_you_mean, none_of
+from synvirt.nearest import did_you_mean, most_like, none_of
 
 app = typer.Typer(no_args_is_help=True, help="The platforms that VMs are moved from.")
 keyring = typer.Typer(no_args_is_help=True, help="The key that seals the credentials of sources.")
@@ -19,6 +19,15 @@ keyring = typer.Typer(no_args_is_help=True, help="The key that seals the credent
 SourceId = Annotated[str, typer.Argument(metavar="SOURCE", help="The source's name, its id, or the id's beginning")]
 # Spelled out: the enumeration's module is too slow to load for `--help`. A test compares the two.
 KINDS = ("vim_api", "wmi_api", "pve_api", "libvirt_remote", "xen_api", "prism_api")
+# What people call them.
+PLATFORMS = {
+    **dict.fromkeys(("vsphere", "vcenter", "vmware", "esxi"), "vim_api"),
+    **dict.fromkeys(("hyper-v", "windows"), "wmi_api"),
+    **dict.fromkeys(("proxmox", "pve"), "pve_api"),
+    **dict.fromkeys(("libvirt", "kvm", "qemu"), "libvirt_remote"),
+    **dict.fromkeys(("xenserver", "xcp-ng", "citrix"), "xen_api"),
+    **dict.fromkeys(("nutanix", "ahv"), "prism_api"),
+}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name here")]
 Endpoint = Annotated[str, typer.Argument(metavar="URL", help="https://vcenter.example, or qemu+ssh://root@host/system")]
@@ -73,6 +82,12 @@ class Access:
         return given
 
 
+def _no_kind(word: str) -> str:
+    """Also by the platform's own name, which is not like its kind's."""
+    near = None if most_like(word.lower(), KINDS) else most_like(word.lower(), PLATFORMS)
+    return none_of(word if near is None else PLATFORMS[near], KINDS, typed=word)
+
+
 @app.command()
 @with_options
 def add(
@@ -92,7 +107,7 @@ def add(
     if kind is None and endpoint.strip().lower().startswith("qemu"):
         kind = "libvirt_remote"
     if kind not in KINDS:
-        reason = f"this address does not say what answers there: {', '.join(KINDS)}" if kind is None else none_of(kind, KINDS)
+        reason = f"this address does not say what answers there: {', '.join(KINDS)}" if kind is None else _no_kind(kind)
         raise typer.BadParameter(reason, param_hint="--kind")
     body = {
         "name": name,
