@@ -1,9 +1,11 @@
 """Instant start on a fake hypervisor: what goes wrong while the guest runs fails nothing; what cannot be is refused at once."""
 
+import asyncio
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +13,14 @@ import pytest
 from synvirt.disks.checking import checksum
 from synvirt.disks.specs import BlankSpec, GzipSpec, ImageSpec, QemuSpec, RawSpec, ReaderSpec, XvaSpec
 from synvirt.errors import Conflict, DiskReadFailed, InvalidPlan
+from synvirt.hypervisor import Volume
+from synvirt.jobs.activity import Yielding
+from synvirt.jobs.exports import ACTIVITY
 from synvirt.jobs.instant import is_started
 from synvirt.migrations import instant
 from synvirt.migrations.planning.foreseen import dry_run
 from synvirt.migrations.planning.intake import check_plan
-from synvirt.model.job import Migration
+from synvirt.model.job import Instant, InstantState, Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.remote import Remote
@@ -91,6 +96,31 @@ def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(ho
     assert house.volume(last).read_bytes() == CONTENT[:5000] + b"written meanwhile" + CONTENT[5017:]
     assert house.hypervisor.domains[uuid].running
     assert not (house.folder / "instant" / str(job.id)).exists()
+
+
+def test_the_copy_yields_to_what_the_guest_reads(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the file in which its export notes the reads."""
+    asked = []
+
+    class Noted(Yielding):
+        def __init__(self, activity: Path, stop: Callable[[], bool]) -> None:
+            asked.append(activity)
+            super().__init__(activity, stop)
+
+    monkeypatch.setattr("synvirt.jobs.copying_disks.Yielding", Noted)
+    running = _Running(house, house.intake.submit(_plan(house)))
+    assert running.ended().state is State.COMPLETED
+    assert asked == [_exports(house).folder(str(running.id)) / ACTIVITY]
+
+
+@pytest.mark.parametrize("state", ["preparing", "running", "waiting"])
+def test_an_overlay_that_is_there_is_never_laid_again(house: House, state: InstantState) -> None:
+    """It has what the guest wrote, and nothing else has: also where the host went down and the guest is off."""
+    laid: list[Volume] = []
+    job: Any = SimpleNamespace(migration=SimpleNamespace(instant=Instant(state=state)), rooms=house.rooms, manifest=None)
+    house.hypervisor.lay = lambda volume, size_bytes: laid.append(volume)  # type: ignore[method-assign]
+    asyncio.run(instant._lay(job, [Volume("disk-0", "/d", "file")]))
+    assert laid == []
 
 
 def test_a_copy_that_fails_while_the_guest_runs_is_tried_again_until_a_cancel(
