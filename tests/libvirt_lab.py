@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from synvirt.live import SourceAccess
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.manifest import data_disks, parse
 from synvirt.programs import end_group
+from tests import processes
 from tests.needs import need, need_root
 from tests.ports import free_port
 
@@ -350,10 +350,7 @@ def lab() -> Iterator[LibvirtLab]:
 
 
 def until(happened: Any, timeout_s: float = START_TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+    processes.until(happened, timeout_s)
 
 
 def _listens(port: int) -> bool:

@@ -56,7 +56,7 @@ def caged(pid: int) -> Iterator[set[str]]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(0.02):
+        while not over.wait(0.05):
             for worker in workers(pid):
                 with contextlib.suppress(OSError):
                     found = re.search(r"^Seccomp:\s*(\d)", Path(f"/proc/{worker}/status").read_text(), re.MULTILINE)
