@@ -10,8 +10,17 @@ from tests.fakes.service import Service
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    made = Service(tmp_path)
+def has_pages() -> bool:
+    """Whether the service has the page too. Who looks at it says so: `with_the_page`."""
+    return False
+
+
+with_the_page = pytest.mark.parametrize("has_pages", [True], ids=["with the page"])
+
+
+@pytest.fixture
+def service(tmp_path: Path, has_pages: bool) -> Iterator[Service]:
+    made = Service(tmp_path, has_pages=has_pages)
     with made.served():
         yield made
     made.close()

@@ -8,6 +8,7 @@ from synvirt.model.job import DiskProgress, Migration, Pass, StateVisit
 from synvirt.model.kinds import State
 from synvirt.model.problems import Problem
 from synvirt.model.values import now
+from tests.api.conftest import with_the_page
 from tests.fakes.service import Service
 from tests.jobs.migrations import migration
 
@@ -51,6 +52,7 @@ def test_the_command_line_removes_one(client: httpx.Client, service: Service) ->
     assert service.store.documents(limit=9) == ([], None)
 
 
+@with_the_page
 def test_the_page_offers_what_may_go_and_removes_it(client: httpx.Client, service: Service) -> None:
     kept, plain = _failed(service), migration(state=State.COMPLETED, finished_at=now(), history=_visits(State.COMPLETED))
     service.store.add(plain, host="local")
@@ -75,6 +77,7 @@ def test_the_page_offers_what_may_go_and_removes_it(client: httpx.Client, servic
     assert found == [404, 404, 200]
 
 
+@with_the_page
 def test_the_page_says_which_pass_took_whole_disks(service: Service, client: httpx.Client) -> None:
     passes = tuple(Pass(number=number, kind="delta", bytes=1, seconds=1, whole=number == 2) for number in (1, 2))
     service.store.add(job := migration(passes=passes, history=_visits()), host="local")

@@ -21,6 +21,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
 from synvirt.sizes import MIB
+from tests.api.conftest import with_the_page
 from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
 from tests.fakes.service import PLAN, Service
@@ -299,6 +300,7 @@ def test_the_place_of_imports_is_no_wave(client: httpx.Client) -> None:
         assert (refused.status_code, refused.headers["Allow"]) == (405, "POST"), method
 
 
+@with_the_page
 def test_deliveries_are_listed_and_sent_again_and_nothing_secret_is_answered(client: httpx.Client, service: Service) -> None:
     hook = {"url": "https://user:hidden-1@ops.example:8443/hidden-2?hidden-3", "secret": "hidden-4" * 2}
     made = client.post(WAVES, json=body("a", hooks=[hook | {"required": True}])).json()

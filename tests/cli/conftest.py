@@ -21,7 +21,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    made = Service(tmp_path)
+    made = Service(tmp_path, has_pages=False)
     with made.served():
         yield made
     made.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import httpx
+from fastapi import APIRouter
 
 from synvirt.accounts import FileAccounts, Role, set_password
 from synvirt.api import Server, create_app
@@ -109,7 +110,8 @@ class NoRehearsals:
 
 
 class Service:
-    """`begin` is called with the id of each new job, as the engine would be. `backups` are real, of `guests` that are files."""
+    """`begin` is called with the id of each new job, as the engine would be. `backups` are real, of `guests` that are files.
+    `has_pages`: the page's routes, a third of what it takes to make a service."""
 
     def __init__(
         self,
@@ -124,6 +126,7 @@ class Service:
         pace: Pace = QUICK,
         idle_s: float = 20,
         restore_host: RestoreHost | None = None,
+        has_pages: bool = True,
         **settings: object,
     ) -> None:
         self.settings = Settings.model_validate({"data_dir": data_dir, "listen": "127.0.0.1:0"} | settings)
@@ -186,12 +189,9 @@ class Service:
         deliveries = Deliveries(self.store.wave_hooks)
         importer = Importer(self.waves, lambda: self.sources.page(limit=SOURCES_MAX, cursor=None)[0], self.sources.inventory)
         forecaster = Forecaster(self.waves, self.store, self.sources.rows, host="local", destination="directory")
-        self.app = create_app(
-            self.intake,
-            self.settings,
-            authenticate=Remembering(check_password, role_of=role_of),
-            routers=routers,
-            pages=lambda stopping: web_routers(
+
+        def pages(stopping: Callable[[], bool]) -> tuple[APIRouter, ...]:
+            return web_routers(
                 self.intake,
                 self.settings,
                 screenshot=self.screenshots.get,
@@ -208,7 +208,14 @@ class Service:
                 rehearsing=self.rehearsing,
                 stopping=stopping,
                 pace=pace,
-            ),
+            )
+
+        self.app = create_app(
+            self.intake,
+            self.settings,
+            authenticate=Remembering(check_password, role_of=role_of),
+            routers=routers,
+            pages=pages if has_pages else lambda stopping: (),
             pace=pace,
             checkup=lambda: self.checkup,
         )
