@@ -221,7 +221,7 @@ def test_zeros_behind_a_gzip_file_are_padding(tmp_path: Path) -> None:
 def test_garbage_behind_the_file_is_named(packing: Packing, tmp_path: Path) -> None:
     path = tmp_path / "a.xva"
     path.write_bytes(pack(plain_bytes(tmp_path, disk_of("A")), packing, tmp_path) + b"garbage" * 100)
-    refused(path, MIB, rf"a.xva is no {packing} data before byte {path.stat().st_size} of it: \w+")
+    refused(path, MIB, rf"a.xva is not {packing} data before byte {path.stat().st_size} of it: \w+")
 
 
 @both
@@ -275,7 +275,7 @@ def test_the_files_own_checksum_is_verified_at_the_end_of_the_last_disk(packing:
     whole[-5 if packing == "gzip" else -1] ^= 1  # gzip's last four bytes are its length
     path = tmp_path / "a.xva"
     path.write_bytes(whole)
-    refused(path, 2 * MIB, f"a.xva is no {packing} data before byte .*checksum")
+    refused(path, 2 * MIB, f"a.xva is not {packing} data before byte .*checksum")
 
 
 @pytest.mark.timeout(300)
@@ -359,4 +359,4 @@ def test_a_bomb_is_unpacked_a_little_at_a_time(packing: Packing, tmp_path: Path)
 def test_a_window_of_gigabytes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.xva"
     path.write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([20 << 3]) + b"\x01\0\0")  # 2^30
-    refused(path, MIB, "no zstd data before byte 9 of it: .*memory")
+    refused(path, MIB, "not zstd data before byte 9 of it: .*memory")
