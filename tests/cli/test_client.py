@@ -74,7 +74,9 @@ def test_a_parameter_is_sent_where_it_was_given(method: str, monkeypatch: pytest
         monkeypatch.setattr(client, "_http", httpx.Client(base_url="http://here", transport=httpx.MockTransport(answer)))
         params: dict[str, Any] = {"given": "x", "not_given": None, "empty": "", "no": False, "none": 0, "all": []}
         client.ask("GET", "/uploads", params=params) if method == "ask" else client.send("/uploads", b"", params=params)
+        client.ask("POST", "/uploads?of=the-path")
     assert dict(asked[0].params) == {"given": "x", "empty": "", "no": "false", "none": "0"}
+    assert dict(asked[1].params) == {"of": "the-path"}, "no parameters leave it as it is"
 
 
 @contextmanager
