@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from blake3 import blake3
 
-from synvirt.errors import RepositoryDamaged
+from synvirt.errors import RepositoryDamaged, RepositoryUnreachable
 from synvirt.repository import packs
 from synvirt.repository.folder import Folder, HostFolder, put
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
@@ -104,3 +104,15 @@ def test_what_nothing_needs_is_collected(folder: Folder) -> None:
     assert collect(repository, now=now).packs_deleted == 1
     assert restored(Repository(folder, KEY), stays) == [part.content]
     assert sum(entry.size_bytes for entry in folder.entries("packs")) < 2 * CHUNK_BYTES
+
+
+def test_a_place_that_is_no_folder_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "gone").symlink_to("nothing")
+    for name, said in (
+        ("file", "is there, and is no folder"),
+        ("gone", "is there, and is no folder"),
+        ("x", "there is no folder"),
+    ):
+        with pytest.raises(RepositoryUnreachable, match=said):
+            HostFolder(tmp_path / name)

@@ -97,6 +97,8 @@ class HostFolder:
                 f"{str(self._path)[:PATH_CHARS_SHOWN]}: {why}", hint="name a folder that this host has"
             ) from error
         if not present:
+            if os.path.lexists(self._path):
+                raise RepositoryUnreachable(f"{self._path} is there, and is no folder", hint="name a folder, an empty one")
             raise RepositoryUnreachable(f"there is no folder {self._path}", hint="make it, or mount what it should hold")
         if not self._is_nfs:
             return
