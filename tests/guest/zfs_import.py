@@ -18,10 +18,10 @@ from synvirt.destinations.zfs import ZfsDestination
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from tests.fakes.workers import in_process
+from tests.guest import forked_workers
 from tests.guest.zvols import POOL, new_destination, root, used_bytes, volumes
 from tests.house import House, offline_plan
 from tests.migrations.engine_process import serve
-from tests.processes import workers
 
 KIB, MIB = 1 << 10, 1 << 20
 DISK = "disk-0"
@@ -40,16 +40,22 @@ def destination() -> ZfsDestination:
 @pytest.fixture
 def house(tmp_path: Path, destination: ZfsDestination) -> Iterator[House]:
     """Its disks are copied in this process: a worker of its own takes half a minute here to begin."""
-    house = House(tmp_path, destination=destination, workers=in_process)
+    house = of_few_flushes(House(tmp_path, destination=destination, workers=in_process))
     yield house
     house.close()
 
 
 @pytest.fixture
 def with_processes(tmp_path: Path, destination: ZfsDestination) -> Iterator[House]:
-    house = House(tmp_path, destination=destination)
+    house = of_few_flushes(House(tmp_path, destination=destination))
     yield house
     house.close()
+
+
+def of_few_flushes(house: House) -> House:
+    """Enough for a copy of seconds. Each is a commit of the pool's and one of the store's, and here they take long."""
+    object.__setattr__(house.rooms, "flush_every_s", 0.5)
+    return house
 
 
 def submitted(house: House, content: bytes = CONTENT, **fields: Any) -> Migration:
@@ -69,7 +75,7 @@ def until(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not happened():
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def watermark(house: House, job: Migration) -> int:
@@ -111,8 +117,7 @@ def test_a_copy_whose_worker_is_killed_goes_on_from_its_watermark(with_processes
     def kill() -> None:
         until(lambda: watermark(house, job) > 2 * MIB)
         seen.append(watermark(house, job))
-        for pid in workers():
-            os.kill(pid, signal.SIGKILL)
+        os.kill(forked_workers.begun[-1], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -149,7 +154,7 @@ def engine(folder: Path, destination: ZfsDestination) -> Iterator[int]:
     if child == 0:
         try:
             sys.stdout = os.fdopen(says, "w")
-            serve(House(folder, destination=ZfsDestination(POOL, namespace)))
+            serve(of_few_flushes(House(folder, destination=ZfsDestination(POOL, namespace))))
         finally:
             os._exit(1)
     os.close(says)
@@ -182,14 +187,14 @@ def test_a_pool_that_runs_full_fails_the_job_and_leaves_no_dataset(tmp_path: Pat
     """The source says nothing of how much it uses, so it is not foreseen."""
     image = tmp_path / "small"
     image.touch()
-    os.truncate(image, 80 * MIB)
+    os.truncate(image, 64 * MIB)  # the least that zpool takes; half of it can be used
     subprocess.run(["zpool", "create", "-m", "none", "full", str(image)], check=True)
     destination = new_destination("full")
     folder = tmp_path / "house"
     folder.mkdir()
     house = House(folder, destination=destination, workers=in_process)
     try:
-        job = house.run(submitted(house, random.Random(3).randbytes(MIB) * 64).id)
+        job = house.run(submitted(house, random.Random(3).randbytes(MIB) * 40).id)
         assert job.state == State.FAILED
         assert job.last_error is not None
         assert job.last_error.code == "E_MIG_DISK_WRITE_FAILED"
