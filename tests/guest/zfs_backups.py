@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,10 +41,16 @@ RUN_TIMEOUT_S = 400
 
 
 def volume(block_bytes: int = 64 * KIB, size: int = SIZE) -> str:
-    name = f"{POOL}/guest-{uuid4().hex[:8]}"
-    zfs("create", "-s", "-V", str(size), "-o", f"volblocksize={block_bytes}", "-o", "volmode=dev", name)
+    """In a folder of its own, where its clones will be: what others have left takes a moment to list."""
+    name = f"{POOL}/guest-{uuid4().hex[:8]}/disk"
+    zfs("create", "-p", "-s", "-V", str(size), "-o", f"volblocksize={block_bytes}", "-o", "volmode=dev", name)
     Links().device(name)
     return name
+
+
+def beside(volumes: Iterable[str], kinds: str) -> list[str]:
+    """The names of all of these kinds in the volumes' folders, and below them."""
+    return zfs("list", "-Hp", "-o", "name", "-t", kinds, "-r", *(name.rpartition("/")[0] for name in volumes)).split()
 
 
 def write(name: str, offset: int, data: bytes) -> None:
@@ -218,10 +224,7 @@ class House:
 
     def left(self) -> list[str]:
         """Beside the volumes themselves: names without their volumes."""
-        kinds = "volume,snapshot,bookmark"
-        names = zfs("list", "-Hp", "-o", "name", "-t", kinds, "-r", POOL).split()
-        ours = [name for name in names if "synvirt-" in name and any(name.startswith(one) for one in self.domain.volumes)]
-        return [*ours, *(name for name in names if name.startswith(f"{POOL}/synvirt-"))]
+        return [name for name in beside(self.domain.volumes, "volume,snapshot,bookmark") if "synvirt-" in name]
 
     def close(self) -> None:
         self.backups.close()

@@ -9,7 +9,7 @@ from synvirt.destinations.zfs import ZfsDestination
 from synvirt.disks import open_writer
 from tests.contracts.destinations import SIZE, DestinationCase, DestinationContract
 from tests.contracts.writers import WriterCase, WriterContract
-from tests.guest.zvols import POOL, new_destination, prop, root, volumes
+from tests.guest.zvols import POOL, new_destination, root, volumes
 
 
 class TestDestination(DestinationContract):
@@ -20,7 +20,7 @@ class TestDestination(DestinationContract):
         return DestinationCase(
             destination=destination,
             another=lambda: ZfsDestination(POOL, namespace),
-            volumes=lambda: [name for name in volumes(destination) if prop(name, "type") == "volume"],
+            volumes=lambda: volumes(destination, "volume"),
         )
 
 

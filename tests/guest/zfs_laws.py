@@ -17,8 +17,7 @@ from synvirt.backups.sources.made import MadeRows
 from synvirt.backups.sources.zfs import OfZfs
 from synvirt.backups.sources.zfs_moment import Moment
 from tests.fakes.backups import backups_of
-from tests.guest.zfs_backups import MIB, SIZE, Connection, Domain, volume, without_libvirt, write
-from tests.guest.zvols import POOL, zfs
+from tests.guest.zfs_backups import MIB, SIZE, Connection, Domain, beside, volume, without_libvirt, write
 from tests.kinds.laws import LAWS, Kind, Place, cases, holds
 from tests.kinds.runs import HOST, BackupAgain
 
@@ -62,9 +61,7 @@ class OfZvols(BackupAgain):
         return super().left(job_id) + self.ours("volume,snapshot")
 
     def ours(self, kinds: str) -> list[str]:
-        (name,) = self.domain.volumes
-        names = zfs("list", "-Hp", "-o", "name", "-t", kinds, "-r", POOL).split()
-        return [one for one in names if "synvirt-" in one and one.startswith((name, f"{POOL}/synvirt-"))]
+        return [name for name in beside(self.domain.volumes, kinds) if "synvirt-" in name]
 
 
 KIND = Kind("backup", "of zfs volumes", OfZvols, parts=12, taken=(0,), surely=10, late=20)

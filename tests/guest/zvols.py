@@ -45,11 +45,11 @@ def new_destination(pool: str = POOL) -> ZfsDestination:
     return ZfsDestination(pool, f"vms/test{next(_numbers)}")
 
 
-def volumes(destination: ZfsDestination) -> list[str]:
-    """All that lies below the folder of jobs."""
+def volumes(destination: ZfsDestination, kinds: str = "all") -> list[str]:
+    """All of these kinds that lies below the folder of jobs."""
     folder = root(destination)
     # Of this one alone: other tests leave theirs, and each takes a moment to list.
-    argv = ["zfs", "list", "-Hp", "-o", "name", "-rt", "all", folder]
+    argv = ["zfs", "list", "-Hp", "-o", "name", "-rt", kinds, folder]
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     assert done.returncode == 0 or "dataset does not exist" in done.stderr, done.stderr
     return [name for name in done.stdout.split() if name != folder]
