@@ -99,7 +99,7 @@ class Client(AbstractContextManager["Client"]):
         """The body of one answer. Paths of /backup, /tokens, /audit and /waves are under {base_url}/api/v1, others under its
         /migrator. A parameter that is None was not given, and is not sent. An error of the service is raised as its own
         class."""
-        # No parameters, not none of them: httpx would take away those that the path has.
+        # Not an empty dictionary: given one, httpx drops the parameters that the path has.
         return self._asked(method, _under(path), json=json, params=_given(params or {}) or None)
 
     def health(self) -> str:
