@@ -32,7 +32,7 @@ LABELS: dict[str, str] = {
     "on_overrun": "If it takes longer",
     "instant": "Start at once",
     "disk": "Disks to copy",
-    "waive": "What to know before",
+    "waive": "Concerns",
 }
 # Fields of a plan without a text in the form.
 _OTHERS: Mapping[str, str] = {
@@ -51,7 +51,7 @@ _SENTENCES: Mapping[str, str] = {
     "set target.identity to new": "choose new ones at «UUID and MAC addresses»",
     "target.identity is new": "new ones are chosen at «UUID and MAC addresses»",
     "set target.start to false": "leave «Start it here in the end» out",
-    "name the concern's id in waive_concerns": "confirm it at «What to know before»",
+    "name the concern's id in waive_concerns": "confirm it at «Concerns»",
     "set conversion to never": "choose Never at «Drivers put into it»",
     "skip_disks names it": "it is left out at «Disks to copy»",
     "skip_disks leaves it out": "it is left out at «Disks to copy»",

@@ -43,7 +43,7 @@ def lines(plan: MigrationPlan, manifest: VmManifest, *, network: str, destinatio
         *_shutdown(plan),
         *_outage(plan),
         *_instant(plan),
-        Line("In the end", "", "it is started here" if target.start else "it is defined, and left off", not target.start),
+        Line("After the copy", "", "it is started here" if target.start else "it is defined, and left off", not target.start),
     ]
 
 
