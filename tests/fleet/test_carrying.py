@@ -13,7 +13,7 @@ import pytest
 
 from synvirt.copying import request_bytes
 from synvirt.errors import InvalidPlan
-from synvirt.fleet.carrying import AROUND_COPY, Carrying, Seen, failed, outage_of
+from synvirt.fleet.carrying import AROUND_COPY, Carrying, failed, outage_of
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
@@ -26,6 +26,7 @@ from synvirt.fleet.model import (
     Window,
 )
 from synvirt.fleet.records import member_of
+from synvirt.fleet.seeing import Seen
 from synvirt.fleet.waves import Waves, change_members, give_back
 from synvirt.migrations.engine import Engine
 from synvirt.migrations.removing import Removal, volumes_of

@@ -10,7 +10,7 @@ import pytest
 from synvirt.errors import InvalidPlan
 from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.model import Canary, Group, LockOut, MemberState, WaveLimits, WaveRequest, Window
-from synvirt.fleet.openings import spans_of
+from synvirt.fleet.openings import openings_of
 from synvirt.fleet.scheduling import Decision, Scheduler, decide
 from tests.fleet.made import member, wave
 
@@ -235,7 +235,7 @@ def test_a_held_wave_and_one_that_has_not_started_begin_nothing() -> None:
 
 def test_an_outage_that_became_shorter_is_looked_at_again_in_the_same_window() -> None:
     made = wave(member("a", window_id="sat"), windows=[SATURDAYS])
-    scheduler = Scheduler(made, spans_of(made, NOW), {"a": facts(outage=5 * 3600)})
+    scheduler = Scheduler(made, openings_of(made, NOW), {"a": facts(outage=5 * 3600)})
     scheduler.put("a", S.READY)
     assert scheduler.decide(NIGHT).cut_over == ()
     assert scheduler.decide(NIGHT + timedelta(minutes=1)).cut_over == ()
@@ -248,7 +248,7 @@ def test_an_outage_that_became_shorter_is_looked_at_again_in_the_same_window() -
 
 def test_time_alone_changes_what_is_decided_when_it_says() -> None:
     made = wave(member("a", window_id="sat"), windows=[SATURDAYS], start_at=NOW + timedelta(hours=1))
-    scheduler = Scheduler(made, spans_of(made, NOW), {"a": facts()})
+    scheduler = Scheduler(made, openings_of(made, NOW), {"a": facts()})
     # A window's opening is nothing to a member that is not ready.
     assert scheduler.next_change(NOW + timedelta(hours=2)) is None
     scheduler.put("a", S.READY)
@@ -256,7 +256,7 @@ def test_time_alone_changes_what_is_decided_when_it_says() -> None:
     assert scheduler.next_change(NOW + timedelta(hours=2)) == NIGHT
     assert scheduler.next_change(NIGHT) == NIGHT + timedelta(days=7)
     free = wave(member("a"))
-    assert Scheduler(free, {}, {"a": facts()}).next_change(NOW) is None
+    assert Scheduler(free, openings_of(free, NOW), {"a": facts()}).next_change(NOW) is None
 
 
 def test_a_member_of_which_nothing_is_known_is_not_lost() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synvirt.fleet.model import Canary, Group, LockOut, MemberState, Wave, WaveLimits, WaveRequest, Window
-from synvirt.fleet.openings import spans_of
+from synvirt.fleet.openings import openings_of, spans_of
 from synvirt.fleet.order import order, problems
 from synvirt.fleet.simulation.changes import Change, changed, difference_in_words
 from synvirt.fleet.simulation.drawing import Draws
@@ -139,7 +139,7 @@ def test_the_laws_hold_in_every_run(seed: int) -> None:
     if problems(made):  # a group that would wait for itself: its members wait for nobody then
         free = tuple(one.model_copy(update={"after": ()}) for one in made.members)
         made = made.model_copy(update={"members": free})
-    setting = Setting(made, loads, site, order(made), spans_of(made, NOW), NOW)
+    setting = Setting(made, loads, site, order(made), openings_of(made, NOW), NOW)
     for draws in (None, Draws(site.residuals, seed), Draws((0.1, 9.0), seed)):
         run = Run(setting, draws)
         run.go()

@@ -23,9 +23,10 @@ from synvirt.errors import Conflict, SourceUnreachable
 from synvirt.fleet import host_side
 from synvirt.fleet.carrying import Carrying, failed
 from synvirt.fleet.host_side import HostSide
-from synvirt.fleet.model import ApprovalRequest, MemberState, Wave, WaveRequest, WaveState
+from synvirt.fleet.model import ApprovalRequest, Member, MemberState, Wave, WaveRequest, WaveState
 from synvirt.fleet.openings import spans_of
 from synvirt.fleet.placing import Placing
+from synvirt.fleet.records import member_of, wave_of
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.live import VmRow
@@ -41,6 +42,7 @@ from synvirt.proof.health import Checker
 from synvirt.sizes import GIB
 from synvirt.store import Store
 from synvirt.store import store as store_module
+from synvirt.store.waves import MemberRow
 
 BEGIN = datetime(2026, 12, 1, 12, tzinfo=UTC)
 # Within a window a look more often, since a cut-over is noted in one, asked for in the next, and begins before the third.
@@ -90,6 +92,9 @@ class World:
         self._deaf_until = BEGIN
         self._memory = (len(vms) * 5 // 8 + 2) * VM_MEMORY
         self._slow: dict[str, float] = {}
+        self._members: list[MemberRow] = []
+        self._before_ticks: Wave | None = None
+        self._parsed: dict[str, tuple[str, Member]] = {}
         self._leads = HOSTS[0]
         self._ticking = HOSTS[0]
         folder.mkdir(parents=True)
@@ -127,7 +132,7 @@ class World:
         until = self.at + timedelta(days=days)
         while self.at < until:
             self.step()
-            wave = self.waves.whole(self._wave_id)
+            wave = self._whole()
             self._look_at(wave)
             if wave.state is WaveState.HELD:
                 self.seen["held"] += 1
@@ -138,7 +143,20 @@ class World:
                 self._try_again(wave)
             elif wave.state not in (WaveState.RUNNING, WaveState.ROLLING_BACK):
                 break
-        return self.waves.whole(self._wave_id)
+        return self._whole()
+
+    def _whole(self) -> Wave:
+        """Without what its members wait for. Only members that have changed are parsed: two hundred of them, a hundred times,
+        are most of a night's work otherwise."""
+        head, self._members = self.waves.load(self._wave_id)
+        return wave_of(head, [self._member(row) for row in self._members])
+
+    def _member(self, row: MemberRow) -> Member:
+        text, member = self._parsed.get(row.member_id, ("", None))
+        if member is None or text != row.document:
+            member = member_of(row)
+            self._parsed[row.member_id] = row.document, member
+        return member
 
     def _try_again(self, wave: Wave) -> None:
         for one in wave.members:
@@ -152,9 +170,12 @@ class World:
         near = any(span.start < self.at + LONG_STEP and self.at < span.end + STEP for span in spans)
         self.at += STEP if near else LONG_STEP
         self._strike()
+        # A job looks for its own wishes each time. None is made while the jobs move, so one look finds who has any.
+        wished = {wish.job_id for host in HOSTS for wish in self.store.wishes(host=host)}
         for job in list(self.jobs.values()):
             if self._is_up(job.host):
-                self._move(job)
+                self._move(job, job.id in wished)
+        self._before_ticks = None
         for host in HOSTS:
             if self._is_up(host):
                 self._ticking = host
@@ -271,14 +292,14 @@ class World:
 
     # ── a job ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _move(self, job: _Job) -> None:
+    def _move(self, job: _Job, is_wished: bool) -> None:
         if job.state in ENDS:
             return
-        if self.store.cancel_requested(job.id):
+        if is_wished and self.store.cancel_requested(job.id):
             self._back(job)
             self._to(job, State.CANCELLED)
         elif job.state is State.DELTA_SYNCING and job.due is None:
-            if self.store.cutover_requested(job.id):
+            if is_wished and self.store.cutover_requested(job.id):
                 self._cut_over(job)
         elif job.due is not None and job.due <= self.at:
             self._arrived(job)
@@ -316,7 +337,9 @@ class World:
         return {"passes": passes, "outage": outage, "forecast": forecast}
 
     def _cut_over(self, job: _Job) -> None:
-        vm, wave = job.vm, self.waves.whole(self._wave_id)
+        # While the jobs move nobody changes a member.
+        self._before_ticks = wave = self._before_ticks or self._whole()
+        vm = job.vm
         (member,) = [one for one in wave.members if one.id == vm.name]
         groups = {name: [one for one in wave.members if one.group == name] for name in {one.group for one in wave.members}}
         by_id = {one.id: one for one in wave.members}
@@ -357,7 +380,7 @@ class World:
     def _look_at(self, wave: Wave) -> None:
         limits = wave.limits
         # One that is given back takes no slot any more: its job is being cancelled.
-        back = {row.member_id for row in self.store.waves.members(wave.id)[0] if row.rolling_back}
+        back = {row.member_id for row in self._members if row.rolling_back}
         for state, what in ((S.SYNCING, "copies"), (S.CUTTING_OVER, "cut-overs")):
             run = [one for one in wave.members if one.state is state and one.id not in back]
             self._law(limits.wave is None or len(run) <= limits.wave, f"{len(run)} {what} of the wave at {self.at}")

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -23,8 +23,9 @@ from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import MEMBER_ENDS, WAVE_ENDS, Member, MemberRequest, MemberState, Wave, WaveState
 from synvirt.fleet.openings import spans_of
 from synvirt.fleet.placing import NEXT, Placing, is_placed
-from synvirt.fleet.records import member_of, wave_event, wave_of
+from synvirt.fleet.records import wave_event
 from synvirt.fleet.scheduling import Decision, decide
+from synvirt.fleet.seeing import Seeing, Seen
 from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
 from synvirt.fleet.webhooks.delivering import Delivering
 from synvirt.fleet.webhooks.events import deliveries, of_wave
@@ -35,9 +36,8 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now
 from synvirt.repeating import repeated
-from synvirt.store.documents import Unreadable, parsed
 from synvirt.store.wave_hooks import HookRows
-from synvirt.store.waves import MemberRow, WaveRows
+from synvirt.store.waves import WaveRows
 
 log = structlog.get_logger(__name__)
 
@@ -52,21 +52,6 @@ S = MemberState
 _RUNS = frozenset({S.SYNCING, S.READY, S.CUTTING_OVER})
 # Nothing of them is left to roll back.
 _BACK = frozenset({S.SKIPPED, S.ROLLED_BACK})
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A wave as one tick reads it. `jobs` by their ids, each with its host. `as_of`: the newest event by then."""
-
-    wave: Wave
-    rows: Mapping[str, MemberRow]
-    jobs: Mapping[UUID, tuple[str, Migration]]
-    as_of: int
-
-    def job_of(self, member: Member) -> Migration | None:
-        """The member's job, if there is one."""
-        found = None if member.job_id is None else self.jobs.get(member.job_id)
-        return None if found is None else found[1]
 
 
 class Carrying:
@@ -89,7 +74,7 @@ class Carrying:
         self._placing, self._vm_of, self._unreachable = placing, vm_of, unreachable
         self._rows: WaveRows = intake.store.waves
         self._hooks: HookRows = intake.store.wave_hooks
-        self._parsed: dict[tuple[UUID, str], tuple[str, Member]] = {}
+        self._seeing = Seeing(self._rows)
         self._wake = threading.Event()
         self._ticking, self._paused = threading.Lock(), False
 
@@ -123,7 +108,7 @@ class Carrying:
                 self._delivering.look()
             waves = self._rows.unended(sorted(WAVE_ENDS), sorted(MEMBER_ENDS), WaveState.DRAFT)
             if not waves:
-                self._parsed.clear()
+                self._seeing.forget()
                 return
             with self._rows.leading() as leads:
                 for wave_id in waves:
@@ -136,39 +121,13 @@ class Carrying:
 
     def _guarded(self, wave_id: UUID, look: Callable[[Seen], None]) -> None:
         try:
-            look(self._seen(wave_id))
+            look(self._seeing.seen(wave_id))
         except NotFound:  # removed meanwhile
             return
         except PersistFailed:
             raise
         except Exception as error:  # whatever it was, the other waves are handled too
             log.warning("a wave cannot go on now", wave=str(wave_id), cause=str(error), exc_info=not _is_ours(error))
-
-    def _seen_again(self, seen: Seen) -> Seen:
-        """Reads the wave again only if something has changed: a large one takes a tenth of a second, and in most ticks nothing
-        has."""
-        return seen if self._rows.last_event_id() == seen.as_of else self._seen(seen.wave.id)
-
-    def _seen(self, wave_id: UUID) -> Seen:
-        as_of = self._rows.last_event_id()
-        head = self._rows.get(wave_id)
-        rows, _ = self._rows.members(wave_id)
-        members = [self._member(wave_id, row) for row in rows]
-        jobs: dict[UUID, tuple[str, Migration]] = {}
-        for id_, (host, document, version) in self._rows.jobs(wave_id, sorted(MEMBER_ENDS)).items():
-            try:
-                jobs[id_] = host, parsed(Migration, document, version)
-            except Unreadable as error:
-                log.warning("a job of a wave is left alone", job=str(id_), cause=error.detail)
-        return Seen(wave_of(head, members), {row.member_id: row for row in rows}, jobs, as_of)
-
-    def _member(self, wave_id: UUID, row: MemberRow) -> Member:
-        """Parses a member once for each change."""
-        text, member = self._parsed.get((wave_id, row.member_id), ("", None))
-        if member is None or text != row.document:
-            member = member_of(row)
-            self._parsed[wave_id, row.member_id] = row.document, member
-        return member
 
     # ── a wave ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -181,9 +140,9 @@ class Carrying:
     def _lead(self, seen: Seen, under_way: Sequence[UUID]) -> None:
         wave, at = seen.wave, self._clock()
         if self._placing is not None and self._placing.release(wave, seen.rows, seen.jobs):
-            seen = self._seen(wave.id)
+            seen = self._seeing.seen(wave.id)
         self._observe(seen, at)
-        seen = self._seen_again(seen)
+        seen = self._seeing.again(seen)
         self._rows.keep_lead()
         if seen.wave.state in WAVE_ENDS:
             self._cancel_what_is_left(seen)
@@ -194,13 +153,13 @@ class Carrying:
             unplaced: Mapping[str, str] = {}
             if self._placing is not None:
                 unplaced_by, moved = self._placing.look(seen.wave, seen.rows, seen.jobs, under_way=under_way)
-                seen = self._seen(wave.id) if moved else seen
+                seen = self._seeing.seen(wave.id) if moved else seen
                 left = [one for one in seen.wave.members if one.host is None]
                 # A member that is retried only now is placed at the next tick, and does not begin before.
                 new = {one.id: NEXT for one in left if one.state is S.WAITING and is_placed(one)}
                 unplaced = new | {one.id: unplaced_by[one.id] for one in left if one.id in unplaced_by}
             self._decide(seen, unplaced, at)
-        self._finish(self._seen_again(seen))
+        self._finish(self._seeing.again(seen))
 
     def _decide(self, seen: Seen, unplaced: Mapping[str, str], at: datetime) -> None:
         wave = seen.wave
@@ -215,6 +174,7 @@ class Carrying:
             cut_over_at={one.id: one.cut_over_at for one in wave.members if one.cut_over_at is not None},
             canary_approved=wave.canary_approval is not None,
             hold=self._why_held(wave),
+            order_=self._seeing.order_of(wave),
         )
         # If this process was frozen, its decisions may be out of date: then they are not executed.
         self._rows.keep_lead()
@@ -308,9 +268,8 @@ class Carrying:
         rows, wave = self._rows, seen.wave
         if is_warm(member) and job.held:
             if member.state is S.CUTTING_OVER:
-                if not self._intake.store.cutover_requested(job.id) and self._ask_to_cut_over(seen, member, job, spans, at):
-                    return
-                if not self._intake.store.cutover_requested(job.id):
+                is_asked = self._intake.store.cutover_requested(job.id)
+                if not is_asked and not self._ask_to_cut_over(seen, member, job, spans, at):
                     # The rest of the window is too short now: the guest runs on at its source, and waits for the next.
                     change_members(rows, wave.id, [member], {S.CUTTING_OVER}, {"state": S.READY, "cut_over_at": None})
             elif member.state is S.SYNCING and _is_fresh(job):

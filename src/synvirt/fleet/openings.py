@@ -15,8 +15,21 @@ ALWAYS = Span(datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 def spans_of(wave: WaveRequest | Wave, after: datetime) -> dict[str, tuple[Span, ...]]:
     """The openings of each window by its id, up to HORIZON. InvalidPlan."""
-    day = after.replace(hour=0, minute=0, second=0, microsecond=0)
-    return {window.id: _spans_from(window, day) for window in wave.windows}
+    return {window.id: _spans_from(window, _day_of(after)) for window in wave.windows}
+
+
+def openings_of(wave: WaveRequest | Wave, after: datetime) -> "Openings":
+    """The same for each moment of a day. InvalidPlan."""
+    return _openings_from(wave.windows, _day_of(after))
+
+
+@lru_cache(maxsize=4)  # the waves that are under way at once: each tick of them asks
+def _openings_from(windows: tuple[Window, ...], day: datetime) -> "Openings":
+    return Openings({window.id: _spans_from(window, day) for window in windows}, has_windows=bool(windows))
+
+
+def _day_of(moment: datetime) -> datetime:
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 @lru_cache(maxsize=1000)  # the most windows of a wave; so a tick need not parse their rules again

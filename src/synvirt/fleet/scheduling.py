@@ -1,6 +1,6 @@
 """What a wave does now: which full copies begin, and which members cut over. Pure: no clock, no I/O.
 
-    Scheduler(wave, spans, facts) ─ put(member, state) ─▶ decide(now) ─▶ begin, cut_over
+    Scheduler(wave, openings, facts) ─ put(member, state) ─▶ decide(now) ─▶ begin, cut_over
                                                          why(member, now) ─▶ one sentence (reasons.py)
 
 Real waves and the simulation use the same class, so a forecast follows the real rules. For a real wave it is built again at
@@ -11,14 +11,14 @@ Full copies and cut-overs count separately against the limits: a copy that takes
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
 from synvirt.fleet.facts import Facts
 from synvirt.fleet.model import MemberRequest, MemberState, Wave, WaveRequest
-from synvirt.fleet.openings import ALWAYS, spans_of
+from synvirt.fleet.openings import ALWAYS, Openings, openings_of
 from synvirt.fleet.order import Order
 from synvirt.fleet.queueing import Key, Queues, Rank, Running
 from synvirt.fleet.reasons import Reasons
@@ -47,12 +47,14 @@ def decide(
     cut_over_at: Mapping[str, datetime] | None = None,
     canary_approved: bool = False,
     hold: str | None = None,
+    order_: Order | None = None,
 ) -> tuple[Decision, dict[str, str]]:
     """One tick of a real wave, and the reason of each waiting member. See Scheduler for the parameters. InvalidPlan."""
     scheduler = Scheduler(
         wave,
-        spans_of(wave, now),
+        openings_of(wave, now),
         facts,
+        order_=order_,
         approved=approved,
         canary_approved=canary_approved,
         hold=hold,
@@ -64,13 +66,13 @@ def decide(
 
 
 class Scheduler:
-    """`spans`: of each window, in UTC, ascending. `approved`: a member's approvers who have approved. `hold`: why nothing new
+    """`openings`: of its windows. `approved`: a member's approvers who have approved. `hold`: why nothing new
     may begin. All members start as waiting. InvalidPlan, for a wave with problems."""
 
     def __init__(
         self,
         wave: WaveRequest | Wave,
-        spans: Mapping[str, Sequence[Span]],
+        openings: Openings,
         facts: Mapping[str, Facts],
         *,
         order_: Order | None = None,
@@ -81,7 +83,7 @@ class Scheduler:
         self._wave, self._hold = wave, hold
         self._standing = Standing(
             wave,
-            spans,
+            openings,
             facts,
             order_=order_,
             approved=approved or {},

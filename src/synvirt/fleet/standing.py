@@ -6,7 +6,7 @@ Each `put` updates counters of the members that it affects, so a wave of thousan
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from synvirt.fleet.facts import UNKNOWN, Estimate, Facts
@@ -32,7 +32,7 @@ class Standing:
     def __init__(
         self,
         wave: WaveRequest | Wave,
-        spans: Mapping[str, Sequence[Span]],
+        openings: Openings,
         facts: Mapping[str, Facts],
         *,
         order_: Order | None,
@@ -45,7 +45,7 @@ class Standing:
         self.facts = {member.id: facts.get(member.id, UNKNOWN) for member in wave.members}
         self.members: dict[str, MemberRequest] = {member.id: member for member in wave.members}
         self.groups: dict[str, Group] = {group.name: group for group in wave.groups}
-        self.openings = Openings(spans, has_windows=bool(wave.windows))
+        self.openings = openings
         self.place = {name: place for place, name in enumerate(self.order.sequence)}
         self.state = dict.fromkeys(self.members, S.WAITING)
         self.copies, self.cuts = Running(), Running()

@@ -90,7 +90,10 @@ def readable(model: type[M], texts: Iterable[str]) -> list[M]:
 
 def rewritten(before: str, known: BaseModel, after: BaseModel) -> str:
     """`after` as JSON, with the fields of `before` that this version does not know. `known`: what it has read of `before`."""
-    old, seen, new = json.loads(before), json.loads(known.model_dump_json()), after.model_dump_json()
+    new, as_known = after.model_dump_json(), known.model_dump_json()
+    if before == as_known:  # this version wrote it, as nearly always: there is nothing to look for
+        return new
+    old, seen = json.loads(before), json.loads(as_known)
     if not _has_more(old, seen):
         return new
     return json.dumps(_with_unknown(old, seen, json.loads(new)), ensure_ascii=False, separators=(",", ":"))

@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, Select, delete, insert, select, text, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, select, text, update
 
 from synvirt.errors import NotFound
 from synvirt.model.job import Migration
@@ -20,6 +20,9 @@ EVENTS_KEPT, FOLDED_EVERY = 200, 16
 CLAIMS_LOCK = 0x636C6D73
 ENDED = tuple(str(end) for end in ENDS)
 # Joins the ledger's rows to the migrations that own them.
+# Made once: to make a statement costs more than SQLite takes to answer it.
+_JOB = select(migrations).where(migrations.c.id == bindparam("job"))
+_LOCKED_JOB = _JOB.with_for_update()
 OWNED = (ledger.c.owner_kind == "migration") & (ledger.c.owner_id == migrations.c.id)
 
 
@@ -30,8 +33,7 @@ def owner(job_id: UUID) -> Owner:
 
 def row_of(db: Connection, job_id: UUID, *, lock: bool = False) -> Row[Any]:
     """The job's row, locked for this transaction where `lock`. NotFound."""
-    query = select(migrations).where(migrations.c.id == str(job_id))
-    row = db.execute(query.with_for_update() if lock else query).first()
+    row = db.execute(_LOCKED_JOB if lock else _JOB, {"job": str(job_id)}).first()
     if row is None:
         raise NotFound(f"there is no migration {job_id}")
     return row

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, exists, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from synvirt.errors import Conflict, NotFound, PersistFailed
@@ -58,6 +59,11 @@ from synvirt.store.waves import WaveRows
 # One upgrade of the schema at a time: "upgr".
 UPGRADE_LOCK = 0x75706772
 _STATES = frozenset(str(state) for state in State)
+# Made once: each job asks every moment, and to make a statement costs more than SQLite takes to answer it.
+_THIS_JOB = migrations.c.id == bindparam("job")
+_IN_TIME = migrations.c.cutover_until.is_(None) | (migrations.c.cutover_until > bindparam("now"))
+_CANCEL_REQUESTED = select(migrations.c.cancel_requested).where(_THIS_JOB)
+_CUTOVER_REQUESTED = select(migrations.c.cutover_requested & _IN_TIME).where(_THIS_JOB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,17 +261,16 @@ class Store:
             return job
 
     def cancel_requested(self, job_id: UUID) -> bool:
-        return self._is_requested(job_id, migrations.c.cancel_requested)
+        return self._is_requested(job_id, _CANCEL_REQUESTED)
 
     def cutover_requested(self, job_id: UUID) -> bool:
         """Whether an operator has asked for the cut-over, and the request has not expired."""
-        in_time = migrations.c.cutover_until.is_(None) | (migrations.c.cutover_until > time.time())
-        return self._is_requested(job_id, migrations.c.cutover_requested & in_time)
+        return self._is_requested(job_id, _CUTOVER_REQUESTED, now=time.time())
 
-    def _is_requested(self, job_id: UUID, flag: ColumnElement[bool]) -> bool:
+    def _is_requested(self, job_id: UUID, query: Select[Any], **more: object) -> bool:
         """No document is read: this is asked often."""
         with self._reading() as db:
-            found = db.execute(select(flag).where(migrations.c.id == str(job_id))).scalar()
+            found = db.execute(query, {"job": str(job_id), **more}).scalar()
         if found is None:
             raise NotFound(f"there is no migration {job_id}")
         return bool(found)

@@ -279,8 +279,8 @@ class WaveRows:
             if of_wave is not None and wave.state in of_wave.expected:
                 of_wave.made(db, wave)
             for change in changes:
-                same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == change.member_id)
-                row = db.execute(select(wave_members).where(*same)).first()
+                same = {"wave": str(wave_id), "member": change.member_id}
+                row = db.execute(_MEMBER, same).first()
                 if row is None or row.state not in change.expected:
                     continue
                 known = parsed(change.model, row.document, row.version)
@@ -296,7 +296,7 @@ class WaveRows:
                 }
                 given = {"submitted": change.submitted, "rolling_back": change.rolling_back}
                 values |= {name: value for name, value in given.items() if value is not None}
-                db.execute(update(wave_members).where(*same).values(**values))
+                db.execute(update(wave_members).where(*_OF_MEMBER).values(**values), same)
                 _announce(db, wave_id, event(after))
                 add_deliveries(db, wave_id, deliveries(wave.document, row.state, after))
                 done.append(change.member_id)
@@ -400,9 +400,15 @@ class WaveRows:
             return OF_WAVES.after(db, event_id, job_id=job_id, limit=limit)
 
 
+# Made once: to make a statement costs more than SQLite takes to answer it.
+_WAVE = select(waves).where(waves.c.id == bindparam("wave"))
+_LOCKED_WAVE = _WAVE.with_for_update()
+_OF_MEMBER = (wave_members.c.wave_id == bindparam("wave"), wave_members.c.member_id == bindparam("member"))
+_MEMBER = select(wave_members).where(*_OF_MEMBER)
+
+
 def _row(db: Connection, wave_id: UUID, *, lock: bool = False) -> Row[Any]:
-    query = select(waves).where(waves.c.id == str(wave_id))
-    row = db.execute(query.with_for_update() if lock else query).first()
+    row = db.execute(_LOCKED_WAVE if lock else _WAVE, {"wave": str(wave_id)}).first()
     if row is None:
         raise NotFound(f"there is no wave {wave_id}", hint="the list of waves shows those there are")
     return row

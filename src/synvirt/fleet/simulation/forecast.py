@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from synvirt.fleet.model import Wave, WaveForecast, WaveRequest
-from synvirt.fleet.openings import spans_of
+from synvirt.fleet.openings import openings_of
 from synvirt.fleet.order import order
 from synvirt.fleet.simulation.drawing import Draws, quantile
 from synvirt.fleet.simulation.explaining import bottleneck, forecast_of
@@ -21,7 +21,7 @@ def simulate(wave: WaveRequest | Wave, loads: Mapping[str, Load], site: Site, no
     if wave.canary is not None:
         wave = wave.model_copy(update={"canary": wave.canary.model_copy(update={"gate": "success"})})
     start = max(now, wave.start_at) if wave.start_at is not None else now
-    setting = Setting(wave, loads, site, order(wave), spans_of(wave, start), start)
+    setting = Setting(wave, loads, site, order(wave), openings_of(wave, start), start)
     plan = Run(setting, draws=None)
     plan.go()
     runs = min(RUNS_MOST, max(RUNS_LEAST, RUNS_TIMES_MEMBERS // max(1, len(loads))))

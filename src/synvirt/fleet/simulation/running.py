@@ -2,18 +2,18 @@
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from synvirt.fleet.facts import Estimate, Facts
 from synvirt.fleet.model import MemberState, Wave, WaveRequest
+from synvirt.fleet.openings import Openings
 from synvirt.fleet.order import Order
 from synvirt.fleet.scheduling import Scheduler
 from synvirt.fleet.simulation.drawing import Draws, quantile
 from synvirt.fleet.simulation.nouns import TICK_S, Load, Site
-from synvirt.fleet.windows import Span
 from synvirt.migrations.planning.forecast import hold_interval_s
 
 if TYPE_CHECKING:  # imported only to simulate a wave: 12 MiB that the rest of the service does not need
@@ -31,13 +31,13 @@ BOUNDS = ("one copy's own rate", "source host", "destination", "network", "bandw
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all runs of a simulation share. `spans`: by window, its openings. `names`: the members' ids."""
+    """What all runs of a simulation share. `openings`: of its windows. `names`: the members' ids."""
 
     wave: WaveRequest | Wave
     loads: Mapping[str, Load]
     site: Site
     order: Order
-    spans: Mapping[str, Sequence[Span]]
+    openings: Openings
     start: datetime
     names: list[str] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ class Run:
             for name, load, outage in zip(names, each, self._outage_s, strict=True)
         }
         approved = {member.id: member.approvers for member in setting.wave.members}
-        self.scheduler = Scheduler(setting.wave, setting.spans, facts, order_=setting.order, approved=approved)
+        self.scheduler = Scheduler(setting.wave, setting.openings, facts, order_=setting.order, approved=approved)
         self.now = setting.start
         self._copying: list[int] = []
         self._cutting: list[tuple[float, str, bool]] = []
