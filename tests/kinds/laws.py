@@ -115,6 +115,7 @@ class Kind:
     parts: int = 1
     taken: Sequence[int] | None = None
     real: bool = False
+    threads: bool = False
     kills: bool = True
     cancels: bool = True
     surely: int = 5

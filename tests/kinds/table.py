@@ -11,7 +11,7 @@ _LIES, _FORGETS = Scenario(live("Warm"), live=True, lies=True), Scenario(live("W
 _NO_BOOT = Scenario(live("Warm"), fail="boot", live=True)
 
 KINDS: tuple[Kind, ...] = (
-    Kind("migration", "offline, by processes", Scenario(offline, processes=True), parts=3, surely=15),
+    Kind("migration", "offline, by processes", Scenario(offline, processes=True), parts=3, surely=15, threads=True),
     Kind("migration", "offline, Windows", Scenario(offline, family="windows"), surely=15),
     Kind("migration", "offline, no boot", Scenario(offline, fail="boot"), ends="Failed", cancels=False, surely=15),
     Kind("migration", "warm", _WARM, parts=3, surely=25, cancelled_at=14, meanwhile=_WARM.guest_lives_on),

@@ -1,10 +1,12 @@
 """Each law, of each kind of job that needs no hypervisor, at each of its moments."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from synvirt.migrations import source_vm
+from tests.fakes.loops import store_at_once
 from tests.kinds.laws import LAWS, Kind, Place, cases, holds
 from tests.kinds.table import KINDS
 
@@ -15,4 +17,5 @@ from tests.kinds.table import KINDS
 def test_law(kind: Kind, law: str, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A guest that was asked to shut down is looked at for a while (test_tidying.py); these go off at once or never.
     monkeypatch.setattr(source_vm, "SHUTTING_DOWN_S", 0.0)
-    holds(LAWS[law], kind, part, lambda name: Place(tmp_path / name))
+    with nullcontext() if kind.threads else store_at_once():
+        holds(LAWS[law], kind, part, lambda name: Place(tmp_path / name))
