@@ -4,6 +4,7 @@ import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -55,6 +56,13 @@ class FakeHypervisor:
         self.variables: dict[UUID, bytes] = {}
         self.domains: dict[UUID, FakeDomain] = {}
         self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "FakeHypervisor":
+        """As it is now. A lock cannot be copied, and nobody holds it."""
+        made = copy(self)
+        for name, value in vars(self).items():
+            setattr(made, name, threading.Lock() if name == "_lock" else deepcopy(value, memo))
+        return made
 
     def networks(self) -> list[str]:
         return ["user", "network:default", "bridge:br0"]

@@ -157,13 +157,15 @@ def destroy(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
     del state["datasets"][name]
 
 
-def get(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+def get(folder: Path, state: dict[str, Any], arguments: list[str]) -> str:
     _, _, columns, names, dataset = arguments
     refuse_missing(state, dataset)
+    rows = []
     for name in names.split(","):
         value, source = found(state, dataset, name)
         row = {"property": name, "value": value, "source": source}
-        print("\t".join(row[column] for column in columns.split(",")))
+        rows.append("\t".join(row[column] for column in columns.split(",")))
+    return "\n".join(rows)
 
 
 def found(state: dict[str, Any], dataset: str, name: str) -> tuple[str, str]:
@@ -177,12 +179,12 @@ def found(state: dict[str, Any], dataset: str, name: str) -> tuple[str, str]:
     return "-", "-"
 
 
-def show(folder: Path, state: dict[str, Any], arguments: list[str]) -> None:
+def show(folder: Path, state: dict[str, Any], arguments: list[str]) -> str:
     refuse_missing(state, arguments[-1])
-    print(arguments[-1])
+    return arguments[-1]
 
 
-COMMANDS: dict[str, Callable[[Path, dict[str, Any], list[str]], None]] = {
+COMMANDS: dict[str, Callable[[Path, dict[str, Any], list[str]], str | None]] = {
     "clone": clone,
     "create": create,
     "destroy": destroy,
@@ -204,11 +206,16 @@ def locked_state(folder: Path) -> Iterator[dict[str, Any]]:
         written.replace(folder / "state.json")
 
 
+def answered(folder: Path, command: str, arguments: list[str]) -> str:
+    """What it prints. Refused."""
+    with locked_state(folder) as state:
+        said = COMMANDS[command](folder, state, arguments)
+    return "" if said is None else f"{said}\n"
+
+
 def main() -> int:
-    folder, command, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     try:
-        with locked_state(folder) as state:
-            COMMANDS[command](folder, state, arguments)
+        sys.stdout.write(answered(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
     except Refused as refused:
         print(refused, file=sys.stderr)
         return 1

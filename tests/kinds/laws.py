@@ -7,10 +7,12 @@ both        nothing is left: volumes, snapshots, files, domains, ledger, slots, 
 A service that has died does nothing any more: its store answers nobody, so no thread of it gets further than that.
 """
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -32,13 +34,24 @@ End = Literal["Completed", "Failed", "Cancelled"]
 @dataclass
 class Place:
     """Where one job lives through several services. `outside`: what outlives a service, by name. `host`: the hypervisor, for
-    worlds that need a real one. `closing`: what goes when the place does."""
+    worlds that need a real one. `closing`: what goes when the place does. `prepared`: shared by all places of a test."""
 
     folder: Path
     host: Any = None
     data_dir: Path | None = None
     outside: dict[str, Any] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)
+    prepared: list["Prepared"] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a service prepared once for all moments of a test, and ended. Each moment has a copy of it, which lies at `folder`:
+    rows name files by their paths."""
+
+    folder: Path
+    kept: Path
+    outside: dict[str, Any]
 
 
 class World:
@@ -101,6 +114,7 @@ class World:
 class Kind:
     """A line of the table. `name`: as the product calls it. `ends`: as it does when nothing happens to it.
 
+    `once`: what it prepares is a job too, and the same each time.
     `parts`: how many tests share its moments. `taken`: those of its parts that are run, where lines of one course and other
     trouble take them all together. `surely`: so many moments at least.
     `kills`, `cancels`: whether that law is asked of it.
@@ -115,6 +129,7 @@ class Kind:
     parts: int = 1
     taken: Sequence[int] | None = None
     real: bool = False
+    once: bool = False
     threads: bool = False
     kills: bool = True
     cancels: bool = True
@@ -314,10 +329,27 @@ def killed_while_cancelled(kind: Kind, place: Place, moment: int) -> bool:
 
 @contextmanager
 def first(kind: Kind, place: Place) -> Iterator[World]:
-    place.folder.mkdir()
+    if kind.once:
+        _lay_out(kind, place)
+    else:
+        place.folder.mkdir()
     with next_service(kind, place) as world:
-        world.prepare()
+        if not kind.once:
+            world.prepare()
         yield world
+
+
+def _lay_out(kind: Kind, place: Place) -> None:
+    if not place.prepared:
+        place.folder.mkdir()
+        with next_service(kind, place) as world:
+            world.prepare()
+        kept = place.folder.rename(place.folder.with_name("prepared"))
+        place.prepared.append(Prepared(place.folder, kept, deepcopy(place.outside)))
+    (prepared,) = place.prepared
+    shutil.rmtree(prepared.folder, ignore_errors=True)
+    shutil.copytree(prepared.kept, prepared.folder, symlinks=True)
+    place.folder, place.outside = prepared.folder, deepcopy(prepared.outside)
 
 
 @contextmanager
@@ -348,8 +380,9 @@ def holds(law: Law, kind: Kind, part: int, places: Callable[[str], Place]) -> No
 
 
 def _holds(law: Law, kind: Kind, part: int, places: Callable[[str], Place]) -> None:
+    prepared: list[Prepared] = []
     for moment in range(1 + part, MOMENTS_MAX, kind.parts):
-        place = places(f"{law.__name__}-{moment}")
+        place = replace(places(f"{law.__name__}-{moment}"), prepared=prepared)
         with place.closing:
             had = law(kind, place, moment)
         if not had:

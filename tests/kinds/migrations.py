@@ -7,6 +7,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import pytest
+
+from synvirt.destinations import zfs_command
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs
 from synvirt.jobs.process import started
@@ -14,11 +17,12 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus
 from synvirt.model.plan import MigrationPlan
+from synvirt.programs import Output, ProgramFailed
 from synvirt.sizes import KIB, MIB
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import BUSES, FakeHypervisor
 from tests.fakes.workers import in_process
-from tests.fakes.zfs import FakeZfs
+from tests.fakes.zfs import FakeZfs, Refused, answered
 from tests.house import VM, House, live_plan, offline_plan
 from tests.kinds.laws import End, Place, World
 from tests.offline import hyperv_exports
@@ -258,7 +262,12 @@ class ByTool(InHouse):
     def submit(self) -> UUID:
         export = self.house.imports / "an export"
         if not export.exists():
-            images = {key: image(self.place.folder, f"{n}.vhdx", "vhdx", raw) for n, (key, raw) in enumerate(EXPORTED.items())}
+            images = {key: self.place.folder / _image_of(key) for key in EXPORTED}
+            for key, path in images.items():
+                made = self.place.folder.with_name(_image_of(key))
+                if not made.exists():  # for all moments of a test: nobody writes to it
+                    image(made.parent, made.name, "vhdx", EXPORTED[key])
+                path.hardlink_to(made)
             hyperv_exports.export(export, images)
         return self.house.intake.submit(offline_plan(export, kind="vmcx_export")).id
 
@@ -272,11 +281,25 @@ class ByTool(InHouse):
         return super().left(job_id) + [str(path) for path in (self.place.folder / "passthrough").rglob("*")]
 
 
+def _image_of(key: str) -> str:
+    return f"{key.replace(':', '-')}.vhdx"
+
+
 class OnZfs(InHouse):
-    """On a fake zfs, whose volumes are real block devices. Each of its commands is a process."""
+    """On a fake zfs, whose volumes are real block devices. Its commands are answered here: hundreds of processes say the same,
+    and the contract suite of destinations starts them."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(Scenario(partial(offline, keys=(DISK,))), place)
+        patched = pytest.MonkeyPatch()
+        patched.setattr(zfs_command, "run", self.zfs)
+        place.closing.callback(patched.undo)
+
+    def zfs(self, argv: Sequence[str], **_: object) -> Output:
+        try:
+            return Output(answered(self.fake.folder, argv[1], list(argv[2:])), "")
+        except Refused as refused:
+            raise ProgramFailed("zfs", 1, str(refused)) from None
 
     def made_house(self, **fields: Any) -> House:
         if "zfs" not in self.place.outside:

@@ -18,7 +18,7 @@ def install(folder: Path) -> str:
     """The program `tool` in `folder`, for a test's settings."""
     folder.mkdir(exist_ok=True)
     path = folder / "tool"
-    path.write_text(f"#!{sys.executable}\n" + Path(__file__).read_text())
+    path.write_text(f"#!{sys.executable} -IS\n" + Path(__file__).read_text())
     path.chmod(0o755)
     return str(path)
 
