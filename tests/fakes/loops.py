@@ -5,13 +5,16 @@ store too."""
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 
 class _StoreAtOnce(asyncio.SelectorEventLoop):
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *arguments: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., Any], *arguments: Any
+    ) -> asyncio.Future[Any]:
         if executor is not None or not _is_of_store(func):
             return super().run_in_executor(executor, func, *arguments)
         told = self.create_future()

@@ -20,7 +20,7 @@ DISK = "disk-0"
 VMS = ("db", "web")
 ENDS: dict[WaveState, End] = {WaveState.COMPLETED: "Completed", WaveState.ROLLED_BACK: "Cancelled"}
 WITHIN_S = 90.0
-LOOKS_AGAIN_S = 0.05
+RESTS_S, LOOKS_AGAIN_S = 0.03, 0.09
 
 
 class Led(World):
@@ -65,8 +65,10 @@ class Led(World):
                     self.night.engine.begin(one)
                 # A tick costs more than all that it waits for. Not every change is a commit: a check of a guest is none.
                 look_again = time.monotonic() + LOOKS_AGAIN_S
-                while _commits(looking) == seen and time.monotonic() < look_again:
-                    time.sleep(0.005)
+                while time.monotonic() < look_again:
+                    time.sleep(RESTS_S)
+                    if _commits(looking) != seen:
+                        break
         return ENDS[state]
 
     def problem(self, job_id: UUID) -> str:
