@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from uuid import UUID
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
 
 from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after
 from synvirt.store.tables import ledger
@@ -99,8 +99,7 @@ def owned_by(owner: Owner) -> ColumnElement[bool]:
 
 def record(db: Connection, owner: Owner, entry: LedgerEntry, *, host: str | None = None) -> None:
     """Adds an entry, in the caller's transaction. Idempotent. `host` None: the owner's host."""
-    same = (owned_by(owner), ledger.c.kind == entry.kind, ledger.c.name == entry.name)
-    if db.execute(select(ledger.c.id).where(*same)).first() is None:
+    if db.execute(_ENTRY, _names(owner, entry.kind, entry.name)).first() is None:
         of_owner = {"owner_kind": owner.kind, "owner_id": str(owner.id), "host": host}
         thing = {"kind": entry.kind, "name": entry.name, "state": entry.state, "document": entry.document}
         db.execute(insert(ledger).values(**of_owner, **thing, version=VERSION))
@@ -108,7 +107,22 @@ def record(db: Connection, owner: Owner, entry: LedgerEntry, *, host: str | None
 
 def strike(db: Connection, owner: Owner, kind: str, name: str) -> None:
     """Deletes a ledger entry, in the caller's transaction."""
-    db.execute(delete(ledger).where(owned_by(owner), ledger.c.kind == kind, ledger.c.name == name))
+    db.execute(_STRIKE, _names(owner, kind, name))
+
+
+def _names(owner: Owner, kind: str, name: str) -> dict[str, object]:
+    return {"of_kind": owner.kind, "owner": str(owner.id), "entry_kind": kind, "entry_name": name}
+
+
+# Made once: to make a statement costs more than SQLite takes to answer it.
+_THIS = (
+    ledger.c.owner_kind == bindparam("of_kind"),
+    ledger.c.owner_id == bindparam("owner"),
+    ledger.c.kind == bindparam("entry_kind"),
+    ledger.c.name == bindparam("entry_name"),
+)
+_ENTRY = select(ledger.c.id).where(*_THIS)
+_STRIKE = delete(ledger).where(*_THIS)
 
 
 def forget(db: Connection, owner: Owner) -> None:

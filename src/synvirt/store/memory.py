@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from synvirt.model.values import Model
 from synvirt.store.documents import VERSION, parsed, rewritten, version_after
@@ -37,16 +37,15 @@ class MemoryRows:
 
     def get(self, job_id: UUID, remembered: type[R], number: int = 0) -> R:
         """What a job remembers of this kind. `number`: the pass, for a kind with a row for each pass. Unreadable."""
-        query = select(memory.c.document, memory.c.version).where(*_same(job_id, remembered, number))
         with self._reading() as db:
-            row = db.execute(query).first()
+            row = db.execute(_ROW, _names(job_id, remembered, number)).first()
         return remembered() if row is None else parsed(remembered, _renamed(remembered, row.document), row.version)
 
     def change(self, job_id: UUID, remembered: type[R], change: Callable[[R], R], number: int = 0) -> R:
         """Changes a row, and gives it as it is then. Unreadable."""
-        same = _same(job_id, remembered, number)
+        names = _names(job_id, remembered, number)
         with self._writing_of(job_id) as db:
-            row = db.execute(select(memory.c.document, memory.c.version).where(*same).with_for_update()).first()
+            row = db.execute(_LOCKED_ROW, names).first()
             text = "" if row is None else _renamed(remembered, row.document)
             before = remembered() if row is None else parsed(remembered, text, row.version)
             after = change(before)
@@ -55,17 +54,13 @@ class MemoryRows:
                 db.execute(insert(memory).values(**key, document=after.model_dump_json(), version=VERSION))
             else:
                 document, version = rewritten(text, before, after), version_after(row.version)
-                db.execute(update(memory).where(*same).values(document=document, version=version))
+                db.execute(_REWRITE, {**names, "new_document": document, "new_version": version})
         return after
 
 
 def forget_passes(db: Connection, job_id: UUID, but: tuple[int, ...]) -> None:
     """Deletes the rows of all passes except `but`. Rows with number 0 belong to no pass, and stay."""
     db.execute(delete(memory).where(memory.c.migration_id == str(job_id), memory.c.number.not_in((0, *but))))
-
-
-def _same(job_id: UUID, remembered: type[Remembered], number: int) -> tuple[ColumnElement[bool], ...]:
-    return memory.c.migration_id == str(job_id), memory.c.kind == remembered.kind, memory.c.number == number
 
 
 def _renamed(remembered: type[Remembered], document: str) -> str:
@@ -81,3 +76,18 @@ def _renamed(remembered: type[Remembered], document: str) -> str:
             if old in fields:
                 fields.setdefault(new, fields.pop(old))
     return json.dumps(fields, ensure_ascii=False)
+
+
+def _names(job_id: UUID, remembered: type[Remembered], number: int) -> dict[str, object]:
+    return {"job": str(job_id), "of_kind": remembered.kind, "of_number": number}
+
+
+# Made once: a job asks at each step, and to make a statement costs more than SQLite takes to answer it.
+_THIS = (
+    memory.c.migration_id == bindparam("job"),
+    memory.c.kind == bindparam("of_kind"),
+    memory.c.number == bindparam("of_number"),
+)
+_ROW = select(memory.c.document, memory.c.version).where(*_THIS)
+_LOCKED_ROW = _ROW.with_for_update()
+_REWRITE = update(memory).where(*_THIS).values(document=bindparam("new_document"), version=bindparam("new_version"))
