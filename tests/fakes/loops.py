@@ -1,7 +1,7 @@
-"""An event loop that asks the store at once, instead of in a thread: a law of kinds asks it a hundred thousand times, and two
-threads that wait for one another cost more than the answer. Each call is a turn of the loop all the same, so that whatever else
-is ready goes on between two of them. All other blocking calls have their threads. One scenario of each loop keeps them for the
-store too."""
+"""An event loop that asks the store at once instead of in a thread, for the laws of kinds. They ask it a hundred thousand
+times, and two threads that wait for one another cost more than the answer. Each call is a turn of the loop all the same, so
+that whatever else is ready goes on between two of them. All other blocking calls have their threads. One scenario of each loop
+keeps them for the store too."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -17,25 +17,19 @@ class _StoreAtOnce(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[Any]:
         if executor is not None or not _is_of_store(func):
             return super().run_in_executor(executor, func, *arguments)
-        told = self.create_future()
+        answer = self.create_future()
         try:
-            tell = partial(told.set_result, func(*arguments))
+            settle = partial(answer.set_result, func(*arguments))
         except BaseException as error:  # as a thread hands it over
-            tell = partial(told.set_exception, error)
-        self.call_soon(_told, told, tell)
-        return told
-
-
-def _told(told: asyncio.Future[Any], tell: Callable[[], None]) -> None:
-    if not told.cancelled():
-        tell()
+            settle = partial(answer.set_exception, error)
+        self.call_soon(lambda: None if answer.cancelled() else settle())
+        return answer
 
 
 def _is_of_store(func: Callable[..., Any]) -> bool:
     """`to_thread` wraps what it calls in its context."""
     while isinstance(func, partial):
-        wrapped = func.args[0] if getattr(func.func, "__name__", "") == "run" and func.args else func.func
-        func = wrapped
+        func = func.args[0] if getattr(func.func, "__name__", "") == "run" and func.args else func.func
     return type(getattr(func, "__self__", None)).__module__.startswith("synvirt.store.")
 
 

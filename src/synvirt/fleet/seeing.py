@@ -9,7 +9,7 @@ import structlog
 
 from synvirt.fleet.model import MEMBER_ENDS, Member, Wave
 from synvirt.fleet.order import Order, order
-from synvirt.fleet.records import member_of, wave_of
+from synvirt.fleet.records import wave_of
 from synvirt.model.job import Migration
 from synvirt.store.documents import Unreadable, parsed
 from synvirt.store.waves import MemberRow, WaveRows
@@ -19,7 +19,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`jobs` by their ids, each with its host. `as_of`: the newest event by then."""
+    """`rows` of the members, by their ids: these alone have what members wait for. `jobs` by their ids, each with its host.
+    `as_of`: the newest event by then."""
 
     wave: Wave
     rows: Mapping[str, MemberRow]
@@ -73,7 +74,9 @@ class Seeing:
         before, after = self._members.get(wave_id, {}), dict[str, tuple[str, Member]]()
         for row in rows:
             known = before.get(row.member_id)
-            after[row.member_id] = known if known is not None and known[0] == row.document else (row.document, member_of(row))
+            if known is None or known[0] != row.document:
+                known = row.document, parsed(Member, row.document, row.version)
+            after[row.member_id] = known
         self._members[wave_id] = after
         return [member for _, member in after.values()]
 
