@@ -200,9 +200,8 @@ def _aligned(length: int) -> int:
     return (length + 7) & ~7
 
 
-def driver_image(path: Path, work: Path, *, windows: str = "2k22", agent: bool = False) -> Path:
-    """An ISO laid out like virtio-win.iso, with drivers for one Windows, and perhaps the agent's installer."""
-    tree = work / f"iso-{path.stem}"
+def drivers(tree: Path, *, windows: str = "2k22", agent: bool = False) -> Path:
+    """A folder laid out like virtio-win.iso, with drivers for one Windows, and perhaps the agent's installer."""
     for folder, name in _DRIVERS.items():
         target = tree / folder / windows / "amd64"
         target.mkdir(parents=True)
@@ -211,5 +210,11 @@ def driver_image(path: Path, work: Path, *, windows: str = "2k22", agent: bool =
     if agent:
         (tree / "guest-agent").mkdir()
         (tree / "guest-agent" / "qemu-ga-x86_64.msi").write_bytes(bytes(1000))
+    return tree
+
+
+def driver_image(path: Path, work: Path, agent: bool = False) -> Path:
+    """The same as an ISO. A conversion starts an appliance twice to look into it."""
+    tree = drivers(work / f"iso-{path.stem}", agent=agent)
     run(["genisoimage", "-quiet", "-J", "-r", "-o", str(path), str(tree)], timeout_s=60)
     return path

@@ -1,6 +1,7 @@
-"""Drivers put into a Windows guest by the real virt-v2v-in-place: a phony Windows, and what it is like afterwards.
+"""Drivers put into a Windows guest by the real virt-v2v-in-place: a phony Windows, and what it is like afterwards. The drivers
+are in a folder: of an image the tool asks two appliances more.
 
-A whole job that does so, by a real service: tests/real/test_wmi_service.py."""
+A whole job that does so from an image, by a real service: tests/real/test_wmi_service.py."""
 
 import hashlib
 import os
@@ -19,7 +20,7 @@ from tests.guests import phony_windows
 from tests.guests.conversions import KVM, NAME, manifest, need_conversions
 from tests.processes import children, until
 
-# An appliance starts three times in a conversion, each some 15 s without KVM, and longer beside other tests.
+# An appliance starts in each conversion, some 15 s of a processor without KVM, and longer beside other tests.
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -27,15 +28,16 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.disk = folder / "windows.raw"
+        self.drivers = folder / "virtio-win"
         self.said: list[tuple[str, str]] = []
 
     def windows(self, **state: bool) -> str:
         phony_windows.disk(self.disk, self.folder, **state)
         return str(self.disk)
 
-    def preparer(self, **iso: str | bool) -> VirtV2vInPlace:
-        image = phony_windows.driver_image(self.folder / "virtio.iso", self.folder, **iso)  # type: ignore[arg-type]
-        return VirtV2vInPlace(self.folder / "conversions", image, self.folder / "no-tools", kvm=KVM)
+    def preparer(self, windows: str = "2k22", *, image: Path | None = None) -> VirtV2vInPlace:
+        drivers = image or phony_windows.drivers(self.drivers, windows=windows)
+        return VirtV2vInPlace(self.folder / "conversions", drivers, self.folder / "no-tools", kvm=KVM)
 
     def convert(self, preparer: VirtV2vInPlace, stop: Callable[[], bool] = lambda: False) -> None:
         preparer.convert(NAME, manifest(), [str(self.disk)], lambda kind, text: self.said.append((kind, text)), stop)
@@ -63,20 +65,20 @@ def assert_converted(raw: Path, work: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "iso", "words", "hint"),
+    ("state", "drivers", "words", "hint"),
     [
-        ({"hibernated": True}, {}, "was mounted read-only", "powercfg /h off"),
-        ({"encrypted": True}, {}, "could not read key", "BitLocker"),
-        ({}, {"windows": "w7"}, "no virtio drivers available for this version of Windows", "newer or an older one"),
+        ({"hibernated": True}, "2k22", "was mounted read-only", "powercfg /h off"),
+        ({"encrypted": True}, "2k22", "could not read key", "BitLocker"),
+        ({}, "w7", "no virtio drivers available for this version of Windows", "newer or an older one"),
     ],
     ids=["hibernated", "bitlocker", "no-driver"],
 )
 def test_a_bad_conversion_says_why_and_leaves_the_volume_as_it_was(
-    lab: Lab, state: dict[str, bool], iso: dict[str, str], words: str, hint: str
+    lab: Lab, state: dict[str, bool], drivers: str, words: str, hint: str
 ) -> None:
     lab.windows(**state)
     before = lab.digest()
-    preparer = lab.preparer(**iso)
+    preparer = lab.preparer(drivers)
     with pytest.raises(V2vFailed) as caught:
         lab.convert(preparer)
     assert words in caught.value.detail
@@ -88,7 +90,7 @@ def test_a_bad_conversion_says_why_and_leaves_the_volume_as_it_was(
 
 
 def test_an_agent_that_could_not_be_installed_is_found_before_anything_is_copied(lab: Lab) -> None:
-    preparer = lab.preparer(agent=True)
+    preparer = lab.preparer(image=phony_windows.driver_image(lab.folder / "virtio.iso", lab.folder, agent=True))
     with pytest.raises(V2vFailed, match=r"rhsrvany\.exe or pvvxsvc\.exe") as caught:
         preparer.check()
     assert "virt_tools_dir" in (caught.value.hint or "")
@@ -115,7 +117,7 @@ def test_a_killed_service_takes_the_conversion_with_it_and_the_next_one_starts_o
         "-m",
         "tests.real.windows_child",
         str(lab.folder / "conversions"),
-        str(lab.folder / "virtio.iso"),
+        str(lab.drivers),
         device,
     ]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as child:
