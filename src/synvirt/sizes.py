@@ -15,6 +15,15 @@ def exact_size(count: int) -> str:
     return f"{count} B"
 
 
+def sized(count: float) -> str:
+    """A size with its unit: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < KIB:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= KIB
+    return f"{count:.1f} TiB"
+
+
 def counted(count: int, noun: str) -> str:
     """`1 CPU`, `2 CPUs`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -17,13 +17,12 @@ import pytest
 
 from synvirt.cli.client import Client
 from synvirt.cli.migrating.watching import Bars, Lines, described, stage
-from synvirt.cli.program import sized
 from synvirt.errors import ServiceUnreachable
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import Target
 from synvirt.model.values import now
-from synvirt.sizes import MIB
+from synvirt.sizes import MIB, sized
 from synvirt.web.words import state_words
 from tests.cli.conftest import Run
 from tests.fakes.service import PLAN, Service, failed

@@ -34,7 +34,7 @@ from synvirt.jobs.runner import Runner, in_a_thread
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.stop import Stop
 from synvirt.model.values import now
-from synvirt.sizes import GIB
+from synvirt.sizes import sized
 from synvirt.store import Event
 from synvirt.store.backups import BackupRows, Key, Row
 from synvirt.store.documents import parsed, readable
@@ -362,10 +362,6 @@ def _say(under_way: UnderWay, trouble: Trouble) -> None:
         under_way.note(error=said)
 
 
-def _sized(count: int) -> str:
-    return f"{count / GIB:.2f} GiB"
-
-
 _OPEN = tuple(str(status) for status in Status if status not in ENDS)
 _ENDED = tuple(str(status) for status in ENDS)
 
@@ -375,8 +371,8 @@ def _interrupted(run: BackupRun) -> Interrupted:
         return Interrupted("the service ended while the run was under way", hint="start the run again")
     progress = run.progress
     return Interrupted(
-        f"the service ended while the run was under way: {_sized(progress.bytes_done)} of {_sized(progress.bytes_total)} were "
-        f"read, and {_sized(run.stored_bytes)} are stored",
+        f"the service ended while the run was under way: {sized(progress.bytes_done)} of {sized(progress.bytes_total)} were "
+        f"read, and {sized(run.stored_bytes)} are stored",
         hint="start the run again: what is stored is not stored twice",
     )
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid4
 
 from synvirt.cli.migrating.watching import display, verdict, watch
-from synvirt.cli.program import shown, sized
+from synvirt.cli.program import shown
 from synvirt.errors import GuestBootFailed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, OfflineKind
 from synvirt.model.plan import MigrationPlan, PlanSource, Target
+from synvirt.sizes import sized
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client

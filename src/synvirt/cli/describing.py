@@ -8,8 +8,7 @@ from synvirt.cli.program import shown
 def describe(kind: str, manifest: Any) -> None:
     """Prints a manifest as a table: hardware, disks, cards, concerns."""
     from synvirt.cli.migrating.dry_runs import as_options
-    from synvirt.cli.program import sized
-    from synvirt.sizes import counted
+    from synvirt.sizes import counted, sized
 
     rows = [
         ("kind", kind),

@@ -378,7 +378,7 @@ def _source_table(items: list[dict[str, Any]]) -> None:
 
 
 def _vm_table(items: list[dict[str, Any]]) -> None:
-    from synvirt.cli.program import sized
+    from synvirt.sizes import sized
 
     rows = [
         (

@@ -111,7 +111,7 @@ def inspect(
 
 
 def _table(items: list[dict[str, Any]]) -> None:
-    from synvirt.cli.program import sized
+    from synvirt.sizes import sized
 
     rows = [(one["id"], shown(one["filename"]), sized(one["size_bytes"]), at(one["expires_at"])) for one in items]
     print_table(("ID", "NAME", "SIZE", "EXPIRES"), rows)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from synvirt.machines.partitions import Layout
 from synvirt.model.machine import Concern, GuestOs, VmManifest
+from synvirt.sizes import sized
 
 UNKNOWN_GUEST = "guest-unknown"
 TARGET_TOO_SMALL = "target-too-small"
@@ -47,7 +48,7 @@ def target_too_small(used_bytes: int, free_bytes: int) -> Concern:
         id=TARGET_TOO_SMALL,
         category="Critical",
         label="Disks do not fit",
-        assessment=f"The VM's disks hold {used_bytes} bytes, and the destination has {free_bytes} free.",
+        assessment=f"The VM's disks hold {sized(used_bytes)}, and the destination has {sized(free_bytes)} free.",
         remedy="Free space on the destination, choose another, or skip disks in the plan.",
     )
 
@@ -57,8 +58,8 @@ def target_may_fill(capacity_bytes: int, free_bytes: int) -> Concern:
         id="target-may-fill",
         category="Warning",
         label="Disks may outgrow the destination",
-        assessment=f"The VM's disks have {capacity_bytes} bytes, and the destination has {free_bytes} free. Volumes are "
-        "sparse: they fit as long as they are not written full.",
+        assessment=f"The VM's disks have {sized(capacity_bytes)}, and the destination has {sized(free_bytes)} free. Volumes "
+        "are sparse: they fit as long as they are not written full.",
         remedy="Watch the destination's free space, or make more before the guest needs it.",
     )
 

@@ -26,8 +26,9 @@ from synvirt.cli.backup.offers import offers, release_point, show_offer
 from synvirt.cli.backup.runs import follow
 from synvirt.cli.listing import Cursor, Limit, at, id_of, print_table
 from synvirt.cli.options import Options, size_given, with_options
-from synvirt.cli.program import shown, sized
+from synvirt.cli.program import shown
 from synvirt.cli.secret import secret
+from synvirt.sizes import sized
 
 app = typer.Typer(no_args_is_help=True, help="Backups of this host's guests: docs/backup.md.")
 

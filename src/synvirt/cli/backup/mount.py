@@ -11,8 +11,9 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import FAILED, shown, sized, tell
+from synvirt.cli.program import FAILED, shown, tell
 from synvirt.errors import BackupBadRequest, BackupNotFound
+from synvirt.sizes import sized
 
 ENDING = {signal.SIGINT, signal.SIGTERM}
 

@@ -7,7 +7,8 @@ import typer
 
 from synvirt.cli.listing import print_page, print_table
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import shown, sized
+from synvirt.cli.program import shown
+from synvirt.sizes import sized
 
 PATH = "/backup/offers"
 Offer = Annotated[str, typer.Argument(metavar="OFFER", help="Its name in the setting backup_offers")]

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from synvirt.cli.listing import at
-from synvirt.cli.program import FAILED, INTERRUPTED, say, shown, sized, tell
+from synvirt.cli.program import FAILED, INTERRUPTED, say, shown, tell
+from synvirt.sizes import sized
 
 if TYPE_CHECKING:
     from synvirt.backups.model import BackupRun

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.cli.disk.images import Found
-from synvirt.cli.program import shown, sized
+from synvirt.cli.program import shown
 from synvirt.copying import Copied, copy
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.raw.cloning import clone
@@ -22,6 +22,7 @@ from synvirt.disks.specs import BlockWriterSpec
 from synvirt.errors import BadRequest, Conflict, DiskWriteFailed
 from synvirt.nearest import did_you_mean_file
 from synvirt.offline.known_by import promised
+from synvirt.sizes import sized
 
 if TYPE_CHECKING:  # loaded only for hashing
     from synvirt.disks.checking.ledger import Ledger

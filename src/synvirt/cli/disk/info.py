@@ -6,13 +6,14 @@ from typing import Any
 
 from synvirt.blocks import DiskReader, coalesced
 from synvirt.cli.disk.images import Found
-from synvirt.cli.program import shown, sized
+from synvirt.cli.program import shown
 from synvirt.disks import open_reader
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.nbd.fallback import is_encrypted_qcow2, is_luks
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ChangedSpec, GzipSpec, ImageSpec, QemuSpec, RawSpec, ReaderSpec, XvaSpec, format_name
 from synvirt.disks.specs import paths as paths_of
+from synvirt.sizes import sized
 
 
 def described(found: Found) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import typer
 
 from synvirt.cli.migrating.plan_options import ROWS, option_of
 from synvirt.cli.options import Options
-from synvirt.cli.program import FAILED, shown, sized
+from synvirt.cli.program import FAILED, shown
 from synvirt.errors import BadRequest, SynvirtError, unreadable
-from synvirt.sizes import counted, duration
+from synvirt.sizes import counted, duration, sized
 
 if TYPE_CHECKING:
     from synvirt.cli.client import Client

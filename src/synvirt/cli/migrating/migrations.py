@@ -276,7 +276,7 @@ def _ask(options: Options, job: str, wish: str, answered: str) -> None:
 
 
 def _table(items: list[dict[str, Any]]) -> None:
-    from synvirt.cli.program import sized
+    from synvirt.sizes import sized
 
     if not items:
         print("There are no migrations")
@@ -294,8 +294,8 @@ def _sheet(answer: str) -> None:
     from synvirt.cli.migrating.dry_runs import as_options
     from synvirt.cli.migrating.repairs import found_by
     from synvirt.cli.migrating.watching import described, outcome
-    from synvirt.cli.program import sized
     from synvirt.model.job import Migration
+    from synvirt.sizes import sized
 
     job = Migration.model_validate_json(answer)
     rows = [("id", str(job.id)), ("name", job.name), ("state", str(job.state))]
@@ -349,7 +349,7 @@ def _passes(job: "Migration") -> list[str]:
 
 
 def _pass(one: "Pass", confidence: float) -> str:
-    from synvirt.cli.program import sized
+    from synvirt.sizes import sized
 
     line = f"{one.number} {one.kind}: {sized(one.bytes)} in {one.seconds:.1f} s"
     if one.would_see is not None:
@@ -367,7 +367,7 @@ def _outage(one: "OutageForecast") -> str:
 
 
 def _forecast(one: "Forecast") -> str:
-    from synvirt.cli.program import sized
+    from synvirt.sizes import sized
 
     if not one.converges:
         return f"{sized(one.change_rate_bps)}/s change, {sized(one.throughput_bps)}/s are copied: it will not become less"

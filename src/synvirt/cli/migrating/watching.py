@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from synvirt.cli.migrating.dry_runs import as_options
-from synvirt.cli.program import shown, sized, tell
+from synvirt.cli.program import shown, tell
 from synvirt.errors import Internal
 from synvirt.model.job import BootAttempt, DiskProgress, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import State
 from synvirt.model.problems import Problem
-from synvirt.sizes import duration
+from synvirt.sizes import duration, sized
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

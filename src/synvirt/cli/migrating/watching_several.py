@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from synvirt.cli.client import PATIENCE_S
 from synvirt.cli.migrating.watching import described, stage
-from synvirt.cli.program import shown, sized
+from synvirt.cli.program import shown
 from synvirt.errors import ServiceUnreachable
 from synvirt.model.job import Migration
+from synvirt.sizes import sized
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,7 +4,8 @@ import typer
 
 from synvirt.cli.listing import print_table
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import shown, sized
+from synvirt.cli.program import shown
+from synvirt.sizes import sized
 
 app = typer.Typer(
     invoke_without_command=True,

@@ -6,7 +6,8 @@ import typer
 
 from synvirt.cli.listing import Cursor, Limit, at, print_table
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import shown, sized
+from synvirt.cli.program import shown
+from synvirt.sizes import sized
 
 
 @with_options

@@ -7,7 +7,8 @@ import typer
 
 from synvirt.cli.listing import at, print_table
 from synvirt.cli.options import Options, confirm, with_options
-from synvirt.cli.program import shown, sized
+from synvirt.cli.program import shown
+from synvirt.sizes import sized
 
 app = typer.Typer(help="The hosts that share one PostgreSQL.\n\nExample: synvirt hosts list", no_args_is_help=True)
 

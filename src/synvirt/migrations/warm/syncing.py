@@ -20,6 +20,7 @@ from synvirt.migrations.warm.one_pass import copy_pass, let_go
 from synvirt.migrations.warm.setbacks import begin_again, is_distrusted
 from synvirt.migrations.warm.snapshots import track_changes
 from synvirt.model.job import Pass
+from synvirt.sizes import sized
 
 # After so many shutdowns the job gives up on a guest that is started again each time.
 SHUT_DOWNS_MAX = 3
@@ -60,7 +61,7 @@ async def _synced(job: Job) -> bool:
     too_many = deltas - held_ups(job) >= warm.max_passes
     if warm.cutover == "auto" and too_many and not await converged(job, last):
         raise DeltaTooLarge(
-            f"after {deltas} delta passes the guest still changes over {warm.delta_threshold_bytes} bytes a pass: "
+            f"after {deltas} delta passes the guest still changes over {sized(warm.delta_threshold_bytes)} a pass: "
             f"{why_not(job.migration.passes)}",
             hint="try when the guest is quieter, raise warm.delta_threshold_bytes or warm.max_passes, or migrate cold",
         )
