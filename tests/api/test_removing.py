@@ -68,7 +68,7 @@ def test_the_page_offers_what_may_go_and_removes_it(client: httpx.Client, servic
             for job in (kept, plain, running)
         }
         assert offered == {kept.id: {"remove", "destroy"}, plain.id: {"remove"}, running.id: set()}
-        assert "its copy is not there any more" in page.get(f"/migrations/{kept.id}/destroy").text
+        assert "its copy no longer exists" in page.get(f"/migrations/{kept.id}/destroy").text
         assert page.post(f"/migrations/{kept.id}/destroy").headers["Location"] == "/"
         assert service.destroyed == ["v-1"]
         assert page.post(f"/migrations/{plain.id}/remove").status_code == 303

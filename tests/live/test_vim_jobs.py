@@ -70,6 +70,10 @@ def plan(mode: str = "Warm", *, vm: str = VM, **fields: Any) -> Any:
     )
 
 
+# No guest writes here, in the middle of the disk's zeros.
+NEVER = range(5 << 19, 6 << 19)
+
+
 @contextmanager
 def busy_guest(platform: VCenter) -> Iterator[list[int]]:
     """Writes small pieces all over its disk for as long as it runs; how often, in the end."""
@@ -79,6 +83,8 @@ def busy_guest(platform: VCenter) -> Iterator[list[int]]:
         generator = random.Random(3)
         while not over.is_set():
             offset = generator.randrange(DISK_BYTES - 4096)
+            if NEVER.start - 4096 < offset < NEVER.stop:
+                continue
             if platform.guest_writes(VM, offset, generator.randbytes(generator.randrange(1, 4096))):
                 written[0] += 1
             over.wait(0.01)
@@ -106,7 +112,7 @@ def test_a_guest_that_keeps_writing_is_moved_warm_and_loses_nothing(house: VimHo
     assert same(house, job, disk)
     assert job.name == "DC0_H0_VM0"  # the platform's id says nothing to a person
     assert (job.passes[0].kind, job.passes[-1].kind) == ("full", "final")
-    assert job.passes[0].bytes <= 3 << 20  # what was never written is not read
+    assert job.passes[0].bytes <= DISK_BYTES - len(NEVER)  # what was never written is not read
     assert platform.snapshots() == []
     assert platform.tracked() == []  # as it was found
     assert platform.sessions() == 0

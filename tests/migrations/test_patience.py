@@ -17,7 +17,7 @@ from synvirt.errors import SourceUnreachable, SynvirtError
 from synvirt.jobs import stop
 from synvirt.jobs.slots import Turns
 from synvirt.live import SnapshotRef
-from synvirt.migrations import advance, passes, patience
+from synvirt.migrations import advance, hearing, passes, patience
 from synvirt.migrations.patience import Patience
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Migration
@@ -268,7 +268,7 @@ def test_a_pass_takes_as_long_as_it_copies_however_long_its_source_was_away(
         await wait(self, trouble)
 
     monkeypatch.setattr(Patience, "wait", waited)
-    monkeypatch.setattr(passes, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away_s))
+    monkeypatch.setattr(hearing, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away_s))
     job = house.intake.submit(live_plan())
 
     def looked(now: Migration) -> bool:

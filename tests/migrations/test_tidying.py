@@ -11,6 +11,7 @@ import pytest
 
 from synvirt import repeating
 from synvirt.errors import Internal, NotFound
+from synvirt.live.sessions import Sessions
 from synvirt.migrations import source_vm, tidying
 from synvirt.migrations.source_vm import OWED
 from synvirt.migrations.tidying import Tidier, tidied
@@ -150,7 +151,7 @@ def test_a_source_that_was_removed_is_owed_nothing(house: House, monkeypatch: py
         raise NotFound("no such source")
 
     monkeypatch.setattr(House, "connect", gone)
-    object.__setattr__(house.rooms, "connect", house.connect)
+    object.__setattr__(house.rooms, "sessions", Sessions(house.connect))
     Tidier(house.rooms, host="local").look()
     assert owed(house, job) == []
 

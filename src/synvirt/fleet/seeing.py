@@ -34,6 +34,8 @@ class Seen:
 
 
 class Seeing:
+    """Looks at waves, and parses only what has changed since its last look. Not for several threads."""
+
     def __init__(self, rows: WaveRows) -> None:
         self._rows = rows
         # By wave: the text and what was parsed of it. Only what the newest look found is kept.

@@ -1,7 +1,7 @@
 """What the embedded driver began and nothing ends, because the service was killed at the wrong moment.
 
     QEMU with no machine, by which libvirt learns what QEMU can do: it is detached and waits for questions without end
-    swtpm of a guest that was never started: its QEMU would have ended it
+    swtpm of a guest that was never started: its QEMU would have ended it; and swtpm_setup, which would go on making its state
     files of a start that was cut off before there was a process, or files of a swtpm that was killed: libvirt removes only
     those of guests that it knows to run
 
@@ -74,6 +74,6 @@ def _suspect(pid: int, root: Path) -> Orphan | None:
     folder = re.escape(os.fsencode(root))
     if program.startswith(b"qemu-system") and b"none,accel=" in said and re.search(folder + rb"/lib/qemu/qmp-", said):
         return Orphan(pid, None)
-    if program == b"swtpm" and (state := re.search(folder + rb"/lib/swtpm/([0-9a-f-]{36})/", said)):
+    if program in (b"swtpm", b"swtpm_setup") and (state := re.search(folder + rb"/lib/swtpm/([0-9a-f-]{36})/", said)):
         return Orphan(pid, state[1].decode())
     return None
