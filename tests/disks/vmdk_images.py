@@ -305,12 +305,17 @@ def with_text(image: Image, text: bytes) -> Image:
     return replace(image, text=text)
 
 
+# Tests hold such a disk in memory: 32 MiB, several tables of all sizes.
+DRAWN_SECTORS_MAX = 65536
+
+
 @st.composite
 def images(draw: st.DrawFn, kinds: tuple[type[Image], ...] = tuple(WORDS)) -> Image:
     kind = draw(st.sampled_from(kinds))
     grain = 8 if kind is SeSparse else draw(st.sampled_from([1, 2, 8, 16, 24, 128]))
     entries = draw(st.sampled_from([512, 512, 1, 7, 100])) if kind in (Hosted, Stream) else 512
-    count = draw(st.one_of(st.integers(1, 40), st.integers(1, 3000 if kind in (Hosted, Stream) else 9000)))
+    most = min(3000 if kind in (Hosted, Stream) else 9000, DRAWN_SECTORS_MAX // grain)
+    count = draw(st.one_of(st.integers(1, 40), st.integers(1, most)))
     capacity = count * grain - draw(st.integers(0, grain - 1))
     some = st.integers(0, 99) if kind in (Stream, Cowd) else st.one_of(st.integers(0, 99), st.just("zeros"))
     here = draw(st.dictionaries(st.one_of(st.integers(0, count - 1), st.integers(0, min(count, 20) - 1)), some, max_size=30))
