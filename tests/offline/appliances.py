@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from synvirt import programs
+from tests.fakes.contents import Content, fill
 from tests.needs import need
 
 DESCRIPTIONS = Path(__file__).parent / "descriptions"
@@ -32,12 +33,12 @@ def raw_disk(size: int = DISK_BYTES, seed: int = 1) -> bytes:
     return bytes(disk)
 
 
-def image(folder: Path, name: str, image_format: str, raw: bytes, *options: str) -> Path:
+def image(folder: Path, name: str, image_format: str, raw: Content, *options: str) -> Path:
     """`folder/name`, an image of `raw` made by qemu-img. `options` are -o values."""
     need("qemu-img", "qemu-utils")
     source = folder / f".{name}.raw"
     source.parent.mkdir(parents=True, exist_ok=True)
-    source.write_bytes(raw)
+    fill(source, raw)
     if image_format == "vpc":
         options = (*options, "force_size=on")  # or the size is rounded up to a geometry of cylinders
     extra = ["-o", ",".join(options)] if options else []
