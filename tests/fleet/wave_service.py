@@ -48,10 +48,12 @@ class KeptHypervisor(FakeHypervisor):
                 self.domains[UUID(domain.uuid)] = FakeDomain(domain, running)
 
     def _keep(self) -> None:
-        kept = [[one.domain.model_dump(mode="json"), one.running] for one in self.domains.values()]
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(kept))
-        new.rename(self._file)
+        # Several jobs define and start guests at once; each would rename the file that another has renamed already.
+        with self._lock:
+            kept = [[one.domain.model_dump(mode="json"), one.running] for one in self.domains.values()]
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps(kept))
+            new.rename(self._file)
 
     def define(self, domain: Domain) -> None:
         super().define(domain)
