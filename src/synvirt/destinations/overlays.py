@@ -53,6 +53,7 @@ def refuse(name: str, lacks: str) -> NoReturn:
 
 def make(volume: Path, clone: Path) -> None:
     """Makes an empty overlay; the volume stays as it is from then on. DiskWriteFailed, OSError."""
+    _tidy(volume)
     if _is_aside(volume):
         raise DiskWriteFailed(
             f"volume {volume.name} cannot be cloned: what was written beside it is not folded into it yet",
@@ -90,7 +91,7 @@ def release(volume: Path) -> None:
     """The volume need not stay for any overlay; and a side file that is folded is removed. Idempotent."""
     for held in _all_held(volume):
         held.unlink(missing_ok=True)
-    _is_aside(volume)
+    _tidy(volume)
 
 
 def remove(volume: Path) -> None:
@@ -107,7 +108,8 @@ def writer(volume: Path, size_bytes: int) -> FileWriterSpec | AsideWriterSpec:
         for path, length in ((_marks(volume), marks_bytes(size_bytes)), (_aside(volume), size_bytes)):
             _make_file(path, length)
         sync_folder(volume.parent)
-    if not held and not _is_aside(volume):
+    _tidy(volume)
+    if not held and not _is_there(volume):
         return FileWriterSpec(path=str(volume), size_bytes=size_bytes)
     return AsideWriterSpec(
         path=str(volume), aside=str(_aside(volume)), marks=str(_marks(volume)), size_bytes=size_bytes, folds=not held
@@ -123,14 +125,14 @@ def _take_back(volume: Path) -> None:
 
 
 def _is_aside(volume: Path) -> bool:
-    """Whether a part of the disk is in the side file. If none is, and none may come, the side file is removed."""
-    if not _is_there(volume):
-        return False
-    if any(_marks(volume).read_bytes()):
-        return True
-    if not _all_held(volume):
+    """Whether a part of the disk is in the side file."""
+    return _is_there(volume) and any(_marks(volume).read_bytes())
+
+
+def _tidy(volume: Path) -> None:
+    """Removes a side file that is folded, where nothing more may come into it."""
+    if _is_there(volume) and not _all_held(volume) and not _is_aside(volume):
         _forget(volume)
-    return False
 
 
 def _is_there(volume: Path) -> bool:

@@ -7,6 +7,7 @@ so that listing jobs and copying raw disks never load numpy.
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.disks.nbd.fallback import driver_of, passphrase, qemu_spec
@@ -36,6 +37,7 @@ from synvirt.disks.specs import (
     RbdSpec,
     ReaderSpec,
     ServedSpec,
+    Spec,
     VddkSpec,
     WriterSpec,
     XapiExportSpec,
@@ -243,20 +245,23 @@ def open_reader(spec: ReaderSpec) -> DiskReader:
     return _open_reader(spec, 1)
 
 
+# The specs that lie over no other one.
+_BY_THEMSELVES: dict[type[Spec], Callable[[Any], DiskReader]] = {
+    RawSpec: _raw,
+    QemuSpec: _qemu,
+    JoinedSpec: _joined,
+    BlankSpec: _blank,
+    AsideSpec: _aside,
+}
+
+
 def _open_reader(spec: ReaderSpec, depth: int) -> DiskReader:
     if depth > NESTING_MAX:
         raise MalformedArchive(f"images lie in one another more than {NESTING_MAX} deep")
     if isinstance(spec, ServedSpec):
         return _served(spec)
-    match spec:
-        case RawSpec():
-            return _raw(spec)
-        case QemuSpec():
-            return _qemu(spec)
-        case JoinedSpec():
-            return _joined(spec)
-        case BlankSpec() | AsideSpec():
-            return _blank(spec) if isinstance(spec, BlankSpec) else _aside(spec)
+    if isinstance(spec, RawSpec | QemuSpec | JoinedSpec | BlankSpec | AsideSpec):
+        return _BY_THEMSELVES[type(spec)](spec)
     over = _open_reader(spec.over, depth + 1)
     try:
         return _laid_over(over, spec)

@@ -49,7 +49,7 @@ class Marks:
     """Which blocks of a disk of `size` bytes are in the side file. Thread-safe."""
 
     def __init__(self, path: str, size: int) -> None:
-        self.block, self._size = block_bytes(size), size
+        self.block = block_bytes(size)
         self.lock = threading.Lock()
         # The blocks that were marked since the last flush.
         self._since: tuple[int, int] | None = None
@@ -78,6 +78,10 @@ class Marks:
             upto = end if other < 0 else min(end, other * self.block)
             yield at, upto, aside == 1
             at = upto
+
+    def has_some(self) -> bool:
+        """Whether a block is in the side file."""
+        return _MARK in self._marks
 
     def taken(self) -> tuple[int, bytes] | None:
         """Where marks have changed since the last call, and how they are now."""
@@ -116,7 +120,7 @@ class AsideReader:
 
     def __init__(self, spec: AsideSpec, *, only_aside: bool = False) -> None:
         self.size, self._only_aside = spec.size_bytes, only_aside
-        self._marks = Marks(spec.marks, spec.size_bytes)
+        self.marks = Marks(spec.marks, spec.size_bytes)
         with ExitStack() as opened:
             self._volume = RawReader(spec.path, length=spec.size_bytes)
             opened.callback(self._volume.close)
@@ -128,7 +132,7 @@ class AsideReader:
 
     def _extents(self) -> Iterator[Extent]:
         volume, side = ExtentCursor(self._volume.extents()), ExtentCursor(self._side.extents())
-        for start, end, aside in self._marks.runs(0, self.size):
+        for start, end, aside in self.marks.runs(0, self.size):
             if aside:
                 yield from side.between(start, end)
             elif not self._only_aside:
@@ -138,7 +142,7 @@ class AsideReader:
         if offset < 0 or offset + len(buffer) > self.size:
             self._volume.read_into(offset, buffer)  # its refusal
             return
-        for start, end, aside in self._marks.runs(offset, offset + len(buffer)):
+        for start, end, aside in self.marks.runs(offset, offset + len(buffer)):
             (self._side if aside else self._volume).read_into(start, buffer[start - offset : end - offset])
 
     def close(self) -> None:
@@ -213,10 +217,12 @@ def fold(spec: AsideWriterSpec, *, stop: Callable[[], bool] = lambda: False) -> 
         read = AsideSpec(path=spec.path, aside=spec.aside, marks=spec.marks, size_bytes=spec.size_bytes)
         reader = AsideReader(read, only_aside=True)
         opened.callback(reader.close)
+        if not reader.marks.has_some():  # folded already
+            return
         writer = open_file_writer(spec.path, spec.size_bytes)
         opened.callback(writer.close)
         copy(reader, writer, fresh=False, stop=stop)
-        Marks(spec.marks, spec.size_bytes).forget()
+        reader.marks.forget()
         side = open_file_writer(spec.aside, spec.size_bytes)
         opened.callback(side.close)
         with contextlib.suppress(OSError):  # its room is given back when it is removed
