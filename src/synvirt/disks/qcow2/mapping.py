@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from synvirt.blocks import DiskReader
 from synvirt.disks.qcow2.errors import read_for_guest
 from synvirt.disks.qcow2.header import Header
-from synvirt.disks.raw.holes import Holes, Integers
+from synvirt.disks.raw.holes import Holes
 from synvirt.errors import MalformedArchive
+
+Integers = NDArray[np.int64]
 
 # L1 and L2 entries, bits 9 to 55; the rest is reserved or a flag, and is ignored as in QEMU.
 _OFFSET_MASK = 0x00FF_FFFF_FFFF_FE00
@@ -331,7 +333,9 @@ def _sorts(window: Window, holes: Holes) -> tuple[Integers, NDArray[np.uint8]]:
         return starts, kinds
     plain = window.kinds == Kind.DATA
     ends = window.hosts + np.diff(window.starts)
-    within, partly = holes.cover(window.hosts, ends)
+    covers = [holes.cover(host, end) for host, end in zip(window.hosts.tolist(), ends.tolist(), strict=True)]
+    within = np.array([cover is True for cover in covers], np.bool_)
+    partly = np.array([cover is None for cover in covers], np.bool_)
     kinds[plain & within] = Kind.ZERO
     more_starts: list[int] = []
     more_kinds: list[int] = []
