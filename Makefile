@@ -24,8 +24,8 @@ $(VENV)/.runtime: requirements.txt packaging/packages.txt
 	packaging/make-venv.sh $(VENV) requirements.txt
 
 # A new environment has it already.
-$(VENV)/.project: pyproject.toml | $(VENV)/.runtime
-	test $@ -nt pyproject.toml || $(BIN)/pip install -q --no-deps -e .
+$(VENV)/.project: pyproject.toml packaging/launcher.py | $(VENV)/.runtime
+	test $@ -nt pyproject.toml -a $@ -nt packaging/launcher.py || packaging/install-project.sh $(VENV)
 	touch $@
 
 $(VENV)/.dev: requirements-dev.txt packaging/packages-test.txt $(VENV)/.runtime | $(VENV)/.project
@@ -34,6 +34,7 @@ $(VENV)/.dev: requirements-dev.txt packaging/packages-test.txt $(VENV)/.runtime 
 	touch $@
 
 setup: $(VENV)/.project
+	@$(BIN)/python -m compileall -q src
 
 setup-test: $(VENV)/.dev
 

@@ -31,7 +31,7 @@ quiet="-q --disable-pip-version-check --no-input --no-compile"
 "$pip" install $quiet --no-deps --target "$tree/$packages" --require-hashes -r "$here/requirements.txt"
 "$pip" install $quiet --no-deps --upgrade --target "$tree/$packages" "$here"
 rm -rf "$tree/$packages/bin" "$tree/$packages"/synvirt-*.dist-info/direct_url.json
-printf '#!/usr/lib/synvirt/bin/python3\nimport sys\n\nfrom synvirt.__main__ import main\n\nsys.exit(main())\n' > "$tree/$home/bin/synvirt"
+"$tree/$home/bin/python3" -P "$here/packaging/launcher.py" | sed "s#$tree/#/#g" > "$tree/$home/bin/synvirt"
 chmod 755 "$tree/$home/bin/synvirt"
 ln -s ../lib/synvirt/bin/synvirt "$tree/usr/bin/synvirt"
 # The service cannot write there, so what is compiled comes along.

@@ -10,7 +10,7 @@ new=$venv.new old=$venv.old
 rm -rf "$new" "$old"
 /usr/bin/python3 -m venv --system-site-packages --prompt "$(basename "$venv")" "$new"
 "$new/bin/pip" install -q --ignore-installed --require-hashes -r "$2"
-"$new/bin/pip" install -q --no-deps -e .
+packaging/install-project.sh "$new"
 # Its programs name the folder that they were made in.
 grep -rlIF "$new" "$new/bin" "$new/pyvenv.cfg" | xargs -r sed -i "s|$new|$venv|g"
 touch "$new/.runtime" "$new/.project"

@@ -65,7 +65,8 @@ def says_what_it_is(package: Path) -> None:
 def runs(installed: Path, folder: Path) -> None:
     """With Debian's Python, its own packages and no others: this checkout is not among them."""
     script = (installed / HOME / "bin/synvirt").read_text()
-    assert script.startswith(f"#!/{HOME}/bin/python3\n")
+    assert script.startswith(f"#!/{HOME}/bin/python3 -SP\n")
+    assert str(installed) not in script
     assert (installed / "usr/bin/synvirt").resolve() == (installed / HOME / "bin/synvirt").resolve()
     environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)}
     python = installed / HOME / "bin/python3"

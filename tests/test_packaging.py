@@ -167,7 +167,12 @@ def test_the_service_is_not_root_and_asks_the_helper_by_the_socket_that_there_is
 
 @pytest.mark.parametrize(
     ("changed", "anew", "in_place"),
-    [("pyproject.toml", False, True), ("requirements.txt", True, False), ("requirements-dev.txt", False, False)],
+    [
+        ("pyproject.toml", False, True),
+        ("packaging/launcher.py", False, True),
+        ("requirements.txt", True, False),
+        ("requirements-dev.txt", False, False),
+    ],
 )
 def test_an_environment_is_made_anew_where_its_lock_file_has_changed_alone(
     tmp_path: Path, changed: str, anew: bool, in_place: bool
@@ -180,15 +185,16 @@ def test_an_environment_is_made_anew_where_its_lock_file_has_changed_alone(
         "requirements-dev.txt",
         "packaging/packages.txt",
         "packaging/packages-test.txt",
+        "packaging/launcher.py",
     )
     for at, name in enumerate((*names, ".venv/.runtime", ".venv/.project", ".venv/.dev")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (at, at))
-    assert "pip" not in _would_make(tmp_path)
+    assert "packaging/" not in _would_make(tmp_path)
     os.utime(tmp_path / changed)
     said = _would_make(tmp_path)
-    assert ("make-venv.sh" in said, "--no-deps -e ." in said) == (anew, in_place)
+    assert ("make-venv.sh" in said, "install-project.sh" in said) == (anew, in_place)
     assert ("requirements-dev.txt" in said) is (anew or changed == "requirements-dev.txt")
 
 

@@ -74,6 +74,26 @@ def test_an_image_waits_for_what_it_needs_alone(
     assert len(loaded) <= modules_max, sorted(loaded)
 
 
+def test_the_program_starts_without_what_other_packages_hook_into_python(images: Path) -> None:
+    """By its own list of folders, which is the one that Python's `site` makes."""
+    launcher = Path(__file__).parents[2] / "packaging/launcher.py"
+    program = images / "synvirt"
+    program.write_text(subprocess.run([sys.executable, "-P", launcher], capture_output=True, text=True, check=True).stdout)
+    program.chmod(0o755)
+    shown = "import sys; print(sys.prefix, sys.path)"
+    folders = subprocess.run([sys.executable, "-P", "-c", shown], capture_output=True, text=True, check=True).stdout
+    own = program.read_text().replace("from synvirt.__main__ import main\n\nmain()", "print(sys.prefix, sys.path)")
+    assert subprocess.run([sys.executable, "-SP", "-c", own], capture_output=True, text=True, check=True).stdout == folders
+    environ = {"PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(
+        [program, "disk", "info", images / "disk.raw"], capture_output=True, text=True, check=True, env=environ
+    )
+    assert "raw" in done.stdout
+    loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "synvirt.blocks" in loaded
+    assert loaded & {"site", "sitecustomize", "certifi"} == set()
+
+
 def test_the_worker_waits_for_no_importer_and_no_model() -> None:
     code = "import sys, json; import synvirt.worker; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
