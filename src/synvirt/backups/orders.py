@@ -11,16 +11,16 @@ garbage, serve disks, measure them.
 Orders reach a worker on its standard input, as they contain the repository's key.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from synvirt.disks.specs import NbdSpec, ReaderSpec, Spec
 from synvirt.jobs.wire import Order, Watched, WireModel
+from synvirt.records import record
 from synvirt.repository.specs import PointSpec, RepositorySpec
 from synvirt.repository.verify import PacksLooked, PointLooked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ZfsChangesSpec(Spec):
     """The changes that `zfs send -i since until` lists for a volume; `guid`: the expected guid of the bookmark `since`.
     `program`: zfs."""
@@ -40,7 +40,7 @@ ALL, PAGES = "all", "pages"
 ChangesSpec = NbdSpec | ZfsChangesSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DiskToTake(WireModel):
     """`changes`: lists what may differ from the base's disk of the same key; None: not known. `whole_because`: why not, if it
     should be known."""
@@ -51,7 +51,7 @@ class DiskToTake(WireModel):
     whole_because: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TakeOrder(Order):
     """`base`: the restore point that changes count from; `base_sha256`: of its manifest, as in a PointSpec. `journal`: a file
     that lists what is stored already (taking_journal.py), of the guest at the moment with the name `moment`."""
@@ -67,7 +67,7 @@ class TakeOrder(Order):
     bandwidth_bps: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Doubt(WireModel):
     """Result `doubt`: why a disk's changes are not known after all."""
 
@@ -75,14 +75,14 @@ class Doubt(WireModel):
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stored(WireModel):
     """Result `stored`: the growth of the repository so far."""
 
     stored_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DiskIsTaken(WireModel):
     """One disk is stored. Sizes in bytes; `resumed_bytes` of it were stored before the worker began. `whole`: all of it was
     read, not only changes. `checked_to`: the offset at which the next run continues with its samples."""
@@ -95,14 +95,14 @@ class DiskIsTaken(WireModel):
     checked_to: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ready(WireModel):
     """Result `ready`: all disks are stored, and the worker waits for Commit."""
 
     disks: tuple[DiskIsTaken, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Commit(WireModel):
     """The service's second line: `shown` and `sealed` are the manifest's parts as JSON, `shown` without the disks, which the
     worker adds."""
@@ -111,21 +111,21 @@ class Commit(WireModel):
     sealed: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ToSign(WireModel):
     """Result `to_sign`: the digest of the point's statement (repository/manifest.py), the last step before the point exists."""
 
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Signed(WireModel):
     """The service's third line: `signature` as JSON; None: this host does not sign. A worker never has the key."""
 
     signature: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class VerifyPointOrder(Order):
     """Read every chunk of one restore point after `since`, and compare each with its name. `sha256`: as in a PointSpec. The
     worker reports its progress every `mark_every_s` seconds."""
@@ -138,7 +138,7 @@ class VerifyPointOrder(Order):
     mark_every_s: float = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class VerifyRepositoryOrder(Order):
     """Read every pack of a repository after `since`, and every manifest, and compare each with its hash. The worker reports its
     progress every `mark_every_s` seconds."""
@@ -149,7 +149,7 @@ class VerifyRepositoryOrder(Order):
     mark_every_s: float = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointSeen(WireModel):
     """Result `looked`, now and then and at the end: what was checked since the one before (`Looked.parts`). `more`: more parts
     of the same moment follow."""
@@ -158,7 +158,7 @@ class PointSeen(WireModel):
     more: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PacksSeen(WireModel):
     """Result `looked`, now and then, and when all packs are checked; like that of a point."""
 
@@ -166,14 +166,14 @@ class PacksSeen(WireModel):
     more: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RepositoryVerified(WireModel):
     """Result `verified`, several: `report` is a part of a `repository.verify.Report`, as JSON."""
 
     report: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CollectOrder(Order):
     """Remove what no restore point needs; with `dry_run` only count it. `before`: what the order before was about to remove, a
     `repository.garbage.Sweep` as JSON."""
@@ -185,7 +185,7 @@ class CollectOrder(Order):
     bandwidth_bps: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Planned(WireModel):
     """Result `planned`: `sweep`, a part of a `repository.garbage.Sweep` as JSON, is what will be removed next. The worker waits
     for Go first."""
@@ -193,19 +193,19 @@ class Planned(WireModel):
     sweep: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Go(WireModel):
     """The service's line: it has stored the plan."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GarbageCollected(WireModel):
     """Result `collected`: a `repository.garbage.Collected` as JSON."""
 
     collected: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ServeOrder(Order):
     """`sockets`: a path for each disk, by its number in the point. `sha256`: as in a PointSpec. Result `serving`, when all of
     them listen."""
@@ -218,14 +218,14 @@ class ServeOrder(Order):
     sha256: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Serving(WireModel):
     """The exports' URIs, by the disk's number."""
 
     uris: dict[int, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MeasureOrder(Order):
     """Count what disks of points have to be written to a new volume."""
 
@@ -233,7 +233,7 @@ class MeasureOrder(Order):
     disks: tuple[PointSpec, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Measured(WireModel):
     """Result `measured`: for each disk of the order, its bytes that are not known to be zeros."""
 

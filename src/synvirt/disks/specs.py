@@ -10,9 +10,10 @@ the command line need not load pydantic. Offsets and lengths are bytes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar, Literal
 
+from synvirt.records import Record, record
 from synvirt.remote import Remote
 
 # A VMDK in a gzip in a tar is 3 deep, a differencing chain is not nesting. 8 leaves room and stops a loop.
@@ -27,14 +28,14 @@ Packing = Literal["gzip", "zstd"]
 ImageRoot = str | Remote
 
 
-class Spec:
+class Spec(Record):
     """The base of all specs: an unknown field is an error."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RawSpec(Spec):
     """A range of a file or block device, unchanged, for example a tar member; `length` None means up to its end.
 
@@ -51,7 +52,7 @@ class RawSpec(Spec):
     beneath: str | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ImageSpec(Spec):
     """A disk image over the bytes of its file.
 
@@ -70,7 +71,7 @@ class ImageSpec(Spec):
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NbdSpec(Spec):
     """An NBD export. `bitmap` names a dirty-bitmap context (`qemu:dirty-bitmap:…`): then the extents are its dirty ranges."""
 
@@ -80,7 +81,7 @@ class NbdSpec(Spec):
     connections: int = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DatastoreSpec(Spec):
     """A file of a vSphere datastore, by HTTPS from /folder; `size_bytes` None: the size that its server reports. With `areas`,
     (start, length) each, the rest reads as zeros.
@@ -122,7 +123,7 @@ def read_whole(spec: "ReaderSpec") -> "ReaderSpec":
     return replace(spec, areas=None) if isinstance(spec, DatastoreSpec) else spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DeltaSpec(Spec):
     """A snapshot's sparse extent from a vSphere datastore, over the disk under it."""
 
@@ -132,7 +133,7 @@ class DeltaSpec(Spec):
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class VddkSpec(Spec):
     """A disk in a snapshot of a vSphere VM, by VMware's VDDK: ids are vSphere's, `file` is the disk's `[datastore] path`,
     `libdir` the operator's folder with VDDK. Its password goes only to the worker."""
@@ -151,7 +152,7 @@ class VddkSpec(Spec):
     transports: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LeaseSpec(Spec):
     """A disk in a snapshot of a vSphere VM that a host sends under an export lease, which its maker keeps alive.
 
@@ -172,7 +173,7 @@ class LeaseSpec(Spec):
     instead: "ReaderSpec | None" = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NbdTlsSpec(Spec):
     """An NBD export. Its server shows the certificate in `trusted`, a folder with ca-cert.pem, issued for `host`. `export` may
     open the disk to anyone who knows it: it is in no error. `name` is the export's name in errors."""
@@ -186,7 +187,7 @@ class NbdTlsSpec(Spec):
     connections: int = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class XapiExportSpec(Spec):
     """A VDI that a XenServer host sends from /export_raw_vdi: once, from front to back. `vdi` and `base` are references; with
     `base`, only the difference from that one. `session_id` goes only to the worker: it is never stored."""
@@ -209,7 +210,7 @@ def comes_once(spec: "ReaderSpec") -> bool:
     return isinstance(spec, XapiExportSpec | LeaseSpec) or (isinstance(spec, ImageSpec) and spec.alone)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class QemuSpec(Spec):
     """An image that only QEMU reads, in a file or a range of one. `driver` is QEMU's name of its format, never probed.
 
@@ -227,7 +228,7 @@ class QemuSpec(Spec):
     beneath: str | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NfsSpec(Spec):
     """A file of an NFSv3 export: `path`, from its root, under `export`. `name` is its name in errors. A port of None comes from
     the server's portmapper."""
@@ -242,7 +243,7 @@ class NfsSpec(Spec):
     mount_port: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class IscsiSpec(Spec):
     """A LUN of an iSCSI target, read-only. `portal` is host:port; `initiator` the name that the target accepts."""
 
@@ -255,7 +256,7 @@ class IscsiSpec(Spec):
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DownloadSpec(Spec):
     """A raw disk that an HTTPS server sends from start to end, without ranges. Its password goes only to the worker."""
 
@@ -270,7 +271,7 @@ class DownloadSpec(Spec):
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AllocatedSpec(Spec):
     """A disk for which a platform reports that only these areas, (start, length) each, have data: the rest reads as zeros."""
 
@@ -279,7 +280,7 @@ class AllocatedSpec(Spec):
     areas: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ChangedSpec(Spec):
     """Some areas, (start, length) each, of another disk: a delta from a platform that tracks changes."""
 
@@ -288,7 +289,7 @@ class ChangedSpec(Spec):
     areas: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class XvaSpec(Spec):
     """A disk in an XVA archive: the folder of its pieces, and the size in the archive's ova.xml. `packing`: the whole archive
     is compressed."""
@@ -301,7 +302,7 @@ class XvaSpec(Spec):
     packing: Packing | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class JoinedSpec(Spec):
     """Ranges of files, joined: a file that was cut into chunks."""
 
@@ -309,7 +310,7 @@ class JoinedSpec(Spec):
     parts: tuple[RawSpec, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GzipSpec(Spec):
     """The content of a gzip file; more than `size_max_bytes` is refused."""
 
@@ -319,7 +320,7 @@ class GzipSpec(Spec):
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BlankSpec(Spec):
     """A disk of zeros without a file."""
 
@@ -327,7 +328,7 @@ class BlankSpec(Spec):
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AsideSpec(Spec):
     """A volume and its side file (`disks.raw.aside`)."""
 
@@ -338,7 +339,7 @@ class AsideSpec(Spec):
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RbdPlace(Spec):
     """A Ceph pool, and its client: `client.{client}` with the key that the ceph.conf at `conf` leads to."""
 
@@ -347,7 +348,7 @@ class RbdPlace(Spec):
     pool: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RbdSpec(Spec):
     """An RBD image; `size_bytes`: the disk's true size, where it is less than the image's."""
 
@@ -366,7 +367,7 @@ LaidOverSpec = AllocatedSpec | ChangedSpec | DeltaSpec | XvaSpec | GzipSpec
 ReaderSpec = RawSpec | ImageSpec | ServedSpec | QemuSpec | LaidOverSpec | JoinedSpec | BlankSpec | AsideSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FileWriterSpec(Spec):
     """A sparse file of exactly `size_bytes`, made by its destination."""
 
@@ -375,7 +376,7 @@ class FileWriterSpec(Spec):
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AsideWriterSpec(Spec):
     """A file that must stay as it is: what is written goes to its side file (`disks.raw.aside`). `folds`: it need not stay any
     more; the side file is folded into it first, and then the file itself is written."""
@@ -388,7 +389,7 @@ class AsideWriterSpec(Spec):
     folds: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BlockWriterSpec(Spec):
     """A block device (a zvol) of at least `size_bytes`: the disk's true size, which may be less than the device's."""
 
@@ -397,7 +398,7 @@ class BlockWriterSpec(Spec):
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RbdWriterSpec(Spec):
     """An RBD image of at least `size_bytes`: the disk's true size."""
 
@@ -407,7 +408,7 @@ class RbdWriterSpec(Spec):
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Qcow2WriterSpec(Spec):
     """A new qcow2 file, which `qemu-img` writes from its first byte to its last: an interrupted copy starts over. Not a
     DiskWriter: `disks.qcow2.writer` makes the file from a whole disk."""
@@ -428,7 +429,7 @@ def written(writer: WriterSpec) -> ReaderSpec:
     return RawSpec(path=writer.path, length=writer.size_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ChecksumSpec(Spec):
     """A file range whose digest is checked in the same pass as the copy (a line of an OVA's manifest)."""
 

@@ -127,7 +127,7 @@ def _specs(found: object) -> Iterator[object]:
     """The spec, and all specs that it lies over."""
     if isinstance(found, Spec) or is_dataclass(found):
         yield found
-        for field in fields(found):  # type: ignore[arg-type]
+        for field in fields(found):
             yield from _specs(getattr(found, field.name))
     elif isinstance(found, tuple):
         for inner in found:

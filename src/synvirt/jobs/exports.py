@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -32,6 +32,7 @@ from synvirt.jobs.orders import CopyOrder, DiskOrder
 from synvirt.jobs.process import ENVIRONMENT
 from synvirt.jobs.wire import Broken, Order
 from synvirt.kvm import qemu_user
+from synvirt.records import record
 from synvirt.repository.specs import PointSpec
 
 LOCK, ACTIVITY = "lock", "activity"
@@ -49,7 +50,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 Exported = ReaderSpec | PointSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ExportOrder(Order):
     """`disks`: the n-th is served on the socket `n` in `folder`."""
 

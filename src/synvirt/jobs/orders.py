@@ -1,19 +1,19 @@
 """The order to copy disks, which every kind of job gives."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 from uuid import UUID
 
 from synvirt.disks.checking.receipt_rows import LedgerSpec
 from synvirt.disks.specs import ChecksumSpec, Qcow2WriterSpec, ReaderSpec, WriterSpec
 from synvirt.jobs.wire import Order, Watched, WireModel
+from synvirt.records import record
 from synvirt.repository.specs import PointSpec
 
 WANTED_RATE = "wanted_rate"
 DIFFERING, LEFT = "differing", "left"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HashesOrder(WireModel):
     """Hash the volume's content into the file at `path`, in the job's own folder. `last`: no pass comes after this one, so all
     that has no hash yet is read back."""
@@ -23,7 +23,7 @@ class HashesOrder(WireModel):
     last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DiskOrder(WireModel):
     """One disk of a pass. `since_bytes`: all bytes before it are on the destination already. `fresh`: the volume has only zeros
     and what this pass wrote, so zeros need not be written. `compare`: the volume may have the right bytes already; those are
@@ -43,21 +43,21 @@ class DiskOrder(WireModel):
     hashes: HashesOrder | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WantedRate(WireModel):
     """A `result` of the worker, where its rate is shared: it asks to read so many bytes."""
 
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GivenRate(WireModel):
     """The service's answer: the bytes may be read now. 0: the copy is to end."""
 
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CopyOrder(Order):
     """`bandwidth_bps`: the limit of this copy, in bytes a second. `shared_bytes`: other copies share the rate; this one asks
     for pieces of at most this size (WantedRate)."""
@@ -72,7 +72,7 @@ class CopyOrder(Order):
     yields_to: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OpenedBeneath(WireModel):
     """`offline.OpenedDisk`, as a caged importer answers it."""
 
@@ -80,7 +80,7 @@ class OpenedBeneath(WireModel):
     checksums: tuple[ChecksumSpec, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DiskRepairOrder(WireModel):
     """One volume, compared with its ledger. `since_bytes`: all before it was compared, and what was repaired there is durable.
     `source`: what differs is repaired from there; None: nothing is written."""
@@ -92,7 +92,7 @@ class DiskRepairOrder(WireModel):
     since_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RepairOrder(Order):
     """Its Flushed says up to where a volume is compared and repaired."""
 
@@ -101,7 +101,7 @@ class RepairOrder(Order):
     threads: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DiskSpans(WireModel):
     """The worker's `result` named DIFFERING: what is not as the ledger says, start and length; it waits for Noted before it
     writes there. And of that named LEFT: what the source does not hold either."""
@@ -110,7 +110,7 @@ class DiskSpans(WireModel):
     spans: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Noted(WireModel):
     """The service's line that answers DIFFERING: it is in the store."""
 

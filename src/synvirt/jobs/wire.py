@@ -8,18 +8,19 @@ the service is gone; no line for SILENCE_S, that it is frozen and its host may b
 both cases.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from synvirt.jobs import dataclass_json
 from synvirt.outgoing import permitted
+from synvirt.records import Record, record
 
 # Shorter than the lease of the service's host: the host that takes the job over must be its only writer.
 KEEPALIVE_S, SILENCE_S = 10.0, 40.0
 
 
-class WireModel:
+class WireModel(Record):
     """Frozen data classes. Errors about a line do not show its content, which may hold credentials."""
 
     __slots__ = ()
@@ -49,7 +50,7 @@ class Watched(Enum):
     NEVER = auto()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Order(WireModel):
     """What a worker is to do. `outgoing`: which hosts it may connect to; the same as in the process that gives the order. Every
     kind of order has it."""
@@ -58,7 +59,7 @@ class Order(WireModel):
     outgoing: tuple[str, ...] = field(default_factory=permitted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Moved(WireModel):
     """Progress of a disk; not durable yet."""
 
@@ -69,7 +70,7 @@ class Moved(WireModel):
     bytes_zero: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Flushed(WireModel):
     """Every byte before `offset_bytes` is durable on the destination. `finished`: the whole pass is. `bytes_checked`: how many
     bytes that should be unchanged were compared."""
@@ -84,7 +85,7 @@ class Flushed(WireModel):
     bytes_checked: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Broken(WireModel):
     """The order failed. `kind`: the error's class, as several share a code and callers treat some of them differently."""
 
@@ -95,7 +96,7 @@ class Broken(WireModel):
     hint: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Result(WireModel):
     """A message of one kind of order. `content` is a WireModel of that kind, by its `name`. `waits`: the worker does nothing
     before the service's next line."""

@@ -13,17 +13,18 @@ that changes while it is read is an error, never a mixture.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from synvirt.errors import SynvirtError
+from synvirt.records import Record, record
 
 if TYPE_CHECKING:  # a copy of a local disk connects to no host, and does not load these modules
     from synvirt.outgoing import Guard
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+@record
+class Remote(Record):
     """A remote folder with files to read. `url` ends with a slash and has no secrets in it.
 
     `query` (of a signed URL) goes with every request; `credentials` are those of `urls.CREDENTIALS` for the scheme. `ca_file`

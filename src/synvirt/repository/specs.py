@@ -1,12 +1,13 @@
 """A repository, and a disk of a restore point, as data for a worker that opens them. Never stored, as the key is in it."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from synvirt.disks.specs import Spec
+from synvirt.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FolderSpec(Spec):
     """A folder of this host; with `nfs` refused while no NFS export is mounted there."""
 
@@ -14,7 +15,7 @@ class FolderSpec(Spec):
     nfs: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PeerSpec(Spec):
     """A folder that another SynVirt offers: see `repository.peer.PeerPlace`."""
 
@@ -25,7 +26,7 @@ class PeerSpec(Spec):
     allowed_hosts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RepositorySpec(Spec):
     """`key`: its master key, in base64. `cache`: a file of this host for copies of the packs' footers."""
 
@@ -34,7 +35,7 @@ class RepositorySpec(Spec):
     cache: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointSpec(Spec):
     """Disk `number` of a restore point, counted from 0 in its manifest's order. `sha256`: the hash of the manifest whose author
     was checked; a replaced one has another. None: any is read."""
