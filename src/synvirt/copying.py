@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from traceback import clear_frames
 
 from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced
 from synvirt.buffers import new_buffer
@@ -358,6 +357,8 @@ class _Pass:
         except BaseException as error:
             # An error keeps the frames that it went through, and so the megabytes that they read into.
             del buffer
+            from traceback import clear_frames  # a copy that ends well does not load it
+
             clear_frames(error.__traceback__)
             self._fail(error, self.busy[slot])
 
