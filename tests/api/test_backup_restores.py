@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from uuid import UUID
 
 import pytest
@@ -11,19 +10,22 @@ from typer.testing import CliRunner
 
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
 from synvirt.cli import app
+from tests.drawn import drawn
 from tests.fakes.backups import ended
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
 from tests.fakes.service import Service
 from tests.processes import until
 
-CONTENT = Random(1).randbytes(1_000_001)
+
+def disk_content() -> bytes:
+    return drawn(1_000_001)
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     made = Service(tmp_path / "service")
-    made.guests.image("web", CONTENT)
+    made.guests.image("web", disk_content())
     (tmp_path / "repository").mkdir()
     with made.served():
         yield made
@@ -54,13 +56,13 @@ def test_the_command_exports_as_it_is_reported(service: Service, point: str) -> 
     assert found == {"0-vda.qcow2", "domain.xml"}
     code, output = said(service, "restore", point, "--json", "--name", "raw")
     assert json.loads(output)["path"] == "exports/raw"
-    assert [(service.settings.data_dir / "exports/raw/0-vda.raw").read_bytes() == CONTENT] == [True]
+    assert [(service.settings.data_dir / "exports/raw/0-vda.raw").read_bytes() == disk_content()] == [True]
 
 
 def test_a_guest_runs_at_once_and_only_who_means_it_loses_what_it_wrote(tmp_path: Path) -> None:
     hypervisor = FakeHypervisor()
     service = Service(tmp_path / "service", restore_host=restore_host_of(tmp_path, hypervisor))
-    service.guests.image("web", CONTENT)
+    service.guests.image("web", disk_content())
     service.guests.xml = XML
     (tmp_path / "repository").mkdir()
     with service.served():

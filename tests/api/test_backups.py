@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 from uuid import uuid4
 
@@ -13,16 +12,21 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from synvirt.cli import app
+from tests.drawn import drawn
 from tests.fakes.backups import ended
 from tests.fakes.service import PASSWORD, USER, Service
 
-CONTENT = Random(1).randbytes(3_000_001)
+SIZE = 3_000_001
+
+
+def disk_content() -> bytes:
+    return drawn(SIZE)
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     made = Service(tmp_path / "service")
-    made.guests.image("web", CONTENT)
+    made.guests.image("web", disk_content())
     (tmp_path / "repository").mkdir()
     with made.served():
         yield made
@@ -52,7 +56,7 @@ def test_a_run_is_accepted_without_a_body_and_ends_completed(service: Service, c
     (point,) = client.get("/restore-points").json()["items"]
     assert [point["id"]] == run["restore_point_ids"]
     assert (point["quiesced"], point["consistency"], point["repository_kind"]) == (False, "offline", "local")
-    assert point["disks"] == [{"target": "vda", "size_bytes": len(CONTENT)}]
+    assert point["disks"] == [{"target": "vda", "size_bytes": SIZE}]
     assert client.get(f"/jobs/{job['id']}").json()["last_run_id"] == run["id"]
     for path in ("/repositories", "/jobs", "/runs"):
         page = client.get(path, params={"limit": 1}).json()
@@ -132,7 +136,7 @@ def test_the_command_line_backs_up_verifies_and_restores(
     point = ran.output.split("restore point ")[1].split()[0]
     assert synvirt("verify", point).exit_code == 0
     assert synvirt("restore", point, "--name", "out").exit_code == 0
-    assert [(tmp_path / "service/exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    assert [(tmp_path / "service/exports/out/0-vda.raw").read_bytes() == disk_content()] == [True]
     for listing in ("repositories", "jobs", "runs", "points"):
         assert synvirt(listing).exit_code == 0
     assert "web" in synvirt("points").output

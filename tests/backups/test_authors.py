@@ -28,7 +28,7 @@ from synvirt.repository.opening import OpenRepositories
 from synvirt.repository.repository import Repository, create
 from synvirt.repository.specs import FolderSpec, PointSpec, RepositorySpec
 from tests.backups.test_restore_script import _run as script
-from tests.backups.test_service import CONTENT, House
+from tests.backups.test_service import House, disk_content
 from tests.fakes.backups import authors_of, backups_of
 from tests.needs import need
 from tests.processes import until
@@ -224,7 +224,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def backed_up(house: House) -> UUID:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     (point,) = house.run(house.job("web")).restore_point_ids
     return point
 

@@ -13,15 +13,18 @@ from synvirt.repository.repository import Repository
 from synvirt.repository.verify import verify_point, verify_repository
 from tests.backups.folders import MemoryFolder
 from tests.backups.points import KEY, back_up, disk, opened, restored
+from tests.fakes.disks import MemoryReader
 
-CONTENT = disk("AAAABBBBCCCC")
+
+def a_disk() -> MemoryReader:
+    return disk("AAAABBBBCCCC")
 
 
 def attacked() -> tuple[MemoryFolder, UUID]:
     """A point; then a pack of all its names over other bytes, and a list that condemns the pack that has them."""
     folder = MemoryFolder()
     repository = opened(folder, new=True)
-    point = back_up(repository, CONTENT)
+    point = back_up(repository, a_disk())
     own = list(repository.pack_sizes())
     decoy = packs.Pack()
     for pack in own:
@@ -36,7 +39,7 @@ def attacked() -> tuple[MemoryFolder, UUID]:
 def test_decoys_hide_nothing() -> None:
     folder, point = attacked()
     repository = Repository(folder, KEY)
-    assert restored(repository, point) == [CONTENT.content]
+    assert restored(repository, point) == [a_disk().content]
     assert verify_point(repository, point).wrong is None
     assert verify_repository(repository).damaged_points == ()
 
@@ -46,18 +49,18 @@ def test_decoys_do_not_make_a_collection_take_the_true_ones() -> None:
     for later in (YOUNG_S + 1, GRACE_S + 1, GRACE_S + 1):
         folder.now += later
         collect(Repository(folder, KEY), now=folder.now)
-    assert restored(Repository(folder, KEY), point) == [CONTENT.content]
+    assert restored(Repository(folder, KEY), point) == [a_disk().content]
 
 
 def test_a_run_does_not_rely_on_decoys() -> None:
     folder, _ = attacked()
     repository = Repository(folder, KEY)
-    again = back_up(repository, CONTENT)
+    again = back_up(repository, a_disk())
     for name, file in list(folder.files.items()):  # what was condemned goes; what the run wrote itself stays
         if name.startswith("condemned/"):
             for pack in file.content.decode().split():
                 folder.files.pop(f"{packs.FOLDER}/{pack}", None)
-    assert restored(Repository(folder, KEY), again) == [CONTENT.content]
+    assert restored(Repository(folder, KEY), again) == [a_disk().content]
 
 
 def test_where_only_decoys_are_left_verifying_says_so() -> None:

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +28,7 @@ from synvirt.repository.repository import Repository
 from synvirt.sizes import KIB, MIB
 from synvirt.store import Store
 from tests.contracts.readers import read_all
+from tests.drawn import drawn
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.fakes.exports import FakeExports
 from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
@@ -37,9 +37,12 @@ from tests.fakes.workers import in_process
 from tests.kinds.runs import rows_left
 from tests.processes import until
 
-CONTENT = Random(4).randbytes(2 * CHUNK_BYTES)
 # Slow enough that there is a middle, and so slow that it does not end.
 SLOWLY, FOR_LONG = MIB, 64 * KIB
+
+
+def disk_content() -> bytes:
+    return drawn(2 * CHUNK_BYTES)
 
 
 class Place:
@@ -50,7 +53,7 @@ class Place:
         self.processes: Exports | None = None
         self.guests = FakeGuests(folder / "guests")
         self.guests.xml = XML
-        self.guests.image("web", CONTENT)
+        self.guests.image("web", disk_content())
         (folder / "repository").mkdir()
         self.begin()
         asked = BackupRepositoryRequest(name="here", kind="local", path=str(folder / "repository"))
@@ -110,7 +113,7 @@ class Restored:
     def writes(self, offset: int = 5000) -> bytes:
         """What its volume is to hold in the end."""
         self.place.hypervisor.guest_writes(self.id, 0, offset, b"written meanwhile")
-        return CONTENT[:offset] + b"written meanwhile" + CONTENT[offset + 17 :]
+        return disk_content()[:offset] + b"written meanwhile" + disk_content()[offset + 17 :]
 
     def runs(self) -> None:
         until(lambda: self.run.status is Status.TRANSFERRING and self.run.progress.bytes_done > 0)
@@ -153,7 +156,7 @@ def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(pl
     assert restored.run.domain is not None
     run = restored.completed(restored.writes())
     assert restored.guest.running
-    assert run.progress.bytes_done == run.progress.bytes_total == len(CONTENT)
+    assert run.progress.bytes_done == run.progress.bytes_total == len(disk_content())
 
 
 @pytest.mark.parametrize(
@@ -175,15 +178,15 @@ def test_only_the_worker_reads_lists_of_chunks(place: Place, monkeypatch: pytest
 def test_a_restore_needs_room_for_what_is_not_zero_and_for_no_more(
     place: Place, monkeypatch: pytest.MonkeyPatch, instantly: bool
 ) -> None:
-    place.guests.image("web", CONTENT + bytes(4 * CHUNK_BYTES))
+    place.guests.image("web", disk_content() + bytes(4 * CHUNK_BYTES))
     (place.point,) = ended(place.backups, place.backups.run_job(place.job).id).restore_point_ids
     destination = place.restore_host.destinations["here"]
-    for free, status in ((len(CONTENT) - 1, Status.FAILED), (len(CONTENT), Status.COMPLETED)):
+    for free, status in ((len(disk_content()) - 1, Status.FAILED), (len(disk_content()), Status.COMPLETED)):
         monkeypatch.setattr(destination, "free_bytes", partial(int, free))
         run = ended(place.backups, place.restore(instant=instantly, start=instantly, name=f"again-{free}").id)
         assert run.status is status
         if run.error is not None:
-            assert f"have {len(CONTENT)} bytes that are not zeros" in run.error.message
+            assert f"have {len(disk_content())} bytes that are not zeros" in run.error.message
             assert place.left() == []
 
 
@@ -196,7 +199,7 @@ def test_a_point_is_served_and_copied_by_processes_that_see_no_more_than_they_ne
         expected = restored.writes()
         socket = place.processes.folder(str(restored.id)) / "0"
         with closing(NbdReader(f"nbd+unix:///?socket={socket}")) as reader:
-            assert read_all(reader) == CONTENT
+            assert read_all(reader) == disk_content()
         process = holder(socket.parent)
         place.restart()
         assert holder(socket.parent) == process, "it outlives the service"
@@ -266,7 +269,7 @@ def test_a_paused_guest_is_resumed(place: Place) -> None:
     place.hypervisor.source_away = False
     until(lambda: restored.state != "waiting")
     assert not restored.guest.held_up
-    restored.completed(CONTENT)
+    restored.completed(disk_content())
 
 
 def test_exports_that_are_gone_are_made_again(place: Place) -> None:
@@ -276,7 +279,7 @@ def test_exports_that_are_gone_are_made_again(place: Place) -> None:
     until(lambda: restored.state == "waiting")
     place.exports.failing, asked = None, place.exports.served
     until(lambda: place.exports.served > asked)
-    restored.completed(CONTENT)
+    restored.completed(disk_content())
 
 
 def test_before_its_guest_was_started_a_run_fails_as_any_other(place: Place) -> None:
@@ -301,7 +304,7 @@ def test_a_guest_that_does_not_start_is_copied_first(place: Place) -> None:
     assert restored.run.instant is not None
     assert restored.run.instant.started_at is None, "nothing can be lost"
     place.hypervisor.fail = None
-    run = restored.completed(CONTENT)
+    run = restored.completed(disk_content())
     assert [one.code for one in run.warnings if "start" in one.message] == ["E_BAK_START_FAILED"]
     assert restored.guest.running
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import BackupNotFound
-from tests.backups.test_service import CONTENT, House
+from tests.backups.test_service import House, disk_content
 
 
 def test_changes_of_a_point_at_the_same_time_lose_nothing_and_bring_back_none(tmp_path: Path) -> None:
     house = House(tmp_path)
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     (point_id,) = house.run(house.job("web")).restore_point_ids
     points = house.backups.points
     fields = {"state": "damaged", "protected": True, "vm_name": "other", "stored_bytes": 7}

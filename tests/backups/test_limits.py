@@ -10,7 +10,7 @@ import pytest
 from synvirt.backups.limits import Limits
 from synvirt.backups.model import RestoreRequest
 from synvirt.jobs.slots import Slots, guests_of, repository
-from tests.backups.test_service import CONTENT, House
+from tests.backups.test_service import House, disk_content
 from tests.fakes.backups import backups_of
 from tests.processes import until
 
@@ -27,7 +27,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     limits = Limits(slots, "local", per_repository=1, per_host=2, per_destination=1)
     made.backups = backups_of(made.store, made.guests, tmp_path, limits=limits)
     made.backups.start()
-    made.image("web", CONTENT)
+    made.image("web", disk_content())
     yield made
     made.close()
 

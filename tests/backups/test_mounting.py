@@ -141,10 +141,10 @@ def test_a_file_system_in_a_point_is_read_without_a_restore(tmp_path: Path) -> N
 
 
 def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
-    from tests.backups.test_service import CONTENT, House
+    from tests.backups.test_service import House, disk_content
 
     house = House(tmp_path)
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     (point,) = house.run(house.job("web")).restore_point_ids
     house.close()
     (tmp_path / "test.db").rename(tmp_path / "migrator.db")
@@ -153,7 +153,7 @@ def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path) -> None:
         try:
             assert child.stdout is not None
             (reported,) = json.loads(child.stdout.readline())["disks"]
-            assert (reported["target"], reported["size_bytes"]) == ("vda", len(CONTENT))
+            assert (reported["target"], reported["size_bytes"]) == ("vda", len(disk_content()))
             compare = [need("qemu-img", "qemu-utils"), "compare", "-f", "raw", "-F", "raw", reported["uris"][0]]
             subprocess.run([*compare, tmp_path / "images/web"], check=True, timeout=60)
             child.send_signal(signal.SIGINT)

@@ -14,14 +14,14 @@ from synvirt.errors import BackupBadRequest, BackupConflict
 from synvirt.jobs.slots import Turns
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
-from tests.backups.test_service import CONTENT, House
+from tests.backups.test_service import House, disk_content
 from tests.needs import need
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     made = House(tmp_path)
-    made.image("web", CONTENT)
+    made.image("web", disk_content())
     yield made
     made.close()
 
@@ -66,7 +66,7 @@ def test_an_export_goes_to_a_folder_that_a_setting_allows_and_to_no_other(house:
     for folder in (allowed, allowed / "inner"):
         run = house.ended(house.backups.restore(point, RestoreRequest(target="export", path=str(folder), name="out")))
         assert (run.status, run.path) == ("completed", str(folder / "out"))
-        assert [(folder / "out/0-vda.raw").read_bytes() == CONTENT] == [True]
+        assert [(folder / "out/0-vda.raw").read_bytes() == disk_content()] == [True]
         with pytest.raises(BackupConflict, match="out"):
             house.backups.restore(point, RestoreRequest(target="export", path=str(folder), name="out"))
 

@@ -18,7 +18,7 @@ from synvirt.backups.schedule import Schedule, next_time
 from synvirt.backups.scheduling import looking, running
 from synvirt.errors import PersistFailed
 from synvirt.store.backups import Row
-from tests.backups.test_service import CONTENT, House
+from tests.backups.test_service import House, disk_content
 from tests.processes import until
 
 SCHEDULE: TypeAdapter[str] = TypeAdapter(Schedule)
@@ -29,7 +29,7 @@ LONG_S = 60
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     made = House(tmp_path)
-    made.image("web", CONTENT)
+    made.image("web", disk_content())
     yield made
     made.close()
 
@@ -248,7 +248,7 @@ def test_the_thread_looks_again_after_an_error_and_ends() -> None:
 
 def test_a_service_starts_what_is_due(tmp_path: Path) -> None:
     house = House(tmp_path)
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     job = _scheduled(house)  # once a day: a minute may end while this runs
     house.backups._jobs.put(job.model_copy(update={"scheduled_to": job.created_at - timedelta(days=1)}))
     house.close()

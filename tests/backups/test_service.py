@@ -29,6 +29,7 @@ from synvirt.repository import garbage, packs, verify
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.store import Store
+from tests.drawn import drawn
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.processes import until
 
@@ -81,7 +82,8 @@ def house(tmp_path: Path) -> Iterator[House]:
     made.close()
 
 
-CONTENT = Random(1).randbytes(2 * CHUNK_BYTES + 7) + bytes(3 * CHUNK_BYTES)
+def disk_content() -> bytes:
+    return drawn(2 * CHUNK_BYTES + 7, zeros=3 * CHUNK_BYTES)
 
 
 def test_every_kind_of_run_says_what_becomes_of_one_that_was_cut_off(house: House) -> None:
@@ -89,15 +91,15 @@ def test_every_kind_of_run_says_what_becomes_of_one_that_was_cut_off(house: Hous
 
 
 def test_a_run_ends_completed_with_points_that_restore_to_the_same_bytes(house: House) -> None:
-    house.image("web", CONTENT)
-    house.image("db", CONTENT[:5000])
+    house.image("web", disk_content())
+    house.image("db", disk_content()[:5000])
     job = house.job("web", "db")
     run = house.run(job)
     assert (run.status, run.error, run.warnings) == ("completed", None, ())
     assert len(run.restore_point_ids) == 2
     assert run.progress.bytes_done == run.progress.bytes_total > 0
     assert house.backups.job(job.id).last_run_id == run.id
-    for point_id, content in zip(run.restore_point_ids, (CONTENT, CONTENT[:5000]), strict=True):
+    for point_id, content in zip(run.restore_point_ids, (disk_content(), disk_content()[:5000]), strict=True):
         point = house.backups.points.get(point_id)
         assert (point.consistency, point.quiesced, point.state) == ("offline", False, "unverified")
         assert point.size_bytes == len(content)
@@ -112,10 +114,10 @@ def test_a_run_ends_completed_with_points_that_restore_to_the_same_bytes(house: 
 
 
 def test_a_second_run_stores_only_what_changed(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     job = house.job("web")
     first = house.run(job)
-    house.image("web", CONTENT[:-CHUNK_BYTES] + b"new" + bytes(CHUNK_BYTES - 3))
+    house.image("web", disk_content()[:-CHUNK_BYTES] + b"new" + bytes(CHUNK_BYTES - 3))
     second = house.run(job)
     stored = [house.backups.points.get(run.restore_point_ids[0]).stored_bytes for run in (first, second)]
     assert stored[0] > 2 * CHUNK_BYTES
@@ -123,7 +125,7 @@ def test_a_second_run_stores_only_what_changed(house: House) -> None:
 
 
 def test_a_guest_that_was_started_meanwhile_gives_no_point(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     house.guests.changed = True
     run = house.run(house.job("web"))
     assert run.status == "failed"
@@ -134,8 +136,8 @@ def test_a_guest_that_was_started_meanwhile_gives_no_point(house: House) -> None
 
 
 def test_a_guest_that_is_not_there_fails_the_run_and_keeps_the_points_before_it(house: House) -> None:
-    house.image("web", CONTENT)
-    house.image("gone", CONTENT)
+    house.image("web", disk_content())
+    house.image("gone", disk_content())
     job = house.job("web", "gone")
     house.guests.remove("gone")
     run = house.run(job)
@@ -149,7 +151,7 @@ def test_a_guest_that_is_not_there_fails_the_run_and_keeps_the_points_before_it(
     ("vm_ids", "said"), [(("web", "wbe"), "wbe"), (("web", "web"), "one guest"), (("web", "id-of-web"), "one guest")]
 )
 def test_a_job_names_guests_that_are_there_and_each_once(house: House, vm_ids: tuple[str, ...], said: str) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     repository = house.repository()
     with pytest.raises(BackupBadRequest, match=said):
         house.job(*vm_ids, repository=repository)
@@ -160,7 +162,7 @@ def test_a_job_names_guests_that_are_there_and_each_once(house: House, vm_ids: t
 
 
 def test_two_jobs_never_have_one_name(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     repository = house.repository()
     first, second = house.job("web", repository=repository), house.job("web", repository=repository)
     fields = {name: getattr(first, name) for name in BackupJobRequest.model_fields}
@@ -172,7 +174,7 @@ def test_two_jobs_never_have_one_name(house: House) -> None:
 
 
 def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     opened, go = threading.Event(), threading.Event()
 
     def held() -> None:
@@ -197,7 +199,7 @@ def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
 
 
 def test_a_run_that_the_services_end_cut_off_goes_on(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     opened, stops = threading.Event(), house.backups.runs._stops
 
     def held() -> None:
@@ -217,7 +219,7 @@ def test_a_run_that_the_services_end_cut_off_goes_on(house: House) -> None:
 
 
 def test_a_run_that_a_lost_lease_cut_off_stops_at_once_and_goes_on_once_the_lease_is_held(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     opened, freed, stops = threading.Event(), threading.Event(), house.backups.runs._stops
 
     def held() -> None:
@@ -245,7 +247,7 @@ def test_a_run_that_a_lost_lease_cut_off_stops_at_once_and_goes_on_once_the_leas
 
 def test_one_that_waits_for_its_turn_is_cut_off_too_and_is_not_cancelled(house: House) -> None:
     stops = house.backups.runs._stops
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     repository = house.repository()
     house.guests.gate = lambda: until(lambda: all(stop.is_set() for stop in list(stops.values())))
     begun = [house.backups.run_job(house.job("web", repository=repository).id) for _ in range(4)]
@@ -261,7 +263,7 @@ def test_a_thread_that_outlives_a_lost_lease_is_waited_for(house: House, monkeyp
     """Two threads of one run would both write its disks."""
     monkeypatch.setattr(runner, "END_TIMEOUT_S", 0.01)
     monkeypatch.setattr(service, "RESUME_EVERY_S", 0.05)
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     opened, go, entered = threading.Event(), threading.Event(), list[int]()
 
     def held() -> None:
@@ -283,7 +285,7 @@ def test_a_thread_that_outlives_a_lost_lease_is_waited_for(house: House, monkeyp
 
 
 def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     job = house.job("web", retention=Retention(keep_last=2))
     points: list[UUID] = []
     for number in range(4):
@@ -299,7 +301,7 @@ READS = {"backup": False, "restore": True, "verify": True, "boot_test": True, "c
 
 @pytest.mark.parametrize("kind", get_args(BackupRun.model_fields["kind"].annotation))
 def test_a_point_stays_for_as_long_as_a_run_reads_it(house: House, kind: Literal["backup"]) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     job = house.job("web", retention=Retention(keep_last=1))
     (point,) = house.run(job).restore_point_ids
     run = BackupRun(id=uuid4(), kind=kind, created_at=now(), restore_point_ids=(point,), repository_id=job.repository_id)
@@ -323,7 +325,7 @@ def test_a_point_stays_for_as_long_as_a_run_reads_it(house: House, kind: Literal
 
 
 def test_no_run_begins_to_read_a_point_that_is_about_to_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     (point,) = house.run(house.job("web")).restore_point_ids
     remove, refused = Repository.remove, list[SynvirtError]()
 
@@ -349,7 +351,7 @@ def test_no_run_begins_to_read_a_point_that_is_about_to_go(house: House, monkeyp
 def test_a_point_that_is_removed_while_its_repository_is_verified_is_not_damaged(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     job = house.job("web")
     (gone,), (stays,) = house.run(job).restore_point_ids, house.run(job).restore_point_ids
 
@@ -367,7 +369,7 @@ def test_a_point_that_is_removed_while_its_repository_is_verified_is_not_damaged
 
 
 def test_damage_is_reported_by_verify_and_by_restore_and_leaves_no_half_an_export(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     (point,) = house.run(house.job("web")).restore_point_ids
     (pack,) = (house.folder / "repository/packs").iterdir()
     content = bytearray(pack.read_bytes())
@@ -384,7 +386,7 @@ def test_damage_is_reported_by_verify_and_by_restore_and_leaves_no_half_an_expor
 
 @pytest.mark.parametrize("by", ["point", "repository"])
 def test_what_is_damaged_is_written_again_by_the_next_run_and_repairs_the_points_before(house: House, by: str) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     job = house.job("web")
     (point,) = house.run(job).restore_point_ids
     (pack,) = (house.folder / "repository/packs").iterdir()
@@ -404,7 +406,7 @@ def test_what_is_damaged_is_written_again_by_the_next_run_and_repairs_the_points
 
 
 def test_another_host_finds_the_points_with_the_recovery_key(house: House, tmp_path: Path) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     (point,) = house.run(house.job("web")).restore_point_ids
     (known,), _ = house.backups.repositories.page(limit=9, cursor=None)
     key = house.backups.repositories.recovery_key(known.id)
@@ -417,12 +419,12 @@ def test_another_host_finds_the_points_with_the_recovery_key(house: House, tmp_p
     assert other.backups.points.get(point).vm_name == "web"
     restored = other.ended(other.backups.restore(point, RestoreRequest(target="export", name="out")))
     assert restored.status == "completed"
-    assert [(tmp_path / "other/exports/out/0-vda.raw").read_bytes() == CONTENT] == [True]
+    assert [(tmp_path / "other/exports/out/0-vda.raw").read_bytes() == disk_content()] == [True]
     other.close()
 
 
 def test_a_repository_that_is_away_fails_the_run_and_is_said_to_be(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     job = house.job("web")
     (house.folder / "repository").rename(house.folder / "away")
     run = house.run(job)
@@ -446,7 +448,7 @@ def test_what_is_not_there_is_not_found(house: House) -> None:
 
 
 def test_a_repository_that_jobs_write_to_is_not_forgotten(house: House) -> None:
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     job = house.job("web")
     with pytest.raises(BackupConflict):
         house.backups.forget_repository(job.repository_id)

@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from random import Random
 from typing import Any, cast
 
 import pytest
@@ -19,18 +18,22 @@ from synvirt.cli.backup import commands
 from synvirt.cli.backup import jobs as backup_jobs
 from tests.cli.conftest import Run
 from tests.cli.test_watching import SYNVIRT
+from tests.drawn import drawn
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
 
-CONTENT = Random(3).randbytes(3 << 20)
 WAIT_S = 60
+
+
+def disk_content() -> bytes:
+    return drawn(3 << 20)
 
 
 @pytest.fixture
 def home(service: Service, tmp_path: Path) -> Path:
     """Where a repository may be made; the guests `web` and `db` are there."""
     for name in ("web", "db"):
-        service.guests.image(name, CONTENT)
+        service.guests.image(name, disk_content())
     (tmp_path / "repository").mkdir()
     return tmp_path / "repository"
 

@@ -9,7 +9,6 @@ import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -18,11 +17,16 @@ from synvirt.remote import places, retrying
 from synvirt.remote.reading import RemoteReader
 from tests import remote_servers as servers
 from tests.contracts.readers import read, read_all
+from tests.drawn import drawn
 from tests.ports import free_port
 from tests.remote_servers import Asked, Script, honest
 
-CONTENT = Random(21).randbytes((6 << 20) + 17)
+SIZE = (6 << 20) + 17
 NAME = "disk.raw"
+
+
+def disk_content() -> bytes:
+    return drawn(SIZE)
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +37,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Nginx]:
     with servers.nginx(tmp_path_factory.mktemp("nginx")) as server:
-        (server.folder / NAME).write_bytes(CONTENT)
+        (server.folder / NAME).write_bytes(disk_content())
         yield server
 
 
 @pytest.fixture(scope="module")
 def samba(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Samba]:
     with servers.samba(tmp_path_factory.mktemp("samba")) as server:
-        (server.folder / NAME).write_bytes(CONTENT)
+        (server.folder / NAME).write_bytes(disk_content())
         yield server
 
 
@@ -63,18 +67,18 @@ def test_connections_that_are_cut_in_the_middle_cost_only_what_was_under_way(ngi
     with servers.wire(nginx.port) as wire:
         wire.cuts.update({number: 200_000 + 70_000 * number for number in range(1, 12)})
         reader = RemoteReader(servers.remote(f"http://127.0.0.1:{wire.port}/open/"), NAME)
-        assert read_all(reader) == CONTENT
+        assert read_all(reader) == disk_content()
         reader.close()
         assert wire.connections > 5
         # What came before a cut was kept: what is fetched twice is what was in the sockets' buffers.
-        assert wire.bytes_back < 2 * len(CONTENT)
+        assert wire.bytes_back < 2 * SIZE
 
 
 def test_a_broken_smb_connection_is_made_again_and_the_file_is_the_same(samba: servers.Samba) -> None:
     with servers.wire(samba.port) as wire:
         wire.cuts.update(dict.fromkeys(range(1, 5), 900000))
         reader = RemoteReader(servers.remote(f"smb://127.0.0.1:{wire.port}/disks/", credentials=SMB), NAME)
-        assert read_all(reader) == CONTENT
+        assert read_all(reader) == disk_content()
         reader.close()
         assert wire.connections >= 3
 
@@ -84,9 +88,9 @@ def test_a_busy_server_is_asked_again() -> None:
 
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
         status = next(statuses, None)
-        return honest(CONTENT, asked) if status is None else (status, {"Content-Length": "0"}, b"")
+        return honest(disk_content(), asked) if status is None else (status, {"Content-Length": "0"}, b"")
 
-    assert read_scripted(script) == CONTENT
+    assert read_scripted(script) == disk_content()
 
 
 def test_retry_after_is_kept_to() -> None:
@@ -95,7 +99,7 @@ def test_retry_after_is_kept_to() -> None:
 
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
         headers = next(answers, None)
-        return honest(CONTENT, asked) if headers is None else (429, {**headers, "Content-Length": "0"}, b"")
+        return honest(disk_content(), asked) if headers is None else (429, {**headers, "Content-Length": "0"}, b"")
 
     with servers.scripted(script) as url:
         place = places.place_of(servers.remote(url))
@@ -112,10 +116,10 @@ def test_a_server_that_asks_for_too_much_patience_is_away() -> None:
 
 def test_a_body_that_is_too_short_is_fetched_on_from_where_it_ended() -> None:
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        status, headers, body = honest(CONTENT, asked)
+        status, headers, body = honest(disk_content(), asked)
         return status, headers, body[: max(1, len(body) * 2 // 3)]
 
-    assert read_scripted(script) == CONTENT
+    assert read_scripted(script) == disk_content()
 
 
 def test_tries_have_an_end() -> None:
@@ -134,7 +138,7 @@ def test_who_comes_back_after_a_failure_reads_on() -> None:
     down = threading.Event()
 
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        return (503, {"Content-Length": "0"}, b"") if down.is_set() else honest(CONTENT, asked)
+        return (503, {"Content-Length": "0"}, b"") if down.is_set() else honest(disk_content(), asked)
 
     with servers.scripted(script) as url:
         reader = RemoteReader(servers.remote(url), NAME)
@@ -142,7 +146,7 @@ def test_who_comes_back_after_a_failure_reads_on() -> None:
         with pytest.raises(SourceUnreachable, match="offset 4000000"):
             read(reader, 4_000_000, 4096)
         down.clear()
-        assert read(reader, 4_000_000, 4096) == CONTENT[4_000_000:4_004_096]
+        assert read(reader, 4_000_000, 4096) == disk_content()[4_000_000:4_004_096]
         reader.close()
 
 
@@ -150,7 +154,7 @@ def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_needed() -> None:
     down = threading.Event()
 
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        return (503, {"Content-Length": "0"}, b"") if down.is_set() and asked.start else honest(CONTENT, asked)
+        return (503, {"Content-Length": "0"}, b"") if down.is_set() and asked.start else honest(disk_content(), asked)
 
     with servers.scripted(script) as url:
         reader = RemoteReader(servers.remote(url), NAME)
@@ -161,7 +165,7 @@ def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_needed() -> None:
         while not any(piece.failed for piece in list(pieces._by_start.values())):
             time.sleep(0.01)
         down.clear()
-        assert read(reader, 65536, 1 << 20) == CONTENT[65536 : 65536 + (1 << 20)]
+        assert read(reader, 65536, 1 << 20) == disk_content()[65536 : 65536 + (1 << 20)]
         reader.close()
 
 
@@ -172,7 +176,7 @@ def test_a_server_that_stops_answering_is_given_up(monkeypatch: pytest.MonkeyPat
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
         if asked.start:
             answer.wait(20)
-        return honest(CONTENT, asked)
+        return honest(disk_content(), asked)
 
     with servers.scripted(script) as url:
         reader = RemoteReader(servers.remote(url), NAME)
@@ -190,7 +194,7 @@ def test_closing_ends_what_is_under_way() -> None:
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
         if asked.start:
             answer.wait(100)
-        return honest(CONTENT, asked)
+        return honest(disk_content(), asked)
 
     with servers.scripted(script) as url, ThreadPoolExecutor(1) as pool:
         reader = RemoteReader(servers.remote(url), NAME)
@@ -208,10 +212,10 @@ def test_closing_ends_what_is_under_way() -> None:
 
 def test_a_file_that_changes_in_the_middle_is_an_error_never_a_mixture(nginx: servers.Nginx) -> None:
     path = nginx.folder / "changing.raw"
-    path.write_bytes(CONTENT)
+    path.write_bytes(disk_content())
     reader = RemoteReader(servers.remote(nginx.url), path.name)
     read(reader, 0, 4096)
-    path.write_bytes(bytes(len(CONTENT)))
+    path.write_bytes(bytes(SIZE))
     os.utime(path, (1, 1))
     with pytest.raises(DiskReadFailed, match=r"changing\.raw was changed or replaced .*offset \d+") as caught:
         read(reader, 3 << 20, 4096)
@@ -226,7 +230,7 @@ def test_a_server_that_does_not_check_for_us_is_checked(etag: str) -> None:
     """If-Match is ignored by many; a weak ETag cannot be asked for; some have a date alone."""
 
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        status, headers, body = honest(CONTENT, asked, etag="" if asked.start == 0 and not etag else '"v1"')
+        status, headers, body = honest(disk_content(), asked, etag="" if asked.start == 0 and not etag else '"v1"')
         if asked.start or not etag:
             headers["ETag"] = etag
         if not etag:
@@ -239,12 +243,12 @@ def test_a_server_that_does_not_check_for_us_is_checked(etag: str) -> None:
 
 
 def test_a_file_that_grows_or_shrinks_is_another() -> None:
-    for size in (len(CONTENT) + 1, len(CONTENT) - 1):
+    for size in (SIZE + 1, SIZE - 1):
 
         def script(asked: Asked, size: int = size) -> tuple[int, dict[str, str], bytes]:
-            status, headers, body = honest(CONTENT, asked)
+            status, headers, body = honest(disk_content(), asked)
             if asked.start:
-                headers["Content-Range"] = headers["Content-Range"].replace(str(len(CONTENT)), str(size))
+                headers["Content-Range"] = headers["Content-Range"].replace(str(SIZE), str(size))
             return status, headers, body
 
         with pytest.raises(DiskReadFailed, match="changed or replaced"):
@@ -253,13 +257,13 @@ def test_a_file_that_grows_or_shrinks_is_another() -> None:
 
 def test_a_file_that_is_replaced_while_smb_is_away_is_an_error(samba: servers.Samba) -> None:
     path = samba.folder / "replaced.raw"
-    path.write_bytes(CONTENT)
+    path.write_bytes(disk_content())
     with servers.wire(samba.port) as wire:
         reader = RemoteReader(servers.remote(f"smb://127.0.0.1:{wire.port}/disks/", credentials=SMB), path.name)
         read(reader, 0, 4096)
         place = reader._connection.place
         path.unlink()
-        path.write_bytes(bytes(len(CONTENT)))
+        path.write_bytes(bytes(SIZE))
         place.broken(place.tree())  # type: ignore[attr-defined]
         with pytest.raises(DiskReadFailed, match="changed or replaced"):
             read(reader, 3 << 20, 4096)
@@ -279,7 +283,7 @@ def answered(number: int, **changes: str | None) -> Script:
     """Honest but for the answers from `number` on."""
 
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        status, headers, body = honest(CONTENT, asked)
+        status, headers, body = honest(disk_content(), asked)
         if asked.number >= number:
             headers |= {key.replace("_", "-"): value for key, value in changes.items() if value is not None}
             for key, value in changes.items():
@@ -298,7 +302,7 @@ def answered(number: int, **changes: str | None) -> Script:
         (answered(1, Content_Range="bytes 5-65540/9000000"), DiskReadFailed, "were asked for, and the server answers"),
         (answered(1, Content_Encoding="gzip"), UnsupportedFormat, "compresses"),
         (answered(2, Content_Range=None), DiskReadFailed, "answers 'nothing'"),
-        (answered(2, Content_Range=f"bytes 0-4095/{len(CONTENT)}"), DiskReadFailed, "were asked for"),
+        (answered(2, Content_Range=f"bytes 0-4095/{SIZE}"), DiskReadFailed, "were asked for"),
         (answered(2, Content_Length="5"), DiskReadFailed, "announces 5 bytes"),
         (lambda asked: (416, {"Content-Length": "0"}, b""), DiskReadFailed, "416"),
         (lambda asked: (404, {"Content-Length": "0"}, b""), NotFound, "404"),
@@ -314,9 +318,9 @@ def test_what_a_server_answers_is_checked(script: Script, error: type[SynvirtErr
 
 def test_416_in_the_middle_names_the_offset() -> None:
     def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        return honest(CONTENT, asked) if asked.start == 0 else (416, {"Content-Length": "0"}, b"")
+        return honest(disk_content(), asked) if asked.start == 0 else (416, {"Content-Length": "0"}, b"")
 
-    with pytest.raises(DiskReadFailed, match=rf"ends before offset \d+, but had {len(CONTENT)} bytes"):
+    with pytest.raises(DiskReadFailed, match=rf"ends before offset \d+, but had {SIZE} bytes"):
         read_scripted(script)
 
 
@@ -370,7 +374,7 @@ def test_what_is_not_there(nginx: servers.Nginx, samba: servers.Samba) -> None:
 
 def test_a_missing_bucket_and_a_wrong_key(tmp_path: Path) -> None:
     with servers.s3(tmp_path) as s3:
-        s3.put(NAME, CONTENT)
+        s3.put(NAME, disk_content())
         keys = (("access_key_id", s3.access_key_id), ("secret_access_key", s3.secret_access_key))
         with pytest.raises(NotFound, match="NoSuchBucket"):
             RemoteReader(servers.remote("s3://no-bucket/", endpoint=s3.endpoint, credentials=keys), NAME)

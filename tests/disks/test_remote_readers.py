@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -19,16 +18,21 @@ from synvirt.remote.smb import SmbPlace
 from tests import remote_servers as servers
 from tests.cases import cases
 from tests.contracts.readers import ReaderCase, ReaderContract, read, read_all
+from tests.drawn import drawn
 
 NAME = "disk ä+1.raw"
-CONTENT = Random(20).randbytes((5 << 20) + 333)
+SIZE = (5 << 20) + 333
+
+
+def disk_content() -> bytes:
+    return drawn(SIZE)
 
 
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Nginx]:
     with servers.nginx(tmp_path_factory.mktemp("nginx")) as server:
         (server.folder / "a folder").mkdir()
-        (server.folder / "a folder" / NAME).write_bytes(CONTENT)
+        (server.folder / "a folder" / NAME).write_bytes(disk_content())
         (server.folder / "empty").touch()
         yield server
 
@@ -36,7 +40,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Nginx]:
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
     with servers.s3(tmp_path_factory.mktemp("s3")) as server:
-        server.put(f"a folder/{NAME}", CONTENT)
+        server.put(f"a folder/{NAME}", disk_content())
         server.put("a folder/inner/other", b"x")
         server.put("empty", b"")
         yield server
@@ -46,7 +50,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
 def samba(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Samba]:
     with servers.samba(tmp_path_factory.mktemp("samba")) as server:
         (server.folder / "a folder" / "inner").mkdir(parents=True)
-        (server.folder / "a folder" / NAME).write_bytes(CONTENT)
+        (server.folder / "a folder" / NAME).write_bytes(disk_content())
         (server.folder / "empty").touch()
         yield server
 
@@ -88,7 +92,7 @@ def remote(request: pytest.FixtureRequest) -> Remote:
 class TestRemote(ReaderContract):
     @pytest.fixture
     def case(self, remote: Remote) -> ReaderCase:
-        return ReaderCase(open=lambda: RemoteReader(remote, NAME), content=CONTENT)
+        return ReaderCase(open=lambda: RemoteReader(remote, NAME), content=disk_content())
 
 
 class TestRange(ReaderContract):
@@ -97,12 +101,12 @@ class TestRange(ReaderContract):
     @pytest.fixture
     def case(self, remote: Remote) -> ReaderCase:
         return ReaderCase(
-            open=lambda: RemoteReader(remote, NAME, 70_001, 3 << 20), content=CONTENT[70_001 : 70_001 + (3 << 20)]
+            open=lambda: RemoteReader(remote, NAME, 70_001, 3 << 20), content=disk_content()[70_001 : 70_001 + (3 << 20)]
         )
 
 
 @given(
-    reads=st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 600_000)), min_size=1, max_size=6),
+    reads=st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, 600_000)), min_size=1, max_size=6),
     at_once=st.booleans(),
 )
 @cases(10)
@@ -112,8 +116,8 @@ def test_any_reads_are_those_of_the_local_bytes(
     for remote in (by_http(nginx), by_smb(samba), by_s3(s3)):
         reader = RemoteReader(remote, NAME)
         for offset, length in reads:
-            part = min(length, len(CONTENT) - offset)
-            assert read(reader, offset, part) == CONTENT[offset : offset + part]
+            part = min(length, SIZE - offset)
+            assert read(reader, offset, part) == disk_content()[offset : offset + part]
             if not at_once:  # nothing is kept from read to read
                 reader.close()
                 reader = RemoteReader(remote, NAME)
@@ -123,8 +127,8 @@ def test_any_reads_are_those_of_the_local_bytes(
 def test_reading_in_order_asks_for_each_byte_once_and_ahead_of_the_reader(remote: Remote) -> None:
     with connected(remote):
         reader = RemoteReader(remote, NAME)
-        assert read_all(reader) == CONTENT
-        assert requested_bytes(remote, NAME) == len(CONTENT)
+        assert read_all(reader) == disk_content()
+        assert requested_bytes(remote, NAME) == SIZE
         reader.close()
 
 
@@ -186,11 +190,11 @@ def test_a_long_list_of_s3_comes_in_pages(s3: servers.S3, monkeypatch: pytest.Mo
 
 def test_a_signed_url_is_an_ordinary_one(tmp_path: Path) -> None:
     with servers.s3(tmp_path, checked=False) as s3:
-        s3.put(f"a folder/{NAME}", CONTENT)
+        s3.put(f"a folder/{NAME}", disk_content())
         base, _, query = s3.presigned(f"a folder/{NAME}").partition("?")
         assert "X-Amz-Signature" in query
         reader = RemoteReader(servers.remote(base.rpartition("/")[0] + "/", query=query), NAME)
-        assert read_all(reader) == CONTENT
+        assert read_all(reader) == disk_content()
         reader.close()
 
 
@@ -198,7 +202,7 @@ def test_smb_with_few_credits_reads_nevertheless(samba: servers.Samba, monkeypat
     """A server may grant one at a time: then 64 KiB are asked for at once."""
     monkeypatch.setattr("synvirt.remote.smb._CREDITS_WANTED", 1)
     reader = RemoteReader(by_smb(samba), NAME)
-    assert read_all(reader) == CONTENT
+    assert read_all(reader) == disk_content()
     place = reader._connection.place
     assert isinstance(place, SmbPlace)
     assert place.request_bytes <= 1 << 20

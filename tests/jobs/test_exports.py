@@ -1,7 +1,6 @@
 """Exports outlive who asked for them, are found again, and end with their folder."""
 
 import os
-import random
 import signal
 import stat
 import struct
@@ -25,9 +24,12 @@ from synvirt.errors import Cancelled, DiskReadFailed, HostPathRejected, Malforme
 from synvirt.jobs.activity import QUIET_S, WAIT_MOST_S, Activity, Noticed, Yielding
 from synvirt.jobs.exports import ACTIVITY, LOCK, ProcessExports, holder
 from synvirt.sizes import MIB
+from tests.drawn import drawn
 from tests.processes import until
 
-CONTENT = random.Random(5).randbytes(2 * MIB) + bytes(MIB)
+
+def disk_content() -> bytes:
+    return drawn(2 * MIB, zeros=MIB)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def exports() -> Iterator[ProcessExports]:
 @pytest.fixture
 def source(tmp_path: Path) -> RawSpec:
     path = tmp_path / "disk.raw"
-    path.write_bytes(CONTENT)
+    path.write_bytes(disk_content())
     return RawSpec(path=str(path))
 
 
@@ -58,7 +60,7 @@ def test_disks_are_served_by_one_process_until_they_are_ended(exports: ProcessEx
     assert process is not None
     exports.serve("job", [source])
     assert holder(exports.folder("job")) == process, "it is found again"
-    assert (_read(exports), _read(exports, 1)) == (CONTENT, CONTENT[4096:12288])
+    assert (_read(exports), _read(exports, 1)) == (disk_content(), disk_content()[4096:12288])
     exports.end("job")
     assert not exports.folder("job").exists()
     until(lambda: not Path(f"/proc/{process}/exe").exists())
@@ -109,7 +111,7 @@ def test_one_that_opens_its_disks_still_is_waited_for(exports: ProcessExports, s
     opening.communicate(b"\n")
     asked.join(30)
     assert holder(folder) not in (None, opening.pid)
-    assert _read(exports) == CONTENT
+    assert _read(exports) == disk_content()
 
 
 def test_it_is_nobodys_child_and_in_a_cage(exports: ProcessExports, source: RawSpec) -> None:
@@ -131,7 +133,7 @@ def test_one_that_was_killed_is_made_again(exports: ProcessExports, source: RawS
     until(lambda: holder(exports.folder("job")) is None)
     exports.serve("job", [source])
     assert holder(exports.folder("job")) not in (None, first)
-    assert _read(exports) == CONTENT
+    assert _read(exports) == disk_content()
 
 
 def test_it_ends_with_its_folder(exports: ProcessExports, source: RawSpec) -> None:
@@ -153,7 +155,7 @@ def test_it_outlives_who_asked_for_it(exports: ProcessExports, source: RawSpec) 
     )
     assert asked.returncode == -signal.SIGKILL
     assert holder(exports.folder("job")) is not None
-    assert _read(exports) == CONTENT
+    assert _read(exports) == disk_content()
 
 
 def test_what_cannot_be_served_is_reported(exports: ProcessExports, source: RawSpec, tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_what_cannot_be_served_is_reported(exports: ProcessExports, source: RawS
         exports.serve("job", [ImageSpec(format="qcow2", over=source, name="x.qcow2")])
     assert holder(exports.folder("job")) is None
     exports.serve("job", [source])
-    assert _read(exports) == CONTENT, "what went wrong before leaves nothing in the way"
+    assert _read(exports) == disk_content(), "what went wrong before leaves nothing in the way"
 
 
 def test_it_reads_nothing_but_its_disks(exports: ProcessExports, source: RawSpec, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from synvirt.repository.keys import Keys
 from synvirt.repository.manifest import HERE, DiskMap, Manifest, Named, Sealed, Shown, Signature, Unread
 from synvirt.repository.peer_offer import Offer
 from tests.backups.points import KEY
-from tests.backups.test_service import CONTENT, House
+from tests.backups.test_service import House, disk_content
 from tests.fakes.backups import authors_of
 from tests.jobs.misbehaving import looker_that_does, misbehaviour
 
@@ -193,7 +193,7 @@ def test_points_are_taken_up_collected_and_kept_for_peers_without_reading_one(
     caged: CagedPoints, tmp_path: Path, blind: Callable[[], None]
 ) -> None:
     house = House(tmp_path)
-    house.image("web", CONTENT)
+    house.image("web", disk_content())
     job = house.job("web")
     [point] = house.run(job).restore_point_ids
     key = house.backups.repositories.recovery_key(job.repository_id)

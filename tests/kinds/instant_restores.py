@@ -11,7 +11,7 @@ from tests.fakes.exports import FakeExports
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
 from tests.kinds.laws import End, Place
-from tests.kinds.runs import CONTENT, GUEST, Runs
+from tests.kinds.runs import GUEST, Runs, disk_content
 from tests.processes import until
 
 EVERY_BYTES = 4096
@@ -75,7 +75,7 @@ class AtOnce(Runs):
         assert guest.running
         assert str(volume) in guest.domain.xml
         assert "top.qcow2" not in guest.domain.xml
-        expected = bytearray(CONTENT)
+        expected = bytearray(disk_content())
         for offset, content in self.place.outside["written"]:
             expected[offset : offset + len(content)] = content
         assert volume.read_bytes() == expected, "a write was lost, or one of the point's bytes"

@@ -19,6 +19,7 @@ from synvirt.model.machine import DiskBus
 from synvirt.model.plan import MigrationPlan
 from synvirt.programs import Output, ProgramFailed
 from synvirt.sizes import KIB, MIB
+from tests.drawn import drawn
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import BUSES, FakeHypervisor
 from tests.fakes.workers import in_process
@@ -30,15 +31,19 @@ from tests.offline.appliances import image, raw_disk
 from tests.offline.vmcx_service import by_tool
 
 DISK = "disk-0"
-EXPORTED = {"ide0:0": raw_disk(3 * MIB, seed=1), "scsi0:0": raw_disk(3 * MIB, seed=2)}
-CONTENT = random.Random(11).randbytes(700 * KIB) + bytes(400 * KIB) + random.Random(12).randbytes(500)
+# By the seeds of their contents.
+EXPORTED = {"ide0:0": 1, "scsi0:0": 2}
+
+
+def disk_content() -> bytes:
+    return drawn(700 * KIB, zeros=400 * KIB, end=500)
 
 
 def offline(house: House, keys: Sequence[str] = (DISK, "disk-1")) -> MigrationPlan:
     folder = house.imports / "appliance"
     folder.mkdir(exist_ok=True)
     for key in keys:
-        (folder / f"{key}.raw").write_bytes(CONTENT)
+        (folder / f"{key}.raw").write_bytes(disk_content())
     return offline_plan(folder)
 
 
@@ -49,7 +54,7 @@ def instant(house: House) -> MigrationPlan:
 def live(mode: str) -> Callable[[House], MigrationPlan]:
     def plan(house: House) -> MigrationPlan:
         if VM not in house.platform.vm_ids():
-            house.platform.add_vm(VM, {DISK: CONTENT})
+            house.platform.add_vm(VM, {DISK: disk_content()})
         return live_plan(mode, warm={"delta_threshold_bytes": MIB})
 
     return plan
@@ -80,7 +85,7 @@ class Scenario:
         if self.lies:
             platform.guest_writes(VM, DISK, 0, random.Random(moment).randbytes(700 * KIB), tracked=False)
         else:
-            platform.guest_writes(VM, DISK, moment * 8 * KIB % len(CONTENT), b"written at moment %d" % moment)
+            platform.guest_writes(VM, DISK, moment * 8 * KIB % len(disk_content()), b"written at moment %d" % moment)
         if self.forgets:
             platform.lose_snapshots(VM)
 
@@ -150,7 +155,7 @@ class InHouse(World):
     def expected(self, key: str) -> bytes:
         if self.scenario.live:
             return self.house.platform.disk_path(VM, key).read_bytes()
-        return MARK + CONTENT[len(MARK) :] if self.scenario.family == "windows" and key == DISK else CONTENT
+        return MARK + disk_content()[len(MARK) :] if self.scenario.family == "windows" and key == DISK else disk_content()
 
     def check_undone(self, job_id: UUID) -> None:
         job = self.store.get(job_id)
@@ -266,13 +271,13 @@ class ByTool(InHouse):
             for key, path in images.items():
                 made = self.place.folder.with_name(_image_of(key))
                 if not made.exists():  # for all moments of a test: nobody writes to it
-                    image(made.parent, made.name, "vhdx", EXPORTED[key])
+                    image(made.parent, made.name, "vhdx", self.expected(key))
                 path.hardlink_to(made)
             hyperv_exports.export(export, images)
         return self.house.intake.submit(offline_plan(export, kind="vmcx_export")).id
 
     def expected(self, key: str) -> bytes:
-        return EXPORTED[key]
+        return raw_disk(3 * MIB, seed=EXPORTED[key])
 
     def check_rungs(self, job: Migration) -> None:
         """Its disks begin where the export has them."""
@@ -311,7 +316,7 @@ class OnZfs(InHouse):
         return super().made_house(destination=destination)
 
     def content(self, job: Migration, key: str) -> bytes:
-        return super().content(job, key)[: len(CONTENT)]
+        return super().content(job, key)[: len(disk_content())]
 
     def left(self, job_id: UUID | None) -> list[str]:
         own = set[str]() if job_id is None else {str(disk.volume) for disk in self.store.get(job_id).disks}

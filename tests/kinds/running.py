@@ -14,7 +14,7 @@ from synvirt.live.libvirt import backup as jobs
 from synvirt.settings import Settings
 from tests.fakes.backups import backups_of
 from tests.kinds.laws import Place
-from tests.kinds.runs import CONTENT, HOST, BackupAgain
+from tests.kinds.runs import HOST, BackupAgain
 from tests.needs import need
 
 # It finds nothing to boot from, and runs on.
@@ -30,7 +30,10 @@ class ByBitmap(BackupAgain):
     """The mark is a bitmap, and a checkpoint that names it."""
 
     way = "bitmap"
-    content = CONTENT + bytes(-len(CONTENT) % 512)
+
+    @property
+    def content(self) -> bytes:
+        return super().content + bytes(-len(super().content) % 512)
 
     def __init__(self, place: Place) -> None:
         assert place.data_dir is not None

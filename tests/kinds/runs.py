@@ -23,21 +23,24 @@ from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import CONDEMNED_FOLDER, Repository, condemned_packs
 from synvirt.repository.verify import verify_repository
 from synvirt.store import Store
+from tests.drawn import drawn
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.kinds.laws import End, Place, World
 
 HOST, GUEST = "local", "web"
-CONTENT = random.Random(31).randbytes(3 * CHUNK_BYTES) + bytes(2 * CHUNK_BYTES) + random.Random(32).randbytes(700)
 OPEN = tuple(str(status) for status in Status if status not in ENDS)
 # What a service knows of backups for good; other rows belong to a run that is under way.
 KEPT = ("repository", "job", "run", "point")
+
+
+def disk_content() -> bytes:
+    return drawn(3 * CHUNK_BYTES, zeros=2 * CHUNK_BYTES, end=700)
 
 
 class Runs(World):
     """`kind`: of the runs that are looked at. Subclasses ask for one, and know what it comes to."""
 
     kind: str
-    content = CONTENT
     backups: Backups
 
     def __init__(self, place: Place) -> None:
@@ -53,12 +56,16 @@ class Runs(World):
         limits = Limits(Slots(self.store.slots, host=HOST), HOST, per_repository=2, per_host=2, per_destination=2)
         return backups_of(self.store, self.guests, self.place.folder, limits=limits, restore_host=self.restore_host())
 
+    @property
+    def content(self) -> bytes:
+        return disk_content()
+
     def restore_host(self) -> RestoreHost | None:
         """Where its guests are restored."""
         return None
 
     def prepare(self) -> None:
-        self.guests.image(GUEST, CONTENT)
+        self.guests.image(GUEST, disk_content())
         (self.place.folder / "repository").mkdir()
         asked = BackupRepositoryRequest(name="here", kind="local", path=str(self.place.folder / "repository"))
         known = self.backups.add_repository(asked)
@@ -206,7 +213,7 @@ class Export(Runs):
 
     def check(self, job_id: UUID) -> None:
         (image,) = (self.place.folder / "exports/out").glob("*.raw")
-        assert image.read_bytes() == CONTENT
+        assert image.read_bytes() == disk_content()
 
     def left(self, job_id: UUID | None) -> list[str]:
         own = {str(path) for path in (self.place.folder / "exports/out").rglob("*")} if job_id is not None else set()
@@ -270,7 +277,7 @@ class Upkeep(Runs):
 
 class OfPoint(Upkeep):
     kind = "verify"
-    # Of CONTENT, without zeros.
+    # Of its disk, without zeros.
     CHUNKS = 4
 
     def patch(self) -> None:
@@ -316,11 +323,11 @@ class Collection(Upkeep):
 
     def prepare(self) -> None:
         Runs.prepare(self)
-        shared = [self._made(CONTENT[at * CHUNK_BYTES :][:CHUNK_BYTES] + _noise(10 + at)) for at in range(self.MOVED)]
-        self.guests.image(GUEST, CONTENT)
+        shared = [self._made(disk_content()[at * CHUNK_BYTES :][:CHUNK_BYTES] + _noise(10 + at)) for at in range(self.MOVED)]
+        self.guests.image(GUEST, disk_content())
         self.place.outside["point"] = self.backed_up().id
         condemned, alone = self._made(_noise(1)), self._made(_noise(2))
-        self.guests.image(GUEST, CONTENT)
+        self.guests.image(GUEST, disk_content())
         repository, moment = self.backups.repositories.opened(self.place.outside["repository"]), now().timestamp()
         self._removed(*condemned)
         assert garbage.collect(repository, now=moment).packs_condemned

@@ -5,7 +5,6 @@ What this proves: the command line, the order of things, what each refusal comes
 
 import hashlib
 import os
-import random
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from synvirt.live.vsphere.adapter import VimApi
 from synvirt.model.kinds import LiveKind, Mode, State
 from tests.certificates import Certificate, self_signed, tls_server
 from tests.contracts.live import read
+from tests.drawn import drawn
 from tests.fakes import vddk as stand_in
 from tests.fakes.vcenter import PASSWORD, USER, VCenter
 from tests.fakes.vddk import Vddk
@@ -33,7 +33,10 @@ from tests.live.test_vim_jobs import VM, VimHouse, plan, same
 pytestmark = pytest.mark.timeout(300)
 
 MIB = 1 << 20
-CONTENT = b"".join(bytes(MIB) if part == 1 else random.Random(part).randbytes(MIB) for part in range(3))
+
+
+def disk_content() -> bytes:
+    return drawn(MIB, zeros=MIB, end=MIB)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Certif
 def spec(vddk: Vddk, door: tuple[int, Certificate], tmp_path: Path) -> VddkSpec:
     port, certificate = door
     (tmp_path / "web").mkdir()
-    (tmp_path / "web" / "disk-flat.vmdk").write_bytes(CONTENT)
+    (tmp_path / "web" / "disk-flat.vmdk").write_bytes(disk_content())
     vddk.tell(
         server="127.0.0.1", port=port, thumbprint=thumbprint("127.0.0.1", port), snapshot="snapshot-7", datastore=tmp_path
     )
@@ -94,7 +97,7 @@ def thumbprint(host: str, port: int) -> str:
 
 def test_the_disk_of_a_snapshot_is_read_by_what_the_host_says_is_allocated(spec: VddkSpec, vddk: Vddk) -> None:
     copy, data_bytes = read(replace(spec, transports="san:nbd"))
-    assert copy == CONTENT
+    assert copy == disk_content()
     assert data_bytes == 2 * MIB
     assert PASSWORD not in vddk.command_lines()
     calls = vddk.calls()
@@ -111,7 +114,7 @@ def test_reads_at_odd_places(spec: VddkSpec) -> None:
         for offset, length in ((0, 1), (511, 2), (MIB - 1, MIB + 2), (3 * MIB - 7, 7)):
             buffer = bytearray(length)
             reader.read_into(offset, memoryview(buffer))
-            assert bytes(buffer) == CONTENT[offset : offset + length]
+            assert bytes(buffer) == disk_content()[offset : offset + length]
     finally:
         reader.close()
 
@@ -175,7 +178,7 @@ class VddkHouse(VimHouse):
 
 
 def test_a_guest_is_moved_warm_and_only_what_changed_is_read_again(platform: VCenter, vddk: Vddk, tmp_path: Path) -> None:
-    disk = platform.add_disk(VM, CONTENT)
+    disk = platform.add_disk(VM, disk_content())
     place = urlsplit(platform.url)
     host, port = str(place.hostname), int(place.port or 0)
     vddk.tell(server=host, port=port, thumbprint=thumbprint(host, port), datastore=disk.parent.parent)
@@ -198,7 +201,7 @@ def test_a_guest_is_moved_warm_and_only_what_changed_is_read_again(platform: VCe
     finally:
         house.close()
     assert changed[0]
-    assert disk.read_bytes() != CONTENT
+    assert disk.read_bytes() != disk_content()
     assert ended.mode_effective is Mode.WARM
     assert [one.kind for one in ended.passes] == ["full", "delta", "final"]
     assert ended.passes[0].bytes == 2 * MIB

@@ -1,7 +1,6 @@
 """Instant start on a fake hypervisor: what goes wrong while the guest runs fails nothing; what cannot be is refused at once."""
 
 import asyncio
-import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.remote import Remote
 from synvirt.sizes import MIB
+from tests.drawn import drawn
 from tests.fakes.exports import FakeExports
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
@@ -32,7 +32,9 @@ from tests.house import House, live_plan, offline_plan, states
 from tests.patience import quick_tries
 from tests.processes import until
 
-CONTENT = random.Random(3).randbytes(2 * MIB)
+
+def disk_content() -> bytes:
+    return drawn(2 * MIB)
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 def _plan(house: House, **fields: Any) -> MigrationPlan:
     folder = house.imports / "appliance"
     folder.mkdir(exist_ok=True)
-    (folder / "disk-0.raw").write_bytes(CONTENT)
+    (folder / "disk-0.raw").write_bytes(disk_content())
     return offline_plan(folder, **({"instant": True} | fields))
 
 
@@ -93,7 +95,7 @@ def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(ho
     assert last.instant.state == "done"
     assert last.domain is not None
     assert str(house.volume(last)) in last.domain.xml
-    assert house.volume(last).read_bytes() == CONTENT[:5000] + b"written meanwhile" + CONTENT[5017:]
+    assert house.volume(last).read_bytes() == disk_content()[:5000] + b"written meanwhile" + disk_content()[5017:]
     assert house.hypervisor.domains[uuid].running
     assert not (house.folder / "instant" / str(job.id)).exists()
 
@@ -146,7 +148,7 @@ def test_a_copy_that_fails_while_the_guest_runs_is_tried_again_until_a_cancel(
     assert running.job.state is State.COPYING_FULL
     with pytest.raises(Conflict, match="loses all that it wrote"):
         house.intake.cancel(job.id)
-    assert source.read_bytes() == CONTENT
+    assert source.read_bytes() == disk_content()
     house.intake.cancel(job.id, guest_writes="lose")
     assert running.ended().state is State.CANCELLED
     assert house.leftovers() == []

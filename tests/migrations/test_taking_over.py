@@ -1,7 +1,6 @@
 """Jobs of a host that is lost: taken over where their storage is shared, else waited for, or started over."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -25,12 +24,16 @@ from synvirt.model.values import now
 from synvirt.sizes import MIB
 from synvirt.store import LedgerEntry
 from tests import forked
+from tests.drawn import drawn
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan
 from tests.processes import until, workers
 
 DISK = "disk-0"
-CONTENT = random.Random(4).randbytes(3 * MIB)
+
+
+def disk_content() -> bytes:
+    return drawn(3 * MIB)
 
 
 class Fleet:
@@ -45,7 +48,7 @@ class Fleet:
         )
         if not shared:
             self.b.platform = self.a.platform
-        self.a.platform.add_vm(VM, {DISK: CONTENT})
+        self.a.platform.add_vm(VM, {DISK: disk_content()})
         about = AboutHost(self.a.rooms.destinations, self.a.rooms.hypervisor)
         about.ask()
         self.document = about.document()
@@ -108,8 +111,10 @@ def test_a_job_on_shared_storage_goes_on_elsewhere_wherever_its_host_died(tmp_pa
             assert fleet.b.store.host_of(job.id) == "b"
             ended = fleet.b.run(job.id)
             assert ended.state is State.COMPLETED, ended.last_error
-            assert fleet.b.volume(ended).read_bytes() == CONTENT
-            assert hashed(fleet.b, ended) == sha256(CONTENT).hexdigest(), "what the lost host hashed is not in it, or is true"
+            assert fleet.b.volume(ended).read_bytes() == disk_content()
+            assert hashed(fleet.b, ended) == sha256(disk_content()).hexdigest(), (
+                "what the lost host hashed is not in it, or is true"
+            )
             assert fleet.b.platform.vm(VM)["snapshots"] == {}
             # A host that is back, without a start of its service.
             Tidier(fleet.a.rooms, host="a").look()
@@ -216,7 +221,7 @@ def test_a_job_on_disks_of_its_host_waits_or_starts_over(apart: Fleet, said: str
     assert apart.begun == [before.restarted_by]
     ended = apart.b.run(before.restarted_by)
     assert (ended.state, ended.restart_of, store.host_of(ended.id)) == (State.COMPLETED, job.id, "b")
-    assert apart.b.volume(ended).read_bytes() == CONTENT
+    assert apart.b.volume(ended).read_bytes() == disk_content()
     assert apart.b.platform.vm(VM)["snapshots"] == {}
     # What it made on its own host goes when that is back.
     assert any(path.is_file() for path in (apart.a.folder / "volumes").rglob("*"))
@@ -246,7 +251,7 @@ def test_from_the_cut_over_on_an_operator_decides(fleet: Fleet) -> None:
         looks.take_over(job.id, restart=False)
     ended = fleet.b.run(job.id)
     assert ended.state is State.COMPLETED
-    assert fleet.b.volume(ended).read_bytes() == CONTENT
+    assert fleet.b.volume(ended).read_bytes() == disk_content()
     with pytest.raises(Conflict, match="has ended"):
         looks.take_over(job.id, restart=True)
 
@@ -330,7 +335,7 @@ def service(folder: Path, url: str, host: str) -> Iterator[subprocess.Popen[str]
 def test_another_service_goes_on_from_the_watermark(tmp_path: Path, postgresql_url: str, how: signal.Signals) -> None:
     (tmp_path / "shared").mkdir()
     house = House(tmp_path / "a", store_url=postgresql_url, host="a", shared=tmp_path / "shared")
-    house.platform.add_vm(VM, {DISK: CONTENT})
+    house.platform.add_vm(VM, {DISK: disk_content()})
     store = house.store
     with service(tmp_path, postgresql_url, "a") as a, service(tmp_path, postgresql_url, "b") as b:
         job = house.intake.submit(live_plan(limits={"bandwidth_bps": MIB}))
@@ -350,6 +355,6 @@ def test_another_service_goes_on_from_the_watermark(tmp_path: Path, postgresql_u
     ended = store.get(job.id)
     assert (ended.state, store.host_of(job.id)) == (State.COMPLETED, "b")
     assert [visit.state for visit in ended.history].count(State.COPYING_FULL) == 1
-    assert house.volume(ended).read_bytes() == CONTENT
+    assert house.volume(ended).read_bytes() == disk_content()
     assert house.platform.vm(VM)["snapshots"] == {}
     house.close()

@@ -1,18 +1,21 @@
 """Jobs that a version before typed memory and the one ledger left under way go on after the upgrade."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 from synvirt.model.kinds import State
 from synvirt.sizes import KIB, MIB
+from tests.drawn import drawn
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.house import VM, Crash, House, crash_at, live_plan
 from tests.store.downgrading import to_0017
 
 DISK = "disk-0"
-CONTENT = random.Random(11).randbytes(700 * KIB) + bytes(400 * KIB)
+
+
+def disk_content() -> bytes:
+    return drawn(700 * KIB, zeros=400 * KIB, end=500)
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -23,7 +26,7 @@ def test_a_warm_job_goes_on_from_each_commit(tmp_path: Path, part: int) -> None:
         folder, hypervisor = tmp_path / str(commit), FakeHypervisor()
         folder.mkdir()
         house = House(folder, hypervisor=hypervisor)
-        house.platform.add_vm(VM, {DISK: CONTENT})
+        house.platform.add_vm(VM, {DISK: disk_content()})
         job = house.intake.submit(live_plan(warm={"delta_threshold_bytes": MIB}))
         house.store.on_commit = crash_at(commit)
         crashed = False

@@ -14,8 +14,6 @@ from synvirt.settings import Settings, prepare_data_dir
 from tests.house import House
 from tests.offline.appliances import image, raw_disk
 
-RAW = raw_disk()
-
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
@@ -28,7 +26,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 @pytest.fixture
 def upload(house: House, tmp_path: Path) -> Upload:
     incoming = house.uploads.begin("web.qcow2")
-    incoming.write(memoryview(image(tmp_path / "images", "web.qcow2", "qcow2", RAW).read_bytes()))
+    incoming.write(memoryview(image(tmp_path / "images", "web.qcow2", "qcow2", raw_disk()).read_bytes()))
     return incoming.finish(None)
 
 
@@ -46,7 +44,7 @@ def test_an_upload_is_imported(house: House, upload: Upload) -> None:
     assert done.state == State.COMPLETED, done.last_error
     assert done.manifest is not None
     assert done.manifest.name == "web"
-    assert house.volume(done, "disk0").read_bytes() == RAW
+    assert house.volume(done, "disk0").read_bytes() == raw_disk()
     house.uploads.remove(upload.id)
 
 

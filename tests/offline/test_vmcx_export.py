@@ -21,7 +21,6 @@ from tests.offline import appliances, hyperv_exports
 from tests.offline.hyperv_exports import CHECKPOINT, MACHINE, Tree, configuration, drive, ethernet
 
 VMCX = VmcxExport()
-RAW = appliances.raw_disk()
 
 
 def parsed(tree: Tree, **known: Any) -> VmManifest:
@@ -37,8 +36,8 @@ def concern_ids(vm: VmManifest) -> set[str]:
     return {concern.id for concern in vm.concerns}
 
 
-def export(root: Path, raw: bytes = RAW, **fields: Any) -> Path:
-    disk = appliances.image(root, "disk.vhdx", "vhdx", raw)
+def export(root: Path, raw: bytes | None = None, **fields: Any) -> Path:
+    disk = appliances.image(root, "disk.vhdx", "vhdx", appliances.raw_disk() if raw is None else raw)
     return hyperv_exports.export(root / "web", {fields.pop("at", "ide0:0"): disk}, **fields)
 
 
@@ -183,7 +182,7 @@ def test_an_export_by_its_folder_its_inner_folder_and_its_configuration(tmp_path
     for path in (folder, inner, inner / f"{MACHINE}.vmcx"):
         assert detect(path, tmp_path).kind == "vmcx_export"
         assert VMCX.inspect(path, tmp_path) == whole
-        assert content(path, tmp_path) == RAW
+        assert content(path, tmp_path) == appliances.raw_disk()
 
 
 def test_the_xml_of_2012_says_the_same_as_the_vmcx(tmp_path: Path) -> None:
@@ -195,14 +194,14 @@ def test_the_xml_of_2012_says_the_same_as_the_vmcx(tmp_path: Path) -> None:
     assert detect(folder, tmp_path).kind == "vmcx_export"
     assert detect(folder / "Virtual Machines" / f"{MACHINE}.xml", tmp_path).kind == "vmcx_export"
     assert VMCX.inspect(folder, tmp_path) == whole
-    assert content(folder, tmp_path) == RAW
+    assert content(folder, tmp_path) == appliances.raw_disk()
 
 
 def test_vhd_disks_of_old(tmp_path: Path) -> None:
-    disk = appliances.image(tmp_path, "disk.vhd", "vpc", RAW)
+    disk = appliances.image(tmp_path, "disk.vhd", "vpc", appliances.raw_disk())
     folder = hyperv_exports.export(tmp_path / "web", {"ide0:0": disk}, old=True)
     assert VMCX.inspect(folder, tmp_path).disks[0].format == "vhd"
-    assert content(folder, tmp_path) == RAW
+    assert content(folder, tmp_path) == appliances.raw_disk()
 
 
 def test_an_export_of_2008_says_how_it_can_be_read(tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ def test_names_are_found_in_whatever_case_they_are_written(tmp_path: Path) -> No
     (folder / "Virtual Machines").rename(folder / "VIRTUAL MACHINES")
     (folder / "Virtual Hard Disks").rename(folder / "virtual hard disks")
     (folder / "virtual hard disks" / "disk.vhdx").rename(folder / "virtual hard disks" / "DISK.VHDX")
-    assert content(folder, tmp_path) == RAW
+    assert content(folder, tmp_path) == appliances.raw_disk()
 
 
 def test_two_disks_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
@@ -264,7 +263,7 @@ def test_a_disk_outside_the_root(tmp_path: Path) -> None:
 
 
 def test_a_disk_of_the_host_and_a_vhd_set_are_critical_and_can_be_skipped(tmp_path: Path) -> None:
-    disk = appliances.image(tmp_path, "disk.vhdx", "vhdx", RAW)
+    disk = appliances.image(tmp_path, "disk.vhdx", "vhdx", appliances.raw_disk())
     drives = {"scsi0:0": drive("\\\\.\\PHYSICALDRIVE2", "PHYSICAL"), "scsi0:1": drive("C:\\shared.vhds")}
     folder = hyperv_exports.export(tmp_path / "web", {"ide0:0": disk}, drives=drives)
     vm = VMCX.inspect(folder, tmp_path)
@@ -274,7 +273,7 @@ def test_a_disk_of_the_host_and_a_vhd_set_are_critical_and_can_be_skipped(tmp_pa
     }
     assert "disk-shared:scsi0:1" in concern_ids(vm)
     assert [disk.key for disk in vm.disks] == ["ide0:0", "scsi0:0", "scsi0:1"]
-    assert content(folder, tmp_path) == RAW
+    assert content(folder, tmp_path) == appliances.raw_disk()
     with pytest.raises(UnsupportedFormat, match=r"disk scsi0:0 is a disk of its Hyper-V host"):
         VMCX.open_disk(folder, tmp_path, "scsi0:0")
 

@@ -25,13 +25,15 @@ from tests.offline import appliances, hyperv_exports
 from tests.offline.vmcx_service import Way, by_tool
 from tests.processes import children, command_line, until
 
-DISKS = {"ide0:0": appliances.raw_disk(3 * MIB, seed=1), "scsi0:0": appliances.raw_disk(3 * MIB, seed=2)}
+
+def contents() -> dict[str, bytes]:
+    return {"ide0:0": appliances.raw_disk(3 * MIB, seed=1), "scsi0:0": appliances.raw_disk(3 * MIB, seed=2)}
 
 
-def exported(house: House, disks: dict[str, bytes] = DISKS) -> Path:
+def exported(house: House, disks: dict[str, bytes] | None = None) -> Path:
     images = {
         key: appliances.image(house.folder, f"disk{number}.vhdx", "vhdx", raw)
-        for number, (key, raw) in enumerate(disks.items())
+        for number, (key, raw) in enumerate((contents() if disks is None else disks).items())
     }
     return hyperv_exports.export(house.imports / "an export", images)
 
@@ -41,9 +43,9 @@ def run(house: House, **fields: Any) -> Migration:
     return house.run(job.id)
 
 
-def check_volumes(house: House, job: Migration, disks: dict[str, bytes] = DISKS) -> None:
+def check_volumes(house: House, job: Migration, disks: dict[str, bytes] | None = None) -> None:
     assert job.state == State.COMPLETED, job.last_error
-    for key, raw in disks.items():
+    for key, raw in (contents() if disks is None else disks).items():
         assert house.volume(job, key).read_bytes() == raw
     check_tidy(house, job)
 
@@ -103,7 +105,7 @@ def test_disks_of_one_size_are_distinguished_by_what_they_hold(tmp_path: Path) -
 def test_a_skipped_disk_of_the_tools_goes_nowhere(tmp_path: Path) -> None:
     house = by_tool(tmp_path, "well")
     job = run(house, skip_disks=["ide0:0"])
-    check_volumes(house, job, {"scsi0:0": DISKS["scsi0:0"]})
+    check_volumes(house, job, {"scsi0:0": contents()["scsi0:0"]})
     assert len(list((tmp_path / "volumes").rglob("*.raw"))) == 1
     house.close()
 
@@ -122,7 +124,7 @@ def test_progress_of_the_tool_is_shown_and_never_goes_back(tmp_path: Path, manne
     house.board.pin = watched  # type: ignore[method-assign]
     job = run(house)
     check_volumes(house, job)
-    whole = sum(map(len, DISKS.values()))
+    whole = sum(map(len, contents().values()))
     assert [one.bytes_done for one in seen] == sorted(one.bytes_done for one in seen)
     by_the_tool = [one.bytes_done for one in seen if one.bytes_total == 2 * whole]
     assert by_the_tool[:5] == [0, whole // 4, whole // 2, whole * 3 // 4, whole]

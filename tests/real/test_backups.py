@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Literal
 from uuid import uuid4
 
@@ -34,6 +33,7 @@ from synvirt.live.libvirt import backup as jobs
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.settings import Settings
 from synvirt.store import Store
+from tests.drawn import drawn
 from tests.needs import need
 from tests.processes import until
 
@@ -43,7 +43,10 @@ XML = """<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory><v
 <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='{folder}/disk.qcow2'/><target dev='vdb'/></disk>
 <disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>
 {more}</devices></domain>"""
-CONTENT = Random(2).randbytes(CHUNK_BYTES) + bytes(3 * CHUNK_BYTES)
+
+
+def disk_content() -> bytes:
+    return drawn(CHUNK_BYTES, zeros=3 * CHUNK_BYTES)
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def name(connection: Connection, tmp_path: Path) -> str:
 
 
 def _defined(connection: Connection, folder: Path, more: str = "") -> str:
-    (folder / "raw.img").write_bytes(CONTENT)
+    (folder / "raw.img").write_bytes(disk_content())
     convert = [
         need("qemu-img", "qemu-utils"),
         "convert",
@@ -130,7 +133,7 @@ def test_a_domain_that_is_shut_off_is_backed_up_and_restored(
     restored = _ended(backups, backups.restore(point.id, RestoreRequest(target="export", name="out")))
     assert restored.status == "completed", restored.error
     for file in ("0-vda.raw", "1-vdb.raw"):
-        assert [(tmp_path / "exports/out" / file).read_bytes() == CONTENT] == [True]
+        assert [(tmp_path / "exports/out" / file).read_bytes() == disk_content()] == [True]
     backups.close()
 
 
@@ -195,10 +198,10 @@ def test_a_guest_that_runs_without_an_agent_is_backed_up_as_after_a_crash(
         assert "tpm2-00.permall" in guest.tpm
         assert [disk.mark is not None for disk in guest.disks] == [False, True]
         for disk in guest.disks:
-            content = bytearray(len(CONTENT))
+            content = bytearray(len(disk_content()))
             with closing(open_reader(disk.spec)) as reader:
                 reader.read_into(0, memoryview(content))
-            assert [bytes(content) == CONTENT] == [True]
+            assert [bytes(content) == disk_content()] == [True]
         guest.check_unchanged()
         domain.abortJob()
         until(lambda: jobs.running(domain) is None)

@@ -26,7 +26,6 @@ from tests.house import Crash, House, crash_at
 from tests.migrations.test_bad_archives import NAME, OVF, files_of
 from tests.offline import appliances
 
-RAW = appliances.raw_disk()
 # Stands nowhere by chance.
 HUSH = "hush-5f2c91"
 
@@ -42,7 +41,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 @pytest.fixture(scope="module")
 def ova(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ova")
-    vmdk = appliances.stream_vmdk(folder, "disk1.vmdk", RAW).read_bytes()
+    vmdk = appliances.stream_vmdk(folder, "disk1.vmdk", appliances.raw_disk()).read_bytes()
     return appliances.archive(folder / f"{NAME}.ova", files_of(OVF, vmdk))
 
 
@@ -105,7 +104,7 @@ def remote_plan(request: pytest.FixtureRequest) -> MigrationPlan:
 
 def assert_imported(house: House, job: Migration) -> None:
     assert job.state == State.COMPLETED, job.last_error
-    assert house.volume(job, job.disks[0].key).read_bytes() == RAW
+    assert house.volume(job, job.disks[0].key).read_bytes() == appliances.raw_disk()
 
 
 def secrets_of(asked: MigrationPlan) -> list[str]:

@@ -7,7 +7,6 @@ import subprocess
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -24,6 +23,7 @@ from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.settings import Settings
 from tests.backups.test_authors import swap_after_check
 from tests.devices import loop_device
+from tests.drawn import drawn
 from tests.needs import lacking, need
 from tests.real.guests import WRITES, boot_sector
 from tests.real.restores import Room
@@ -37,7 +37,10 @@ XML = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid><memory uni
 <graphics type='vnc' port='5999' autoport='no'/>{more}</devices></domain>"""
 DiskUsage = namedtuple("DiskUsage", "total used free")
 NVRAM_TOO = 4  # VIR_DOMAIN_UNDEFINE_NVRAM
-CONTENT = Random(3).randbytes(CHUNK_BYTES + 512) + bytes(2 * CHUNK_BYTES)
+
+
+def disk_content() -> bytes:
+    return drawn(CHUNK_BYTES + 512, zeros=2 * CHUNK_BYTES)
 
 
 @pytest.fixture
@@ -54,9 +57,9 @@ def xml(path: Path, **said: str) -> str:
     return XML.format(**{**known, "more": "", **said}, path=path)
 
 
-def image(room: Room, content: bytes = CONTENT, name: str = "disk.raw") -> Path:
+def image(room: Room, content: bytes | None = None, name: str = "disk.raw") -> Path:
     path = room.folder / "images" / name
-    path.write_bytes(content)
+    path.write_bytes(disk_content() if content is None else content)
     return path
 
 
@@ -91,7 +94,7 @@ def test_a_point_becomes_a_new_domain_with_an_identity_of_its_own(room: Room) ->
     assert disk.findtext("serial") == "kept-serial"
     volume = Path(disk.find("source").get("file"))
     assert volume.is_relative_to(room.volumes)
-    assert [volume.read_bytes() == CONTENT] == [True]
+    assert [volume.read_bytes() == disk_content()] == [True]
     assert found.find("devices/disk[@device='cdrom']/source") is None
     reported = " ".join(warning.message for warning in run.warnings)
     assert "nobridge0" in reported, "the bridge that is missing is told"
@@ -176,12 +179,12 @@ def test_in_place_a_guest_is_as_it_was(room: Room, format_: str) -> None:
     definition = xml(now, uuid=str(uuid), format=format_, name="as-it-was")
     domain = room.connection.use().defineXML(definition)
     point = room.point(domain.XMLDesc(0), {"vda": disk}, vm_id=uuid, vm_name="as-it-was")
-    changed = CONTENT[:1000] + b"changed" * 1000
-    _rewrite(now, changed.ljust(len(CONTENT) + CHUNK_BYTES, b"x"), format_)
+    changed = disk_content()[:1000] + b"changed" * 1000
+    _rewrite(now, changed.ljust(len(disk_content()) + CHUNK_BYTES, b"x"), format_)
     room.connection.use().defineXML(definition.replace("64</memory>", "96</memory>"))
     run = room.restored(point, target="in_place")
     assert (run.status, run.error) == ("completed", None)
-    assert [content_of(now, format_) == CONTENT] == [True], "and as large as it was"
+    assert [content_of(now, format_) == disk_content()] == [True], "and as large as it was"
     assert now.stat().st_mode & 0o777 == 0o604
     found: Any = ElementTree.fromstring(room.connection.use().lookupByUUIDString(str(uuid)).XMLDesc(0))
     assert found.findtext("memory") == str(64 * 1024)
@@ -304,7 +307,7 @@ def test_in_place_what_fails_leaves_the_guest_as_it_is(room: Room) -> None:
 
 def test_in_place_one_disk_leaves_the_other_and_the_definition(room: Room) -> None:
     uuid = uuid4()
-    first, second = image(room, name="first.raw"), image(room, CONTENT[:4096], name="second.raw")
+    first, second = image(room, name="first.raw"), image(room, disk_content()[:4096], name="second.raw")
     more = f"<disk type='file'><source file='{second}'/><target dev='vdb'/></disk>"
     definition = xml(first, uuid=str(uuid), name="two-disks", more=more)
     room.connection.use().defineXML(definition)
@@ -313,7 +316,7 @@ def test_in_place_one_disk_leaves_the_other_and_the_definition(room: Room) -> No
     second.write_bytes(b"second")
     room.connection.use().defineXML(definition.replace("64</memory>", "96</memory>"))
     assert room.restored(point, target="in_place", disks=("vdb",)).status == "completed"
-    assert (first.read_bytes(), second.read_bytes()) == (b"first", CONTENT[:4096])
+    assert (first.read_bytes(), second.read_bytes()) == (b"first", disk_content()[:4096])
     found: Any = ElementTree.fromstring(room.connection.use().lookupByUUIDString(str(uuid)).XMLDesc(0))
     assert found.findtext("memory") == str(96 * 1024)
     with pytest.raises(BackupBadRequest):
@@ -332,13 +335,13 @@ def on_device(room: Room, device: str) -> tuple[str, RestorePoint]:
 
 
 def test_in_place_a_device_is_written_where_it_is_and_that_is_reported(room: Room) -> None:
-    backing = image(room, b"x" * (len(CONTENT) + 65536), name="backing")
+    backing = image(room, b"x" * (len(disk_content()) + 65536), name="backing")
     with loop_device(backing) as device:
         _, point = on_device(room, device)
         run = room.restored(point, target="in_place")
         assert (run.status, run.error) == ("completed", None)
         assert "E_BAK_NO_WAY_BACK" in {warning.code for warning in run.warnings}
-        assert [Path(device).read_bytes() == CONTENT + bytes(65536)] == [True], "and its rest is zeros"
+        assert [Path(device).read_bytes() == disk_content() + bytes(65536)] == [True], "and its rest is zeros"
     small = image(room, bytes(65536), name="small")
     with loop_device(small) as device:
         _, point = on_device(room, device)
@@ -351,7 +354,7 @@ def test_in_place_a_zfs_volume_is_rolled_back_where_the_restore_fails(
     room: Room, monkeypatch: pytest.MonkeyPatch, damaged: bool
 ) -> None:
     """The order of it; real zfs is asked in the lab guest."""
-    before = b"x" * (len(CONTENT) + 65536)
+    before = b"x" * (len(disk_content()) + 65536)
     said: list[str] = []
     with loop_device(image(room, before, name="backing")) as device:
 
@@ -373,7 +376,7 @@ def test_in_place_a_zfs_volume_is_rolled_back_where_the_restore_fails(
         assert "E_BAK_NO_WAY_BACK" not in {warning.code for warning in run.warnings}
         assert run.status == ("failed" if damaged else "completed")
         assert said == (["snapshot", "rollback", "destroy"] if damaged else ["snapshot", "destroy"])
-        assert [Path(device).read_bytes() == (before if damaged else CONTENT + bytes(65536))] == [True]
+        assert [Path(device).read_bytes() == (before if damaged else disk_content() + bytes(65536))] == [True]
 
 
 def test_boot_tests_see_who_boots_and_who_does_not_and_leave_nothing(room: Room) -> None:

@@ -1,6 +1,5 @@
 """The pages of backups: a repository, a job, its runs, and what becomes of its restore points; real backups of files."""
 
-import random
 import threading
 from collections.abc import Iterator
 
@@ -16,19 +15,22 @@ from synvirt.backups.model import (
     RestorePoint,
 )
 from synvirt.backups.retention import Retention
+from tests.drawn import drawn
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
 from tests.web.conftest import look_at
 from tests.web.test_pages import press_until
 
-CONTENT = random.Random(8).randbytes(1 << 20) + bytes(1 << 20)
+
+def disk_content() -> bytes:
+    return drawn(1 << 20, zeros=1 << 20)
 
 
 @pytest.fixture(scope="module")
 def repository(served: tuple[Service, str]) -> BackupRepository:
     service = served[0]
     for name in ("intranet", "erp"):
-        service.guests.image(name, CONTENT)
+        service.guests.image(name, disk_content())
     folder = service.settings.data_dir / "nas"
     folder.mkdir()
     return service.backups.add_repository(BackupRepositoryRequest(name="NAS", kind="local", path=str(folder)))
@@ -211,7 +213,7 @@ def test_a_restore_point_is_restored_to_files_once_that_is_confirmed(page: Page,
     page.get_by_role("button", name="Yes: restore it").click()
     the_runs_end(page, "Completed")
     expect(page.locator(".banner.good")).to_contain_text("exports/by-hand")
-    assert (folder / "0-vda.raw").read_bytes() == CONTENT
+    assert (folder / "0-vda.raw").read_bytes() == disk_content()
 
 
 def test_what_cannot_be_restored_is_said_beside_the_form(page: Page, point: RestorePoint) -> None:
