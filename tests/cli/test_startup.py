@@ -49,6 +49,9 @@ def images(tmp_path: Path) -> Path:
     content.write_bytes(b"no boot sector " + bytes(MIB))
     for made, name in (("qcow2", "disk.qcow2"), ("vmdk", "disk.vmdk"), ("vhdx", "disk.vhdx"), ("vdi", "disk.vdi")):
         subprocess.run(["qemu-img", "convert", "-O", made, content, tmp_path / name], check=True)
+    for compression in ("zlib", "zstd"):
+        options = ["-c", "-o", f"compression_type={compression}"]
+        subprocess.run(["qemu-img", "convert", "-O", "qcow2", *options, content, tmp_path / f"{compression}.qcow2"], check=True)
     return tmp_path
 
 
@@ -56,7 +59,9 @@ def images(tmp_path: Path) -> Path:
     ("name", "modules_max", "numpy_too"),
     [
         ("disk.raw", 185, False),
-        ("disk.qcow2", 295, True),
+        ("disk.qcow2", 195, False),
+        ("zlib.qcow2", 195, False),
+        ("zstd.qcow2", 195, False),
         ("disk.vmdk", 305, True),
         ("disk.vhdx", 295, True),
         ("disk.vdi", 290, True),

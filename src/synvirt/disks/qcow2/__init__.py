@@ -2,6 +2,7 @@
 
 header.py       the first cluster: sizes, features, where the tables lie
 mapping.py      from guest offsets to places in the file
+entries.py      the entries of its tables, as runs
 reader.py       the DiskReader, over its backing files
 compressed.py   compressed clusters, zlib and zstd
 bitmaps.py      persistent dirty bitmaps

@@ -6,14 +6,15 @@ Each records what a guest wrote since it was made: the extents of an incremental
 writer died cannot be relied on.
 """
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
+from functools import cache
 
 from synvirt.blocks import DiskReader, Extent, coalesced
 from synvirt.disks.qcow2.header import Autoclear, Header
+from synvirt.disks.qcow2.mapping import big_endian
 from synvirt.errors import CbtReset, MalformedArchive, NotFound
 
 # QEMU's own limits (block/qcow2-bitmap.c): 65535 bitmaps, names of 1023 bytes, granules of 512 bytes to 2 GiB, 512 MiB of bits.
@@ -24,7 +25,8 @@ _BITS_BYTES_MAX = 512 << 20
 # QEMU allows 64 MiB. A thousand bitmaps with the longest names take 1 MiB, and the directory is read in one piece.
 _DIRECTORY_BYTES_MAX = 4 << 20
 
-_BITS_BYTES = 8 << 10
+# One byte with a set bit, and the bytes behind it whose bits are all set.
+_SOME_SET = rb"[\x01-\xff]\xff*"
 
 _ENTRY = struct.Struct(">QIIBBHI")
 _ENTRY_ALIGNMENT = 8
@@ -102,7 +104,7 @@ def dirty_extents(over: DiskReader, header: Header, bitmap: Bitmap, name: str) -
 
 def _dirty(over: DiskReader, header: Header, bitmap: Bitmap, name: str) -> Iterator[Extent]:
     what = f"{name}: the bitmap {bitmap.name!r}"
-    table = np.frombuffer(_read(over, bitmap.table_offset, bitmap.table_entries * 8, what), ">u8").tolist()
+    table = big_endian(_read(over, bitmap.table_offset, bitmap.table_entries * 8, what))
     guest_bytes = header.cluster_size * 8 * bitmap.granularity_bytes
     for index, entry in enumerate(table):
         start = index * guest_bytes
@@ -112,23 +114,30 @@ def _dirty(over: DiskReader, header: Header, bitmap: Bitmap, name: str) -> Itera
             if offset % header.cluster_size:
                 raise MalformedArchive(f"{what} has bits at {offset}, which is no cluster's boundary")
             bits = _read(over, offset, header.cluster_size, what)
-            # In pieces: with every second bit set, a cluster of 2 MiB would be 8 million extents at once.
-            for at in range(0, len(bits), _BITS_BYTES):
-                begin = start + at * 8 * bitmap.granularity_bytes
-                if begin < end:
-                    yield from _set_bits(bits[at : at + _BITS_BYTES], begin, end, bitmap.granularity_bytes)
+            yield from _set_bits(bits, start, end, bitmap.granularity_bytes)
         elif entry & _ALL_SET:
             yield Extent(start, end - start)
 
 
 def _set_bits(bits: bytes, start: int, end: int, granularity: int) -> Iterator[Extent]:
-    """Bits are little-endian in a byte; those past the disk's end have no meaning."""
-    count = min(len(bits) * 8, -(-(end - start) // granularity))
-    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
-    edges = np.flatnonzero(np.diff(flags, prepend=np.uint8(0), append=np.uint8(0)))
-    for first, last in zip(edges[0::2].tolist(), edges[1::2].tolist(), strict=True):
-        at = start + first * granularity
-        yield Extent(at, min(start + last * granularity, end) - at)
+    """Those past the disk's end have no meaning. Lazy: a cluster of 2 MiB may be 8 million extents."""
+    byte_granularity = 8 * granularity
+    for found in re.finditer(_SOME_SET, bits):
+        first, last = found.span()
+        at = start + first * byte_granularity
+        for low, high in _runs_of(bits[first]):
+            if at + low * granularity < end:
+                yield Extent(at + low * granularity, min((high - low) * granularity, end - at - low * granularity))
+        full = at + byte_granularity
+        if last > first + 1 and full < end:
+            yield Extent(full, min((last - first - 1) * byte_granularity, end - full))
+
+
+@cache
+def _runs_of(byte: int) -> tuple[tuple[int, int], ...]:
+    """The stretches of set bits, (first, behind the last); little-endian. At most 255 are kept."""
+    edges = [bit for bit in range(9) if (byte << 1 ^ byte) >> bit & 1]
+    return tuple(zip(edges[0::2], edges[1::2], strict=True))
 
 
 def named(found: tuple[Bitmap, ...], bitmap: str, name: str) -> Bitmap:

@@ -1,7 +1,7 @@
 """qcow2 images, versions 2 and 3: QEMU's docs/interop/qcow2.txt.
 
     Qcow2Reader ── Header        header            the first cluster, checked
-                ── Mapping       mapping           L1 and L2 tables as runs
+                ── Mapping       mapping, entries  L1 and L2 tables as runs
                 ── Compressed…   compressed        batches of compressed clusters
                 ── Bitmap        bitmaps           persistent dirty bitmaps
                 ── Chain         named_files       the backing file (any reader) and the external data file
@@ -19,9 +19,10 @@ from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.qcow2.bitmaps import Bitmap, bitmaps, dirty_extents, named
+from synvirt.disks.qcow2.entries import Kind
 from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest
 from synvirt.disks.qcow2.header import ENCRYPTIONS, Header, Incompatible, read_header
-from synvirt.disks.qcow2.mapping import Kind, Mapping
+from synvirt.disks.qcow2.mapping import Mapping
 from synvirt.disks.qcow2.named_files import Chain, open_backing_file, open_data_file
 from synvirt.disks.raw.holes import Holes
 from synvirt.disks.roots import Root
