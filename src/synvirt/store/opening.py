@@ -1,11 +1,14 @@
 """Opens the database of a URL: SQLite in the service's own file, or PostgreSQL; with the limits of each."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Dialect, Engine, PoolProxiedConnection, create_engine, event, make_url
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from synvirt.errors import BadRequest
 
@@ -23,6 +26,27 @@ POSTGRESQL_LIMITS = {
 }
 
 
+class SqliteDialect(SQLiteDialect_pysqlite):
+    """SQLite, whose transactions begin as their connection's option `writes` says.
+
+    The driver is asked directly. A listener of SQLAlchemy's event "begin" could ask too, but then SQLAlchemy looks for listeners
+    at each step of each statement: that took a seventh of the processor time of a small job."""
+
+    supports_statement_cache = True
+
+    def set_connection_execution_options(self, connection: Connection, opts: Mapping[str, Any]) -> None:
+        super().set_connection_execution_options(connection, opts)
+        connection.connection.info["writes"] = opts.get("writes", False)
+
+    def do_begin(self, dbapi_connection: PoolProxiedConnection) -> None:
+        # A deferred transaction that reads first and writes later would fail at once when another wrote in between.
+        writes = dbapi_connection.info.pop("writes", False)
+        dbapi_connection.cursor().execute("BEGIN IMMEDIATE" if writes else "BEGIN").close()
+
+
+registry.register("sqlite.synvirt", __name__, SqliteDialect.__name__)
+
+
 def opened(url: str) -> Engine:
     """The engine of a URL. Its first connection fails if the database cannot be used: SQLAlchemyError, BadRequest."""
     parsed = make_url(url)
@@ -33,7 +57,7 @@ def opened(url: str) -> Engine:
         event.listen(postgresql, "do_connect", _in_utf8)
         return postgresql
     _for_its_user_alone(parsed.database)
-    engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
+    engine = create_engine(parsed.set(drivername="sqlite+synvirt"), connect_args={"timeout": BUSY_TIMEOUT_S})
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
@@ -43,12 +67,6 @@ def opened(url: str) -> Engine:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        # A deferred transaction that reads first and writes later would fail at once when another wrote in between.
-        writes = connection.get_execution_options().get("writes")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
 
