@@ -1,7 +1,9 @@
 """New SQLite stores are copies of one that Alembic has made once: thousands of tests open one. That an empty file becomes a
 store is seen by tests that have Python itself start the service, and by those of each revision.
 
-Nor do these stores wait for the disk at each commit: tests kill processes, and never the machine's power."""
+Nor do these stores wait for the disk at each commit: tests kill processes, and never the machine's power.
+
+And what SQLAlchemy has compiled for one of them serves the next: to compile a statement costs more than its answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +12,28 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
+from sqlalchemy.util import LRUCache
 
 from synvirt.store import Store, opening, store
+
+# More statements than all stores make.
+STATEMENTS = 2000
+
+
+class Compiled(LRUCache[Any, Any]):
+    """Known by the sort of database: SQLAlchemy's own key has the engine's dialect, which each engine makes anew."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get((type(key[0]), *key[1:]), default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__((type(key[0]), *key[1:]), value)
 
 
 @contextmanager
 def stores_from(template: Path) -> Iterator[None]:
     """`template`: made where it is not there."""
-    init, opened = Store.__init__, opening.opened
+    init, opened, compiled = Store.__init__, opening.opened, Compiled(STATEMENTS)
     if not template.exists():
         Store(f"sqlite:///{template}").close()
     empty = template.read_bytes()
@@ -31,6 +47,7 @@ def stores_from(template: Path) -> Iterator[None]:
     def unsynced(url: str) -> Engine:
         engine = opened(url)
         if engine.name == "sqlite":
+            engine._compiled_cache = compiled
             event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF").close())
         return engine
 
