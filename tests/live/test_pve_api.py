@@ -246,6 +246,15 @@ def test_the_agent_gives_system_and_addresses(server: PveServer) -> None:
     }
 
 
+@pytest.mark.parametrize("agent", ["1", "0"], ids=["that does not run", "that is not configured"])
+def test_an_agent_is_asked_for_facts_once(server: PveServer, agent: str) -> None:
+    """Before it says so, Proxmox VE waits for it."""
+    server.cluster.vms[100].config["agent"] = agent
+    server.cluster.machines.start(100)
+    assert ask(access(server), lambda adapter: adapter.guest_facts("100")) == {}
+    assert len([path for _, path, _ in server.asked if "/agent/" in path]) == 1
+
+
 # ── off and on ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -57,7 +57,9 @@ class Paper:
 
     def agent(self, _vmid: int, command: str) -> Any:
         if command not in self.answers:
-            raise Refused(500, "QEMU guest agent is not running")
+            raise Refused(
+                500, "Agent error: the command has not been found" if self.answers else "QEMU guest agent is not running"
+            )
         return self.answers[command]
 
 
@@ -175,6 +177,8 @@ class Cluster:
         if what == "snapshot":
             return [*vm.snapshots, {"name": "current", "description": "You are here!"}]
         if what.startswith("agent/"):
+            if str(vm.config.get("agent", "0")).removeprefix("enabled=")[:1] != "1":
+                raise Refused(500, "No QEMU guest agent configured")
             return {"result": self.machines.agent(vm.vmid, what.removeprefix("agent/"))}
         action = what.removeprefix("status/")
         self._refuse_locked(vm)

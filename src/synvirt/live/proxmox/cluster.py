@@ -1,6 +1,7 @@
 """The cluster's VMs and nodes, and requests to them: the API in our terms. Blocking code."""
 
 import contextlib
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -28,6 +29,8 @@ _POLL_S: Final = 0.5
 # So long the API waits for the agent of a guest that hangs.
 AGENT_TIMEOUT_S: Final = 10.0
 DESCRIPTION_CHARS_MAX: Final = 8192
+# PVE::QemuServer::Agent, agent_available: before it says the first, it has waited some seconds for the agent.
+_NO_AGENT: Final = re.compile("QEMU guest agent is not running|No QEMU guest agent configured")
 
 
 class Cluster:
@@ -131,15 +134,26 @@ class Cluster:
         ]
 
     def agent_of(self, vm_id: str) -> Callable[[str], Any]:
-        """The agent's answer to a command, by name; None, where it gives none."""
+        """The agent's answer to a command, by name; None, where it gives none. An agent that is not there is asked once."""
         row = self.row(vm_id)
-        return lambda question: self._agent(row, question)
+        silent = False
+
+        def ask(question: str) -> Any:
+            nonlocal silent
+            try:
+                return None if silent else self._agent_says(row, question)
+            except SynvirtError as error:
+                silent = _NO_AGENT.search(error.detail) is not None
+                return None
+
+        return ask
 
     def _agent(self, row: dict[str, Any], question: str) -> Any:
         """None, where the agent does not answer or may not be asked."""
-        with contextlib.suppress(SynvirtError):
-            return mapping(self.api.get(f"{self.path(row)}/agent/{question}"), "the agent's answer").get("result")
-        return None
+        return self._unless_refused(lambda: self._agent_says(row, question))
+
+    def _agent_says(self, row: dict[str, Any], question: str) -> Any:
+        return mapping(self.api.get(f"{self.path(row)}/agent/{question}"), "the agent's answer").get("result")
 
     def freeze(self, vm_id: str) -> None:
         """Freezes its file systems, by its agent. Internal, where the agent refuses."""
