@@ -50,6 +50,8 @@ PermitRootLogin yes
 PasswordAuthentication no
 UsePAM no
 LogLevel ERROR
+# OpenSSH's own choice guards against quantum computers, for 90 ms of a core at each log-in.
+KexAlgorithms curve25519-sha256
 # SHLVL: so bash reads no ~/.bashrc, which on a developer's machine may start a hundred programs at each log-in.
 SetEnv PATH={folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin SHLVL=1
 """
