@@ -565,7 +565,7 @@ def test_what_does_not_fit_is_refused_before_a_byte_of_it(tiny: Service) -> None
 
 def test_a_disk_that_fills_up_leaves_nothing(tiny: Service) -> None:
     """The size was not announced."""
-    whole = part(FILE, os.urandom(20 * MIB)) + END
+    whole = part(FILE, os.urandom(12 * MIB)) + END
     with tiny.local() as client:
         answer = client.post("/uploads", content=iter([whole[:1000], whole[1000:]]), headers=FORM)
         assert "do not fit" in assert_problem(answer, 413, "E_MIG_UPLOAD_REJECTED")["detail"]

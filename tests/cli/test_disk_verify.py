@@ -11,6 +11,7 @@ from synvirt.cli import app
 from synvirt.disks.checking.ledger import Ledger
 from synvirt.disks.raw.files import RawWriter
 from tests.devices import loop_device
+from tests.disks.block_images import assert_same_file
 from tests.offline import appliances
 
 MIB = 1 << 20
@@ -100,11 +101,17 @@ def test_a_hole_where_data_was_written_is_found(raw: Path, tmp_path: Path, monke
 
 def test_a_device_is_verified_in_the_disk_and_no_further(raw: Path, tmp_path: Path) -> None:
     backing = tmp_path / "backing.raw"
-    backing.write_bytes(b"x" * 41 * MIB)
+    with backing.open("wb") as file:
+        for _ in range(41):
+            file.write(b"x" * MIB)
     with loop_device(backing) as device:
         result = disk("convert", "--force", "--verify", raw, device)
         assert result.exit_code == 0, result.output
-    assert backing.read_bytes() == raw.read_bytes() + b"x" * MIB
+    with backing.open("rb") as file:
+        file.seek(40 * MIB)
+        assert file.read() == b"x" * MIB
+    os.truncate(backing, 40 * MIB)
+    assert_same_file(backing, raw)
 
 
 def test_a_ledger_that_exists_is_replaced_only_by_force(raw: Path, tmp_path: Path) -> None:

@@ -76,10 +76,10 @@ def test_all_are_checked(archive: Path) -> None:
 
 def test_a_wrong_digest_ends_the_copy_with_its_own_error(archive: Path) -> None:
     """The copy is ended by `stop`, and so raises Cancelled: but nobody cancelled."""
-    reader = ThrottledReader(MemoryReader("A" * 640), 0.5)  # ten requests, of which the first ones are enough
+    reader = ThrottledReader(MemoryReader("A" * 384), 0.5)  # six requests, of which the first ones are enough
     began = time.monotonic()
     with pytest.raises(MalformedArchive), Checksums((spec_of(archive, wrong=True),)) as checksums:
-        copy(reader, MemoryWriter(640 * BLOCK_BYTES), stop=checksums.stop)
+        copy(reader, MemoryWriter(384 * BLOCK_BYTES), stop=checksums.stop)
     assert time.monotonic() - began < 60
 
 

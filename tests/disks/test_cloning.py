@@ -185,7 +185,7 @@ def test_a_cancel_is_looked_at_before_each_clone(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("file_system", ["xfs", "btrfs"])
 def test_real_reflinks_take_no_room(file_system: str, tmp_path: Path) -> None:
     with mounted(file_system, tmp_path) as folder:
-        content = os.urandom(64 * MIB + 1234)
+        content = os.urandom(16 * MIB + 1234)
         reader, target = files(folder, content, 0, len(content))
         os.sync()
         free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize

@@ -1,5 +1,6 @@
 """Disks in packed XVA archives: what gzip, zstd and tar write, read in one pass; what is damaged or hostile, refused."""
 
+import gc
 import gzip
 import io
 import os
@@ -255,6 +256,7 @@ def test_a_file_that_is_cut_anywhere_says_where(packing: Packing, tmp_path: Path
     numbers = random.Random(4)
     for cut in [4, 5, 30, len(whole) - 1, len(whole) - 4, *(numbers.randrange(4, len(whole)) for _ in range(30))]:
         path.write_bytes(whole[:cut])
+        gc.collect()  # an error's frames hold what was unpacked
         refused(path, len(disk), f"a.xva is cut short: it ends within compressed data, at byte {cut}$")
 
 
@@ -315,7 +317,7 @@ def _archive_of(*members: tuple[str, int]) -> bytes:
 @both
 def test_a_member_of_petabytes_is_not_unpacked_to_be_passed_by(packing: Packing, tmp_path: Path) -> None:
     path = tmp_path / "a.xva"
-    path.write_bytes(pack(_archive_of(("ova.xml", MIB), ("other/0", 1 << 50)) + bytes(64 * MIB), packing, tmp_path))
+    path.write_bytes(pack(_archive_of(("ova.xml", MIB), ("other/0", 1 << 50)) + bytes(20 * MIB), packing, tmp_path))
     with bytes_read() as count:
         refused(path, MIB, r"a.xva: member 'other/0' has 1125899906842624 bytes at offset \d+ .* over 16777216")
     assert count.bytes < 1 << 20
@@ -331,7 +333,7 @@ def test_a_piece_larger_than_the_disk_is_refused_before_it_is_unpacked(packing: 
 @both
 def test_what_follows_the_archives_end_is_not_followed_for_long(packing: Packing, tmp_path: Path) -> None:
     path = tmp_path / "a.xva"
-    data = plain_bytes(tmp_path, disk_of("A")) + bytes(100 * MIB)
+    data = plain_bytes(tmp_path, disk_of("A")) + bytes(20 * MIB)
     path.write_bytes(pack(data, packing, tmp_path))
     refused(path, MIB, "a.xva: over 1048576 bytes follow the end of the archive in it, at byte")
 

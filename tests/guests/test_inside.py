@@ -143,7 +143,10 @@ def test_a_linux_is_read_beside_volumes_that_are_not(tree: Path, tmp_path: Path)
     other = lvm_disks.group("data", {"pv0": third}, {"srv": thin}, extent_sectors=8192)
     with root.open("rb") as content:
         for disk, name, said, size in ((disks[0], first, text, 64), (disks[1], second, "", 64), (disks[2], third, other, 0)):
-            disk.write_bytes(lvm_disks.physical(name, said, lvm_disks.DATA) + content.read(size * MIB))
+            with disk.open("wb") as file:
+                file.write(lvm_disks.physical(name, said, lvm_disks.DATA))
+                for _ in range(size):
+                    file.write(content.read(MIB))
     found = facts_of([str(disk) for disk in disks])
     assert found["not read logical volume data/srv"] == "volumes of the type thin are not read"
     assert found["volume logical volume system/root"].startswith("btrfs ")
