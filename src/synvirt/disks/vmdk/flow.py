@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 from synvirt.disks.packed import Damaged
 from synvirt.disks.packed.inflate import inflate_zlib
-from synvirt.disks.vmdk.grains import MARKER, RECORD, record_bytes_max
-from synvirt.disks.vmdk.sparse import SECTOR, Marker, stream_header
+from synvirt.disks.vmdk.sparse import MARKER, RECORD, SECTOR, Marker, record_bytes_max, stream_header
 from synvirt.errors import DiskReadFailed, MalformedArchive
 from synvirt.sizes import MIB
 

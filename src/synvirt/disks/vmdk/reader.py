@@ -2,7 +2,8 @@
 
     VmdkReader ── Descriptor   descriptor        the text: extents, parent
                ── Sparse       sparse            headers of the three sparse extents
-               ── GrainMap     grains            their directories and tables, as runs
+               ── Tables       tables            their directories and tables, or a stream's markers
+               ── GrainMap     grains, windows   where grains lie, as runs
                ── Inflated     stream            compressed grains
 
 It reads streamOptimized (with its tables, or by its markers), monolithicSparse, monolithicFlat, twoGbMaxExtentSparse and Flat,
@@ -24,9 +25,10 @@ from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.roots import open_reference
 from synvirt.disks.specs import ImageRoot
 from synvirt.disks.vmdk.descriptor import ZERO, Descriptor, ExtentLine, parse_descriptor
-from synvirt.disks.vmdk.grains import GrainMap, Tables, Walked, WindowCache
+from synvirt.disks.vmdk.grains import GrainMap, WindowCache
 from synvirt.disks.vmdk.sparse import DESCRIPTOR_BYTES_MAX, MAGICS, TABLES_MAX, Sparse, read_at, read_sparse
 from synvirt.disks.vmdk.stream import Inflated
+from synvirt.disks.vmdk.tables import Tables, Walked
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 
 # 64 files of the largest size would have 1 GiB of directories.

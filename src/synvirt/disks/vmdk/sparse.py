@@ -12,14 +12,11 @@ All numbers are little-endian, all addresses in sectors of 512 bytes:
 
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Final, Literal
 
 from synvirt.blocks import DiskReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import MIB, TIB
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SECTOR: Final = 512
 
@@ -62,11 +59,13 @@ class Sparse:
     grains_at: int = 0
 
     @property
-    def entry(self) -> "np.dtype[Any]":
-        """The type of an entry of the directory and of a table."""
-        import numpy as np
+    def entry(self) -> Literal["I", "Q"]:
+        """The type of an entry of the directory and of a table, as `array` calls it."""
+        return "Q" if self.kind == "sesparse" else "I"
 
-        return np.dtype("<u8" if self.kind == "sesparse" else "<u4")
+    @property
+    def entry_bytes(self) -> int:
+        return 8 if self.kind == "sesparse" else 4
 
     @property
     def grains(self) -> int:
@@ -78,11 +77,11 @@ class Sparse:
 
     @property
     def directory_bytes(self) -> int:
-        return self.tables * self.entry.itemsize
+        return self.tables * self.entry_bytes
 
     @property
     def table_bytes(self) -> int:
-        return self.table_entries * self.entry.itemsize
+        return self.table_entries * self.entry_bytes
 
 
 def read_sparse(over: DiskReader, name: str) -> Sparse:
@@ -172,6 +171,17 @@ class Marker:
     END, TABLE, DIRECTORY, FOOTER = range(4)
 
 
+# A marker that is not a grain's: (sectors that follow: u64, 0: u32, type: u32).
+MARKER = struct.Struct("<QII")
+# A compressed grain's record: (first sector of the grain: u64, length of the data: u32), the data.
+RECORD = struct.Struct("<QI")
+
+
+def record_bytes_max(grain_bytes: int) -> int:
+    """The largest size of a compressed grain: deflate's worst coding of a byte has 9 bits (RFC 1951, 3.2.6)."""
+    return RECORD.size + grain_bytes + grain_bytes // 8 + SECTOR
+
+
 def _read_hosted(over: DiskReader, head: bytearray, name: str) -> Sparse:
     at_end = _HOSTED.unpack_from(head)[9] == _DIRECTORY_AT_END
     footer = _footer(over, name) if at_end else None
@@ -190,7 +200,7 @@ def _footer(over: DiskReader, name: str) -> bytearray | None:
     at = (len(tail.rstrip(b"\0")) - 1) // SECTOR * SECTOR
     if not SECTOR <= at <= len(tail) - 2 * SECTOR or tail[at : at + 4] != b"KDMV":
         return None
-    _, size, marker = struct.unpack_from("<QII", tail, at - SECTOR)
+    _, size, marker = MARKER.unpack_from(tail, at - SECTOR)
     return tail[at : at + SECTOR] if (size, marker) == (0, Marker.FOOTER) else None
 
 

@@ -12,8 +12,8 @@ from synvirt.blocks import DiskReader, Extent
 from synvirt.buffers import new_buffer
 from synvirt.disks.packed import Damaged
 from synvirt.disks.packed.inflate import inflate_zlib
-from synvirt.disks.vmdk.grains import RECORD, GrainMap, record_bytes_max
-from synvirt.disks.vmdk.sparse import SECTOR
+from synvirt.disks.vmdk.grains import GrainMap
+from synvirt.disks.vmdk.sparse import RECORD, SECTOR, record_bytes_max
 from synvirt.errors import DiskReadFailed
 from synvirt.sizes import MIB
 
@@ -65,18 +65,18 @@ class Inflated:
     def _wanted(self, offset: int, end: int) -> list[_Wanted]:
         grain_bytes, file_bytes = self._grains.grain_bytes, self._over.size
         first, last = offset // grain_bytes, -(-end // grain_bytes)
-        places = self._grains.places(first, min(last + _LOOKED_AHEAD, -(-self.size // grain_bytes))).tolist()
+        sectors = self._grains.sectors(first, min(last + _LOOKED_AHEAD, -(-self.size // grain_bytes)))
         longest = record_bytes_max(grain_bytes)
         wanted: list[_Wanted] = []
         following = file_bytes
-        for number in range(first + len(places) - 1, first - 1, -1):
-            place = places[number - first]
+        for number in range(first + len(sectors) - 1, first - 1, -1):
+            place = sectors[number - first] * SECTOR
             if number < last:
-                if place < 0:
+                if not place:
                     raise DiskReadFailed(f"{self._name} has no grain for offset {number * grain_bytes}")
                 end_max = min(place + longest, file_bytes)
                 wanted.append(_Wanted(number, place, following if place < following < end_max else end_max))
-            following = place if place >= 0 else following
+            following = place or following
         wanted.reverse()
         return wanted
 
