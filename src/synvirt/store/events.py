@@ -37,7 +37,7 @@ class EventLog:
         if db.dialect.name == "postgresql":  # SQLite has one writer anyway
             db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": self.lock})
         values = {self.owner: str(job_id), "document": document, "version": version, **more}
-        (added,) = db.execute(insert(self.table).values(**values)).inserted_primary_key or (0,)
+        (added,) = db.execute(insert(self.table), values).inserted_primary_key or (0,)
         return int(added)
 
     def after(

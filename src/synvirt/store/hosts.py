@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, Double, delete, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Double, bindparam, delete, insert, literal_column, select, update
 
 from synvirt.errors import PersistFailed
 from synvirt.store.tables import hosts, slots
@@ -21,6 +21,9 @@ from synvirt.store.tables import hosts, slots
 # Not fenced; fenced by another host after the lease was over; fenced by an operator, who says that the host is off.
 FencedBy = Literal["", "expired", "operator"]
 Transaction = Callable[[], AbstractContextManager[Connection]]
+
+# Made once: each transaction that writes asks it. SQLite has one writer anyway, and no lock of a row.
+_LOCKED_EPOCH = select(hosts.c.epoch).where(hosts.c.id == bindparam("host")).with_for_update(read=True)
 
 
 class LeaseLost(PersistFailed):
@@ -36,10 +39,7 @@ class Fence:
 
     def check(self, db: Connection) -> None:
         """LeaseLost, unless the host's row still has this epoch. The row stays locked until the transaction ends."""
-        query = select(hosts.c.epoch).where(hosts.c.id == self.host)
-        if db.dialect.name == "postgresql":
-            query = query.with_for_update(read=True)
-        epoch = db.execute(query).scalar()
+        epoch = db.execute(_LOCKED_EPOCH, {"host": self.host}).scalar()
         if epoch != self.epoch:
             raise LeaseLost(
                 f"host {self.host} writes under epoch {self.epoch}, and it is {epoch} by now: it was fenced, or started again",

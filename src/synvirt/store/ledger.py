@@ -102,7 +102,7 @@ def record(db: Connection, owner: Owner, entry: LedgerEntry, *, host: str | None
     if db.execute(_ENTRY, _names(owner, entry.kind, entry.name)).first() is None:
         of_owner = {"owner_kind": owner.kind, "owner_id": str(owner.id), "host": host}
         thing = {"kind": entry.kind, "name": entry.name, "state": entry.state, "document": entry.document}
-        db.execute(insert(ledger).values(**of_owner, **thing, version=VERSION))
+        db.execute(_INSERT, {**of_owner, **thing, "version": VERSION})
 
 
 def strike(db: Connection, owner: Owner, kind: str, name: str) -> None:
@@ -122,6 +122,7 @@ _THIS = (
     ledger.c.name == bindparam("entry_name"),
 )
 _ENTRY = select(ledger.c.id).where(*_THIS)
+_INSERT = insert(ledger)
 _STRIKE = delete(ledger).where(*_THIS)
 
 

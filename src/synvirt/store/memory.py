@@ -51,7 +51,7 @@ class MemoryRows:
             after = change(before)
             if row is None:
                 key = {"migration_id": str(job_id), "kind": remembered.kind, "number": number}
-                db.execute(insert(memory).values(**key, document=after.model_dump_json(), version=VERSION))
+                db.execute(_INSERT, {**key, "document": after.model_dump_json(), "version": VERSION})
             else:
                 document, version = rewritten(text, before, after), version_after(row.version)
                 db.execute(_REWRITE, {**names, "new_document": document, "new_version": version})
@@ -89,5 +89,6 @@ _THIS = (
     memory.c.number == bindparam("of_number"),
 )
 _ROW = select(memory.c.document, memory.c.version).where(*_THIS)
+_INSERT = insert(memory)
 _LOCKED_ROW = _ROW.with_for_update()
 _REWRITE = update(memory).where(*_THIS).values(document=bindparam("new_document"), version=bindparam("new_version"))

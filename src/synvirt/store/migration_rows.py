@@ -19,10 +19,15 @@ EVENTS_KEPT, FOLDED_EVERY = 200, 16
 # Two jobs that claim one name at the same moment must not both find it free: "clms".
 CLAIMS_LOCK = 0x636C6D73
 ENDED = tuple(str(end) for end in ENDS)
-# Joins the ledger's rows to the migrations that own them.
 # Made once: to make a statement costs more than SQLite takes to answer it.
 _JOB = select(migrations).where(migrations.c.id == bindparam("job"))
 _LOCKED_JOB = _JOB.with_for_update()
+_REWRITE = (
+    update(migrations)
+    .where(migrations.c.number == bindparam("of_number"))
+    .values(state=bindparam("new_state"), document=bindparam("new_document"), version=bindparam("new_version"))
+)
+# Joins the ledger's rows to the migrations that own them.
 OWNED = (ledger.c.owner_kind == "migration") & (ledger.c.owner_id == migrations.c.id)
 
 
@@ -56,8 +61,8 @@ def add(db: Connection, job: Migration, host: str, sealed: bytes | None) -> None
 
 def rewrite(db: Connection, row: Row[Any], after: Migration, document: str) -> None:
     """Writes a job's new document into its row."""
-    values = {"state": after.state, "document": document, "version": version_after(row.version)}
-    db.execute(update(migrations).where(migrations.c.number == row.number).values(**values))
+    values = {"new_state": after.state, "new_document": document, "new_version": version_after(row.version)}
+    db.execute(_REWRITE, {"of_number": row.number, **values})
 
 
 def forget_secrets_and_slots(db: Connection, job_id: UUID) -> None:

@@ -29,8 +29,8 @@ POSTGRESQL_LIMITS = {
 class SqliteDialect(SQLiteDialect_pysqlite):
     """SQLite, whose transactions begin as their connection's option `writes` says.
 
-    The driver is asked directly. A listener of SQLAlchemy's event "begin" could ask too, but then SQLAlchemy looks for listeners
-    at each step of each statement: that took a seventh of the processor time of a small job."""
+    The driver is asked directly. With a listener of its event "begin", SQLAlchemy looks for listeners at each step of each
+    statement: that took a seventh of the processor time of a small job."""
 
     supports_statement_cache = True
 

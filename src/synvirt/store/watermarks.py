@@ -4,10 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from synvirt.store.tables import watermarks
 
+# Made once: to make a statement costs more than SQLite takes to answer it. The update sets what it is given besides.
+_UPDATE = update(watermarks).where(
+    watermarks.c.migration_id == bindparam("job"),
+    watermarks.c.pass_number == bindparam("of_pass"),
+    watermarks.c.disk_key == bindparam("of_disk"),
+)
+_INSERT = insert(watermarks)
 # Passes are counted from 1.
 FOLDED_PASS = 0
 
@@ -35,9 +42,9 @@ def put(db: Connection, job_id: UUID, mark: Watermark) -> None:
         "finished": mark.finished,
     }
     key = {"migration_id": str(job_id), "pass_number": mark.pass_number, "disk_key": mark.disk_key}
-    same = [watermarks.c[name] == value for name, value in key.items()]
-    if db.execute(update(watermarks).where(*same).values(**values)).rowcount == 0:
-        db.execute(insert(watermarks).values(**key, **values))
+    same = {"job": str(job_id), "of_pass": mark.pass_number, "of_disk": mark.disk_key}
+    if db.execute(_UPDATE, {**same, **values}).rowcount == 0:
+        db.execute(_INSERT, {**key, **values})
 
 
 def of_pass(db: Connection, job_id: UUID, number: int) -> dict[str, Watermark]:
