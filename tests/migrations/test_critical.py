@@ -9,8 +9,10 @@ import pytest
 from synvirt.errors import InvalidPlan
 from synvirt.machines.concerns import with_room
 from synvirt.migrations.planning.critical import refuse_critical
+from synvirt.migrations.planning.foreseen import dry_run
 from synvirt.model.kinds import State
 from synvirt.model.machine import Concern, Disk, VmManifest
+from synvirt.sizes import MIB, sized
 from tests.house import House, offline_plan
 from tests.offline import appliances
 
@@ -95,17 +97,24 @@ def test_which_concerns_refuse(ids: list[str], fields: dict[str, Any], refused: 
 
 def test_disks_that_cannot_fit_are_critical_and_sparse_ones_a_warning() -> None:
     disks = (
-        Disk(key="a", label="a", capacity_bytes=100, used_bytes=50),
-        Disk(key="b", label="b", capacity_bytes=100),
+        Disk(key="a", label="a", capacity_bytes=100 * MIB, used_bytes=50 * MIB),
+        Disk(key="b", label="b", capacity_bytes=100 * MIB),
     )
     manifest = VmManifest(vm_id="x", name="web", disks=disks)
-    found = {free: [(one.id, one.category) for one in with_room(manifest, free).concerns] for free in (200, 199, 50, 49)}
+    found = {free: [(one.id, one.category) for one in with_room(manifest, free * MIB).concerns] for free in (200, 199, 50, 49)}
     assert found == {
         200: [],
         199: [("target-may-fill", "Warning")],
         50: [("target-may-fill", "Warning")],
         49: [("target-too-small", "Critical")],
     }
+
+
+def test_of_a_disk_of_which_nothing_is_known_one_block_is_written_at_least() -> None:
+    """A destination with 0 bytes free takes no disk at all."""
+    manifest = VmManifest(vm_id="x", name="web", disks=(Disk(key="a", label="a", capacity_bytes=100 * MIB),))
+    found = {free: [one.id for one in with_room(manifest, free).concerns] for free in (4096, 4095, 0)}
+    assert found == {4096: ["target-may-fill"], 4095: ["target-too-small"], 0: ["target-too-small"]}
 
 
 def test_a_plan_whose_disks_cannot_fit_is_refused_unless_they_are_left_out(
@@ -119,3 +128,25 @@ def test_a_plan_whose_disks_cannot_fit_is_refused_unless_they_are_left_out(
         house.intake.submit(offline_plan(half_readable, skip_disks=["vmdisk2"], waive_concerns=["target-too-small"])).id
     )
     assert job.state == State.COMPLETED, job.last_error
+
+
+def test_an_appliance_whose_description_does_not_say_how_much_it_holds_is_refused_by_its_own_tables(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its VMDK has grains of 64 KiB, and each has some data."""
+    content = appliances.raw_disk(seed=0)
+    grains = range(0, len(content), 64 << 10)
+    holds = sum(64 << 10 for at in grains if any(content[at : at + (64 << 10)]))
+    files = appliances.appliance("virtualbox")
+    assert b"populatedSize" not in files["virtualbox.ovf"]
+    path = appliances.folder(house.imports / "web", files)
+    for free in (0, holds - 1):
+        monkeypatch.setattr(house.destination, "free_bytes", lambda free=free: free)
+        said = f"hold at least {sized(holds)}, and the destination has {sized(free)} free"
+        with pytest.raises(InvalidPlan, match=f"target-too-small.*{said}"):
+            house.intake.submit(offline_plan(path))
+        [problem] = dry_run(house.rooms, offline_plan(path)).problems
+        assert said in problem.detail
+    monkeypatch.setattr(house.destination, "free_bytes", lambda: holds)
+    assert dry_run(house.rooms, offline_plan(path)).problems == ()
+    assert house.run(house.intake.submit(offline_plan(path)).id).state == State.COMPLETED

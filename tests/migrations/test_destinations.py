@@ -94,7 +94,7 @@ def test_a_zfs_pool_that_is_too_small_is_found_before_anything_is_made(tmp_path:
     zfs = ZfsDestination("tank", "synvirt", zfs=Zfs(fake.program), devices=fake.devices, name_of=fake.name_of)
     house = House(tmp_path, destination=zfs, real_importers=True)
     path = appliances.folder(house.imports / "web", appliances.appliance("ovftool"))
-    with pytest.raises(InvalidPlan, match=r"target-too-small.* hold 2\.5 MiB, .* has 2\.4 MiB free"):
+    with pytest.raises(InvalidPlan, match=r"target-too-small.* hold at least 2\.5 MiB, .* has 2\.4 MiB free"):
         house.intake.submit(offline_plan(path, skip_disks=["vmdisk2"]))
     assert list(fake.datasets()) == ["tank"]
     house.close()

@@ -9,7 +9,7 @@ from synvirt.disks import open_reader
 from synvirt.errors import HostPathRejected, UnsupportedFormat
 from synvirt.model.machine import VmManifest
 from synvirt.offline.registry import detect
-from synvirt.sizes import GIB
+from synvirt.sizes import GIB, MIB
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
 from tests.disks.vmdk_images import SE_SPARSE
@@ -160,3 +160,29 @@ def test_a_disk_of_a_tebibyte_is_looked_into_and_not_read(name: str, options: li
     with bytes_read() as count:
         assert inspected(tmp_path / name).disks[0].capacity_bytes == 1 << 40
     assert count.bytes < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "image_format", "options", "says"),
+    [
+        ("a.qcow2", "qcow2", [], True),
+        ("a.qcow2", "qcow2", ["preallocation=full"], False),
+        ("a.vhdx", "vhdx", [], True),
+        ("a.vmdk", "vmdk", [], True),
+        ("a.vmdk", "vmdk", ["subformat=streamOptimized"], True),
+        ("a.vmdk", "vmdk", ["subformat=monolithicFlat"], True),
+    ],
+)
+def test_what_a_disk_holds_is_said_by_the_tables_of_its_image(
+    name: str, image_format: str, options: list[str], says: bool, tmp_path: Path
+) -> None:
+    """At least all bytes but zeros, less than the whole; nothing, if the image calls its zeros data too."""
+    raw = appliances.raw_disk()
+    used = inspected(appliances.image(tmp_path, name, image_format, raw, *options)).disks[0].used_bytes
+    assert (used is not None) == says
+    assert used is None or len(raw) - raw.count(0) <= used < len(raw)
+
+
+def test_a_compressed_disk_without_zeros_holds_all_of_it(tmp_path: Path) -> None:
+    path = appliances.image(tmp_path, "a.vmdk", "vmdk", b"\1" * MIB, "subformat=streamOptimized")
+    assert inspected(path).disks[0].used_bytes == MIB

@@ -3,14 +3,16 @@
 `Critical` refuses the plan unless the plan waives the concern by id; so only what cannot come out right is Critical.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from synvirt.machines.partitions import Layout
-from synvirt.model.machine import Concern, GuestOs, VmManifest
-from synvirt.sizes import sized
+from synvirt.model.machine import Concern, Disk, GuestOs, VmManifest
+from synvirt.sizes import KIB, sized
 
 UNKNOWN_GUEST = "guest-unknown"
 TARGET_TOO_SMALL = "target-too-small"
+# The least that a file system or a pool gives to a volume with any data in it.
+_BLOCK_BYTES = 4 * KIB
 
 
 def of_machine(*, uefi: bool, secure_boot: bool, tpm: bool, guest: GuestOs, snapshots: int = 0) -> list[Concern]:
@@ -32,10 +34,10 @@ def of_layout(key: str, layout: Layout) -> list[Concern]:
 
 def with_room(manifest: VmManifest, free_bytes: int) -> VmManifest:
     """The manifest with the concerns of a destination that has `free_bytes` free."""
-    used = sum(disk.used_bytes or 0 for disk in manifest.disks)
+    least = least_bytes(manifest.disks)
     capacity = sum(disk.capacity_bytes for disk in manifest.disks)
-    if used > free_bytes:
-        found = target_too_small(used, free_bytes)
+    if least > free_bytes:
+        found = target_too_small(least, free_bytes)
     elif capacity > free_bytes:
         found = target_may_fill(capacity, free_bytes)
     else:
@@ -43,13 +45,21 @@ def with_room(manifest: VmManifest, free_bytes: int) -> VmManifest:
     return manifest.model_copy(update={"concerns": (*manifest.concerns, found)})
 
 
-def target_too_small(used_bytes: int, free_bytes: int) -> Concern:
+def least_bytes(disks: Iterable[Disk]) -> int:
+    """What is written for these disks at least: what they are known to hold, and one block where that is not known."""
+    found = list(disks)
+    known = sum(disk.used_bytes or 0 for disk in found)
+    return max(known, min(_BLOCK_BYTES, sum(disk.capacity_bytes for disk in found if disk.used_bytes is None)))
+
+
+def target_too_small(least_bytes: int, free_bytes: int) -> Concern:
     return Concern(
         id=TARGET_TOO_SMALL,
         category="Critical",
         label="Disks do not fit",
-        assessment=f"The VM's disks hold {sized(used_bytes)}, and the destination has {sized(free_bytes)} free.",
-        remedy="Free space on the destination, choose another, or skip disks in the plan.",
+        assessment=f"The VM's disks hold at least {sized(least_bytes)}, and the destination has {sized(free_bytes)} free.",
+        remedy="Free space on the destination, choose another, or skip disks in the plan. Waive this where the destination "
+        "compresses, or shares the bytes of the file itself (XFS, Btrfs).",
     )
 
 

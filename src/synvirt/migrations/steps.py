@@ -157,15 +157,15 @@ def _chosen_disks(job: Job, manifest: VmManifest) -> tuple[DiskProgress, ...]:
 
 
 async def _refuse_too_large(job: Job, manifest: VmManifest) -> None:
-    """DiskWriteFailed, where the source says that it uses more than the destination has free. Where it does not say, a lack of
+    """DiskWriteFailed, where the disks are known to hold more than the destination has free. Where that is not known, a lack of
     space shows while copying."""
     if concerns.TARGET_TOO_SMALL in job.migration.plan.waive_concerns:
         return
-    wanted = sum(disk.used_bytes or 0 for disk in manifest.disks if disk.key not in job.migration.plan.skip_disks)
+    wanted = concerns.least_bytes(disk for disk in manifest.disks if disk.key not in job.migration.plan.skip_disks)
     free = await job.in_thread(job.destination.free_bytes)
     if wanted > free:
         raise DiskWriteFailed(
-            f"{manifest.name} uses {wanted} bytes and the destination has {free} free",
+            f"the disks of {manifest.name} hold at least {wanted} bytes, and the destination has {free} free",
             hint="free space on the destination, skip disks, or choose another destination",
         )
 

@@ -8,22 +8,27 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, Placed
 from synvirt.disks import MAGICS, image_format, open_reader
 from synvirt.disks.nbd.fallback import readable
 from synvirt.disks.roots import HOST, Root, is_folder, listed, open_file, raw_spec, resolve, size_of
-from synvirt.disks.specs import ImageFormat, ImageSpec, ReaderSpec, format_name
+from synvirt.disks.specs import ImageFormat, ImageSpec, ReaderSpec, format_name, versions
 from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
 from synvirt.machines import concerns, partitions
 from synvirt.machines.partitions import UNKNOWN, Layout
 from synvirt.model.machine import Concern, Disk
 from synvirt.offline.single.raw_device import raw_device
+from synvirt.sizes import GIB
 
 # A description rounds a disk's size to its unit. A larger difference means another disk.
 _CAPACITY_SLACK_BYTES = 1 << 20
 _HEAD_BYTES = 64 << 10
 # A folder of an appliance in chunks has thousands of files; one of millions is something else.
 _ENTRIES_MAX = 100_000
+# The tables of an image are read to say what it holds. Those of a larger one are more than 64 MiB (qcow2): too slow here.
+_TABLES_OF_BYTES = 512 * GIB
+# A fragmented image has more runs; they are a second of a processor.
+_EXTENTS_MAX = 200_000
 # Files that belong to a description. They are looked for by name where folders cannot be listed: digests, and their signature.
 _BESIDE = (".mf", ".cert")
 
@@ -246,12 +251,31 @@ def measured(disk: Disk, open_spec: Callable[[Disk], ReaderSpec]) -> Measured:
         return unreadable(disk, problem)
     try:
         size, layout = reader.size, partitions.look(reader)
+        used = _allocated(spec, reader) if disk.used_bytes is None else disk.used_bytes
     finally:
         reader.close()
     found = concerns.of_layout(disk.key, layout)
     if disk.capacity_bytes and abs(size - disk.capacity_bytes) > _CAPACITY_SLACK_BYTES:
         found.append(concerns.capacity_differs(disk.key, disk.capacity_bytes, size))
-    return Measured(disk.model_copy(update={"format": format_name(spec), "capacity_bytes": size}), layout, tuple(found))
+    known = {"format": format_name(spec), "capacity_bytes": size, "used_bytes": used}
+    return Measured(disk.model_copy(update=known), layout, tuple(found))
+
+
+def _allocated(spec: ReaderSpec, reader: DiskReader) -> int | None:
+    """The bytes that an image's own tables call data. None, where they do not tell: a raw disk has no tables, a thick image
+    calls its zeros data too, and the tables of the rest are not read, as that would take long."""
+    if not isinstance(spec, ImageSpec) or versions(spec) or reader.size > _TABLES_OF_BYTES:
+        return None
+    data = 0
+    for number, extent in enumerate(reader.extents()):
+        if number == _EXTENTS_MAX:
+            return None
+        data += 0 if extent.zero else extent.length
+    return data if data < reader.size or not _lies_plainly(reader) else None
+
+
+def _lies_plainly(reader: DiskReader) -> bool:
+    return isinstance(reader, Placed) and next(iter(reader.places()), None) is not None
 
 
 def unreadable(disk: Disk, problem: UnsupportedFormat | HostPathRejected) -> Measured:
