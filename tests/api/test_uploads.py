@@ -366,7 +366,7 @@ def test_the_cap_counts_the_files_bytes_as_they_come(small: Service, announced: 
         assert client.post("/uploads", content=body(MIB), headers=FORM).status_code == 201
         [kept] = left(small)
         answer = client.post("/uploads", content=body(MIB + 1), headers=FORM)
-        assert "limit of 1048576 bytes" in assert_problem(answer, 413, "E_MIG_UPLOAD_REJECTED")["detail"]
+        assert "limit of 1.0 MiB (1048576 bytes)" in assert_problem(answer, 413, "E_MIG_UPLOAD_REJECTED")["detail"]
         assert left(small) == [kept]
 
 
@@ -396,9 +396,31 @@ def test_an_announced_size_over_the_cap_is_refused_before_a_byte_of_it(small: Se
         answer = answered(sock)
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert b"99999999999 bytes" in answer
-        with pytest.raises(OSError, match=r"Broken pipe|reset"):
-            _send_for_ever(sock)
+        assert _sent_before_the_end(sock) < 4 * MIB
     assert_nothing(small)
+
+
+@pytest.mark.parametrize("by", ["announced", "chunks"])
+def test_of_ten_gibibytes_a_few_are_taken(small: Service, by: str) -> None:
+    """A caller that listens only when all is sent cannot send it: the service stops reading."""
+    head = "Content-Length: 10737418240\r\n" if by == "announced" else "Transfer-Encoding: chunked\r\n"
+    with connected(small, head) as sock:
+        sock.sendall((b"%x\r\n" % (10 << 30) if by == "chunks" else b"") + part(FILE, b"")[:-2])
+        assert _sent_before_the_end(sock) < 4 * MIB
+        assert answered(sock).startswith(b"HTTP/1.1 413 ")
+    assert_nothing(small)
+
+
+def test_how_large_an_upload_may_be(small: Service) -> None:
+    with small.local() as client:
+        room = client.get("/upload-limits").json()
+        assert room["limit_bytes"] == MIB
+        assert room["free_bytes"] > 0
+        assert (room["refused"], room["hint"]) == (None, None)
+        assert client.get("/upload-limits", params={"size_bytes": MIB}).json()["refused"] is None
+        over = client.get("/upload-limits", params={"size_bytes": MIB + 1}).json()
+        assert over["refused"] == "the file has 1.0 MiB (1048577 bytes), and the limit is 1.0 MiB (1048576 bytes)"
+        assert "upload_cap_bytes" in over["hint"]
 
 
 def answered(sock: socket.socket) -> bytes:
@@ -409,9 +431,13 @@ def answered(sock: socket.socket) -> bytes:
     return answer
 
 
-def _send_for_ever(sock: socket.socket) -> None:
-    while True:
-        sock.sendall(b"x" * 10_000)
+def _sent_before_the_end(sock: socket.socket) -> int:
+    """The bytes that can be sent until the other side closes."""
+    sent = 0
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while True:
+            sent += sock.send(b"x" * 10_000)
+    return sent
 
 
 def test_a_size_that_is_no_number_is_refused_by_the_server_itself(small: Service) -> None:
@@ -555,10 +581,13 @@ def tiny(tmp_path: Path) -> Iterator[Service]:
 
 
 def test_what_does_not_fit_is_refused_before_a_byte_of_it(tiny: Service) -> None:
+    with tiny.local() as client:
+        limits = client.get("/upload-limits", params={"size_bytes": 30_000_000}).json()
+    assert (limits["free_bytes"], "do not fit" in limits["refused"]) == (8388608, True)
     with connected(tiny, "Content-Length: 30000000\r\n") as sock:
         answer = answered(sock)
         assert answer.startswith(b"HTTP/1.1 413 ")
-        assert b"30000000 more bytes do not fit: uploads have 8388608 left on this host" in answer
+        assert b"28.6 MiB more (30000000 bytes) do not fit: uploads have 8.0 MiB left on this host" in answer
         assert b"hint" in answer
     assert_nothing(tiny)
 

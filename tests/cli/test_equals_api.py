@@ -92,6 +92,7 @@ COMMANDS = {
     "GET /migrator/sources/{}/vms/{}": "sources inspect",
     "POST /migrator/uploads": "uploads add",
     "GET /migrator/uploads": "uploads list",
+    "GET /migrator/upload-limits": "uploads add size_bytes=",
     "GET /migrator/uploads/{}": "uploads show",
     "DELETE /migrator/uploads/{}": "uploads remove",
     "POST /migrator/uploads/{}/inspect": "uploads inspect",

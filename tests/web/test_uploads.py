@@ -131,6 +131,20 @@ def test_a_file_that_is_not_the_announced_one_is_refused(
     assert listed(service) == []
 
 
+def test_a_file_that_is_too_large_is_refused_before_it_is_sent(
+    page: Page, service: Service, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.uploads, "cap_bytes", 1000)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(f"{request.method} {request.url}"))
+    page.goto("/uploads")
+    page.set_input_files("#f-file", disk)
+    page.click(".drop button[type=submit]")
+    expect(page.locator("[data-mistake]")).to_contain_text("and the limit is 1000 B")
+    assert not any(one.startswith("POST") for one in asked)
+    expect(page.locator(".drop button[type=submit]")).to_be_visible()
+
+
 def test_it_works_without_javascript(browser: Browser, served: tuple[Service, str], service: Service, disk: Path) -> None:
     with opened(browser, served[1], java_script_enabled=False) as context:
         page = context.new_page()

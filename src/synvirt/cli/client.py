@@ -3,12 +3,13 @@
 Errors of the service come back as the same SynvirtError that it raised. Blocking code.
 """
 
+import json
 import shlex
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,7 +20,16 @@ import httpx
 from pydantic import ValidationError
 
 from synvirt.cli.migrating.sending import Sending
-from synvirt.errors import BadRequest, Internal, ServiceUnreachable, SynvirtError, Unauthorized, from_code
+from synvirt.errors import (
+    BadRequest,
+    Internal,
+    NotFound,
+    ServiceUnreachable,
+    SynvirtError,
+    Unauthorized,
+    UploadTooLarge,
+    from_code,
+)
 from synvirt.model.job import Migration
 from synvirt.model.plan import MigrationPlan
 
@@ -162,15 +172,23 @@ class Client(AbstractContextManager["Client"]):
     ) -> str:
         """Sends a file; returns the service's answer, an Upload. The file's SHA-256 is calculated during sending and sent after
         it, so the service checks what arrived; if `sha256` is given, it is checked instead. `on_sent` gets bytes sent and in
-        all."""
+        all. UploadRejected, before a byte is sent, if the file is too large there."""
         body = Sending(path, sha256, on_sent)
         timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
             with body:
+                self._refuse_upload(body.size_bytes)
                 response = self._http.post(_under("/uploads"), content=iter(body), headers=body.headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         return self._answer(response)
+
+    def _refuse_upload(self, size_bytes: int) -> None:
+        """UploadTooLarge, if the service says so."""
+        with suppress(NotFound, BadRequest):  # an earlier version of the service does not say it
+            limits = json.loads(self.ask("GET", "/upload-limits", params={"size_bytes": size_bytes}))
+            if limits.get("refused"):
+                raise UploadTooLarge(str(limits["refused"]), hint=limits.get("hint"))
 
     def submit(self, plan: MigrationPlan) -> Migration:
         return self._job("POST", "/migrations", json={"plan": plan.model_dump(mode="json")})

@@ -25,7 +25,7 @@ from synvirt.model.files import Upload
 from synvirt.model.values import now
 from synvirt.repeating import repeated
 from synvirt.settings import Settings
-from synvirt.sizes import MIB, counted
+from synvirt.sizes import MIB, counted, sized
 from synvirt.store.uploads import UploadRows
 
 # Bytes that uploads always leave free: the store is on the same file system, and jobs need it.
@@ -53,16 +53,31 @@ class Uploads:
 
     # ── coming in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check_room(self, wanted_bytes: int) -> None:
-        """UploadTooLarge, when so many more bytes do not fit."""
+    def free_bytes(self) -> int:
+        """What uploads may still take of this host's disk."""
         try:
             found = os.statvfs(self._folder)
         except OSError as error:
             raise _not_written(error) from error
-        free = max(found.f_bavail * found.f_frsize - RESERVE_BYTES, 0)
+        return max(found.f_bavail * found.f_frsize - RESERVE_BYTES, 0)
+
+    def refusal_of(self, size_bytes: int) -> UploadTooLarge | None:
+        """Why a file of that size cannot be uploaded: it is over the cap, or does not fit. None: it can."""
+        if size_bytes > self.cap_bytes:
+            return too_large(self.cap_bytes, size_bytes)
+        try:
+            self.check_room(size_bytes)
+        except UploadTooLarge as refusal:
+            return refusal
+        return None
+
+    def check_room(self, wanted_bytes: int) -> None:
+        """UploadTooLarge, when so many more bytes do not fit."""
+        free = self.free_bytes()
         if wanted_bytes > free:
             raise UploadTooLarge(
-                f"{wanted_bytes} more bytes do not fit: uploads have {free} left on this host", hint=_MAKE_ROOM
+                f"{sized(wanted_bytes)} more ({wanted_bytes} bytes) do not fit: uploads have {sized(free)} left on this host",
+                hint=_MAKE_ROOM,
             )
 
     def begin(self, filename: str) -> "Incoming":
@@ -237,10 +252,12 @@ def safe_name(filename: str) -> str:
     return (stem + suffix).rstrip() or "upload"
 
 
-def too_large(cap_bytes: int) -> UploadTooLarge:
-    """The error of an upload over the cap, in bytes."""
+def too_large(cap_bytes: int, size_bytes: int | None = None) -> UploadTooLarge:
+    """The error of an upload over the cap, in bytes. `size_bytes`: the file's, where it is known."""
+    limit = f"{sized(cap_bytes)} ({cap_bytes} bytes)"
+    known = size_bytes is not None and f"the file has {sized(size_bytes)} ({size_bytes} bytes), and the limit is {limit}"
     return UploadTooLarge(
-        f"the file is larger than the limit of {cap_bytes} bytes",
+        known or f"the file is larger than the limit of {limit}",
         hint="raise the setting upload_cap_bytes, or copy the file into the import root by other means",
     )
 

@@ -21,14 +21,17 @@ from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLa
 from synvirt.jobs.inspecting.looking import Looking
 from synvirt.migrations.uploads import Uploads
 from synvirt.model.files import Inspection, Upload, UploadInspectRequest
-from synvirt.model.values import Model
+from synvirt.model.values import Bytes, Model
 from synvirt.offline import browsing
+from synvirt.sizes import MIB
 
 PAGE_LIMIT = 1000
 # A caller without a network sends nothing more; what it began must not stay forever.
 IDLE_S = 60.0
-# How long a refused caller may go on sending: closing a connection with unread bytes can discard the answer (RFC 9112 9.6).
+# How long, and how much, a refused caller may go on sending: closing a connection with unread bytes can discard the answer (RFC
+# 9112 9.6). A caller that sends more is stopped: it would send gigabytes in that time.
 LINGER_S = 2.0
+LINGER_BYTES = MIB
 
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -58,6 +61,16 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     ),
     UploadRejected.status: problem_described("E_MIG_UPLOAD_REJECTED: the file's SHA-256 is not the announced one"),
 }
+
+
+class UploadLimits(Model):
+    """`limit_bytes`: of any upload. `free_bytes`: what all uploads may still take of the host's disk. `refused`: why a file of
+    the asked size cannot be uploaded, and `hint`: what to do about it; null, if it can."""
+
+    limit_bytes: Bytes
+    free_bytes: Bytes
+    refused: str | None = None
+    hint: str | None = None
 
 
 class UploadPage(Model):
@@ -111,7 +124,21 @@ def uploads_router(
         """Inspect an upload: its kind, and the VM in it."""
         return looking.inspect(uploads.import_root, uploads.get(upload_id).path, vm=asked.vm, free_bytes=free_bytes)
 
-    return router
+    beside = APIRouter(tags=["uploads"])
+    beside.include_router(router)
+
+    @beside.get("/upload-limits", response_model=UploadLimits)
+    def limits(size_bytes: Annotated[int | None, Query(ge=0, le=(1 << 63) - 1)] = None) -> UploadLimits:
+        """How large an upload may be here, and why one of `size_bytes` would be refused: ask before you send it."""
+        refusal = uploads.refusal_of(size_bytes or 0)
+        return UploadLimits(
+            limit_bytes=uploads.cap_bytes,
+            free_bytes=uploads.free_bytes(),
+            refused=None if refusal is None else refusal.detail,
+            hint=None if refusal is None else refusal.hint,
+        )
+
+    return beside
 
 
 async def received(request: Request, uploads: Uploads, idle_s: float, *, blank_sha256: bool = False) -> Upload:
@@ -155,6 +182,13 @@ class Parting(Response):
         await super().__call__(scope, receive, keep_open)
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
-                while (await receive()).get("more_body", False):
-                    pass
+                dropped = 0
+                while dropped < LINGER_BYTES:
+                    message = await receive()
+                    if not message.get("more_body", False):
+                        break
+                    dropped += len(message.get("body", b""))
+                else:
+                    # Nothing more is read, but the answer is sent: the caller has time to read it.
+                    await asyncio.Event().wait()
         await send({"type": "http.response.body", "body": b""})

@@ -30,6 +30,12 @@
       form.classList.toggle("busy", now);
     };
     const ended = (detail, hint) => { request = null; sending(false); showMistake(detail, hint); };
+    const asking = () => {
+      const made = new XMLHttpRequest();
+      made.addEventListener("error", () => ended("The connection broke. Nothing of the file was kept.", "send it again"));
+      made.addEventListener("abort", () => ended("It was stopped. Nothing of the file was kept."));
+      return made;
+    };
 
     file.addEventListener("change", chosen);
     for (const name of ["dragenter", "dragover"])
@@ -49,33 +55,47 @@
       const digest = form.elements.namedItem("sha256").value.trim();
       if (digest) body.append("sha256", digest);
       body.append("file", file.files[0]);
-      const began = performance.now();
-      request = new XMLHttpRequest();
-      request.upload.addEventListener("progress", ({ loaded, total }) => {
-        const seconds = Math.max((performance.now() - began) / 1000, 0.001);
-        const done = loaded >= total;
-        part("sending").querySelector("progress").value = (100 * loaded) / total;
-        part("figures").textContent = done
-          ? `${size(total)} sent; it is made durable`
-          : `${size(loaded)} of ${size(total)} · ${size(loaded / seconds)}/s · ${duration(((total - loaded) * seconds) / loaded)} left`;
-      });
-      request.addEventListener("load", () => {
-        let answer = {};
-        try { answer = JSON.parse(request.responseText); } catch { /* a proxy's page */ }
-        if (request.status === 201) {
+      const answered = () => {
+        try { return JSON.parse(request.responseText); } catch { return {}; /* a proxy's page */ }
+      };
+      const refused = () => {
+        const answer = answered();
+        ended(answer.detail || `It was refused: ${request.status} ${request.statusText}.`, answer.hint);
+      };
+      const send = () => {
+        const began = performance.now();
+        request = asking();
+        request.upload.addEventListener("progress", ({ loaded, total }) => {
+          const seconds = Math.max((performance.now() - began) / 1000, 0.001);
+          const done = loaded >= total;
+          part("sending").querySelector("progress").value = (100 * loaded) / total;
+          part("figures").textContent = done
+            ? `${size(total)} sent; it is made durable`
+            : `${size(loaded)} of ${size(total)} · ${size(loaded / seconds)}/s · ${duration(((total - loaded) * seconds) / loaded)} left`;
+        });
+        request.addEventListener("load", () => {
+          if (request.status !== 201) return refused();
           window.removeEventListener("beforeunload", leaving);
+          const { id } = answered();
           request = null;
-          window.location.assign(form.dataset.then + encodeURIComponent(answer.id));
-        } else ended(answer.detail || `It was refused: ${request.status} ${request.statusText}.`, answer.hint);
+          window.location.assign(form.dataset.then + encodeURIComponent(id));
+        });
+        request.open("POST", form.dataset.upload);
+        request.send(body);
+      };
+      // A file that is too large is refused before a byte of it is sent.
+      request = asking();
+      request.addEventListener("load", () => {
+        if (request.status !== 200) return refused();
+        const { refused: why, hint } = answered();
+        return why ? ended(why, hint) : send();
       });
-      request.addEventListener("error", () => ended("The connection broke. Nothing of the file was kept.", "send it again"));
-      request.addEventListener("abort", () => ended("It was stopped. Nothing of the file was kept."));
-      request.open("POST", form.dataset.upload);
+      request.open("GET", `${form.dataset.limits}?size_bytes=${file.files[0].size}`);
       showMistake("");
       sending(true);
       part("figures").textContent = "";
       part("stop").focus();
-      request.send(body);
+      request.send();
     });
     part("stop").addEventListener("click", () => request && request.abort());
     const leaving = (event) => { if (request) event.preventDefault(); };
