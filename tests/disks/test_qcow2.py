@@ -1,5 +1,6 @@
 """qcow2 images: the contract of readers, each way a cluster can be stored, and each oddity of real files."""
 
+import os
 import random
 import struct
 from pathlib import Path
@@ -153,24 +154,24 @@ def test_preallocated_clusters_that_were_never_written_are_zeros(tmp_path: Path)
     reader.close()
 
 
-def test_the_last_cluster_of_a_file_may_be_short(tmp_path: Path) -> None:
-    """QEMU reads what it lacks as zeros; so an external data file ends where the disk ends, in the midst of a cluster."""
-    image = create(tmp_path, "disk.qcow2", "cluster_size=64K", 64 * KIB)
-    write(image, "write -P 1 0 64k")
-    with image.open("r+b") as file:
-        file.truncate(image.stat().st_size - 10 * KIB)
+def test_an_external_data_file_may_end_with_the_disk_in_the_midst_of_a_cluster(tmp_path: Path) -> None:
+    image = create(tmp_path, "disk.qcow2", "cluster_size=64K,data_file=disk.raw,data_file_raw=on", 54 * KIB)
+    write(image, "write -P 1 0 54k")
+    os.truncate(tmp_path / "disk.raw", 54 * KIB)
     reader = opened(image)
-    assert read_all(reader) == b"\1" * (54 * KIB) + bytes(10 * KIB)
+    assert read_all(reader) == b"\1" * (54 * KIB)
     reader.close()
 
 
-def test_a_file_that_is_cut_off_is_never_read_as_zeros(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [1, 10 * KIB, 64 * KIB, 128 * KIB])
+def test_a_file_that_is_cut_off_is_never_read_as_zeros(missing: int, tmp_path: Path) -> None:
+    """QEMU reads what is missing as zeros."""
     image = create(tmp_path, "disk.qcow2", "cluster_size=64K", MIB)
     write(image, "write -P 1 0 1M")
     with image.open("r+b") as file:
-        file.truncate(image.stat().st_size - 128 * KIB)
+        file.truncate(image.stat().st_size - missing)
     reader = opened(image)
-    with pytest.raises(DiskReadFailed, match=f"guest offset {MIB - 128 * KIB}.*outside the file") as failure:
+    with pytest.raises(DiskReadFailed, match=f"guest offset {MIB - missing}.*outside the file") as failure:
         read_all(reader)
     assert "cut off" in str(failure.value.hint)
     reader.close()

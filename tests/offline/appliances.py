@@ -33,7 +33,7 @@ def raw_disk(size: int = DISK_BYTES, seed: int = 1) -> bytes:
     return bytes(disk)
 
 
-def image(folder: Path, name: str, image_format: str, raw: Content, *options: str) -> Path:
+def image(folder: Path, name: str, image_format: str, raw: Content, *options: str, compressed: bool = False) -> Path:
     """`folder/name`, an image of `raw` made by qemu-img. `options` are -o values."""
     need("qemu-img", "qemu-utils")
     source = folder / f".{name}.raw"
@@ -41,7 +41,7 @@ def image(folder: Path, name: str, image_format: str, raw: Content, *options: st
     fill(source, raw)
     if image_format == "vpc":
         options = (*options, "force_size=on")  # or the size is rounded up to a geometry of cylinders
-    extra = ["-o", ",".join(options)] if options else []
+    extra = [*(["-o", ",".join(options)] if options else []), *(["-c"] if compressed else [])]
     target = folder / name
     programs.run(["qemu-img", "convert", "-f", "raw", "-O", image_format, *extra, str(source), str(target)], timeout_s=60)
     source.unlink()

@@ -32,6 +32,20 @@ class Layered(Protocol):
     def layer(self) -> Layer: ...
 
 
+@runtime_checkable
+class Checkable(Protocol):
+    """A reader that finds a file that was cut off only where it reads it, or if it is asked."""
+
+    def check_whole(self) -> None: ...
+
+
+def check_whole(reader: object) -> None:
+    """DiskReadFailed, where a file of the disk ends before what its tables name. Readers of other formats raise it by
+    themselves."""
+    if isinstance(reader, Checkable):
+        reader.check_whole()
+
+
 def layer_of(reader: DiskReader | None, name: str = "") -> Layer | None:
     """None for None. A reader without facts is a raw disk."""
     if reader is None:

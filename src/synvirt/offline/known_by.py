@@ -48,6 +48,13 @@ NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
 
 # Formats by a file's name. Not .hds and .hdd, which may rightly be raw disks of Parallels.
 _PROMISED = {
+    ".ova": "an OVA archive",
+    ".ovf": "an OVF description",
+    ".vbox": "a VirtualBox machine",
+    ".vmcx": "a Hyper-V machine",
+    ".vmtx": "a VMware template",
+    ".vmx": "a VMware machine",
+    ".xva": "an XVA archive",
     ".dmg": "a dmg image",
     ".qcow2": "a qcow2 image",
     ".vdi": "a VDI image",

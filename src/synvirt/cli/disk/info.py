@@ -8,7 +8,7 @@ from synvirt.blocks import DiskReader, coalesced
 from synvirt.cli.disk.images import Found
 from synvirt.cli.program import shown
 from synvirt.disks import open_reader
-from synvirt.disks.layers import Layer, layer_of
+from synvirt.disks.layers import Layer, check_whole, layer_of
 from synvirt.disks.nbd.fallback import is_encrypted_qcow2, is_luks
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ChangedSpec, GzipSpec, ImageSpec, QemuSpec, RawSpec, ReaderSpec, XvaSpec, format_name
@@ -30,6 +30,7 @@ def described(found: Found) -> dict[str, Any]:
     try:
         layer = layer_of(reader, found.name) or Layer(found.name, head["format"], reader.size)
         data_bytes, zero_bytes, extents = _summed(reader)
+        check_whole(reader)
     finally:
         reader.close()
     return {

@@ -61,6 +61,12 @@ class CompressedClusters:
         self._compression = header.compression
         self._own = threading.local()
 
+    def refuse_cut(self, entry: int, guest: int) -> None:
+        """DiskReadFailed, where the file ends before the stream of that L2 entry. The last one need not fill its sector."""
+        offset, length = self._descriptor.split(entry)
+        if offset + length >= self._over.size + _SECTOR:
+            raise outside_the_file(self._name, guest, max(offset, self._over.size), self._over.size)
+
     def wanted(self, entry: int, guest: int, skip: int, into: memoryview) -> Wanted:
         """`entry`: the L2 entry without its flags; `guest`: the guest offset of the first wanted byte, for errors."""
         offset, length = self._descriptor.split(entry)

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced
-from synvirt.disks.layers import Layer, layer_of
+from synvirt.disks.layers import Layer, check_whole, layer_of
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.qcow2.bitmaps import Bitmap, bitmaps, dirty_extents, named
 from synvirt.disks.qcow2.entries import Kind
@@ -126,16 +126,24 @@ class Qcow2Reader:
         return CompressedClusters(self._over, self.header, self._name)
 
     def _read_data(self, host: int, into: memoryview, guest: int) -> None:
-        """Reads plain clusters. The file's last one may be shorter: the missing part reads as zeros, as in QEMU."""
-        held = max(0, min(len(into), self._data.size - host))
-        if held < len(into):
-            end = -(-self._data.size // self.header.cluster_size) * self.header.cluster_size
-            if end < host + len(into):
-                missing = max(end, host)
-                raise outside_the_file(self._name, guest + missing - host, missing, self._data.size)
-            _zero(into[held:])
-        if held:
-            read_for_guest(self._data.read_into, host, into[:held], name=self._name, guest=guest)
+        self._refuse_cut(host, len(into), guest)
+        read_for_guest(self._data.read_into, host, into, name=self._name, guest=guest)
+
+    def _refuse_cut(self, host: int, length: int, guest: int) -> None:
+        """DiskReadFailed, where the file ends before these bytes of a plain cluster. QEMU reads what is missing as zeros, and
+        nobody notices that the file was cut off."""
+        if host + length > self._data.size:
+            missing = max(host, self._data.size)
+            raise outside_the_file(self._name, guest + missing - host, missing, self._data.size)
+
+    def check_whole(self) -> None:
+        """DiskReadFailed, where the file, or its backing file, ends before a cluster of the disk. It reads only the tables."""
+        for start, end, kind, host, _ in self._mapping.all_runs():
+            if kind == Kind.DATA:
+                self._refuse_cut(host, end - start, start)
+            elif kind == Kind.COMPRESSED:
+                self._compressed.refuse_cut(host, start)
+        check_whole(self._backing)
 
     def _read_backing(self, guest: int, into: memoryview) -> None:
         held = 0 if self._backing is None else max(0, min(len(into), self._backing.size - guest))
