@@ -55,6 +55,13 @@ def test_says_what_verifying_took_and_writes_the_ledger(image_format: str, raw: 
     assert len(found.rows) == report["ledger"]["rows"]
 
 
+def test_says_which_hash_it_verified_by(raw: Path, tmp_path: Path) -> None:
+    result = disk("convert", "--json", "--verify", raw, tmp_path / "target.raw")
+    assert json.loads(result.stdout)["ledger"] == {"algorithm": "xxh3-128", "rows": 5}
+    said = disk("convert", "--verify", raw, tmp_path / "other.raw").stdout
+    assert "; verified by XXH3-128: 12.0 MiB read back in " in said
+
+
 def test_the_ledger_of_a_disk_is_the_same_from_any_format(raw: Path, tmp_path: Path) -> None:
     ledgers = []
     for image_format in ("raw", "qcow2", "vdi"):
@@ -69,10 +76,12 @@ def test_the_ledger_of_a_disk_is_the_same_from_any_format(raw: Path, tmp_path: P
     assert ledgers[0] == ledgers[1] == ledgers[2]
 
 
+@pytest.mark.parametrize(("options", "algorithm"), [((), "XXH3-128"), (("--ledger", "ledger"), "SHA256")])
 @pytest.mark.parametrize("where", [0, 3999, 21 * MIB, 26 * MIB - 1])
 def test_a_target_that_does_not_keep_what_it_is_given_is_found(
-    where: int, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: int, options: tuple[str, ...], algorithm: str, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     write = RawWriter.write
 
     def corrupting(self: RawWriter, offset: int, buffer: memoryview) -> None:
@@ -83,11 +92,11 @@ def test_a_target_that_does_not_keep_what_it_is_given_is_found(
         write(self, offset, buffer)
 
     monkeypatch.setattr(RawWriter, "write", corrupting)
-    result = disk("convert", "--verify", raw, tmp_path / "target.raw", "--ledger", tmp_path / "ledger")
+    result = disk("convert", "--verify", raw, tmp_path / "target.raw", *options)
     assert result.exit_code == 1
     block = where // (4 * MIB) * 4 * MIB
     assert result.stderr.startswith(f"E_MIG_DISK_WRITE_FAILED: disk.raw: the 4194304 bytes at offset {block} were read back")
-    assert result.stderr.count("SHA256 ") == 2
+    assert result.stderr.count(f"{algorithm} ") == 2
     assert not (tmp_path / "target.raw").exists()
     assert not (tmp_path / "ledger").exists()
 
@@ -96,7 +105,7 @@ def test_a_hole_where_data_was_written_is_found(raw: Path, tmp_path: Path, monke
     monkeypatch.setattr(RawWriter, "write", lambda self, offset, buffer: None)
     result = disk("convert", "--verify", raw, tmp_path / "target.raw")
     assert result.exit_code == 1
-    assert "at offset 0 were read back from the target as zeros; expected is SHA256 " in result.stderr
+    assert "at offset 0 were read back from the target as zeros; expected is XXH3-128 " in result.stderr
 
 
 def test_a_device_is_verified_in_the_disk_and_no_further(raw: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from synvirt.copying import copy
 from synvirt.disks import detect, open_reader
 from synvirt.disks.changed import ChangedReader
 from synvirt.disks.checking import ledger as ledger_module
+from synvirt.disks.checking.digests import SHA256, Digest, for_accidents
 from synvirt.disks.checking.ledger import Hashing, Ledger, Row, verify
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, MalformedArchive
 from synvirt.sizes import KIB, MIB
@@ -77,8 +78,15 @@ class Nowhere:
         pass
 
 
-def ledger_of(reader: DiskReader, *, threads: int = 3, disk: str = "disk0", bandwidth_bps: int | None = None) -> Ledger:
-    hashing = Hashing(reader)
+def ledger_of(
+    reader: DiskReader,
+    *,
+    threads: int = 3,
+    disk: str = "disk0",
+    bandwidth_bps: int | None = None,
+    digest: Digest = SHA256,
+) -> Ledger:
+    hashing = Hashing(reader, digest)
     copy(hashing, Nowhere(reader.size), threads=threads, bandwidth_bps=bandwidth_bps)
     return hashing.ledger(disk)
 
@@ -172,26 +180,37 @@ def test_of_a_delta_only_its_bytes_are_in_the_ledger(areas: list[tuple[int, int]
         verify(ledger, Content(bytes(changed)))
 
 
+@pytest.mark.parametrize("digest", [SHA256, for_accidents()], ids=lambda digest: digest.name)
 @given(disk=disks(), where=st.floats(0, 1), threads=st.integers(1, 4))
 @cases(60)
-def test_one_wrong_byte_anywhere_is_found_and_named(disk: tuple[bytes, list[Extent]], where: float, threads: int) -> None:
+def test_one_wrong_byte_anywhere_is_found_and_named(
+    digest: Digest, disk: tuple[bytes, list[Extent]], where: float, threads: int
+) -> None:
     content, extents = disk
-    ledger = ledger_of(Content(content, extents), disk="system")
+    ledger = ledger_of(Content(content, extents), disk="system", digest=digest)
+    verify(ledger, Content(content), threads=threads)
     at = min(int(where * len(content)), len(content) - 1)
     changed = bytearray(content)
     changed[at] ^= 0x80
     block = at - at % BLOCK_BYTES
     expected = next(row for row in ledger.rows if row.start <= at < row.end)
-    found = hashlib.sha256(changed[block : block + BLOCK_BYTES])
+    found = digest.of(memoryview(changed)[block : block + BLOCK_BYTES])
     with pytest.raises(DiskWriteFailed) as failure:
         verify(ledger, Content(bytes(changed)), threads=threads)
     message = failure.value.detail
     assert message.startswith("system: ")
-    assert expected.said in message
-    assert "are zeros" in message or "as SHA256 " in message or "as zeros" in message
+    assert ledger.said(expected) in message
+    assert "are zeros" in message or f"as {digest.name.upper()} " in message or "as zeros" in message
     if expected.digest is not None:
         assert f"bytes at offset {block} " in message
-        assert found.hexdigest() in message or "as zeros" in message
+        assert found.hex() in message or "as zeros" in message
+
+
+def test_a_ledger_that_proves_nothing_to_others_has_no_written_form() -> None:
+    ledger = ledger_of(Content(b"x" * 100), digest=for_accidents())
+    assert ledger != ledger_of(Content(b"x" * 100))
+    with pytest.raises(ValueError, match="xxh3-128 is not written"):
+        list(ledger.lines())
 
 
 def test_at_a_low_rate_rows_are_shorter_and_as_good() -> None:

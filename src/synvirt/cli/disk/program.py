@@ -160,9 +160,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_disk(convert)
     convert.add_argument("--force", action="store_true", help="replace the file, or write over the device")
     convert.add_argument(
-        "--verify", action="store_true", help="read the target again, against SHA-256 hashes made while copying"
+        "--verify",
+        action="store_true",
+        help="read the target again, against XXH3-128 hashes made while copying (with --ledger: SHA-256)",
     )
-    convert.add_argument("--ledger", metavar="FILE", type=Path, help="write these hashes to a file (JSON lines)")
+    convert.add_argument("--ledger", metavar="FILE", type=Path, help="write SHA-256 hashes of the copy to a file (JSON lines)")
     _add_threads(convert)
 
     verify = _command(

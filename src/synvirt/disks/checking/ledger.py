@@ -12,7 +12,8 @@ below 16 MiB/s reads less at a time, and its rows are shorter. It verifies as we
 
 Why SHA-256: the ledger is signed, so the hash must be unforgeable, and of such hashes it is the fastest here: 1460 MiB/s per
 thread on a processor with SHA instructions, where BLAKE2b does 670, SHA-512 690 and SHA3-256 450. It scales with the threads,
-since hashlib releases the interpreter's lock. XXH3-128 does 24000 and would prove nothing to others.
+since hashlib releases the interpreter's lock. XXH3-128 does 24000 and proves nothing to others: `disk convert --verify` uses it
+where no ledger is kept (`digests.py`). A ledger with it has no written form.
 
 As a file it is JSON lines (version 1). A ledger has exactly one written form, so that its bytes can be signed:
 
@@ -25,7 +26,6 @@ Neighbouring zeros are one row. The last line shows that a ledger is complete. I
 1 TiB of data, nothing for zeros.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -33,22 +33,22 @@ from typing import Any, Final, NamedTuple
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, coalesced
 from synvirt.copying import default_threads
 from synvirt.disks.changed import Over
+from synvirt.disks.checking.digests import SHA256, Digest
 from synvirt.disks.checking.looking import PIECE_BYTES, Tally, first_found
 from synvirt.disks.memory import is_zero
 from synvirt.errors import DiskWriteFailed, MalformedArchive
 from synvirt.sizes import MIB
 
 BLOCK_BYTES: Final = 4 * MIB
-ALGORITHM: Final = "sha256"
 VERSION: Final = 1
 _ZERO: Final = "zero"
-_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+_DIGEST_BYTES: Final = len(SHA256.of(memoryview(b"")))
 # A line of an honest ledger has some 120 bytes; the first one also a disk's name.
 LINE_BYTES_MAX: Final = 64 << 10
 
 
 class Row(NamedTuple):
-    """`length` bytes from `start`; `digest` is their SHA-256, None where all are zero."""
+    """`length` bytes from `start`; `digest` is their hash (the ledger says which), None where all are zero."""
 
     start: int
     length: int
@@ -57,10 +57,6 @@ class Row(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + self.length
-
-    @property
-    def said(self) -> str:
-        return "zeros" if self.digest is None else f"{ALGORITHM.upper()} {self.digest.hex()}"
 
 
 class Difference(NamedTuple):
@@ -73,11 +69,11 @@ class Difference(NamedTuple):
 
 
 class Ledger:
-    """The rows of one pass over one disk. `disk` is its name for people; `number` is the pass's."""
+    """The rows of one pass over one disk. `disk` is its name for people; `number` is the pass's; `digest` made its hashes."""
 
-    def __init__(self, disk: str, size: int, rows: Iterable[Row], *, number: int = 1) -> None:
+    def __init__(self, disk: str, size: int, rows: Iterable[Row], *, number: int = 1, digest: Digest = SHA256) -> None:
         """`rows` ascend and do not overlap."""
-        self.disk, self.size, self.number = disk, size, number
+        self.disk, self.size, self.number, self.digest = disk, size, number, digest
         self.rows: tuple[Row, ...] = tuple(_zeros_joined(rows))
 
     def __eq__(self, other: object) -> bool:
@@ -87,7 +83,11 @@ class Ledger:
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
-        return self.disk, self.number, self.size, self.rows
+        return self.disk, self.number, self.size, self.digest, self.rows
+
+    def said(self, row: Row) -> str:
+        """What the row says of its bytes: `zeros`, or the hash with its name."""
+        return "zeros" if row.digest is None else f"{self.digest.name.upper()} {row.digest.hex()}"
 
     def difference(self, other: "Ledger") -> Difference | None:
         """The first difference in the disk's content, whatever the names of the disks; None: there is none."""
@@ -104,18 +104,29 @@ class Ledger:
                 mine.skip(one.length)
                 theirs.skip(two.length)
             else:
-                return _differing(one, two)
+                return self._differing(one, two)
         left = mine.now or theirs.now
         if left is None:
             return None
-        return Difference(left.start, left.length, *(("nothing", left.said) if mine.now is None else (left.said, "nothing")))
+        return Difference(
+            left.start, left.length, *(("nothing", self.said(left)) if mine.now is None else (self.said(left), "nothing"))
+        )
+
+    def _differing(self, one: Row, two: Row) -> Difference:
+        mine, theirs = self.said(one), self.said(two)
+        if one.start == two.start:
+            return Difference(one.start, min(one.length, two.length), mine, theirs)
+        first, expected, found = (one, mine, "nothing") if one.start < two.start else (two, "nothing", theirs)
+        return Difference(first.start, first.length, expected, found)
 
     def lines(self) -> Iterator[str]:
-        """The lines of the file, without line ends."""
+        """The lines of the file, without line ends. ValueError: its hashes are not SHA-256, and would prove nothing."""
+        if self.digest is not SHA256:
+            raise ValueError(f"a ledger of {self.digest.name} is not written")
         head = {"ledger": "synvirt", "version": VERSION, "disk": self.disk, "pass": self.number}
         yield _compact({**head, "size_bytes": self.size, "block_bytes": BLOCK_BYTES})
         for start, length, digest in self.rows:
-            algorithm, hexadecimal = (_ZERO, "") if digest is None else (ALGORITHM, digest.hex())
+            algorithm, hexadecimal = (_ZERO, "") if digest is None else (SHA256.name, digest.hex())
             yield _compact({"start": start, "length": length, "algorithm": algorithm, "digest": hexadecimal})
         yield _compact({"rows": len(self.rows)})
 
@@ -192,13 +203,6 @@ def _zeros_joined(rows: Iterable[Row]) -> Iterator[Row]:
         yield held
 
 
-def _differing(one: Row, two: Row) -> Difference:
-    if one.start != two.start:
-        first, expected, found = (one, one.said, "nothing") if one.start < two.start else (two, "nothing", two.said)
-        return Difference(first.start, first.length, expected, found)
-    return Difference(one.start, min(one.length, two.length), one.said, two.said)
-
-
 class _Rows:
     """A walk over rows, which may pass zeros in parts."""
 
@@ -219,8 +223,9 @@ class Hashing(Over):
     each request of the copy is a row. The thread that read it hashes it while the bytes are still in its cache.
     """
 
-    def __init__(self, over: DiskReader) -> None:
+    def __init__(self, over: DiskReader, digest: Digest = SHA256) -> None:
         super().__init__(over)
+        self._digest = digest
         # By start. Each thread only adds rows of its own.
         self._read: dict[int, Row] = {}
 
@@ -233,7 +238,7 @@ class Hashing(Over):
         while start < end:
             stop = min(end, start - start % BLOCK_BYTES + BLOCK_BYTES)
             part = buffer[start - offset : stop - offset]
-            digest = None if is_zero(part) else hashlib.sha256(part, usedforsecurity=False).digest()
+            digest = None if is_zero(part) else self._digest.of(part)
             self._read[start] = Row(start, stop - start, digest)
             start = stop
 
@@ -242,7 +247,7 @@ class Hashing(Over):
         # A copy may read short zeros with their neighbours, and then all of them.
         zeros = (extent for extent in self.extents() if extent.zero and extent.start not in self._read)
         rows = [*self._read.values(), *(Row(extent.start, extent.length, None) for extent in zeros)]
-        return Ledger(disk, self.size, sorted(rows, key=lambda row: row.start), number=number)
+        return Ledger(disk, self.size, sorted(rows, key=lambda row: row.start), number=number, digest=self._digest)
 
 
 def _by_blocks(extents: Iterator[Extent]) -> Iterator[Extent]:
@@ -286,9 +291,8 @@ def verify(
         view = buffer[: row.length]
         target.read_into(row.start, view)
         read.add(row.length)
-        digest = None if is_zero(view) else hashlib.sha256(view, usedforsecurity=False).digest()
-        found = Row(row.start, row.length, digest)
-        return None if found == row else Difference(row.start, row.length, row.said, found.said)
+        found = Row(row.start, row.length, None if is_zero(view) else ledger.digest.of(view))
+        return None if found == row else Difference(row.start, row.length, ledger.said(row), ledger.said(found))
 
     threads = 1 if target.max_readers <= 1 else min(threads or default_threads(), target.max_readers)
     difference = first_found(
