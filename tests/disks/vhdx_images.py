@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import UUID
 
+import google_crc32c
 from hypothesis import strategies as st
 
-from synvirt.disks.crc32c import crc32c
 from synvirt.disks.raw.files import punch_hole
 from synvirt.programs import run
 
@@ -35,7 +35,7 @@ LOG_SECTOR = 4 * KIB
 
 def checksummed(content: bytes) -> bytes:
     """A structure whose CRC-32C lies in bytes 4 to 8 and counts as zero itself."""
-    return content[:4] + struct.pack("<I", crc32c(content[:4] + bytes(4) + content[8:])) + content[8:]
+    return content[:4] + struct.pack("<I", google_crc32c.value(content[:4] + bytes(4) + content[8:])) + content[8:]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from uuid import UUID
 
+import google_crc32c
+
 from synvirt.blocks import DiskReader
-from synvirt.disks.crc32c import crc32c
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import KIB, MIB, TIB
 
@@ -168,7 +169,8 @@ def _sequence(header: bytes) -> int:
 
 def checksum_is_right(content: bytes) -> bool:
     """For a header, a region table or a log entry: a signature, then the checksum, which counts as zero itself."""
-    return crc32c(content[:4] + bytes(4) + content[8:]) == int.from_bytes(content[4:8], "little")
+    found: int = google_crc32c.value(content[:4] + bytes(4) + content[8:])
+    return found == int.from_bytes(content[4:8], "little")
 
 
 def read_regions(over: DiskReader, header: Header, name: str) -> Regions:

@@ -7,7 +7,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
-from synvirt.disks.crc32c import crc32c
+import google_crc32c
+
 from synvirt.disks.packed import Damaged, lzo, zstd
 from synvirt.disks.packed.inflate import inflate_zlib
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
@@ -68,7 +69,7 @@ class Btrfs:
     def _named(self, tree: Tree, folder: int, name: bytes) -> tuple[int, int] | None:
         """The target of a name in a folder: a number, and ROOT_ITEM where that is a subvolume's."""
         # btrfs_name_hash: a CRC-32C that begins with ~1 and is not inverted at the end.
-        digest = crc32c(bytes([name[0] ^ 1]) + name[1:]) ^ 0xFFFFFFFF
+        digest = google_crc32c.value(bytes([name[0] ^ 1]) + name[1:]) ^ 0xFFFFFFFF
         found = self.trees.item(tree, (folder, _DIR_ITEM, digest))
         return next((where for each, where in _names(found[1]) if each == name), None) if found else None
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import google_crc32c
 import xxhash
 
-from synvirt.disks.crc32c import crc32c
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
 from synvirt.guests.seekable import Bytes, read_at
 
@@ -44,7 +44,7 @@ Key = tuple[int, int, int]
 # By the superblock's number for it: the digest of bytes, in its stored form.
 CHECKSUMS: Mapping[int, Callable[[bytes], bytes]] = MappingProxyType(
     {
-        0: lambda content: crc32c(content).to_bytes(4, "little"),
+        0: lambda content: google_crc32c.value(content).to_bytes(4, "little"),
         1: lambda content: xxhash.xxh64_intdigest(content).to_bytes(8, "little"),
         2: lambda content: hashlib.sha256(content).digest(),
         3: lambda content: hashlib.blake2b(content, digest_size=32).digest(),
