@@ -47,7 +47,13 @@ def _loaded(*arguments: str) -> set[str]:
 def images(tmp_path: Path) -> Path:
     content = tmp_path / "disk.raw"
     content.write_bytes(b"no boot sector " + bytes(MIB))
-    for made, name in (("qcow2", "disk.qcow2"), ("vmdk", "disk.vmdk"), ("vhdx", "disk.vhdx"), ("vdi", "disk.vdi")):
+    for made, name in (
+        ("qcow2", "disk.qcow2"),
+        ("vmdk", "disk.vmdk"),
+        ("vhdx", "disk.vhdx"),
+        ("vpc", "disk.vhd"),
+        ("vdi", "disk.vdi"),
+    ):
         subprocess.run(["qemu-img", "convert", "-O", made, content, tmp_path / name], check=True)
     for compression in ("zlib", "zstd"):
         options = ["-c", "-o", f"compression_type={compression}"]
@@ -63,8 +69,9 @@ def images(tmp_path: Path) -> Path:
         ("zlib.qcow2", 195, False),
         ("zstd.qcow2", 195, False),
         ("disk.vmdk", 305, True),
-        ("disk.vhdx", 295, True),
-        ("disk.vdi", 290, True),
+        ("disk.vhdx", 200, False),
+        ("disk.vhd", 195, False),
+        ("disk.vdi", 195, False),
     ],
 )
 @pytest.mark.parametrize("command", ["info", "convert"])

@@ -1,35 +1,53 @@
 """Disks that a file stores in blocks of one size with one table: the common part of VHDX, VHD and VDI.
 
-    block number ─▶ place ─▶ BlockMap: runs, neighbours joined ─▶ MappedDisk: extents and reads
+    table ─▶ entries ─▶ BlockMap: places of runs, neighbours joined ─▶ MappedDisk: extents and reads
 
-A place is one number: a block's offset in the file, or ZERO, or PARENT, or `partly(offset)` for a block at `offset` with a
-bitmap that says for each sector whether it is here or the parent's. The table is read as arrays, a window at a time, and kept
-as runs. A nearly empty TiB is a few runs, and Python works once per run, not once per block.
+An entry is one number of the table, and each format has its own. A place is one number too: a block's offset in the file, or
+ZERO, or PARENT, or `partly(offset)` for a block at `offset` with a bitmap that says for each sector whether it is here or the
+parent's. The table is read a window at a time. Only the first entry of a run is made a place; of the others it is enough that
+they continue the run. A nearly empty TiB is a few runs.
 """
 
+import sys
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final, Literal, NamedTuple, Protocol
+from itertools import chain, islice, pairwise
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced
+from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.raw.holes import Holes
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 
-Places = NDArray[np.int64]
+# Entries of 32 or 64 bits ("I" or "Q"), without a sign.
+Entries: TypeAlias = "array[int]"
+# The place of an entry, which is that of a block: (entry, the block's number).
+PlaceOf = Callable[[int, int], int]
 
 ZERO: Final = -1
 PARENT: Final = -2  # read from the parent; zeros without one
 
-# Table entries decoded at once: 1 MiB of 64-bit ones.
+# Table entries in memory at once: 1 MiB of 64-bit ones.
 WINDOW_ENTRIES: Final = 128 << 10
-# A run takes 12 bytes, and six times that while runs are checked: 288 MiB for 4 TiB in blocks of 1 MiB without neighbours.
+# A run takes 12 bytes, and 75 while runs are checked: 300 MiB for 4 TiB in blocks of 1 MiB without neighbours.
 RUNS_MAX: Final = 4 << 20
 _ZEROS: Final = bytes(1 << 20)
+# Entries that are compared at once.
+_STRETCH: Final = 256
+# A stretch of ones, and one of 0, 1, 2, …, each read as one long number; by the size of an entry in bytes.
+_STRETCHES: Final = {
+    array(code).itemsize: tuple(
+        int.from_bytes(stretch, sys.byteorder) for stretch in (array(code, [1]) * _STRETCH, array(code, range(_STRETCH)))
+    )
+    for code in "IQ"
+}
+# Room for the number of a range in a key: for all runs, and for what else is in the file (a bitmap per 4 GiB, for example).
+_INDEX_BITS: Final = 23
+_INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
+# Unlike any entry, and a place that nothing continues.
+_NO_ENTRY, _NOWHERE = -1, PARENT - 1
 
 
 class Run(NamedTuple):
@@ -49,65 +67,96 @@ def partly(offset: int) -> int:
     return ~offset
 
 
+def entries_of(content: bytes | bytearray, code: Literal["I", "Q"], order: Literal["little", "big"]) -> Entries:
+    """The entries of a part of a table, which has whole entries of 4 ("I") or 8 ("Q") bytes."""
+    entries = array(code)
+    entries.frombytes(content)
+    if order != sys.byteorder:
+        entries.byteswap()
+    return entries
+
+
 class BlockMap:
-    """The runs of the blocks of a disk of `size` bytes. `windows` yields the places of all blocks, in order; `runs_before` is
-    the number of runs of the images above this one in its chain, which share the limit.
+    """The runs of the blocks of a disk of `size` bytes.
+
+    `windows` yields the entries of all blocks, in order, and `place_of` makes an entry a place. If a block lies in the file
+    directly after the one before it, its entry is larger by `stride` (0: blocks never lie so). `runs_before` is the number of
+    runs of the images above this one in its chain, which share the limit.
     """
 
-    def __init__(self, size: int, block_bytes: int, windows: Iterable[Places], name: str, *, runs_before: int = 0) -> None:
+    def __init__(
+        self,
+        size: int,
+        block_bytes: int,
+        windows: Iterable[Entries],
+        place_of: PlaceOf,
+        name: str,
+        *,
+        stride: int,
+        runs_before: int = 0,
+    ) -> None:
         self.size, self.block_bytes, self._name = size, block_bytes, name
-        firsts, places = [], []
-        block, count, previous = 0, runs_before, None
+        self._firsts, self._places = array("I"), array("q")
+        self._place_of, self._stride = place_of, stride
+        # The entry that continues the present run, and the difference between that one and the next.
+        self._follows, self._step = _NO_ENTRY, 0
+        block = 0
         for window in windows:
-            begins = self._begins(window, previous)
-            firsts.append((begins + block).astype(np.uint32))
-            places.append(window[begins])
-            block, count = block + len(window), count + len(begins)
-            if count > RUNS_MAX:
+            self._add(window, block)
+            block += len(window)
+            if runs_before + len(self._firsts) > RUNS_MAX:
                 raise UnsupportedFormat(
                     f"{name}: its blocks lie in more than {RUNS_MAX} pieces, more than are kept in memory",
                     hint="Convert it with the program that made it, which puts its blocks in order.",
                 )
-            if len(window):
-                previous = int(window[-1])
         if block != -(-size // block_bytes):
             raise MalformedArchive(f"{name}: {block} blocks of {block_bytes} bytes for a disk of {size}")
-        self._blocks, self.runs_with_before = block, count
-        self._firsts = np.concatenate(firsts) if firsts else np.empty(0, np.uint32)
-        self._places: Places = np.concatenate(places) if places else np.empty(0, np.int64)
+        self._blocks, self.runs_with_before = block, runs_before + len(self._firsts)
 
-    def _begins(self, window: Places, previous: int | None) -> Places:
-        """Where runs begin in the window: every place that does not continue the one before it."""
-        before = np.empty_like(window)
-        if len(window):
-            before[0] = window[0] if previous is None else previous
-            before[1:] = window[:-1]
-        goes_on = (window == np.where(before >= 0, before + self.block_bytes, before)) & (window >= PARENT)
-        if previous is None and len(window):
-            goes_on[0] = False
-        return np.flatnonzero(~goes_on)
+    def _add(self, window: Entries, first: int) -> None:
+        """Adds the runs of a window whose first block is `first`."""
+        firsts, places, place_of, block_bytes = self._firsts, self._places, self._place_of, self.block_bytes
+        follows, step = self._follows, self._step
+        run_first, run_place = (firsts[-1], places[-1]) if firsts else (0, _NOWHERE)
+        for at in range(0, len(window), _STRETCH):
+            stretch = window[at : at + _STRETCH]
+            if _goes_on(stretch, follows, step):
+                follows += step * _STRETCH
+                continue
+            for block, entry in enumerate(stretch, first + at):
+                if entry != follows:
+                    place = place_of(entry, block)
+                    # Entries may differ where places do not: in reserved bits, and in the offsets of blocks that are zeros.
+                    if place < PARENT or place != (
+                        run_place + (block - run_first) * block_bytes if run_place >= 0 else run_place
+                    ):
+                        firsts.append(block)
+                        places.append(place)
+                        run_first, run_place = block, place
+                    step = self._stride if place >= 0 else 0
+                    follows = entry if step or PARENT <= place < 0 else _NO_ENTRY
+                follows += step
+        self._follows, self._step = follows, step
 
     def runs(self, start: int, end: int) -> Iterator[Run]:
         """The runs from `start` to `end`, cut to that range, partly present blocks unchanged."""
         if start >= end:
             return
-        first_block = start // self.block_bytes
-        # With the array's own type: for a Python number numpy would convert the whole array first.
-        at = int(np.searchsorted(self._firsts, np.uint32(first_block), "right")) - 1
-        # In slices, so that a scan of the whole disk holds only a few as Python numbers, and a small read even less.
-        count = min(1024, -(-end // self.block_bytes) - first_block)
+        block_bytes, first_block = self.block_bytes, start // self.block_bytes
+        at = bisect_right(self._firsts, first_block) - 1
+        count = min(1024, -(-end // block_bytes) - first_block)
         while start < end:
-            firsts = self._firsts[at : at + count + 1].tolist()
-            places = self._places[at : at + count].tolist()
+            firsts, places = self._firsts[at : at + count + 1], self._places[at : at + count]
             if len(firsts) == len(places):
                 firsts.append(self._blocks)
-            for first, following, place in zip(firsts, firsts[1:], places, strict=False):
-                run_end = min(following * self.block_bytes, end)
-                skipped = start - first * self.block_bytes
-                yield Run(start, run_end, _forward(place, skipped))
-                start = run_end
-                if start >= end:
+            places[0] = _forward(places[0], start - firsts[0] * block_bytes)
+            for following, place in zip(islice(firsts, 1, None), places, strict=True):
+                stop = following * block_bytes
+                if stop >= end:
+                    yield Run(start, end, place)
                     return
+                yield Run(start, stop, place)
+                start = stop
             at += len(places)
 
     def check_places(self, file_bytes: int, taken: Iterable[tuple[int, int, str]], *, ahead: int = 0) -> None:
@@ -117,48 +166,51 @@ class BlockMap:
         No program that writes these formats shares blocks. If they were allowed, a small file could stand for any amount of
         data.
         """
-        held = (self._places >= 0) | (self._places < PARENT)
-        starts = self._places[held]
-        np.invert(starts, out=starts, where=starts < PARENT)
-        # In place where possible: 32 MiB per array, at the limit of runs.
-        ends = np.diff(self._firsts, append=np.uint32(self._blocks)).astype(np.int64)
-        ends *= self.block_bytes
-        if len(ends):
-            ends[-1] -= self._blocks * self.block_bytes - self.size
-        ends = ends[held]
-        ends += starts
-        beyond = int(ends.max(initial=0))
-        if beyond > file_bytes:
-            where = int(np.argmax(ends))
-            raise MalformedArchive(
-                f"{self._name}: block {self._firsts[held][where]} lies at {starts[where]} to {beyond},"
-                f" the file ends at {file_bytes}",
-                hint="The file seems to be cut off: compare its size with the original's.",
-            )
-        starts -= ahead
-        order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], ends[order]
-        self._check_overlaps(starts, ends, lambda at: f"block {self._firsts[held][order[at]]}", taken)
+        # A number of each range: its start, and below it which one it is. Pairs would take twice the memory.
+        keys, ends = list[int](), array("q")
+        for block, start, end in self._ranges(ahead):
+            if end > file_bytes:
+                raise MalformedArchive(
+                    f"{self._name}: block {block} lies at {start + ahead} to {end}, the file ends at {file_bytes}",
+                    hint="The file seems to be cut off: compare its size with the original's.",
+                )
+            keys.append(start << _INDEX_BITS | len(ends))
+            ends.append(end)
+        blocks, others = len(ends), sorted(each for each in taken if each[0] < each[1])
+        for start, end, _ in others:
+            keys.append(start << _INDEX_BITS | len(ends))
+            ends.append(end)
+        keys.sort()
+        before, before_end = 0, 0
+        for key in keys:
+            index = key & _INDEX_MASK
+            if key >> _INDEX_BITS < before_end:
+                one, other = (
+                    f"block {next(islice(self._ranges(ahead), at, None))[0]}" if at < blocks else others[at - blocks][2]
+                    for at in sorted((before, index))
+                )
+                raise MalformedArchive(f"{self._name}: {one} and {other} both lie at {key >> _INDEX_BITS} of the file")
+            before, before_end = index, ends[index]
 
-    def _check_overlaps(
-        self, starts: Places, ends: Places, called: Callable[[int], str], taken: Iterable[tuple[int, int, str]]
-    ) -> None:
-        """Checks ascending ranges of the file for overlaps among themselves, and with `taken`."""
-        clash = np.flatnonzero(starts[1:] < ends[:-1])
-        if len(clash):
-            at = int(clash[0])
-            one, other = sorted((called(at), called(at + 1)))
-            raise MalformedArchive(f"{self._name}: {one} and {other} both lie at {starts[at + 1]} of the file")
-        before = (0, 0, "")
-        for start, end, what in sorted(taken):
-            if start < end:
-                at = int(np.searchsorted(ends, start, "right"))
-                if at < len(starts) and starts[at] < end:
-                    lies = max(start, int(starts[at]))
-                    raise MalformedArchive(f"{self._name}: {called(at)} and {what} both lie at {lies} of the file")
-                if start < before[1]:
-                    raise MalformedArchive(f"{self._name}: {before[2]} and {what} both lie at {start} of the file")
-                before = (start, end, what)
+    def _ranges(self, ahead: int) -> Iterator[tuple[int, int, int]]:
+        """(first block, start, end) of each run that lies in the file; start and end are offsets there."""
+        block_bytes, blocks = self.block_bytes, self._blocks
+        missing = blocks * block_bytes - self.size
+        ends = chain(islice(self._firsts, 1, None), (blocks,))
+        # An empty disk has an end and no run.
+        for block, following, place in zip(self._firsts, ends, self._places, strict=False):
+            if place >= 0 or place < PARENT:
+                start = place if place >= 0 else ~place
+                end = start + (following - block) * block_bytes
+                yield block, start - ahead, end if following < blocks else end - missing
+
+
+def _goes_on(stretch: Entries, follows: int, step: int) -> bool:
+    """Whether a whole stretch is follows, follows + step, … Compared as one long number, in a fifth of a loop's time."""
+    if len(stretch) < _STRETCH or follows < 0:
+        return False
+    ones, ramp = _STRETCHES[stretch.itemsize]
+    return int.from_bytes(stretch, sys.byteorder) == follows * ones + step * ramp
 
 
 def _forward(place: int, count: int) -> int:
@@ -190,13 +242,15 @@ class Bitmap:
         if content == b"\xff" * len(content):
             yield Run(run.start, run.end, data)
             return
-        present = np.unpackbits(np.frombuffer(content, np.uint8), bitorder=self.order)[first % 8 : last - first // 8 * 8]
-        edges = np.flatnonzero(present[1:] != present[:-1]) + 1
+        bits = f"{int.from_bytes(content, self.order):0{len(content) * 8}b}"
+        sectors = (bits if self.order == "big" else bits[::-1])[first % 8 : last - first // 8 * 8]
         first_sector = run.start - skipped % self.sector_bytes
-        here, start = bool(present[0]), run.start
-        for edge in [*(first_sector + edges * self.sector_bytes).tolist(), run.end]:
-            yield Run(start, edge, data + (start - run.start) if here else self.absent)
-            start, here = edge, not here
+        here, start, edge = sectors[0] == "1", run.start, 0
+        while start < run.end:
+            edge = sectors.find("0" if here else "1", edge)
+            stop = first_sector + edge * self.sector_bytes if edge >= 0 else run.end
+            yield Run(start, stop, data + (start - run.start) if here else self.absent)
+            start, here = stop, not here
 
 
 class Mapping(Protocol):
@@ -233,9 +287,19 @@ class MappedDisk:
         return min(self._over.max_readers, self.parent.max_readers) if self.parent else self._over.max_readers
 
     def extents(self) -> Iterator[Extent]:
-        return coalesced(self._extents())
+        # Joined before they are extents: a scattered disk has a million pieces, and few extents.
+        begin, end, zeros = 0, 0, False
+        for start, stop, zero in self._pieces():
+            if start != end or zero != zeros:
+                if begin < end:
+                    yield Extent(begin, end - begin, zeros)
+                begin, zeros = start, zero
+            end = stop
+        if begin < end:
+            yield Extent(begin, end - begin, zeros)
 
-    def _extents(self) -> Iterator[Extent]:
+    def _pieces(self) -> Iterator[tuple[int, int, bool]]:
+        """(start, end, whether it is zeros), ascending."""
         holes = Holes(self._over)
         parent, parent_end = (ExtentCursor(self.parent.extents()), self.parent.size) if self.parent else (None, 0)
         for start, end, place in self._runs(0, self.size):
@@ -243,18 +307,19 @@ class MappedDisk:
                 # A block that was never written, like most of a fixed image, may be a hole of the file, and is zeros.
                 in_hole = holes.cover(place, place + end - start)
                 if in_hole is not None:
-                    yield Extent(start, end - start, zero=in_hole)
+                    yield start, end, in_hole
                     continue
                 pieces = holes.split(place, place + end - start)
                 for (piece, zero), (stop, _) in pairwise([*pieces, (place + end - start, False)]):
-                    yield Extent(start + piece - place, stop - piece, zero)
+                    yield start + piece - place, start + stop - place, zero
             elif place == ZERO or not self._alone:
                 at = start
                 if place == PARENT and parent is not None:
                     at = max(start, min(end, parent_end))
-                    yield from parent.between(start, at)
+                    for extent in parent.between(start, at):
+                        yield extent.start, extent.end, extent.zero
                 if at < end:
-                    yield Extent(at, end - at, zero=True)
+                    yield at, end, True
 
     def places(self) -> Iterator[Place]:
         """Where the disk's bytes lie unchanged in files (see `disks.cloning`); nothing, where the image itself is no file."""

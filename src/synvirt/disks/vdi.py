@@ -18,10 +18,8 @@ from enum import IntEnum
 from typing import Final
 from uuid import UUID
 
-import numpy as np
-
 from synvirt.blocks import DiskReader
-from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, MappedDisk, MappedImage, Places
+from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, Entries, MappedDisk, MappedImage, entries_of
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.specs import ImageRoot
 from synvirt.errors import MalformedArchive, UnsupportedFormat
@@ -80,27 +78,32 @@ class VdiReader(MappedImage):
                 hint="Import the whole virtual machine from its .vbox file, which says which file that is, or clone the disk"
                 " in VirtualBox: a clone is complete.",
             )
-        blocks = BlockMap(self.header.size, self.header.block_bytes, self._windows(over), self._name)
+        size, block_bytes = self.header.size, self.header.block_bytes
+        stride = 0 if self.header.extra_bytes else 1
+        blocks = BlockMap(size, block_bytes, _windows(over, self.header), self._place_of, self._name, stride=stride)
         taken = [(0, _HEADER.size, "the header"), (self.header.map_at, self.header.map_at + self.header.blocks * 4, "the map")]
         blocks.check_places(over.size, taken, ahead=self.header.extra_bytes)
         self._disk = MappedDisk(over, blocks, name=self._name, parent=parent)
 
-    def _windows(self, over: DiskReader) -> Iterator[Places]:
+    def _place_of(self, entry: int, _block: int) -> int:
         header = self.header
-        absent = PARENT if header.kind is Kind.DIFFERENCING else ZERO
-        for first in range(0, header.blocks, WINDOW_ENTRIES):
-            content = bytearray(min(WINDOW_ENTRIES, header.blocks - first) * 4)
-            over.read_into(header.map_at + first * 4, memoryview(content))
-            entries = np.frombuffer(content, "<u4").astype(np.int64)
-            places = header.data_at + header.extra_bytes + entries * (header.block_bytes + header.extra_bytes)
-            places[entries == _FREE] = absent
-            places[entries == _DISCARDED] = ZERO
-            yield places
+        if entry == _FREE:
+            return PARENT if header.kind is Kind.DIFFERENCING else ZERO
+        if entry == _DISCARDED:
+            return ZERO
+        return header.data_at + header.extra_bytes + entry * (header.block_bytes + header.extra_bytes)
 
     def layer(self) -> Layer:
         header = self.header
         facts = {"subformat": header.kind.name.lower(), "block_bytes": header.block_bytes, "uuid": str(header.uuid)}
         return Layer(self._name, "vdi", self.size, facts, layer_of(self._disk.parent))
+
+
+def _windows(over: DiskReader, header: Header) -> Iterator[Entries]:
+    for first in range(0, header.blocks, WINDOW_ENTRIES):
+        content = bytearray(min(WINDOW_ENTRIES, header.blocks - first) * 4)
+        over.read_into(header.map_at + first * 4, memoryview(content))
+        yield entries_of(content, "I", "little")
 
 
 def read_header(over: DiskReader, name: str) -> Header:

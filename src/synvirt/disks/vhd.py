@@ -22,10 +22,20 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
-import numpy as np
-
 from synvirt.blocks import DiskReader
-from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, MappedImage, Places, Run
+from synvirt.disks.blockmap import (
+    PARENT,
+    WINDOW_ENTRIES,
+    ZERO,
+    Bitmap,
+    BlockMap,
+    Entries,
+    MappedDisk,
+    MappedImage,
+    Run,
+    entries_of,
+    partly,
+)
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.specs import ImageRoot
@@ -99,7 +109,9 @@ class VhdReader(MappedImage):
         parent: DiskReader | None = None
         size = self.footer.size
         if self.footer.kind is Kind.FIXED:
-            blocks = BlockMap(size, max(size, 1), iter([np.zeros(min(size, 1), np.int64)]), self._name)
+            # One block: the disk itself, from the file's first byte on.
+            whole = entries_of(bytes(4 * min(size, 1)), "I", "big")
+            blocks = BlockMap(size, max(size, 1), [whole], lambda entry, _: entry, self._name, stride=0)
         else:
             self.header = read_header(over, self.footer, self._name)
             blocks = self._map(self.header, (chain or Chain()).runs)
@@ -108,13 +120,18 @@ class VhdReader(MappedImage):
         self._disk = MappedDisk(over, blocks, name=self._name, parent=parent, partial=self._partial)
 
     def _map(self, header: Header, runs_before: int) -> BlockMap:
-        blocks = BlockMap(
-            self.footer.size, header.block_bytes, _windows(self._over, header), self._name, runs_before=runs_before
-        )
+        size, block_bytes, ahead = self.footer.size, header.block_bytes, header.bitmap_bytes
+
+        def place_of(entry: int, _block: int) -> int:
+            """Every block has a bitmap, so all present ones are partly present."""
+            return PARENT if entry == _UNUSED else partly(entry * _SECTOR + ahead)
+
+        windows = _windows(self._over, header)
+        blocks = BlockMap(size, block_bytes, windows, place_of, self._name, stride=0, runs_before=runs_before)
         table = (header.table_at, header.table_at + header.blocks * 4, "the BAT")
         head = (self.footer.header_at, self.footer.header_at + HEADER_BYTES, "the header")
         taken = [(0, FOOTER_BYTES, "the copy of the footer"), head, table]
-        blocks.check_places(self._over.size, taken, ahead=header.bitmap_bytes)
+        blocks.check_places(self._over.size, taken, ahead=ahead)
         return blocks
 
     def _partial(self, run: Run) -> Iterator[Run]:
@@ -132,13 +149,11 @@ class VhdReader(MappedImage):
         return Layer(self._name, "vhd", self.size, facts, layer_of(self._disk.parent))
 
 
-def _windows(over: DiskReader, header: Header) -> Iterator[Places]:
-    """The places of all blocks: every block has a bitmap, so all present ones are partly present."""
+def _windows(over: DiskReader, header: Header) -> Iterator[Entries]:
     for first in range(0, header.blocks, WINDOW_ENTRIES):
         content = bytearray(min(WINDOW_ENTRIES, header.blocks - first) * 4)
         over.read_into(header.table_at + first * 4, memoryview(content))
-        entries = np.frombuffer(content, ">u4").astype(np.int64)
-        yield np.where(entries == _UNUSED, PARENT, ~(entries * _SECTOR + header.bitmap_bytes))
+        yield entries_of(content, "I", "big")
 
 
 def _open_parent(root: ImageRoot | None, name: str, header: Header, chain: Chain, runs: int) -> DiskReader:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-import numpy as np
-
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, coalesced
 from synvirt.disks.blockmap import fill_zeros
 from synvirt.disks.vhdx.header import Header, checksum_is_right, read_bytes
@@ -108,9 +106,9 @@ class _Ring:
         """All valid entries by their starts; an entry at the ring's end is followed by the one at its beginning."""
         found: dict[int, Entry] = {}
         checked = descriptors = 0
-        signatures = np.frombuffer(self._ring, "S4")[:: SECTOR // 4]
-        for sector in np.flatnonzero(signatures == b"loge").tolist():
-            at = sector * SECTOR
+        for at in range(0, len(self._ring), SECTOR):
+            if not self._ring.startswith(b"loge", at):
+                continue
             length, count = self._plausible(at)
             checked, descriptors = checked + length, descriptors + count
             if checked > _CHECKED_PASSES_MAX * len(self._ring):

@@ -6,7 +6,7 @@
 
     VhdxReader ── header        headers, region table, metadata
                ── log           a non-empty log, replayed in memory: all but the headers is read through it
-               ── _Table        the BAT, as places for a BlockMap
+               ── _Table        the BAT, for a BlockMap
                ── parents       the parent's file of a differencing image
 
 Everything is little-endian. The reader never writes or repairs.
@@ -16,15 +16,25 @@ dynamic image. Bitmap entries of the BAT are used only in differencing images: e
 8.1 left wrong ones there.
 """
 
+from array import array
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from synvirt.blocks import DiskReader
-from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, MappedImage, Places, Run
+from synvirt.disks.blockmap import (
+    PARENT,
+    WINDOW_ENTRIES,
+    ZERO,
+    Bitmap,
+    BlockMap,
+    Entries,
+    MappedDisk,
+    MappedImage,
+    Run,
+    entries_of,
+    partly,
+)
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.specs import ImageRoot
@@ -43,8 +53,6 @@ from synvirt.disks.vhdx.log import replay
 from synvirt.errors import MalformedArchive
 from synvirt.sizes import MIB
 
-Entries = NDArray[np.uint64]
-
 
 class State(IntEnum):
     """Section 2.5.1.1: states of a payload block; 4 and 5 are reserved."""
@@ -58,9 +66,11 @@ class State(IntEnum):
 
 
 _BITMAP_PRESENT: Final = 6
-_STATE: Final = np.uint64(7)
+_STATE: Final = 7
+# Asked of each entry, and of an enumeration an answer takes several times as long.
+_FULLY_PRESENT: Final = int(State.FULLY_PRESENT)
 # Bits 20 to 63 are the offset in MiB: masked, they are the offset in bytes. Bits 3 to 19 are reserved; QEMU ignores them too.
-_OFFSET: Final = np.uint64(0xFFFF_FFFF_FFF0_0000)
+_OFFSET: Final = 0xFFFF_FFFF_FFF0_0000
 _BITMAP_BYTES: Final = MIB
 
 
@@ -91,9 +101,9 @@ class VhdxReader(MappedImage):
         regions = read_regions(over, self.header, self._name)
         self.metadata: Metadata = read_metadata(over, regions.metadata, self._name)
         self._file, self._table = over, _Table(over, regions.bat, self.metadata, self._name)
-        blocks = BlockMap(
-            self.metadata.size, self.metadata.block_bytes, self._table.windows(), self._name, runs_before=chain.runs
-        )
+        size, block_bytes = self.metadata.size, self.metadata.block_bytes
+        windows, place_of = self._table.windows(), self._table.place_of
+        blocks = BlockMap(size, block_bytes, windows, place_of, self._name, stride=block_bytes, runs_before=chain.runs)
         blocks.check_places(over.size, [*_taken(self.header, regions), *self._table.bitmap_regions()])
         parent: VhdxReader | None = None
         if alone and self.metadata.parent is None:
@@ -105,7 +115,7 @@ class VhdxReader(MappedImage):
 
     def _partial(self, run: Run) -> Iterator[Run]:
         chunk, skipped = divmod(run.start, self.metadata.chunk_blocks * self.metadata.block_bytes)
-        bitmap = Bitmap(self._file, int(self._table.bitmaps[chunk]), self.metadata.sector_bytes, "little", PARENT)
+        bitmap = Bitmap(self._file, self._table.bitmaps[chunk], self.metadata.sector_bytes, "little", PARENT)
         return bitmap.runs(run, skipped)
 
     def layer(self) -> Layer:
@@ -127,81 +137,75 @@ def _taken(header: Header, regions: Regions) -> list[Region]:
 
 
 class _Table:
-    """The BAT (section 2.5), decoded a window at a time: the payload entries of each chunk, then one for its bitmap.
+    """The BAT (section 2.5), read a window at a time: the payload entries of each chunk, then one for its bitmap.
 
-    `bitmaps`: the offset of each chunk's bitmap in the file, 0 where there is none; filled while the windows are walked.
+    `bitmaps`: the offset of each chunk's bitmap in the file, 0 where there is none; it grows with each window. The 16384
+    chunks of the largest disk take 128 KiB.
     """
 
     def __init__(self, over: DiskReader, region: Region, metadata: Metadata, name: str) -> None:
         self._over, self._region, self._metadata, self._name = over, region, metadata, name
+        self._file_bytes = over.size
         if metadata.table_entries * 8 > region.end - region.start:
             raise MalformedArchive(
                 f"{name}: a BAT of {region.end - region.start} bytes cannot map {metadata.blocks} blocks,"
                 f" which need {metadata.table_entries} entries of 8"
             )
-        self.bitmaps: Places = np.zeros(-(-metadata.blocks // metadata.chunk_blocks), np.int64)
+        self.bitmaps = array("q")
 
-    def windows(self) -> Iterator[Places]:
-        """The places of all payload blocks, in order."""
-        entries_a_chunk = self._metadata.chunk_blocks + 1
-        chunks_at_once = max(1, WINDOW_ENTRIES // entries_a_chunk)
-        for chunk in range(0, len(self.bitmaps), chunks_at_once):
-            first = chunk * entries_a_chunk
-            count = min(chunks_at_once * entries_a_chunk, self._metadata.table_entries - first)
+    def windows(self) -> Iterator[Entries]:
+        """The entries of all payload blocks, in order."""
+        chunk_blocks, over_parent = self._metadata.chunk_blocks, self._metadata.parent is not None
+        at_once = max(1, WINDOW_ENTRIES // (chunk_blocks + 1)) * (chunk_blocks + 1)
+        left = self._metadata.blocks
+        for first in range(0, self._metadata.table_entries, at_once):
+            count = min(at_once, self._metadata.table_entries - first)
             content = read_bytes(self._over, self._region.start + first * 8, count * 8, "the BAT", self._name)
-            entries = np.zeros(-(-count // entries_a_chunk) * entries_a_chunk, np.uint64)
-            entries[:count] = np.frombuffer(content, "<u8")
-            chunks = entries.reshape(-1, entries_a_chunk)
-            first_block = chunk * self._metadata.chunk_blocks
-            payload = chunks[:, :-1].reshape(-1)[: self._metadata.blocks - first_block]
-            if self._metadata.parent is None:
-                yield self._places(payload, first_block)
-            else:
-                self._keep_bitmaps(chunks[:, -1], chunk)
-                yield self._places_over_parent(payload, first_block)
+            entries = entries_of(content, "Q", "little")
+            if over_parent:
+                self._keep_bitmaps(entries[chunk_blocks :: chunk_blocks + 1])
+            del entries[chunk_blocks :: chunk_blocks + 1]
+            # A last chunk that is not full has entries for the rest of it, too.
+            del entries[left:]
+            left -= len(entries)
+            yield entries
 
-    def _places(self, payload: Entries, first: int) -> Places:
-        states, offsets = self._checked(payload, first)
-        self._refuse(states == State.PARTIALLY_PRESENT, payload, first, "which only a differencing image can have")
-        return np.where(states == State.FULLY_PRESENT, offsets, ZERO)
+    def place_of(self, entry: int, block: int) -> int:
+        """The place of a payload block. MalformedArchive, where its state cannot be, or its data is not in the file."""
+        state, offset = entry & _STATE, entry & _OFFSET
+        if state == _FULLY_PRESENT and offset <= self._file_bytes:
+            return offset
+        if state < State.FULLY_PRESENT:
+            if state > State.UNMAPPED:
+                raise self._wrong(entry, block, "which is reserved")
+            return PARENT if state == State.NOT_PRESENT and self._metadata.parent is not None else ZERO
+        if offset > self._file_bytes:
+            raise self._wrong(entry, block, "beyond the end of the file")
+        if self._metadata.parent is None:
+            raise self._wrong(entry, block, "which only a differencing image can have")
+        if not self.bitmaps[block // self._metadata.chunk_blocks]:
+            raise self._wrong(entry, block, "and its chunk has no bitmap")
+        return partly(offset)
 
-    def _places_over_parent(self, payload: Entries, first: int) -> Places:
-        states, offsets = self._checked(payload, first)
-        partial = states == State.PARTIALLY_PRESENT
-        chunks = (np.arange(first, first + len(payload))) // self._metadata.chunk_blocks
-        self._refuse(partial & (self.bitmaps[chunks] == 0), payload, first, "and its chunk has no bitmap")
-        places = np.where(states == State.NOT_PRESENT, PARENT, ZERO)
-        return np.where(states == State.FULLY_PRESENT, offsets, np.where(partial, ~offsets, places))
-
-    def _checked(self, payload: Entries, first: int) -> tuple[Entries, Places]:
-        """States and offsets; those of present blocks lie in the file."""
-        states, offsets = payload & _STATE, payload & _OFFSET
-        self._refuse((states == 4) | (states == 5), payload, first, "which is reserved")
-        self._refuse(
-            (states >= State.FULLY_PRESENT) & (offsets > self._over.size), payload, first, "beyond the end of the file"
+    def _wrong(self, entry: int, block: int, why: str) -> MalformedArchive:
+        return MalformedArchive(
+            f"{self._name}: block {block} is in state {entry & _STATE} at {entry & _OFFSET} of the file, {why}"
         )
-        return states, offsets.astype(np.int64)
 
-    def _refuse(self, wrong: NDArray[np.bool_], payload: Entries, first: int, why: str) -> None:
-        if wrong.any():
-            at = int(wrong.argmax())
-            state, offset = int(payload[at] & _STATE), int(payload[at] & _OFFSET)
-            raise MalformedArchive(f"{self._name}: block {first + at} is in state {state} at {offset} of the file, {why}")
-
-    def _keep_bitmaps(self, entries: Entries, chunk: int) -> None:
-        present, offsets = entries & _STATE == _BITMAP_PRESENT, entries & _OFFSET
-        beyond = present & (offsets > max(0, self._over.size - _BITMAP_BYTES))
-        if beyond.any():
-            at = int(beyond.argmax())
-            raise MalformedArchive(
-                f"{self._name}: the bitmap of chunk {chunk + at} lies at {offsets[at]}, the file ends at {self._over.size}"
-            )
-        self.bitmaps[chunk : chunk + len(entries)] = np.where(present, offsets, 0)
+    def _keep_bitmaps(self, entries: Entries) -> None:
+        for entry in entries:
+            present, offset = entry & _STATE == _BITMAP_PRESENT, entry & _OFFSET
+            if present and offset > self._file_bytes - _BITMAP_BYTES:
+                raise MalformedArchive(
+                    f"{self._name}: the bitmap of chunk {len(self.bitmaps)} lies at {offset},"
+                    f" the file ends at {self._file_bytes}"
+                )
+            self.bitmaps.append(offset if present else 0)
 
     def bitmap_regions(self) -> Iterator[Region]:
-        for chunk in np.flatnonzero(self.bitmaps).tolist():
-            start = int(self.bitmaps[chunk])
-            yield Region(start, start + _BITMAP_BYTES, f"the bitmap of chunk {chunk}")
+        for chunk, start in enumerate(self.bitmaps):
+            if start:
+                yield Region(start, start + _BITMAP_BYTES, f"the bitmap of chunk {chunk}")
 
 
 def _open_parent(root: ImageRoot | None, name: str, metadata: Metadata, locator: dict[str, str], chain: Chain) -> VhdxReader:
