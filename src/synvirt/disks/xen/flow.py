@@ -6,10 +6,12 @@ Blocks ascend in the stream as on the disk, so their order is known once the BAT
 differencing one has only the blocks that differ from the base disk.
 """
 
+import re
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import Final
-
-import numpy as np
 
 from synvirt.blocks import Extent
 from synvirt.disks.vhd import (
@@ -60,28 +62,31 @@ class VhdFlow:
         self._skip_to(header.table_at, "its BAT")
         if header.blocks * 4 > _HEAD_BYTES_MAX:
             raise MalformedArchive(f"{name}: a BAT of {header.blocks} blocks; 2 TiB have a million")
-        entries = np.frombuffer(self._take(header.blocks * 4), ">u4").astype(np.int64)
-        self._blocks = np.flatnonzero(entries != _UNUSED)
-        self._places = entries[self._blocks] * _SECTOR
+        sectors = array("I", self._take(header.blocks * 4))
+        sectors.byteswap()
+        here = bytes(map(_UNUSED.__ne__, sectors))
+        # The blocks that are sent, and the sector where each begins.
+        self._blocks, self._sectors = array("I", compress(range(len(sectors)), here)), array("I", compress(sectors, here))
         self._check()
         self._entered = -1  # the block whose bitmap was read
         self._absent: tuple[tuple[int, int], ...] = ()
 
     def _check(self) -> None:
-        ends = self._places + self._bitmap_bytes + self._block_bytes
-        if len(self._places) and (int(self._places[0]) < self._at or bool(np.any(self._places[1:] < ends[:-1]))):
-            raise MalformedArchive(
-                f"{self._name}: its blocks are not sent in the order of the disk",
-                hint="options.transport nbd reads the disk another way",
-            )
+        length = self._bitmap_bytes + self._block_bytes
+        reached = self._at
+        for sector in self._sectors:
+            if sector * _SECTOR < reached:
+                raise MalformedArchive(
+                    f"{self._name}: its blocks are not sent in the order of the disk",
+                    hint="options.transport nbd reads the disk another way",
+                )
+            reached = sector * _SECTOR + length
 
     def extents(self) -> Iterator[Extent]:
         """For a whole disk all of it, with zeros for missing blocks; for a difference only the present blocks."""
         at = 0
-        # A run ends where the next present block is not its neighbour.
-        breaks = np.flatnonzero(np.diff(self._blocks) != 1) + 1
-        for run in np.split(self._blocks, breaks) if len(self._blocks) else ():
-            start, end = int(run[0]) * self._block_bytes, min((int(run[-1]) + 1) * self._block_bytes, self.size)
+        for first, last in self._runs():
+            start, end = first * self._block_bytes, min(last * self._block_bytes, self.size)
             if self.whole and start > at:
                 yield Extent(at, start - at, zero=True)
             if start < end:
@@ -89,6 +94,18 @@ class VhdFlow:
             at = end
         if self.whole and at < self.size:
             yield Extent(at, self.size - at, zero=True)
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """Present blocks without a gap: the first, and the one behind the last."""
+        if not self._blocks:
+            return
+        first = following = self._blocks[0]
+        for block in self._blocks:
+            if block != following:
+                yield first, following
+                first = block
+            following = block + 1
+        yield first, following
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """DiskReadFailed, MalformedArchive; errors of `fill`."""
@@ -104,13 +121,13 @@ class VhdFlow:
         self._done = end
 
     def _read(self, block: int, within: int, into: memoryview) -> None:
-        index = int(np.searchsorted(self._blocks, block))
-        if index == len(self._blocks) or int(self._blocks[index]) != block:
+        index = bisect_left(self._blocks, block)
+        if index == len(self._blocks) or self._blocks[index] != block:
             if not self.whole:
                 raise DiskReadFailed(f"{self._name}: offset {block * self._block_bytes + within} is not in the difference")
             into[:] = bytes(len(into))
             return
-        place = int(self._places[index])
+        place = self._sectors[index] * _SECTOR
         if self._entered != block:
             self._pass_to(place)
             self._absent = self._absent_in(self._take(self._bitmap_bytes), block)
@@ -126,17 +143,15 @@ class VhdFlow:
     def _absent_in(self, bitmap: bytes, block: int) -> tuple[tuple[int, int], ...]:
         """The ranges of the block that its bitmap marks as missing: zeros of a whole disk."""
         sectors = min(self._block_bytes, self.size - block * self._block_bytes + _SECTOR - 1) // _SECTOR
-        bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="big")[:sectors]
-        if bool(bits.all()):
+        bits = f"{int.from_bytes(bitmap, 'big'):0{8 * len(bitmap)}b}"[:sectors]
+        if "0" not in bits:
             return ()
         if not self.whole:
             raise MalformedArchive(
                 f"{self._name}: the difference has a part of the block at {block * self._block_bytes} only",
                 hint="vhd-tool sends whole blocks: is something in between?",
             )
-        missing = np.flatnonzero(bits == 0)
-        runs = np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1)
-        return tuple((int(run[0]) * _SECTOR, (int(run[-1]) + 1) * _SECTOR) for run in runs)
+        return tuple((run.start() * _SECTOR, run.end() * _SECTOR) for run in re.finditer("0+", bits))
 
     # ── the stream ───────────────────────────────────────────────────────────────────────────────────────────────────
 
