@@ -10,16 +10,19 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from tests import forked
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    service = Service(tmp_path_factory.mktemp("service"), tls=False)
-    service.submit()
-    with service.served() as server:
-        yield server.address
-    service.close()
+    command = [sys.executable, "-m", "tests.fakes.serving", str(tmp_path_factory.mktemp("service"))]
+    with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+        assert process.wait() == 0
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,26 @@
+"""A service with one job, in a process of its own: `python -m tests.fakes.serving FOLDER`.
+
+It says its address, and ends with its standard input. For tests that ask so much of it that their worker would grow."""
+
+import sys
+from pathlib import Path
+
+import structlog
+
+from tests.fakes.service import Service
+
+
+def main(folder: Path) -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # its default is standard output
+    service = Service(folder, tls=False)
+    try:
+        service.submit()
+        with service.served() as server:
+            print(server.address, flush=True)
+            sys.stdin.read()
+    finally:
+        service.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
