@@ -4,7 +4,7 @@ import functools
 import random
 
 
-@functools.lru_cache(4)
+@functools.lru_cache(2)
 def drawn(length: int, *, zeros: int = 0, end: int = 0, seed: int = 1) -> bytes:
     """As many random bytes, then zeros, then random bytes once more: the same each time."""
     numbers = random.Random(seed)

@@ -47,8 +47,10 @@ class KeptSmall:
             library.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         done = yield
+        # What it printed: its reports have it, and the test lives as long as the process.
+        item._report_sections.clear()
         self._empty_buffers()
         resident = resident_bytes()
         if resident > self._before + GROWTH_BYTES:

@@ -21,7 +21,7 @@ def description(name: str) -> bytes:
     return (DESCRIPTIONS / f"{name}.ovf").read_bytes()
 
 
-@functools.lru_cache(4)  # many modules have the same ones, and most at the same time
+@functools.lru_cache(2)  # many modules have the same ones, and most at the same time
 def raw_disk(size: int = DISK_BYTES, seed: int = 1) -> bytes:
     """Some random runs in zeros, so that images are sparse and nothing can be mistaken for something else."""
     numbers = random.Random(seed)
