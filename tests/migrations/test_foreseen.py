@@ -1,7 +1,8 @@
 """A mistake in a plan is said when the plan is posted, with its field and the nearest right name, not after an outage."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -285,6 +286,28 @@ def test_an_offline_plan_is_looked_at_too(rooms: Rooms, house: House) -> None:
     assert [(way.disk_key, way.way) for way in found.ways] == [("disk-0", "file")]
     gone = dry_run(rooms, offline_plan(house.imports / "nosuch"))
     assert [one.field for one in gone.problems] == ["source_ref"]
+
+
+def test_a_warm_plan_that_will_run_cold_says_so(rooms: Rooms, house: House) -> None:
+    """Files do not change: there the plan is refused, if it wants warm or nothing. A platform may track changes by then."""
+    folder = house.imports / "web"
+    folder.mkdir()
+    (folder / "disk-0.raw").write_bytes(bytes(4 * KIB))
+    house.platform.add_vm("untracked", {"disk-0": bytes(4 * KIB)}, cbt=False)
+    ref = {"kind": "live_vm", "source_id": str(SOURCE_ID), "vm_id": "untracked"}
+    planned: Callable[..., MigrationPlan]
+    for planned in (partial(offline_plan, folder), partial(live_plan, source_ref=ref)):
+        assert "runs-cold" not in [one.id for one in dry_run(rooms, planned(mode="Cold")).concerns]
+        found = dry_run(rooms, planned(mode="Warm"))
+        assert "runs-cold" in [one.id for one in found.concerns]
+        assert found.problems == ()
+        check_plan(rooms, planned(mode="Warm"))
+    never: dict[str, Any] = {"mode": "Warm", "warm": {"untracked": "fail"}}
+    assert set(problems(rooms, offline_plan(folder, **never))) == {"mode"}
+    with pytest.raises(InvalidPlan, match="cannot be copied warm"):
+        check_plan(rooms, offline_plan(folder, **never))
+    check_plan(rooms, live_plan(source_ref=ref, **never))
+    assert "runs-cold" not in [one.id for one in dry_run(rooms, live_plan()).concerns]
 
 
 def test_the_forecast_is_of_jobs_that_ended_here(rooms: Rooms, house: House) -> None:

@@ -74,6 +74,16 @@ def target_may_fill(capacity_bytes: int, free_bytes: int) -> Concern:
     )
 
 
+def runs_cold(why: str) -> Concern:
+    return Concern(
+        id="runs-cold",
+        category="Warning",
+        label="Runs cold",
+        assessment=f"The plan's mode is Warm, but the job will run cold: {why}.",
+        remedy="Choose mode Cold. Warm is for a VM on its platform, where that tracks the changes of its disks.",
+    )
+
+
 def no_disks() -> Concern:
     return Concern(
         id="no-disks",

@@ -27,7 +27,7 @@ from synvirt.hypervisor import Capacity
 from synvirt.hypervisor.domain_xml import safe_name
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity, identity_of
-from synvirt.machines.concerns import TARGET_TOO_SMALL, with_room
+from synvirt.machines.concerns import TARGET_TOO_SMALL, runs_cold, with_room
 from synvirt.migrations import instant
 from synvirt.migrations.planning import schedule
 from synvirt.migrations.planning.critical import refuse_critical
@@ -138,6 +138,7 @@ def foresee(rooms: Rooms, plan: MigrationPlan) -> Foreseen:
         if free_bytes is not None:
             with_its_room = with_room(_without(found.manifest, plan.skip_disks), free_bytes)
             found.manifest = found.manifest.model_copy(update={"concerns": with_its_room.concerns})
+        _mode(found, found.manifest)
         _concerns(found, found.manifest)
         if plan.conversion == "always" or (plan.conversion == "auto" and rooms.preparer.wants(found.manifest)):
             with found.at("conversion"):
@@ -289,6 +290,18 @@ def _disks(found: Foreseen, manifest: VmManifest) -> None:
             raise InvalidPlan(f"every disk of {manifest.name} is skipped", hint="leave one to copy")
 
 
+def _mode(found: Foreseen, manifest: VmManifest) -> None:
+    """A plan of mode Warm may run cold: then that is a concern. A plan of files that does not want that is refused, as files
+    never change; a platform may track changes by the time of the job."""
+    why = _why_cold(found, manifest)
+    if why is None:
+        return
+    found.manifest = manifest.model_copy(update={"concerns": (*manifest.concerns, runs_cold(why))})
+    if found.plan.source.Offline is not None and found.plan.warm.untracked == "fail":
+        with found.at("mode"):
+            raise InvalidPlan(f"{manifest.name} cannot be copied warm: {why}", hint="Cold is the mode of a plan of files")
+
+
 def _concerns(found: Foreseen, manifest: VmManifest) -> None:
     """Refuses an unknown concern: it must be misspelt. A skipped disk's concern may be named."""
     ids = [concern.id for concern in manifest.concerns]
@@ -397,9 +410,7 @@ def check_host(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -
 
 def _ways(found: Foreseen, manifest: VmManifest) -> Iterator[DiskWay]:
     plan = found.plan
-    why_cold = None
-    if plan.mode is Mode.WARM:
-        why_cold = manifest.cbt_reason_without(plan.skip_disks) if found.supports_warm else "the source has no warm mode"
+    why_cold = _why_cold(found, manifest)
     for disk in manifest.disks:
         if disk.key in plan.skip_disks:
             yield DiskWay(disk_key=disk.key, way="skipped", reason="skip_disks names it")
@@ -411,6 +422,15 @@ def _ways(found: Foreseen, manifest: VmManifest) -> Iterator[DiskWay]:
             yield DiskWay(disk_key=disk.key, way="cold", reason=f"{why_cold}{_read_by(disk)}")
         else:
             yield DiskWay(disk_key=disk.key, way="warm", reason=f"the source tracks its changes{_read_by(disk)}")
+
+
+def _why_cold(found: Foreseen, manifest: VmManifest) -> str | None:
+    """Why a plan of mode Warm runs cold. None: it runs as planned."""
+    if found.plan.mode is not Mode.WARM:
+        return None
+    if found.plan.source.Offline is not None or found.supports_warm:
+        return manifest.cbt_reason_without(found.plan.skip_disks)
+    return "the source has no warm mode"
 
 
 def _read_by(disk: Disk) -> str:
