@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 from synvirt.doctor.finding import Missing, program_path
@@ -13,6 +14,8 @@ from synvirt.settings import Settings
 
 # virNetwork's flag VIR_CONNECT_LIST_NETWORKS_ACTIVE, known without the library.
 _ACTIVE = 2
+# Where distributions have libraries: Fedora's lib64, Debian's lib/x86_64-linux-gnu. /usr/lib is too large to be searched whole.
+_LIBRARIES = ("lib*", "lib*/*")
 
 
 def libvirt_version() -> str:
@@ -36,7 +39,8 @@ def hypervisor(settings: Settings) -> str:
         finally:
             connection.close()
         return settings.hypervisor_uri
-    driver = next(Path("/usr").glob("lib*/**/libvirt/connection-driver/libvirt_driver_qemu.so"), None)
+    drivers = (Path("/usr").glob(f"{libraries}/libvirt/connection-driver/libvirt_driver_qemu.so") for libraries in _LIBRARIES)
+    driver = next(chain.from_iterable(drivers), None)
     if driver is None:
         raise Missing("libvirt's QEMU driver is not installed")
     return f"{settings.hypervisor_uri}: {driver}"

@@ -72,9 +72,9 @@ def rbd_pools(settings: Settings) -> str:
     from synvirt.destinations.rbd import RbdDestination
     from synvirt.disks.specs import RbdPlace
 
-    librbd(settings)
     if not rbd_is_set(settings):
         raise Missing("no pool is set")
+    librbd(settings)
     places = [RbdPlace(conf=str(one.conf), client=one.client, pool=one.pool) for one in _rbd_settings(settings)]
     free = {place.pool: RbdDestination(place).free_bytes() for place in places}
     return ", ".join(f"{pool}: {there / GIB:.0f} GiB free" for pool, there in free.items())
