@@ -11,7 +11,7 @@ from tests.fakes.clones import CopyingDirectory, OverlayingDirectory
 from tests.fakes.guests import MARK
 from tests.house import VM
 from tests.kinds.laws import End, Place, World
-from tests.rehearsals.test_rehearsals import DISK, WRITTEN, FakeNetwork, Stage, Writing, source_bytes
+from tests.rehearsals.stage import DISK, WRITTEN, FakeNetwork, Stage, Writing, source_bytes
 
 ENDS: dict[RehearsalState, End] = {
     RehearsalState.PASSED: "Completed",

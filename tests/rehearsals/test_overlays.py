@@ -21,7 +21,7 @@ from synvirt.sizes import KIB
 from tests.fakes.clones import OverlayingDirectory
 from tests.fakes.guests import MARK
 from tests.house import VM
-from tests.rehearsals.test_rehearsals import CONTENT, DISK, WRITTEN, Stage, Writing, source_bytes
+from tests.rehearsals.stage import CONTENT, DISK, WRITTEN, Stage, Writing, source_bytes
 
 
 class Held(Writing):

@@ -20,7 +20,7 @@ from synvirt.model.rehearsal import REHEARSED, CommandCheck, Rehearsal, Rehearsa
 from synvirt.rehearsals import steps
 from tests.fleet.made import member, wave
 from tests.house import Crash, live_plan
-from tests.rehearsals.test_rehearsals import CONTENT, DISK, HELD, FakeNetwork, Stage, Writing
+from tests.rehearsals.stage import CONTENT, DISK, HELD, FakeNetwork, Stage, Writing
 
 VMS = ("vm-db", "vm-shop", "vm-mail")
 COMMITS_MAX = 150
