@@ -31,7 +31,7 @@ PARENT: Final = -2  # read from the parent; zeros without one
 
 # Table entries in memory at once: 1 MiB of 64-bit ones.
 WINDOW_ENTRIES: Final = 128 << 10
-# A run takes 12 bytes, and 75 while runs are checked: 300 MiB for 4 TiB in blocks of 1 MiB without neighbours.
+# A run takes 12 bytes, and 80 while runs are checked: 320 MiB for 4 TiB in blocks of 1 MiB without neighbours.
 RUNS_MAX: Final = 4 << 20
 _ZEROS: Final = bytes(1 << 20)
 # Entries that are compared at once.
