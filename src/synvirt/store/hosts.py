@@ -114,6 +114,11 @@ class HostRows:
 
 def now(db: Connection) -> ColumnElement[float]:
     """The database's clock."""
-    if db.dialect.name == "postgresql":
+    return clock(db.dialect.name)
+
+
+def clock(dialect: str) -> ColumnElement[float]:
+    """The clock of a database of this dialect."""
+    if dialect == "postgresql":
         return literal_column("extract(epoch FROM clock_timestamp())::double precision", type_=Double())
     return literal_column("((julianday('now') - 2440587.5) * 86400.0)", type_=Double())

@@ -9,12 +9,28 @@ a job needs together. So every job gets its turn, and no two jobs wait for each 
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, insert, or_, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 
-from synvirt.store.hosts import now
+from synvirt.store.hosts import clock
 from synvirt.store.tables import hosts, slots
 
 # Two jobs that look at one line at the same moment must not both find the last slot free: "slot".
@@ -36,15 +52,15 @@ class SlotRows:
         with self._writing() as db:
             if db.dialect.name == "postgresql":
                 db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": SLOTS_LOCK})
-            db.execute(delete(slots).where(slots.c.resource.in_(wanted), _is_over(db)))
-            mine = (slots.c.job_id == str(job_id), slots.c.resource.in_(wanted))
-            there = set(db.execute(select(slots.c.resource).where(*mine)).scalars())
+            mine = {"job": str(job_id), "wanted": list(wanted)}
+            db.execute(_line(db.dialect.name).forget_over, {"wanted": mine["wanted"]})
+            there = set(db.execute(_MINE, mine).scalars())
             for resource in wanted:
                 if resource not in there:
-                    db.execute(insert(slots).values(resource=resource, job_id=str(job_id), host=host, held=False))
+                    db.execute(_INSERT, {"resource": resource, "job_id": str(job_id), "host": host, "held": False})
             if not urgent and not _is_next(db, job_id, wanted):
                 return False
-            db.execute(update(slots).where(*mine).values(held=True, host=host))
+            db.execute(_HOLD, {**mine, "of_host": host})
             return True
 
     def is_next(self, job_id: UUID, wanted: Mapping[str, int]) -> bool:
@@ -68,7 +84,11 @@ class SlotRows:
     def count(self, resource: str) -> tuple[int, int]:
         """How many slots are held, and how many jobs wait."""
         with self._reading() as db:
-            query = select(slots.c.held, func.count()).where(slots.c.resource == resource, ~_is_over(db)).group_by(slots.c.held)
+            query = (
+                select(slots.c.held, func.count())
+                .where(slots.c.resource == resource, ~_is_over(db.dialect.name))
+                .group_by(slots.c.held)
+            )
             found: dict[bool, int] = {bool(held): count for held, count in db.execute(query)}
         return found.get(True, 0), found.get(False, 0)
 
@@ -77,23 +97,44 @@ class SlotRows:
         query = select(slots.c.resource, slots.c.held, func.count()).group_by(slots.c.resource, slots.c.held)
         found: dict[str, tuple[int, int]] = {}
         with self._reading() as db:
-            for resource, held, count in db.execute(query.where(~_is_over(db)).order_by(slots.c.resource)):
+            for resource, held, count in db.execute(query.where(~_is_over(db.dialect.name)).order_by(slots.c.resource)):
                 had, waited = found.get(resource, (0, 0))
                 found[resource] = (had + count, waited) if held else (had, waited + count)
         return found
 
 
+# Made once: each pass of a job takes slots, and to make a statement costs more than SQLite takes to answer it.
+_THESE = (slots.c.job_id == bindparam("job"), slots.c.resource.in_(bindparam("wanted", expanding=True)))
+_MINE = select(slots.c.resource).where(*_THESE)
+_HOLD = update(slots).where(*_THESE).values(held=True, host=bindparam("of_host"))
+_INSERT = insert(slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Statements that ask a database's clock. `before`: how many jobs have a slot of `this`, or wait in line before `job`."""
+
+    forget_over: Delete
+    before: Select[int]
+
+
+@cache
+def _line(dialect: str) -> _Line:
+    own = select(slots.c.number).where(slots.c.job_id == bindparam("job"), slots.c.resource == bindparam("this"))
+    others = (slots.c.resource == bindparam("this"), slots.c.job_id != bindparam("job"), ~_is_over(dialect))
+    before = or_(slots.c.held, slots.c.number < own.scalar_subquery())
+    wanted = slots.c.resource.in_(bindparam("wanted", expanding=True))
+    return _Line(
+        forget_over=delete(slots).where(wanted, _is_over(dialect)),
+        before=select(func.count()).select_from(slots).where(*others, before),
+    )
+
+
 def _is_next(db: Connection, job_id: UUID, wanted: Mapping[str, int]) -> bool:
-    return all(db.execute(_before(db, job_id, resource)).scalar_one() < most for resource, most in wanted.items())
+    query, job = _line(db.dialect.name).before, str(job_id)
+    return all(db.execute(query, {"job": job, "this": this}).scalar_one() < most for this, most in wanted.items())
 
 
-def _before(db: Connection, job_id: UUID, resource: str) -> Select[Any]:
-    """How many jobs have a slot, or wait in the line before this job."""
-    own = select(slots.c.number).where(slots.c.job_id == str(job_id), slots.c.resource == resource).scalar_subquery()
-    others = (slots.c.resource == resource, slots.c.job_id != str(job_id), ~_is_over(db))
-    return select(func.count()).select_from(slots).where(*others, or_(slots.c.held, slots.c.number < own))
-
-
-def _is_over(db: Connection) -> ColumnElement[bool]:
+def _is_over(dialect: str) -> ColumnElement[bool]:
     """Whether the lease of the row's host is over. A fenced host whose lease is not over may still have work under way."""
-    return exists().where(hosts.c.id == slots.c.host, hosts.c.until <= now(db))
+    return exists().where(hosts.c.id == slots.c.host, hosts.c.until <= clock(dialect))
