@@ -1,7 +1,7 @@
 """Disks, one file per format. `open_reader` and `open_writer` open what a spec describes; `detect` finds the format of a file.
 
 The tables are written out: a format is a line here and a file beside it. Its module is imported when an image of it is opened,
-so that listing jobs and copying raw disks never load numpy.
+so that listing jobs and copying raw disks load none.
 """
 
 import os
@@ -45,7 +45,7 @@ from synvirt.disks.specs import (
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
-# numpy looks things up here, and multiplies no matrices: starting its threads for that takes longer than loading it.
+# numpy looks up chunks of repositories, and multiplies no matrices: starting its threads for that takes longer than loading it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Takes a reader of the image's file, which the new reader then owns and closes.

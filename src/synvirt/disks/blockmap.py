@@ -35,11 +35,11 @@ WINDOW_ENTRIES: Final = 128 << 10
 RUNS_MAX: Final = 4 << 20
 _ZEROS: Final = bytes(1 << 20)
 # Entries that are compared at once.
-_STRETCH: Final = 256
+STRETCH: Final = 256
 # A stretch of ones, and one of 0, 1, 2, …, each read as one long number; by the size of an entry in bytes.
 _STRETCHES: Final = {
     array(code).itemsize: tuple(
-        int.from_bytes(stretch, sys.byteorder) for stretch in (array(code, [1]) * _STRETCH, array(code, range(_STRETCH)))
+        int.from_bytes(stretch, sys.byteorder) for stretch in (array(code, [1]) * STRETCH, array(code, range(STRETCH)))
     )
     for code in "IQ"
 }
@@ -118,10 +118,10 @@ class BlockMap:
         firsts, places, place_of, block_bytes = self._firsts, self._places, self._place_of, self.block_bytes
         follows, step = self._follows, self._step
         run_first, run_place = (firsts[-1], places[-1]) if firsts else (0, _NOWHERE)
-        for at in range(0, len(window), _STRETCH):
-            stretch = window[at : at + _STRETCH]
-            if _goes_on(stretch, follows, step):
-                follows += step * _STRETCH
+        for at in range(0, len(window), STRETCH):
+            stretch = window[at : at + STRETCH]
+            if goes_on(stretch, follows, step):
+                follows += step * STRETCH
                 continue
             for block, entry in enumerate(stretch, first + at):
                 if entry != follows:
@@ -205,9 +205,12 @@ class BlockMap:
                 yield block, start - ahead, end if following < blocks else end - missing
 
 
-def _goes_on(stretch: Entries, follows: int, step: int) -> bool:
-    """Whether a whole stretch is follows, follows + step, … Compared as one long number, in a fifth of a loop's time."""
-    if len(stretch) < _STRETCH or follows < 0:
+def goes_on(stretch: Entries, follows: int, step: int) -> bool:
+    """Whether a whole stretch is follows, follows + step, … Compared as one long number, in a fifth of a loop's time.
+
+    Only stretches of STRETCH entries are compared, and none whose numbers would not fit: one would carry into the next.
+    """
+    if len(stretch) < STRETCH or stretch[0] != follows or follows + STRETCH * step > 1 << 8 * stretch.itemsize:
         return False
     ones, ramp = _STRETCHES[stretch.itemsize]
     return int.from_bytes(stretch, sys.byteorder) == follows * ones + step * ramp

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 from synvirt.blocks import DiskReader
+from synvirt.disks.blockmap import Entries, entries_of
 from synvirt.disks.vmdk.sparse import MARKER, RECORD, SECTOR, Marker, Sparse, cut_off, read_at
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import MIB
@@ -27,7 +28,7 @@ class Source(Protocol):
     """Gives the table entries of a window's grains; `empty`: surely nothing there, known without reading."""
 
     def empty(self, window: int) -> bool: ...
-    def entries(self, window: int) -> "array[int]": ...
+    def entries(self, window: int) -> Entries: ...
 
 
 # ── through directory and tables ─────────────────────────────────────────────────────────────────────────────────────
@@ -40,7 +41,7 @@ class Tables:
         assert sparse.directory_at is not None
         self._over, self._sparse, self._name = over, sparse, name
         raw = read_at(over, sparse.directory_at, sparse.directory_bytes, name, "grain directory")
-        self._directory = array(sparse.entry, raw)
+        self._directory = entries_of(raw, sparse.entry, "little")
 
     def empty(self, window: int) -> bool:
         return not any(self._named(*self._range(window)))
@@ -50,21 +51,22 @@ class Tables:
         first = window * WINDOW_GRAINS
         return first, min(WINDOW_GRAINS, self._sparse.grains - first)
 
-    def _named(self, first: int, count: int) -> "array[int]":
+    def _named(self, first: int, count: int) -> Entries:
         """The directory's entries for `count` grains from grain `first` on."""
         each = self._sparse.table_entries
         return self._directory[first // each : -(-(first + count) // each)]
 
-    def entries(self, window: int) -> "array[int]":
+    def entries(self, window: int) -> Entries:
         first, count = self._range(window)
         each = self._sparse.table_entries
         table = first // each
-        entries = array(self._sparse.entry, [0]) * ((-(-(first + count) // each) - table) * each)
-        with memoryview(entries).cast("B") as view:
+        content = bytearray((-(-(first + count) // each) - table) * self._sparse.table_bytes)
+        with memoryview(content) as view:
             for number, at, length in self._stretches(first, count):
                 start = (number - table) * self._sparse.table_bytes
                 self._over.read_into(at, view[start : start + length])
-        return entries[first - table * each :][:count]
+        skipped = first - table * each
+        return entries_of(content, self._sparse.entry, "little")[skipped : skipped + count]
 
     def _stretches(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
         """(number of the first table, its offset, bytes): contiguous tables as one."""
@@ -112,7 +114,7 @@ class Walked:
     def __init__(self, over: DiskReader, sparse: Sparse, name: str) -> None:
         self._grains = sparse.grains
         # Each grain's number in its window and its sector, as one number. A hosted extent has at most 64 Ki windows.
-        self._windows: dict[int, array[int]] = {}
+        self._windows: dict[int, Entries] = {}
         before, ascend = -1, True
         for count, (grain, sector) in enumerate(_walk(over, sparse, name)):
             if count >= _WALKED_GRAINS_MAX:
@@ -136,7 +138,7 @@ class Walked:
     def empty(self, window: int) -> bool:
         return window not in self._windows
 
-    def entries(self, window: int) -> "array[int]":
+    def entries(self, window: int) -> Entries:
         entries = array("Q", bytes(8 * min(WINDOW_GRAINS, self._grains - window * WINDOW_GRAINS)))
         for record in self._windows.get(window, ()):
             entries[record >> _SECTOR_BITS] = record & _SECTOR_MASK

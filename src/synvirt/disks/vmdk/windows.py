@@ -7,18 +7,16 @@ Where grains lie in order, whole parts of a table are compared as one long numbe
 one comparison and one addition.
 """
 
+import sys
 from array import array
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from synvirt.disks.blockmap import PARENT, ZERO
+from synvirt.disks.blockmap import PARENT, STRETCH, ZERO, Entries, goes_on
 from synvirt.disks.vmdk.sparse import RECORD, SECTOR, Sparse, cut_off
 from synvirt.errors import MalformedArchive
-
-# Entries that are compared as one number: a hosted table.
-_PART: Final = 512
 
 
 class Window(NamedTuple):
@@ -28,10 +26,10 @@ class Window(NamedTuple):
     the sector of each grain's record; 0: none.
     """
 
-    firsts: "array[int]"
+    firsts: Entries
     places: "array[int]"
     held: int
-    sectors: "array[int]"
+    sectors: Entries
 
 
 class Windows:
@@ -42,7 +40,7 @@ class Windows:
         make, self._step = (_se_place, _SE_STEP) if sparse.kind == "sesparse" else (_hosted_place, sparse.grain_bytes // SECTOR)
         self._place = make(sparse, name)
 
-    def window(self, first: int, entries: "array[int]") -> Window:
+    def window(self, first: int, entries: Entries) -> Window:
         """The window whose first grain is `first`; the entries are its own. MalformedArchive, where grains lie outside the file
         or overlap: shared grains would let a small file become any amount of data.
         """
@@ -50,32 +48,29 @@ class Windows:
 
     # ── plain ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _plain(self, first: int, entries: "array[int]") -> Window:
+    def _plain(self, first: int, entries: Entries) -> Window:
         if self._sparse.kind == "sesparse":
             self._check_states(entries)
         firsts, places = self._joined(entries)
         return Window(firsts, places, self._check_plain(first, firsts, places), _NONE)
 
-    def _check_states(self, entries: "array[int]") -> None:
+    def _check_states(self, entries: Entries) -> None:
         """Checks the state of every entry, because only the first of a run is decoded: counting on may reach a wrong state."""
-        tops = entries.tobytes()[7::8]
+        tops = entries.tobytes()[_SE_TOP::8]
         wrong = tops.translate(None, _SE_TOPS)
         if wrong:
             self._place(entries[tops.index(wrong[0])])
 
-    def _joined(self, entries: "array[int]") -> tuple["array[int]", "array[int]"]:
+    def _joined(self, entries: Entries) -> tuple[Entries, "array[int]"]:
         """Where runs begin, and their places."""
         firsts, places = array("I"), array("q")
-        place_of, ones, ramp = self._place, *_ladder(entries.itemsize)
-        limit = 1 << 8 * entries.itemsize
+        place_of = self._place
         # A run's entries differ by `step`: by a grain, or by nothing where nothing is here.
         expected, step = -1, 0
-        for begin in range(0, len(entries), _PART):
-            part = entries[begin : begin + _PART]
-            after = expected + step * len(part)
-            # Up to the limit no entry carries into the next one, so equal numbers have equal entries.
-            if part[0] == expected and after <= limit and int.from_bytes(part, "little") == expected * ones + step * ramp:
-                expected = after
+        for begin in range(0, len(entries), STRETCH):
+            part = entries[begin : begin + STRETCH]
+            if goes_on(part, expected, step):
+                expected += len(part) * step
                 continue
             for at, entry in enumerate(part, begin):
                 if entry == expected:
@@ -89,7 +84,7 @@ class Windows:
         firsts.append(len(entries))
         return firsts, places
 
-    def _check_plain(self, first: int, firsts: "array[int]", places: "array[int]") -> int:
+    def _check_plain(self, first: int, firsts: Entries, places: "array[int]") -> int:
         """The number of grains in the file."""
         grain, size = self._sparse.grain_bytes, self._sparse.size
         held, reached, ascend = 0, 0, True
@@ -111,7 +106,7 @@ class Windows:
             self._check_overlaps(first, firsts, places)
         return held
 
-    def _check_overlaps(self, first: int, firsts: "array[int]", places: "array[int]") -> None:
+    def _check_overlaps(self, first: int, firsts: Entries, places: "array[int]") -> None:
         grain = self._sparse.grain_bytes
         before, reached = 0, 0
         for at in sorted((at for at, place in enumerate(places) if place >= 0), key=places.__getitem__):
@@ -126,7 +121,7 @@ class Windows:
 
     # ── compressed ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _compressed(self, first: int, entries: "array[int]") -> Window:
+    def _compressed(self, first: int, entries: Entries) -> Window:
         firsts, places, held = array("I"), array("q"), list[int]()
         # 0, 1 for zeros, or a grain.
         kind: Callable[[int], int] = partial(min, 2) if self._sparse.zeroed_grains else bool
@@ -146,7 +141,7 @@ class Windows:
             self._check_compressed(first, entries, held)
         return Window(firsts, places, len(held), entries)
 
-    def _check_compressed(self, first: int, sectors: "array[int]", held: list[int]) -> None:
+    def _check_compressed(self, first: int, sectors: Entries, held: list[int]) -> None:
         least = RECORD.size + 1
         if max(held) * SECTOR + least > self._file_bytes:
             at = next(at for at, sector in enumerate(sectors) if sector * SECTOR + least > self._file_bytes)
@@ -172,8 +167,9 @@ def _hosted_place(sparse: Sparse, name: str) -> _Place:
     return lambda entry: special.get(entry, entry * SECTOR)
 
 
-# The top 4 bits; no entry of a known state has a larger top byte than these.
+# The top 4 bits; where the top byte is, and which ones entries of known states have.
 _SE_ABSENT, _SE_UNMAPPED, _SE_ZEROS, _SE_GRAIN = range(4)
+_SE_TOP: Final = 7 if sys.byteorder == "little" else 0
 _SE_TOPS: Final = bytes(range(_SE_GRAIN + 1 << 4))
 # The next grain, unless the low 12 bits are full.
 _SE_STEP: Final = 1 << 48
@@ -191,14 +187,6 @@ def _se_place(sparse: Sparse, name: str) -> _Place:
         return ZERO if entry else PARENT
 
     return place
-
-
-@cache
-def _ladder(entry_bytes: int) -> tuple[int, int]:
-    """Two numbers made of entries: 1, 1, 1, … and 0, 1, 2, …: so `first` times one plus `step` times the other counts on."""
-    code = {4: "I", 8: "Q"}[entry_bytes]
-    ones, ramp = array(code, [1]) * _PART, array(code, range(_PART))
-    return int.from_bytes(ones, "little"), int.from_bytes(ramp, "little")
 
 
 _NONE: Final = array("I")

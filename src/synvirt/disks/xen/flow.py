@@ -14,6 +14,7 @@ from itertools import compress
 from typing import Final
 
 from synvirt.blocks import Extent
+from synvirt.disks.blockmap import entries_of
 from synvirt.disks.vhd import (
     COOKIE,
     FOOTER_BYTES,
@@ -62,8 +63,7 @@ class VhdFlow:
         self._skip_to(header.table_at, "its BAT")
         if header.blocks * 4 > _HEAD_BYTES_MAX:
             raise MalformedArchive(f"{name}: a BAT of {header.blocks} blocks; 2 TiB have a million")
-        sectors = array("I", self._take(header.blocks * 4))
-        sectors.byteswap()
+        sectors = entries_of(self._take(header.blocks * 4), "I", "big")
         here = bytes(map(_UNUSED.__ne__, sectors))
         # The blocks that are sent, and the sector where each begins.
         self._blocks, self._sectors = array("I", compress(range(len(sectors)), here)), array("I", compress(sectors, here))
