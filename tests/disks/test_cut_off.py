@@ -39,7 +39,7 @@ VARIANTS = {
 COMPRESSED = {"qcow2 compressed", "qcow2 zstd", "vmdk stream", "ova"}
 
 
-@functools.cache
+@functools.lru_cache(1)
 def made(folder: Path, variant: str) -> tuple[Path, Path, bytes]:
     """The image, the file of it that is cut, and that file's content."""
     names, image_format, options = VARIANTS[variant]
