@@ -225,6 +225,30 @@ def test_the_demo_ends_by_itself_and_tidies_up(tmp_path: Path) -> None:
     assert _guests(data_dir) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["Making a sample", "Submitted", "CopyingFull"])
+def test_a_demo_that_is_interrupted_leaves_nothing(moment: str, tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group, as a terminal sends it."""
+    data_dir, printed = tmp_path / "data", tmp_path / "printed"
+    argv = [*SYNVIRT, "demo", "--data-dir", str(data_dir), "--payload-mib", "8", "--listen", "127.0.0.1:0"]
+    with printed.open("w") as out:
+        demo = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    try:
+        until(lambda: moment in printed.read_text() or demo.poll() is not None)
+        os.killpg(demo.pid, signal.SIGINT)
+        assert demo.wait(timeout=120) == 130, printed.read_text()
+    finally:
+        if demo.poll() is None:
+            os.killpg(demo.pid, signal.SIGKILL)
+    *_, last = printed.read_text().splitlines()
+    assert last == "Interrupted: no guest, volume or job of the demonstration is left"
+    assert "Traceback" not in printed.read_text()
+    assert list((data_dir / "imports").glob("*.ova")) == []
+    assert not (data_dir / "volumes").exists() or volumes(data_dir) == []
+    assert _guests(data_dir) == []
+
+
 def test_two_services_do_not_share_a_folder(data_dir: Path) -> None:
     with service(data_dir):
         second = forked.run([*SYNVIRT, "serve", "--data-dir", data_dir], capture_output=True, text=True, timeout=120)

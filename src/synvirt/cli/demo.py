@@ -5,20 +5,21 @@
 The service runs in this process, so that there is one thing to stop.
 """
 
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid4
 
 from synvirt.cli.migrating.watching import display, verdict, watch
 from synvirt.cli.program import shown
-from synvirt.errors import GuestBootFailed
+from synvirt.errors import Conflict, GuestBootFailed
 from synvirt.model.job import Migration
-from synvirt.model.kinds import Mode, OfflineKind
+from synvirt.model.kinds import Mode, OfflineKind, State
 from synvirt.model.plan import MigrationPlan, PlanSource, Target
 from synvirt.sizes import sized
 
@@ -45,7 +46,16 @@ StartService = Callable[["Settings"], AbstractContextManager[RunningService]]
 
 
 def demo(start: StartService, settings: "Settings", *, payload_mib: int, stay: bool) -> bool:
-    """True, if the sample ended as a running guest. `stay`: leave service and guest running until Ctrl-C."""
+    """True, if the sample ended as a running guest. `stay`: leave service and guest running until Ctrl-C. After an earlier
+    Ctrl-C it removes what it has made, and raises KeyboardInterrupt."""
+    try:
+        return _demo(start, settings, payload_mib=payload_mib, stay=stay)
+    except KeyboardInterrupt:
+        say("Interrupted: no guest, volume or job of the demonstration is left")
+        raise
+
+
+def _demo(start: StartService, settings: "Settings", *, payload_mib: int, stay: bool) -> bool:
     from synvirt.cli.client import Client
 
     say("Making a sample appliance: Debian's kernel, busybox and the QEMU guest agent on a disk that boots by itself")
@@ -58,15 +68,17 @@ def demo(start: StartService, settings: "Settings", *, payload_mib: int, stay: b
             if not ready.wait(SERVICE_START_TIMEOUT_S):
                 return False
             say(f"The service runs at {service.address}")
-            job = _migrate(client, sample)
-            done = job is not None and verdict(job)
-            if job is not None and done:
-                _prove(service, job, sample)
-                _summary(job)
-                if stay:
-                    _stay(service)
-                say("Stopping the guest and removing its volume: this was a demonstration")
-                service.remove(job)
+            job = _migrate(service, client, sample)
+            done = verdict(job)
+            if done:
+                try:
+                    _prove(service, job, sample)
+                    _summary(job)
+                    if stay:
+                        _stay(service)
+                finally:
+                    say("Stopping the guest and removing its volume: this was a demonstration")
+                    service.remove(job)
         finally:
             service.stop()
             server.join()
@@ -85,7 +97,8 @@ def _serve(service: RunningService, ready: threading.Event) -> None:
     service.run(on_ready=ready.set)
 
 
-def _migrate(client: "Client", sample: "Sample") -> Migration | None:
+def _migrate(service: RunningService, client: "Client", sample: "Sample") -> Migration:
+    """The job at its end. After Ctrl-C it is cancelled, or its guest removed; then KeyboardInterrupt."""
     plan = MigrationPlan.model_validate(
         {
             "source": PlanSource(Offline=OfflineKind.OVA_ARCHIVE),
@@ -94,17 +107,26 @@ def _migrate(client: "Client", sample: "Sample") -> Migration | None:
             "target": Target(name=sample.ova.stem),
         }
     )
-    job = client.submit(plan)
-    say(f"Submitted migration {job.id}")
     try:
+        job = client.submit(plan)
+        say(f"Submitted migration {job.id}")
         with display(quiet=False) as show:
             return watch(client, job, show=show)
     except KeyboardInterrupt:
-        say("Cancelling: nothing of the job will be left")
-        client.cancel(job.id)
+        _tidy(service, client, sample)
+        raise
+
+
+def _tidy(service: RunningService, client: "Client", sample: "Sample") -> None:
+    """Ends the sample's job, which may have been submitted without an answer yet, and removes its guest."""
+    say("Cancelling: nothing of the job will be left")
+    for item in json.loads(client.ask("GET", "/migrations", params={"name": sample.ova.stem}))["items"]:
+        with suppress(Conflict):  # it has ended meanwhile
+            client.cancel(item["id"])
         with display(quiet=True) as show:
-            watch(client, job, show=show)
-        return None
+            ended = watch(client, client.migration(item["id"]), show=show)
+        if ended.state is State.COMPLETED:
+            service.remove(ended)
 
 
 def _prove(service: RunningService, job: Migration, sample: "Sample") -> None:
