@@ -74,8 +74,8 @@ def test_a_service_that_starts_ends_without_a_word_and_one_that_serves_in_order(
 def test_a_command_ends_with_130_or_is_done(tmp_path: Path) -> None:
     image = tmp_path / "disk.raw"
     image.write_bytes(os.urandom(512))
-    # Some 750 things happen in it.
-    with forked(tmp_path, 61, "disk", "info", str(image)) as process:
+    # Some 300 things happen in it.
+    with forked(tmp_path, 23, "disk", "info", str(image)) as process:
         assert process.wait(240) == 0
     assert ends(tmp_path) <= {-signal.SIGINT, 130, 0}
 
