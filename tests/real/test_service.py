@@ -227,7 +227,7 @@ def test_the_demo_ends_by_itself_and_tidies_up(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("moment", ["Making a sample", "Submitted", "CopyingFull"])
+@pytest.mark.parametrize("moment", ["Making a sample", "Submitted", "CopyingFull", "Starting"])
 def test_a_demo_that_is_interrupted_leaves_nothing(moment: str, tmp_path: Path) -> None:
     """Ctrl-C goes to the whole group, as a terminal sends it."""
     data_dir, printed = tmp_path / "data", tmp_path / "printed"
