@@ -111,10 +111,12 @@ def test_every_command_shows_an_example_of_itself() -> None:
 @pytest.mark.parametrize(
     "line", ["hosts fence kvm2", "migrations take-over 1f3a", "waves cancel november", "waves roll-back november"]
 )
-def test_who_wants_json_is_asked_nothing(service: Service, run: Run, line: str) -> None:
+def test_who_wants_json_is_asked_nothing_and_who_does_not_answer_is_refused(service: Service, run: Run, line: str) -> None:
     """A question would stand among the JSON, and nobody reads it there."""
     done = run(*line.split(), "--json")
     assert (done.exit_code, json.loads(done.stdout)["error"]["hint"]) == (2, "confirm with --yes")
+    unanswered = run(*line.split(), typed="")
+    assert (unanswered.exit_code, "confirm with --yes" in unanswered.stderr) == (2, True)
     asked = run(*line.split(), typed="n\n")
     # The runner itself shows what is typed.
     assert (asked.exit_code, "[y/N]" in asked.stdout, "[y/N]" in asked.stderr) == (1, False, True)

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -96,14 +97,23 @@ class Options:
 
 
 def confirm(options: Options, question: str, *, sure: bool) -> None:
-    """Asks before an action that cannot be undone; `sure`: --yes was given. With --json it does not ask: BadRequest."""
+    """Asks before an action that cannot be undone; `sure`: --yes was given. BadRequest: --json was given, so it does not ask,
+    or nobody answers."""
     from synvirt.errors import BadRequest
 
     if sure:
         return
     if options.json:
         raise BadRequest("with --json the command does not ask for confirmation", hint="confirm with --yes")
-    typer.confirm(question, abort=True, err=True)
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        typer.echo(err=True)
+        raise BadRequest("nobody answers", hint="confirm with --yes") from None
+    if not agreed:
+        raise typer.Abort
 
 
 # Panel: the commands' own options come first in their help.

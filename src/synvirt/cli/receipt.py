@@ -96,7 +96,8 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
     options.work_here("a receipt is read here")
     for named in (folder, chain, key_file, tsa_roots, *(Path(each.partition("=")[2]) for each in volume or ())):
         if named is not None and not named.exists():
-            raise NotFound(f"there is no {named}", hint=did_you_mean_file(named))
+            fetched = "`synvirt receipt get` fetches a receipt" if named is folder else None
+            raise NotFound(f"there is no {named}", hint=did_you_mean_file(named) or fetched)
     trusted = None if key_file is None else PublicKey.from_signers(_read(key_file), key_file.name)
     found = checked(folder, trusted)
     problems = list(found.problems)

@@ -269,7 +269,8 @@ def _here(options: Options, path: Path) -> Path:
         if os.path.lexists(where):
             return where
     looked = ", neither in the import root nor here" if places[0] != places[-1] else ""
-    raise NotFound(f"there is no {path}{looked}", hint=did_you_mean_file(path, *(where.parent for where in places)))
+    near = did_you_mean_file(path, *(where.parent for where in places))
+    raise NotFound(f"there is no {path}{looked}", hint=near or f"the import root is {options.settings.imports_dir.absolute()}")
 
 
 def _field(answer: str, name: str) -> str:
