@@ -23,9 +23,9 @@ from bench.sources import MIB, Sources, original_of
 PLACE = Path("/dev/shm")
 RECORDED = Path(__file__).with_name("quick.json")
 NAMES = ("raw", "qcow2", "qcow2 zlib", "qcow2 zstd", "vhdx", "ova")
-# Held against the yardstick, with what that is to load.
+# Held against the yardstick.
 YARDSTICK = Path(__file__).with_name("yardstick.py")
-BY_YARDSTICK = {"raw": [], "qcow2": ["--numpy"], "vhdx": ["--numpy"]}
+BY_YARDSTICK = ("raw", "qcow2", "vhdx")
 LOSS_MAX = 1.2
 # A round that others disturbed says nothing: rounds go on until the row holds, and a true loss never does.
 ROUNDS_MIN, ROUNDS_MAX = 3, 12
@@ -92,7 +92,7 @@ def _cost(row: Row, sources: Sources, target: Path, bound: float | None) -> Cost
     ours_argv, peer_argv = commands(row, sources.get, target)
     original = sources.get(original_of(row.source))
     if row.name in BY_YARDSTICK:
-        peer_argv = [sys.executable, str(YARDSTICK), *BY_YARDSTICK[row.name], str(original), str(target)]
+        peer_argv = [sys.executable, "-SP", str(YARDSTICK), str(original), str(target)]
     ours, peers = [], []
     for number in range(ROUNDS_MAX):
         ours.append(timed(ours_argv).cpu_seconds)

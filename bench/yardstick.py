@@ -1,7 +1,7 @@
-"""python yardstick.py [--numpy] SOURCE TARGET: the least that a copy by Python is, against which ours is held in bench.quick.
+"""python -SP yardstick.py SOURCE TARGET: the least that a copy by Python is, against which ours is held in bench.quick.
 
-It starts an interpreter, loads what a copy needs of Python's own library (and numpy, for formats with tables), and moves each
-run of data by requests of 4 MiB. It has none of our code and never changes, and is made of what ours is made of: so the ratio
+It starts an interpreter as `synvirt` does, loads what a copy needs of Python's own library, and moves each run of data by
+requests of 4 MiB. It has none of our code and never changes, and is made of what ours is made of: so the ratio
 of both hangs little on the machine, where that to another program in another language does.
 """
 
@@ -22,9 +22,7 @@ _LOADED = (argparse, dataclasses, functools, json, pathlib, struct, threading, t
 
 
 def main() -> None:
-    *options, source, target = sys.argv[1:]
-    if options:
-        import numpy  # noqa: F401, ICN001 - what is measured is that it is loaded
+    source, target = sys.argv[1:]
     read, write = os.open(source, os.O_RDONLY), os.open(target, os.O_RDWR | os.O_CREAT, 0o600)
     size = os.fstat(read).st_size
     os.ftruncate(write, size)

@@ -79,7 +79,7 @@ def test_a_copy_that_costs_a_fifth_more_ends_badly(tmp_path: Path, monkeypatch: 
         (tmp_path / "target.raw").touch()
         if argv[0] == measure.OURS[0]:
             return Run(0, next(seconds), 0)
-        peers.append(argv[1])
+        peers.append(argv[2])
         return Run(0, 1.0, 0)
 
     monkeypatch.setattr(quick, "timed", timed)
@@ -95,15 +95,14 @@ def test_a_copy_that_costs_a_fifth_more_ends_badly(tmp_path: Path, monkeypatch: 
     assert set(peers) == {str(quick.YARDSTICK)}, "moving memory is held against what is made of the same"
 
 
-@pytest.mark.parametrize("options", [[], ["--numpy"]])
-def test_the_yardstick_copies(tmp_path: Path, options: list[str]) -> None:
+def test_the_yardstick_copies(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     with source.open("wb") as file:
         file.write(os.urandom(sources.MIB))
         file.seek(9 * sources.MIB)
         file.write(os.urandom(5 * sources.MIB + 512))
         file.truncate(20 * sources.MIB)
-    subprocess.run([sys.executable, quick.YARDSTICK, *options, source, target], check=True)
+    subprocess.run([sys.executable, "-SP", quick.YARDSTICK, source, target], check=True)
     assert source.read_bytes() == target.read_bytes()
     assert target.stat().st_blocks <= source.stat().st_blocks, "holes stay holes"
 
