@@ -150,7 +150,8 @@ def test_a_file_that_is_nearly_called_so_is_named(service: Service, run: Run) ->
         (service.settings.imports_dir / name).write_bytes(b"not looked at")
     assert "hint: did you mean web01.ova?" in run("import", "wep01.ova", "--dry-run").stderr
     assert "hint: did you mean site/web02.ova?" in run("import", "site/web02.ovf", "--dry-run").stderr
-    assert "hint" not in run("import", "another", "--dry-run").stderr
+    root = service.settings.imports_dir
+    assert run("import", "another", "--dry-run").stderr.splitlines()[-1] == f"hint: the import root is {root}"
 
 
 def test_an_error_is_json_where_json_is_asked_for(service: Service, run: Run) -> None:

@@ -435,7 +435,9 @@ def test_a_truncated_archive_says_what_is_missing(files: dict[str, bytes], tmp_p
 
 def test_a_download_page_instead_of_an_appliance(tmp_path: Path) -> None:
     (tmp_path / "a.ova").write_bytes(b"<!DOCTYPE html><html>Please log in</html>" * 50)
-    with pytest.raises(UnsupportedFormat, match=r"a.ova is called an OVA archive, and its content is not; supported kinds are ova_archive"):
+    with pytest.raises(
+        UnsupportedFormat, match=r"a.ova is called an OVA archive, and its content is not; supported kinds are ova_archive"
+    ):
         detect(tmp_path / "a.ova", tmp_path)
 
 

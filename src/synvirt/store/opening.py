@@ -35,10 +35,12 @@ class SqliteDialect(SQLiteDialect_pysqlite):
     supports_statement_cache = True
 
     def set_connection_execution_options(self, connection: Connection, opts: Mapping[str, Any]) -> None:
+        """Keeps `writes` for the connection's next beginning."""
         super().set_connection_execution_options(connection, opts)
         connection.connection.info["writes"] = opts.get("writes", False)
 
     def do_begin(self, dbapi_connection: PoolProxiedConnection) -> None:
+        """Begins a transaction: one that writes takes the lock at once."""
         # A deferred transaction that reads first and writes later would fail at once when another wrote in between.
         writes = dbapi_connection.info.pop("writes", False)
         dbapi_connection.cursor().execute("BEGIN IMMEDIATE" if writes else "BEGIN").close()

@@ -18,7 +18,7 @@ from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.offline import OpenedDisk, facts_of_disks, files
 from synvirt.offline.files import FileRange, Measured
 from synvirt.offline.ovf import description as ovf
-from synvirt.offline.ovf import manifest_file, signature
+from synvirt.offline.ovf import manifest_file
 from synvirt.offline.ovf.content import Content, content_of
 from synvirt.offline.ovf.manifest_file import MANIFEST_MAX_BYTES, Digest
 from synvirt.xml_document import DOCUMENT_MAX_BYTES
@@ -180,6 +180,8 @@ def _signature_concerns(package: Package, description: str, manifest_name: str |
         return []
     if manifest_name is None:
         return [concerns.signature_not_checked("there is no manifest (.mf) that it could be the signature of")]
+    from synvirt.offline.ovf import signature  # few packages are signed, and certificates take long to load
+
     manifest = files.read_all(_require(package, manifest_name), package.root, MANIFEST_MAX_BYTES)
     try:
         data = files.read_all(_require(package, name), package.root, signature.SIGNATURE_MAX_BYTES)
