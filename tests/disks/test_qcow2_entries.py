@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from synvirt.blocks import coalesced
+from synvirt.disks.entries import entries_of
 from synvirt.disks.qcow2.bitmaps import _set_bits
 from synvirt.disks.qcow2.entries import Begin, Entries, Kind
 from synvirt.disks.qcow2.header import Autoclear, Header, Incompatible
-from synvirt.disks.qcow2.mapping import big_endian
 from synvirt.errors import MalformedArchive
 from tests.cases import cases
 
@@ -54,12 +54,12 @@ BITMAPS = st.one_of(
 )
 
 
-def entries_of(stretches: list[tuple[int, int, int]]) -> list[int]:
+def numbers_of(stretches: list[tuple[int, int, int]]) -> list[int]:
     return [(first + step * number) % (1 << 64) for first, step, count in stretches for number in range(count)]
 
 
 def begins(header: Header, words: list[int], guest: int = 0, end: int = HEADER.size) -> list[Begin]:
-    return list(Entries(header, "the image").begins(big_endian(struct.pack(f">{len(words)}Q", *words)), guest, end))
+    return list(Entries(header, "the image").begins(entries_of(struct.pack(f">{len(words)}Q", *words), "Q", "big"), guest, end))
 
 
 def pieces(found: list[Begin], end: int, unit: int) -> list[tuple[Kind, int]]:
@@ -94,7 +94,7 @@ def subcluster(entry: int, bitmap: int, number: int) -> tuple[Kind, int]:
 @given(stretches=STRETCHES)
 @example(stretches=[(COPIED | (1 << 56) - CLUSTER, CLUSTER, 3)])
 def test_standard_entries(stretches: list[tuple[int, int, int]]) -> None:
-    entries = entries_of(stretches)
+    entries = numbers_of(stretches)
     assert pieces(begins(HEADER, entries), len(entries) * CLUSTER, CLUSTER) == [standard(entry) for entry in entries]
 
 
@@ -102,7 +102,7 @@ def test_standard_entries(stretches: list[tuple[int, int, int]]) -> None:
 @given(stretches=st.lists(st.tuples(STRETCHES, BITMAPS), min_size=1, max_size=4), cut=st.integers(0, SUBCLUSTERS - 1))
 def test_extended_entries(stretches: list[tuple[list[tuple[int, int, int]], int]], cut: int) -> None:
     """`cut`: so many subclusters of the last cluster lie behind the disk's end."""
-    clusters = [(entry, bitmap) for stretch, bitmap in stretches for entry in entries_of(stretch)]
+    clusters = [(entry, bitmap) for stretch, bitmap in stretches for entry in numbers_of(stretch)]
     # Allocated subclusters without a place are refused.
     clusters = [(entry, bitmap if entry & OFFSET else bitmap & ~ALL) for entry, bitmap in clusters]
     expected = [subcluster(entry, bitmap, number) for entry, bitmap in clusters for number in range(SUBCLUSTERS)]

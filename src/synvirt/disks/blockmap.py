@@ -8,21 +8,19 @@ parent's. The table is read a window at a time. Only the first entry of a run is
 they continue the run. A nearly empty TiB is a few runs.
 """
 
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place
+from synvirt.disks.entries import STRETCH, Entries, goes_on
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.raw.holes import Holes
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 
-# Entries of 32 or 64 bits ("I" or "Q"), without a sign.
-Entries: TypeAlias = "array[int]"
 # The place of an entry, which is that of a block: (entry, the block's number).
 PlaceOf = Callable[[int, int], int]
 
@@ -34,15 +32,6 @@ WINDOW_ENTRIES: Final = 128 << 10
 # A run takes 12 bytes, and 80 while runs are checked: 320 MiB for 4 TiB in blocks of 1 MiB without neighbours.
 RUNS_MAX: Final = 4 << 20
 _ZEROS: Final = bytes(1 << 20)
-# Entries that are compared at once.
-STRETCH: Final = 256
-# A stretch of ones, and one of 0, 1, 2, …, each read as one long number; by the size of an entry in bytes.
-_STRETCHES: Final = {
-    array(code).itemsize: tuple(
-        int.from_bytes(stretch, sys.byteorder) for stretch in (array(code, [1]) * STRETCH, array(code, range(STRETCH)))
-    )
-    for code in "IQ"
-}
 # Room for the number of a range in a key: for all runs, and for what else is in the file (a bitmap per 4 GiB, for example).
 _INDEX_BITS: Final = 23
 _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
@@ -65,15 +54,6 @@ Partial = Callable[[Run], Iterator[Run]]
 def partly(offset: int) -> int:
     """The place of a partly present block whose data begins at `offset` of the file (never its first bytes)."""
     return ~offset
-
-
-def entries_of(content: bytes | bytearray, code: Literal["I", "Q"], order: Literal["little", "big"]) -> Entries:
-    """The entries of a part of a table, which has whole entries of 4 ("I") or 8 ("Q") bytes."""
-    entries = array(code)
-    entries.frombytes(content)
-    if order != sys.byteorder:
-        entries.byteswap()
-    return entries
 
 
 class BlockMap:
@@ -203,17 +183,6 @@ class BlockMap:
                 start = place if place >= 0 else ~place
                 end = start + (following - block) * block_bytes
                 yield block, start - ahead, end if following < blocks else end - missing
-
-
-def goes_on(stretch: Entries, follows: int, step: int) -> bool:
-    """Whether a whole stretch is follows, follows + step, … Compared as one long number, in a fifth of a loop's time.
-
-    Only stretches of STRETCH entries are compared, and none whose numbers would not fit: one would carry into the next.
-    """
-    if len(stretch) < STRETCH or stretch[0] != follows or follows + STRETCH * step > 1 << 8 * stretch.itemsize:
-        return False
-    ones, ramp = _STRETCHES[stretch.itemsize]
-    return int.from_bytes(stretch, sys.byteorder) == follows * ones + step * ramp
 
 
 def _forward(place: int, count: int) -> int:

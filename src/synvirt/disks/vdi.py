@@ -19,7 +19,8 @@ from typing import Final
 from uuid import UUID
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, Entries, MappedDisk, MappedImage, entries_of
+from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, MappedDisk, MappedImage
+from synvirt.disks.entries import Entries, entries_of
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.specs import ImageRoot
 from synvirt.errors import MalformedArchive, UnsupportedFormat

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from synvirt.blocks import DiskReader, Extent, coalesced
+from synvirt.disks.entries import entries_of
 from synvirt.disks.qcow2.header import Autoclear, Header
-from synvirt.disks.qcow2.mapping import big_endian
 from synvirt.errors import CbtReset, MalformedArchive, NotFound
 
 # QEMU's own limits (block/qcow2-bitmap.c): 65535 bitmaps, names of 1023 bytes, granules of 512 bytes to 2 GiB, 512 MiB of bits.
@@ -104,7 +104,7 @@ def dirty_extents(over: DiskReader, header: Header, bitmap: Bitmap, name: str) -
 
 def _dirty(over: DiskReader, header: Header, bitmap: Bitmap, name: str) -> Iterator[Extent]:
     what = f"{name}: the bitmap {bitmap.name!r}"
-    table = big_endian(_read(over, bitmap.table_offset, bitmap.table_entries * 8, what))
+    table = entries_of(_read(over, bitmap.table_offset, bitmap.table_entries * 8, what), "Q", "big")
     guest_bytes = header.cluster_size * 8 * bitmap.granularity_bytes
     for index, entry in enumerate(table):
         start = index * guest_bytes

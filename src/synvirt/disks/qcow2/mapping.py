@@ -6,9 +6,7 @@ A window is the part of the mapping that is read and kept at a time: 64 KiB of L
 or several small L2 tables together. It is kept as the file has it. The entries that a request needs become runs: `entries`.
 """
 
-import sys
 import threading
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from itertools import chain, islice, pairwise
 from typing import Final, NamedTuple
 
 from synvirt.blocks import DiskReader
+from synvirt.disks.entries import entries_of
 from synvirt.disks.qcow2.entries import BACKING, COMPRESSED, DATA, OFFSET_MASK, ZERO, Begin, Entries, Words
 from synvirt.disks.qcow2.errors import read_for_guest
 from synvirt.disks.qcow2.header import Header
@@ -200,23 +199,14 @@ class Mapping:
                 into = view[at : at + geometry.part_bytes]
                 guest = index * geometry.guest_bytes + place * self._header.cluster_size * self._header.l2_entries
                 read_for_guest(self._over.read_into, table + part, into, name=self._name, guest=guest)
-        return big_endian(raw)
-
-
-def big_endian(raw: bytes | bytearray) -> Words:
-    """The numbers of a table, 8 bytes each."""
-    numbers = array("Q")
-    numbers.frombytes(raw)
-    if sys.byteorder == "little":
-        numbers.byteswap()
-    return numbers
+        return entries_of(raw, "Q", "big")
 
 
 def _l1_table(over: DiskReader, header: Header, name: str) -> Words:
     """The L2 tables' offsets, 0 for none; aligned, in the file, each only once, and not over header or L1 table."""
     raw = bytearray(header.l1_entries_needed * 8)
     over.read_into(header.l1_offset, memoryview(raw))
-    tables = big_endian(raw)
+    tables = entries_of(raw, "Q", "big")
     cluster_size, l1_end = header.cluster_size, header.l1_offset + len(raw)
     previous, ascending = 0, True
     for index, entry in enumerate(tables):

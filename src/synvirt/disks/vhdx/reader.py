@@ -22,19 +22,8 @@ from enum import IntEnum
 from typing import Final
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.blockmap import (
-    PARENT,
-    WINDOW_ENTRIES,
-    ZERO,
-    Bitmap,
-    BlockMap,
-    Entries,
-    MappedDisk,
-    MappedImage,
-    Run,
-    entries_of,
-    partly,
-)
+from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, MappedImage, Run, partly
+from synvirt.disks.entries import Entries, entries_of
 from synvirt.disks.layers import Layer, layer_of
 from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.specs import ImageRoot

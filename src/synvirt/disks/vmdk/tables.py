@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 from synvirt.blocks import DiskReader
-from synvirt.disks.blockmap import Entries, entries_of
+from synvirt.disks.entries import Entries, entries_of
 from synvirt.disks.vmdk.sparse import MARKER, RECORD, SECTOR, Marker, Sparse, cut_off, read_at
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import MIB

@@ -14,7 +14,8 @@ from functools import partial
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from synvirt.disks.blockmap import PARENT, STRETCH, ZERO, Entries, goes_on
+from synvirt.disks.blockmap import PARENT, ZERO
+from synvirt.disks.entries import STRETCH, Entries, goes_on
 from synvirt.disks.vmdk.sparse import RECORD, SECTOR, Sparse, cut_off
 from synvirt.errors import MalformedArchive
 

@@ -14,7 +14,7 @@ from itertools import compress
 from typing import Final
 
 from synvirt.blocks import Extent
-from synvirt.disks.blockmap import entries_of
+from synvirt.disks.entries import entries_of
 from synvirt.disks.vhd import (
     COOKIE,
     FOOTER_BYTES,

@@ -1,0 +1,37 @@
+"""Entries of the tables by which images say where their blocks lie: read as arrays, and compared in stretches."""
+
+import sys
+from array import array
+from typing import Final, Literal, TypeAlias
+
+# Entries of 32 or 64 bits ("I" or "Q"), without a sign.
+Entries: TypeAlias = "array[int]"
+# Entries that are compared at once.
+STRETCH: Final = 256
+# A stretch of ones, and one of 0, 1, 2, …, each read as one long number; by the size of an entry in bytes.
+_STRETCHES: Final = {
+    array(code).itemsize: tuple(
+        int.from_bytes(stretch, sys.byteorder) for stretch in (array(code, [1]) * STRETCH, array(code, range(STRETCH)))
+    )
+    for code in "IQ"
+}
+
+
+def entries_of(content: bytes | bytearray, code: Literal["I", "Q"], order: Literal["little", "big"]) -> Entries:
+    """The entries of a part of a table, which has whole entries of 4 ("I") or 8 ("Q") bytes."""
+    entries = array(code)
+    entries.frombytes(content)
+    if order != sys.byteorder:
+        entries.byteswap()
+    return entries
+
+
+def goes_on(stretch: Entries, follows: int, step: int) -> bool:
+    """Whether a whole stretch is follows, follows + step, … Compared as one long number, in a fifth of a loop's time.
+
+    Only stretches of STRETCH entries are compared, and none whose numbers would not fit: one would carry into the next.
+    """
+    if len(stretch) < STRETCH or stretch[0] != follows or follows + STRETCH * step > 1 << 8 * stretch.itemsize:
+        return False
+    ones, ramp = _STRETCHES[stretch.itemsize]
+    return int.from_bytes(stretch, sys.byteorder) == follows * ones + step * ramp
