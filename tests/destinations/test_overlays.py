@@ -2,10 +2,13 @@
 the disk of its moment; and in the end there is only the volume."""
 
 import contextlib
+import functools
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -195,3 +198,32 @@ def test_a_crash_leaves_a_side_file_only_with_its_marks(tmp_path: Path, monkeypa
     destination.destroy(name)
     destination.unclone(name, to)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("moment", range(1, 4))
+def test_an_overlay_that_goes_while_the_volume_is_opened_takes_no_side_file_with_it(
+    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rehearsal is swept in a thread of its own: before the n-th look at what is in the folder."""
+    destination = OverlayingDirectory(tmp_path)
+    name, to = destination.volume_name(JOB, "disk"), destination.volume_name(uuid4(), "disk")
+    destination.create(name, SIZE)
+    destination.clone(name, to)
+    looks = 0
+
+    def looked(found: Callable[[Path], Any], volume: Path) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == moment:
+            monkeypatch.undo()
+            destination.unclone(name, to)
+        return found(volume)
+
+    for one in ("_all_held", "_is_there"):
+        monkeypatch.setattr(overlays, one, functools.partial(looked, getattr(overlays, one)))
+    data = random.Random(moment).randbytes(SIZE)
+    with contextlib.closing(open_writer(destination.open(name, SIZE))) as writer:
+        writer.write(0, memoryview(data))
+        writer.flush()
+    open_writer(destination.open(name, SIZE)).close()
+    assert content(written(destination.open(name, SIZE))) == data

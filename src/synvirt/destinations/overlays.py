@@ -103,14 +103,16 @@ def remove(volume: Path) -> None:
 
 def writer(volume: Path, size_bytes: int) -> FileWriterSpec | AsideWriterSpec:
     """How the volume is written now: beside it, while it must stay as it is."""
+    # Looked at once: what holds the volume goes at any moment, and its side file must be there for this writer all the same.
     held = bool(_all_held(volume))
-    if held and not _is_there(volume):
+    if not held:
+        _tidy(volume)
+    if not _is_there(volume):
+        if not held:
+            return FileWriterSpec(path=str(volume), size_bytes=size_bytes)
         for path, length in ((_marks(volume), marks_bytes(size_bytes)), (_aside(volume), size_bytes)):
             _make_file(path, length)
         sync_folder(volume.parent)
-    _tidy(volume)
-    if not held and not _is_there(volume):
-        return FileWriterSpec(path=str(volume), size_bytes=size_bytes)
     return AsideWriterSpec(
         path=str(volume), aside=str(_aside(volume)), marks=str(_marks(volume)), size_bytes=size_bytes, folds=not held
     )
