@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synvirt.errors import SourceUnreachable
+from synvirt.errors import Internal, SourceUnreachable
 from synvirt.migrations.proof import moved
 from synvirt.migrations.proof.receipts import said
 from synvirt.model.job import Migration
@@ -78,3 +78,29 @@ def test_a_guest_that_is_not_started_is_compared_as_a_machine(house: House) -> N
     assert job.moved is not None
     assert job.moved.same >= 4
     assert not any(one.item.startswith(("host", "service")) for one in job.moved.differ)
+
+
+def test_a_guest_that_cannot_be_asked_for_a_while_is_asked_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moved, "LOOK_AGAIN_S", 0.0)
+    answers = [dict(TOLD), Internal("the hypervisor is busy"), Internal("the hypervisor is busy")]
+
+    def asked(_: object) -> dict[str, str]:
+        answer = answers.pop()
+        if isinstance(answer, Internal):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(house.hypervisor, "guest_facts", asked)
+    job = moved_job(house)
+    assert job.moved is not None
+    assert answers == []
+
+
+def test_a_guest_that_can_never_be_asked_fails_no_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(_: object) -> dict[str, str]:
+        raise Internal("the hypervisor is busy")
+
+    monkeypatch.setattr(moved, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(moved, "SETTLED_WITHIN_S", 0.05)
+    monkeypatch.setattr(house.hypervisor, "guest_facts", asked)
+    assert moved_job(house).moved is None

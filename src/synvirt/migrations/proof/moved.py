@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import Cancelled, PersistFailed, SynvirtError
+from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
 from synvirt.live import TellsOfGuest
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import machine_of
@@ -63,17 +63,19 @@ async def compare(job: Job) -> None:
     if job.migration.moved is not None or job.migration.domain is None:
         return
     until = time.monotonic() + SETTLED_WITHIN_S
-    try:
-        while True:
+    while True:
+        is_over = time.monotonic() >= until
+        try:
             rows = await job.in_thread(_rows, job)
-            if is_settled(rows) or time.monotonic() >= until:
+            if is_over or is_settled(rows):
                 break
-            await job.stop.sleep(LOOK_AGAIN_S)
-    except (Cancelled, PersistFailed):
-        raise
-    except SynvirtError as error:
-        log.warning("the moved guest cannot be compared", job=str(job.id), cause=error.detail)
-        return
+        except (Cancelled, PersistFailed):
+            raise
+        except SynvirtError as error:  # a busy libvirt may answer the next time
+            if is_over or isinstance(error, NotFound):
+                log.warning("the moved guest cannot be compared", job=str(job.id), cause=error.detail)
+                return
+        await job.stop.sleep(LOOK_AGAIN_S)
     differ = [one for one in rows if one.grade != "same"]
     await job.change(moved=Moved(at=now(), same=len(rows) - len(differ), differ=tuple(differ[:DIFFER_MAX])))
 
