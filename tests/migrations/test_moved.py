@@ -82,7 +82,7 @@ def test_a_guest_that_is_not_started_is_compared_as_a_machine(house: House) -> N
 
 def test_a_guest_that_cannot_be_asked_for_a_while_is_asked_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moved, "LOOK_AGAIN_S", 0.0)
-    answers = [dict(TOLD), Internal("the hypervisor is busy"), Internal("the hypervisor is busy")]
+    answers: list[dict[str, str] | Internal] = [TOLD, Internal("the hypervisor is busy"), Internal("the hypervisor is busy")]
 
     def asked(_: object) -> dict[str, str]:
         answer = answers.pop()
