@@ -45,9 +45,14 @@ def test_it_says_what_orphans_took_of_the_processors_too() -> None:
     argv = [sys.executable, "-m", "tests.reaping", "-c", textwrap.dedent(BURNING)]
     environment = os.environ | {"SAY_PROCESSORS": ""}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=environment)
-    found = re.fullmatch(r"(\d+\.\d) s of a processor in (\d+\.\d) s: \d+ % of \d+ cores\n", done.stderr)
+    programs, in_all = done.stderr.splitlines()
+    found = re.fullmatch(r"(\d+\.\d) s of a processor in (\d+\.\d) s: \d+ % of \d+ cores", in_all)
     assert found, done.stderr
     assert float(found[1]) >= 0.5
+    found = re.search(r"\bpython3 (\d+\.\d) s \(1\)", programs)
+    assert found, done.stderr
+    assert float(found[1]) >= 0.5
+    assert re.search(r"\bthe tests \d+\.\d s \(1\)", programs)
 
 
 LEAVING = """
