@@ -131,7 +131,7 @@ def _elsewhere(port: int) -> object:
     """As a redirect of vCenter's, or a host that is asked directly, leads there."""
     reader = datastore.DatastoreReader.__new__(datastore.DatastoreReader)
     reader._spec = _of_datastore(1, hosts=((NAME, ""),), verify_tls=False)
-    reader._home = (NAME, 1)
+    reader._home, reader._trusted = (NAME, 1), {}
     return reader._new_connection((NAME, port))
 
 

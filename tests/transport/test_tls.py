@@ -1,5 +1,6 @@
 """What a stranger's certificate says of itself, put into words."""
 
+import ssl
 import subprocess
 from pathlib import Path
 
@@ -49,3 +50,20 @@ def test_a_damaged_certificate_is_put_into_words_too(der: bytes, changes: list[t
     words = tls._words(bytes(damaged[:cut]))
     assert words
     assert words.isprintable()
+
+
+def test_only_who_asks_this_hosts_authorities_loads_them() -> None:
+    """25 ms of a core for each context: most appliances are pinned."""
+    pinned = tls.context("kvm7", verify=True, fingerprint_sha256="00:11")
+    unchecked = tls.context("kvm7", verify=False, fingerprint_sha256=None)
+    by_thumbprint = tls.context_by_thumbprint("esx1", "00:11")
+    for context in (pinned, unchecked, by_thumbprint):
+        assert context.cert_store_stats()["x509"] == 0
+        assert not context.check_hostname
+    checked, usual = tls.context("kvm7", verify=True, fingerprint_sha256=None), ssl.create_default_context()
+    assert checked.cert_store_stats() == usual.cert_store_stats()
+    assert (checked.verify_mode, checked.check_hostname) == (ssl.CERT_REQUIRED, True)
+    # What is not about trust is as usual: versions, ciphers, options.
+    for context in (pinned, unchecked, by_thumbprint):
+        assert (context.minimum_version, context.options) == (usual.minimum_version, usual.options)
+        assert context.get_ciphers() == usual.get_ciphers()
