@@ -112,32 +112,36 @@ class Carrying:
                 return
             with self._rows.leading() as leads:
                 for wave_id in waves:
+                    seen = None
                     if leads:
                         self._rows.keep_lead()
-                        self._guarded(wave_id, lambda seen: self._lead(seen, waves))
-                    self._guarded(wave_id, lambda seen: self._follow_orders(seen, leads=leads))
+                        seen = self._guarded(wave_id, None, lambda seen: self._lead(seen, waves))
+                    self._guarded(wave_id, seen, lambda seen: self._follow_orders(seen, leads=leads))
         except PersistFailed as error:
             log.warning("waves cannot be inspected", cause=error.detail)
 
-    def _guarded(self, wave_id: UUID, look: Callable[[Seen], None]) -> None:
+    def _guarded(self, wave_id: UUID, seen: Seen | None, look: Callable[[Seen], Seen]) -> Seen | None:
+        """`seen`: an earlier look in this tick. Gives the newest; None: it failed."""
         try:
-            look(self._seeing.seen(wave_id))
+            return look(self._seeing.seen(wave_id) if seen is None else self._seeing.again(seen))
         except NotFound:  # removed meanwhile
-            return
+            pass
         except PersistFailed:
             raise
         except Exception as error:  # whatever it was, the other waves are handled too
             log.warning("a wave cannot go on now", wave=str(wave_id), cause=str(error), exc_info=not _is_ours(error))
+        return None
 
     # ── a wave ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _follow_orders(self, seen: Seen, *, leads: bool) -> None:
+    def _follow_orders(self, seen: Seen, *, leads: bool) -> Seen:
         """Does what this host must do."""
         if seen.wave.state not in WAVE_ENDS:
             self._submit(seen, leads=leads)
         self._side.look(seen.wave, seen.rows, seen.jobs, leads=leads)
+        return seen
 
-    def _lead(self, seen: Seen, under_way: Sequence[UUID]) -> None:
+    def _lead(self, seen: Seen, under_way: Sequence[UUID]) -> Seen:
         wave, at = seen.wave, self._clock()
         if self._placing is not None and self._placing.release(wave, seen.rows, seen.jobs):
             seen = self._seeing.seen(wave.id)
@@ -146,7 +150,7 @@ class Carrying:
         self._rows.keep_lead()
         if seen.wave.state in WAVE_ENDS:
             self._cancel_what_is_left(seen)
-            return
+            return seen
         if seen.wave.state is WaveState.ROLLING_BACK:
             self._roll_back(seen)
         elif seen.wave.state in (WaveState.RUNNING, WaveState.HELD):
@@ -159,7 +163,9 @@ class Carrying:
                 new = {one.id: NEXT for one in left if one.state is S.WAITING and is_placed(one)}
                 unplaced = new | {one.id: unplaced_by[one.id] for one in left if one.id in unplaced_by}
             self._decide(seen, unplaced, at)
-        self._finish(self._seeing.again(seen))
+        seen = self._seeing.again(seen)
+        self._finish(seen)
+        return seen
 
     def _decide(self, seen: Seen, unplaced: Mapping[str, str], at: datetime) -> None:
         wave = seen.wave

@@ -7,7 +7,7 @@ caller saw, plus an event row.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -34,9 +34,9 @@ LEADER_IDLE_S = 30
 ROWS_A_STATEMENT = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class MemberRow:
-    """`document` is the Member as JSON. The columns next to it are what queries and compare-and-sets use."""
+class MemberRow(NamedTuple):
+    """`document` is the Member as JSON. The columns next to it are what queries and compare-and-sets use. A tuple, since each
+    tick makes one for each of thousands of members."""
 
     member_id: str
     state: str
@@ -241,22 +241,22 @@ class WaveRows:
         self, wave_id: UUID, *, limit: int | None = None, after: int = -1, states: Sequence[str] = ()
     ) -> tuple[list[MemberRow], int | None]:
         """A page of members in their order, and the position of the last one if there are more."""
-        of_wave = (wave_members.c.wave_id == str(wave_id), wave_members.c.position > after, is_known(wave_members.c.version))
-        query = select(wave_members).where(*of_wave).order_by(wave_members.c.position)
+        query = _MEMBERS
         if states:
             query = query.where(wave_members.c.state.in_(states))
+        if limit is not None:
+            query = query.limit(limit + 1)
         with self._reading() as db:
             _row(db, wave_id)
-            rows = db.execute(query.limit(None if limit is None else limit + 1)).all()
+            rows = db.execute(query, {"wave": str(wave_id), "after": after}).all()
         more = limit is not None and len(rows) > limit
         kept = rows[:limit] if limit is not None else rows
         return [_member(row) for row in kept], kept[-1].position if more else None
 
     def member(self, wave_id: UUID, member_id: str) -> MemberRow:
         """The member. NotFound."""
-        same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == member_id)
         with self._reading() as db:
-            row = db.execute(select(wave_members).where(*same)).first()
+            row = db.execute(_MEMBER, {"wave": str(wave_id), "member": member_id}).first()
         if row is None:
             raise NotFound(f"wave {wave_id} has no member {member_id}")
         return _member(row)
@@ -296,7 +296,7 @@ class WaveRows:
                 }
                 given = {"submitted": change.submitted, "rolling_back": change.rolling_back}
                 values |= {name: value for name, value in given.items() if value is not None}
-                db.execute(update(wave_members).where(*_OF_MEMBER).values(**values), same)
+                db.execute(_CHANGED_MEMBER, same | values)
                 _announce(db, wave_id, event(after))
                 add_deliveries(db, wave_id, deliveries(wave.document, row.state, after))
                 done.append(change.member_id)
@@ -319,20 +319,15 @@ class WaveRows:
         """Why members wait. No event: sentences change with the clock."""
         if not waits_for:
             return
-        same = (wave_members.c.wave_id == str(wave_id), wave_members.c.member_id == bindparam("member"))
-        rows = [{"member": member_id, "reason": reason} for member_id, reason in waits_for.items()]
+        rows = [{"wave": str(wave_id), "member": member_id, "waits_for": reason} for member_id, reason in waits_for.items()]
         with self._writing() as db:
-            db.execute(update(wave_members).where(*same).values(waits_for=bindparam("reason")), rows)
+            db.execute(_CHANGED_MEMBER, rows)
 
     def jobs(self, wave_id: UUID, but: Sequence[str]) -> dict[UUID, tuple[str, str, str]]:
         """Of members that are in no state of `but`: host, document and version of each job."""
-        query = (
-            select(migrations.c.id, migrations.c.host, migrations.c.document, migrations.c.version)
-            .join(wave_members, wave_members.c.job_id == migrations.c.id)
-            .where(wave_members.c.wave_id == str(wave_id), wave_members.c.state.not_in(but) | wave_members.c.rolling_back)
-        )
         with self._reading() as db:
-            return {UUID(row.id): (row.host, row.document, row.version) for row in db.execute(query)}
+            found = db.execute(_JOBS, {"wave": str(wave_id), "but": list(but)})
+            return {UUID(id_): (host, document, version) for id_, host, document, version in found}
 
     def job(self, job_id: UUID) -> tuple[str, str, str] | None:
         """Its host, document and version. None: there is no such job."""
@@ -403,8 +398,20 @@ class WaveRows:
 # Made once: to make a statement costs more than SQLite takes to answer it.
 _WAVE = select(waves).where(waves.c.id == bindparam("wave"))
 _LOCKED_WAVE = _WAVE.with_for_update()
-_OF_MEMBER = (wave_members.c.wave_id == bindparam("wave"), wave_members.c.member_id == bindparam("member"))
-_MEMBER = select(wave_members).where(*_OF_MEMBER)
+_OF_WAVE = wave_members.c.wave_id == bindparam("wave")
+_OF_MEMBER = (_OF_WAVE, wave_members.c.member_id == bindparam("member"))
+_MEMBER_ROW = select(*(wave_members.c[name] for name in MemberRow._fields), wave_members.c.position)
+_MEMBER = _MEMBER_ROW.where(*_OF_MEMBER)
+_MEMBERS = _MEMBER_ROW.where(_OF_WAVE, wave_members.c.position > bindparam("after"), is_known(wave_members.c.version)).order_by(
+    wave_members.c.position
+)
+# Its values are the columns that are given with it.
+_CHANGED_MEMBER = update(wave_members).where(*_OF_MEMBER)
+_JOBS = (
+    select(migrations.c.id, migrations.c.host, migrations.c.document, migrations.c.version)
+    .join(wave_members, wave_members.c.job_id == migrations.c.id)
+    .where(_OF_WAVE, wave_members.c.state.not_in(bindparam("but", expanding=True)) | wave_members.c.rolling_back)
+)
 
 
 def _row(db: Connection, wave_id: UUID, *, lock: bool = False) -> Row[Any]:
@@ -419,17 +426,9 @@ def _rewrite(db: Connection, row: Row[Any], before: BaseModel, after: Any) -> No
     db.execute(update(waves).where(waves.c.number == row.number).values(state=str(after.state), name=after.name, **values))
 
 
-def _member(row: Row[Any]) -> MemberRow:
-    return MemberRow(
-        member_id=row.member_id,
-        state=row.state,
-        document=row.document,
-        job_id=None if row.job_id is None else UUID(row.job_id),
-        submitted=row.submitted,
-        rolling_back=row.rolling_back,
-        waits_for=row.waits_for,
-        version=row.version,
-    )
+def _member(row: Sequence[Any]) -> MemberRow:
+    member_id, state, document, job_id, *more, _position = row
+    return MemberRow(member_id, state, document, None if job_id is None else UUID(job_id), *more)
 
 
 def _add_members(db: Connection, wave_id: UUID, members: Sequence[MemberRow]) -> None:
