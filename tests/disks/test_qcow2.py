@@ -368,6 +368,27 @@ def test_tables_that_point_to_the_wrong_place_are_refused(
         opened(image).read_into(0, memoryview(bytearray(128 * KIB)))
 
 
+@pytest.mark.parametrize("again", [None, (0, 5), (3, 1)])
+def test_l2_tables_in_any_order_are_read_and_one_that_is_used_twice_is_refused(
+    tmp_path: Path, again: tuple[int, int] | None
+) -> None:
+    """The order is that of the first writes. `again`: two entries of the L1 table, far from each other, for one L2 table."""
+    image = create(tmp_path, "disk.qcow2", "cluster_size=64K", 6 * 512 * MIB)
+    order = (4, 0, 5, 2, 1, 3)
+    write(image, *(f"write -P {number + 1} {number * 512}M 64k" for number in order))
+    if again is not None:
+        entries = struct.unpack_from(">6Q", image.read_bytes(), L1)
+        patch(image, L1 + again[0] * 8, ">Q", entries[again[1]])
+        with pytest.raises(MalformedArchive, match="two entries of the L1 table"):
+            opened(image)
+        return
+    disk, found = opened(image), memoryview(bytearray(64 * KIB))
+    for number in order:
+        disk.read_into(number * 512 * MIB, found)
+        assert set(found) == {number + 1}
+    disk.close()
+
+
 def test_zero_clusters_are_refused_in_version_2(tmp_path: Path) -> None:
     image = create(tmp_path, "disk.qcow2", "cluster_size=64K,compat=0.10", MIB)
     write(image, "write -P 255 0 64k")
