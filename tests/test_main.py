@@ -1,10 +1,15 @@
 """How the settings become the house."""
 
+import os
+import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import synvirt
 from synvirt.errors import Conflict, DiskWriteFailed
 from synvirt.main.destinations import make_destinations
 from synvirt.main.running import service
@@ -34,6 +39,29 @@ def test_the_settings_destinations_are_the_services(tmp_path: Path, monkeypatch:
     with pytest.raises(DiskWriteFailed, match="zfs is not installed"):
         made["zfs"].free_bytes()
     assert made["archive"].free_bytes() > 0
+
+
+# It loads a module and numpy, and says how many threads there are.
+_THREADS = """
+import importlib, os, sys
+importlib.import_module(sys.argv[1])
+import numpy
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+def test_numpy_starts_no_threads_where_it_is_loaded() -> None:
+    """They are for products of matrices, of which there are none here, and starting them takes longer than all else of it."""
+    source = Path(synvirt.__file__).parent
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    packages = {path.parent for path in source.rglob("*.py") if re.search(r"^ *import numpy", path.read_text(), re.MULTILINE)}
+    assert packages
+    for package in packages:
+        name = ".".join(package.relative_to(source.parent).parts)
+        done = subprocess.run(
+            [sys.executable, "-c", _THREADS, name], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert (name, done.stdout) == (name, "1\n"), done.stderr
 
 
 def test_who_cannot_listen_has_changed_nothing_and_shown_no_password(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ The tables are written out: a format is a line here and a file beside it. Its mo
 so that listing jobs and copying raw disks load none.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,9 +43,6 @@ from synvirt.disks.specs import (
     XvaSpec,
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-
-# numpy looks up chunks of repositories, and multiplies no matrices: starting its threads for that takes longer than loading it.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Takes a reader of the image's file, which the new reader then owns and closes.
 ImageOpener = Callable[[DiskReader, ImageSpec], DiskReader]

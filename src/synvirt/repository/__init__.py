@@ -13,3 +13,8 @@ order:
 
 Jobs that use it (runs, restores, schedules) live in `synvirt.backups`.
 """
+
+import os
+
+# numpy looks up chunks here, and multiplies no matrices: starting its threads for that takes longer than loading it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -16,3 +16,8 @@ site's residuals (real divided by forecast, of jobs that ended); the end's p95 i
 logarithm is the run's own, since a site that is slow is slow for all. The simulation takes approvals as given: it cannot know
 when somebody approves.
 """
+
+import os
+
+# numpy shares out bandwidth here, and multiplies no matrices: starting its threads for that takes longer than loading it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
