@@ -1,9 +1,16 @@
 """Files that are put in place whole, and folders that others get through."""
 
+import errno
 import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
-from synvirt.durable import make_open_folder, put_private_file
+import pytest
+
+from synvirt.durable import make_open_folder, put_private_file, sweep
 from tests.needs import need_root
 
 
@@ -33,3 +40,68 @@ def test_a_folder_is_open_with_all_that_was_missing_above_it_and_nothing_else(tm
         os.umask(before)
     modes = [(tmp_path / "there" / name).stat().st_mode & 0o777 for name in (".", "a", "a/b")]
     assert modes == [0o700, 0o711, 0o711]
+
+
+# It puts a file, and is killed at the moment of its argument: `call` is the name of a function of os.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from synvirt.durable import put_private_file
+path, call, replace = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "replace"
+os_call = getattr(os, call)
+def killed(*arguments, **options):
+    if call == "open" and not arguments[1] & os.O_CREAT:
+        return os_call(*arguments, **options)
+    try:
+        if sys.argv[4] == "after":
+            os_call(*arguments, **options)
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+setattr(os, call, killed)
+put_private_file(path, b"new" * 5000, replace=replace)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("replace", ["replace", "add"])
+@pytest.mark.parametrize("call", ["open", "fsync", "replace", "link", "unlink"])
+def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one_and_the_next_sweep_nothing_else(
+    tmp_path: Path, call: str, replace: str, moment: str
+) -> None:
+    path = tmp_path / "tls.key"
+    if replace == "replace":
+        path.write_bytes(b"old")
+    argv = [sys.executable, "-c", KILLED, str(path), call, replace, moment]
+    ended = subprocess.run(argv, timeout=60, check=False).returncode
+    assert ended == (0 if call == {"replace": "link", "add": "replace"}[replace] else -signal.SIGKILL)
+    assert not path.exists() or path.read_bytes() in (b"old", b"new" * 5000)
+    sweep(tmp_path)
+    assert [one.name for one in tmp_path.iterdir() if one != path] == []
+    put_private_file(path, b"newer")
+    assert path.read_bytes() == b"newer"
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    path = tmp_path / "users"
+    put_private_file(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        if call == "write":
+            patched.setattr("synvirt.durable._write", full)
+        else:
+            patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            put_private_file(path, b"new")
+    assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], b"old")
+
+
+def test_an_existing_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    put_private_file(path, b"old", replace=False)
+    with suppress(FileExistsError):
+        put_private_file(path, b"new", replace=False)
+    assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], b"old")

@@ -82,6 +82,15 @@ def test_the_folder_is_made_with_its_modes_and_repaired(tmp_path: Path) -> None:
     assert settings.keyring_dir.stat().st_mode & 0o777 == 0o700
 
 
+def test_what_a_start_left_half_made_in_the_keyring_goes_at_the_next(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    prepare_data_dir(settings)
+    for name in (".tls.crt.0123456789abcdef", ".users.fedcba9876543210", ".a\nb.0123456789abcdef", "tls.key", ".mine"):
+        (settings.keyring_dir / name).touch()
+    prepare_data_dir(settings)
+    assert {one.name for one in settings.keyring_dir.iterdir()} == {"tls.key", ".mine"}
+
+
 def test_a_command_beside_a_service_does_not_close_the_volumes_to_its_guests(tmp_path: Path) -> None:
     """`synvirt password`, or a second `serve` that is refused: the service has opened them to QEMU's user."""
     settings = Settings(data_dir=tmp_path / "data")

@@ -9,7 +9,6 @@ and removes. A line without a role is from before roles existed, when every user
 import base64
 import hashlib
 import hmac
-import os
 import re
 import secrets
 import threading
@@ -126,14 +125,11 @@ class FileAccounts:
 def add_first_account(path: Path) -> str | None:
     """Makes the users file with `admin` and a random password, and returns that password. None, if the file exists."""
     password = "-".join("".join(secrets.choice(_TYPED) for _ in range(5)) for _ in range(4))
+    lines = "# name:scrypt:N:r:p:salt:hash:role; `synvirt accounts` writes the lines\n" + Account.of(password).line("admin")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        put_private_file(path, lines.encode(), replace=False)
     except FileExistsError:
         return None
-    with os.fdopen(descriptor, "w") as file:
-        file.write(
-            "# name:scrypt:N:r:p:salt:hash:role; `synvirt accounts` writes the lines\n" + Account.of(password).line("admin")
-        )
     return password
 
 

@@ -1,7 +1,15 @@
 """Files and folders that survive a power cut: a file is put in place whole, and the folder that names it is synced."""
 
+import fcntl
 import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+# Of the name that a file has until it is complete.
+_NAME_BYTES = 8
 
 
 def sync_folder(folder: Path) -> None:
@@ -21,15 +29,57 @@ def make_open_folder(folder: Path) -> None:
         path.chmod(0o711)
 
 
-def put_private_file(path: Path, content: bytes) -> None:
-    """Writes a new file for its owner only, whole or not at all; it replaces an existing one. In another user's folder, for
-    example the service's, a file that root writes belongs to that user."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+def put_private_file(path: Path, content: bytes, *, replace: bool = True) -> None:
+    """Writes a new file for its owner only, whole or not at all, even after kill -9: the next call and `sweep` remove what that
+    left. In another user's folder, for example the service's, a file that root writes belongs to that user.
+
+    FileExistsError: there is a file at `path`, and `replace` is False. OSError.
+    """
+    sweep(path.parent, path.name)
+    with _folder_open(path.parent) as folder:
+        with suppress(OSError):  # a file system without locks: there nothing is swept
+            fcntl.flock(folder, fcntl.LOCK_SH)
+        new = path.with_name(f".{path.name}.{secrets.token_hex(_NAME_BYTES)}")
+        try:
+            _write(new, content)
+            if replace:
+                new.replace(path)
+            else:
+                os.link(new, path)
+        finally:
+            new.unlink(missing_ok=True)
+        os.fsync(folder)
+
+
+def _write(new: Path, content: bytes) -> None:
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(content)
-        folder = path.parent.stat()
+        folder = new.parent.stat()
         if os.geteuid() == 0 and folder.st_uid != 0:
             os.fchown(file.fileno(), folder.st_uid, folder.st_gid)
         file.flush()
         os.fsync(file.fileno())
-    new.replace(path)
+
+
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Removes incomplete files that a crash left: each may be a key, and would stay after a change of keys. `name`: of the file
+    that they were to become; None: of any.
+
+    Whoever makes one holds the folder; meanwhile nothing is swept, and the next start sweeps. A failure here is ignored.
+    """
+    left = re.compile(rf"\.{'.+' if name is None else re.escape(name)}\.[0-9a-f]{{{2 * _NAME_BYTES}}}", re.DOTALL)
+    with suppress(OSError), _folder_open(folder) as held:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for found in os.scandir(folder):
+            if left.fullmatch(found.name):
+                Path(found.path).unlink(missing_ok=True)
+
+
+@contextmanager
+def _folder_open(folder: Path) -> Iterator[int]:
+    """A descriptor of the folder, for flock(2) and fsync(2). The lock ends with the descriptor or its process."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -4,9 +4,7 @@
 AES-256-GCM (NIST SP 800-38D). Its owner is bound in as associated data, so that it cannot be opened for another owner.
 """
 
-import fcntl
 import os
-import re
 import secrets
 import stat
 import threading
@@ -17,14 +15,12 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from synvirt.durable import sync_folder
+from synvirt.durable import put_private_file, sweep, sync_folder
 from synvirt.errors import Internal, SynvirtError
 
 KEY_BYTES = 32
 KEY_MODE = 0o600
 NONCE_BYTES = 12
-# Of the name that a key file has until it is complete.
-_NAME_BYTES = 8
 
 
 class KeyUnusable(SynvirtError):
@@ -36,52 +32,14 @@ class KeyUnusable(SynvirtError):
 def migrator_key(path: Path) -> bytes:
     """The key at `path`, made if there is none. KeyUnusable, if its size, mode or owner is wrong: then the service does not
     start."""
-    _sweep(path)
+    sweep(path.parent, path.name)
     if not os.path.lexists(path):
         try:
-            with _folder_open(path.parent) as folder:
-                with suppress(OSError):  # a file system without locks: there nothing is swept
-                    fcntl.flock(folder, fcntl.LOCK_SH)
-                _make(path)
+            with suppress(FileExistsError):  # two make it at once: both use the first's
+                put_private_file(path, secrets.token_bytes(KEY_BYTES), replace=False)
         except OSError as error:
             raise KeyUnusable(f"{path.name} cannot be made: {error.strerror}") from error
     return _read(path)
-
-
-def _sweep(path: Path) -> None:
-    """Removes incomplete files that a crash left: each may be a key, and would stay after a change of keys. A process that
-    makes a key holds the folder; while one does, nothing is swept, and the next start sweeps. A failure here is ignored."""
-    left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{{2 * _NAME_BYTES}}}")
-    with suppress(OSError), _folder_open(path.parent) as folder:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for found in os.scandir(path.parent):
-            if left.fullmatch(found.name):
-                Path(found.path).unlink(missing_ok=True)
-
-
-@contextmanager
-def _folder_open(folder: Path) -> Iterator[int]:
-    """A descriptor of the folder for flock(2). The lock ends with the descriptor or its process."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _make(path: Path) -> None:
-    """Makes the key file, whole or not at all, and never over an existing one: if two make it at once, both use the first's."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(_NAME_BYTES)}")
-    try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, KEY_MODE), "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(new, path)
-    finally:
-        new.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def _read(path: Path) -> bytes:
@@ -124,7 +82,7 @@ class Keyring:
 
     def __init__(self, path: Path) -> None:
         self._path, self._next = path, path.with_name(f"{path.name}.new")
-        _sweep(self._next)
+        sweep(path.parent, self._next.name)
         self._key = migrator_key(path)
         self._changing = threading.RLock()
 

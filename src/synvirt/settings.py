@@ -3,16 +3,19 @@
 A key of the file's table [zfs] is `zfs_…` here and SYNVIRT_ZFS_… in the environment, so that each setting has one name.
 """
 
+import errno
 import os
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from synvirt.durable import sweep
 from synvirt.errors import BadRequest, unreadable
 from synvirt.mistakes import worded
 from synvirt.model.plan import DestinationName
@@ -302,6 +305,11 @@ class Settings(Received):
                 hint='name each host, host_id = "kvm1" say; the jobs of earlier versions are those of host_id = "local"',
             )
 
+    def check_data_dir(self) -> None:
+        """BadRequest, if {data_dir} can be no folder of a service: a file is in its way, or its file system is read-only."""
+        with _said_as_bad_request(self):
+            _look_where_it_would_be(self.data_dir)
+
     def check_oidc(self) -> None:
         """BadRequest, if an OpenID provider is set, but a setting that log-ins need is missing."""
         if not self.oidc_issuer:
@@ -405,16 +413,45 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare_data_dir(settings: Settings) -> None:
-    """Makes {data_dir} and its folders with the modes of specification part 8. Idempotent. BadRequest, as in
-    `check_host_id`."""
+    """Makes {data_dir} and its folders with the modes of specification part 8, and removes what a crash left half made in the
+    keyring. Idempotent. BadRequest, as in `check_host_id` and `check_data_dir`."""
     settings.check_host_id()
-    try:
+    settings.check_data_dir()
+    with _said_as_bad_request(settings):
         _make_data_dir(settings)
+    sweep(settings.keyring_dir)
+
+
+@contextmanager
+def _said_as_bad_request(settings: Settings) -> Iterator[None]:
+    """Within the block, an OSError is about {data_dir}."""
+    try:
+        yield
     except OSError as error:
         raise BadRequest(
             f"the service's folder {settings.data_dir} cannot be made ready: {error.filename}: {error.strerror}",
             hint="--data-dir, SYNVIRT_DATA_DIR or the setting data_dir names another",
         ) from error
+
+
+def _look_where_it_would_be(folder: Path) -> None:
+    """OSError, if no user could make and write this folder. Nothing is made, and what this user may not see passes: the
+    service may be another user."""
+    for at in (folder, *folder.parents):
+        try:
+            mode = at.stat().st_mode
+        except PermissionError:
+            return
+        except FileNotFoundError:
+            if at.is_symlink():
+                raise FileExistsError(errno.EEXIST, "it is a symbolic link to nothing", str(at)) from None
+            continue
+        number = 0 if stat.S_ISDIR(mode) else errno.ENOTDIR
+        if not number and os.statvfs(at).f_flag & os.ST_RDONLY:
+            number = errno.EROFS
+        if number:
+            raise OSError(number, os.strerror(number), str(at))
+        return
 
 
 def _make_data_dir(settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """What the service is set to, told with where each value came from; and every command reads the service's own settings."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,32 @@ def test_where_settings_came_from_stands_in_one_column(run: Run) -> None:
     short = [line for line in lines if line.endswith(" default") and len(line.split()) == 2]
     assert "oidc_client_secret_file" in {line.split()[0] for line in short}
     assert len({line.rindex("default") for line in short}) == 1
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+@pytest.mark.parametrize("command", ["show", "check"])
+@pytest.mark.parametrize(
+    ("name", "why"), [("file", "Not a dir"), ("file/inside", "Not a dir"), ("to-nothing/x", "link to nothing")]
+)
+def test_a_folder_that_can_be_none_is_said_by_both(
+    run: Run, tmp_path: Path, command: str, name: str, why: str, as_json: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "to-nothing").symlink_to("nothing")
+    before = sorted(tmp_path.iterdir())
+    done = run("config", command, "--data-dir", tmp_path / name, *as_json)
+    assert (done.exit_code, why in done.stderr, "--data-dir" in done.stderr) == (2, True, True)
+    if as_json:
+        assert set(json.loads(done.stdout)) == {"error"}
+    assert run("config", command, "--data-dir", tmp_path / "new/folder").exit_code == 0
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_folder_on_a_read_only_file_system_is_said(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    there = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*there[:8], there.f_flag | os.ST_RDONLY, there.f_namemax)))
+    done = run("config", command, "--data-dir", tmp_path / "new")
+    assert (done.exit_code, "Read-only file system" in done.stderr) == (2, True)

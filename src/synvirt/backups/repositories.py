@@ -11,9 +11,9 @@ from pydantic import SecretStr
 
 from synvirt.backups.authors import Authors
 from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepositoryRequest, PeerRequest, SealedKeyRequest
-from synvirt.durable import sync_folder
+from synvirt.durable import put_private_file, sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, Internal, SynvirtError
-from synvirt.keyring import KEY_MODE, migrator_key
+from synvirt.keyring import migrator_key
 from synvirt.model.values import now
 from synvirt.repository import repository as stored
 from synvirt.repository import sealed_key
@@ -224,15 +224,8 @@ class Repositories:
 
     def _write_key(self, path: Path, master: bytes) -> None:
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, KEY_MODE)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(master)
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(path.parent)
+            put_private_file(path, master, replace=False)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
             raise Internal(f"the repository's key cannot be kept: {error.strerror}") from error
 
 

@@ -15,7 +15,8 @@ _OF_HERE = "these are the settings of this host"
 @app.command()
 @with_options
 def show(options: Options) -> None:
-    """Every setting, its value, and the file, variable or option that it came from. Passwords are not shown.
+    """Every setting, its value, and the file, variable or option that it came from. Passwords are not shown. Exit 2: a
+    setting is wrong, or data_dir can be no folder.
 
     Example: synvirt config show --config /etc/synvirt/synvirt.toml
     """
@@ -25,6 +26,7 @@ def show(options: Options) -> None:
 
     options.work_here(_OF_HERE, about_service=True)
     settings = options.settings
+    settings.check_data_dir()
     came_from = origins(config=options.settings_file, flags={"data_dir": options.data_dir})
     values = _without_secrets(settings)
     if options.json:
@@ -57,6 +59,7 @@ def check(options: Options) -> None:
     options.work_here(_OF_HERE, about_service=True)
     settings = options.settings
     settings.check_host_id()
+    settings.check_data_dir()
     settings.check_oidc()
     destinations = settings.destinations_by_name
     if options.json:
