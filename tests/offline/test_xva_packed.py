@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -133,9 +134,9 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.close()
 
 
-def check_volumes(house: House, job: Migration) -> None:
+def check_volumes(house: House, job: Migration, disks: dict[str, bytes]) -> None:
     assert job.state == State.COMPLETED, job.last_error
-    for key, disk in usual_disks().items():
+    for key, disk in disks.items():
         assert house.volume(job, key).read_bytes() == disk
 
 
@@ -162,7 +163,7 @@ def test_a_killed_worker_goes_on_from_its_watermark(packing: str, house: House) 
     ended = house.run(job.id)
     killer.join()
     assert len(killed) == 2
-    check_volumes(house, ended)
+    check_volumes(house, ended, usual_disks())
     assert workers() == []
 
 
@@ -170,11 +171,13 @@ def test_a_killed_worker_goes_on_from_its_watermark(packing: str, house: House) 
 @pytest.mark.timeout(600)
 @both
 def test_a_crash_after_every_commit_is_survived(packing: str, tmp_path: Path) -> None:
+    disks = usual_disks()
+    path = exported(tmp_path, packing, disks)
     for commit in range(1, COMMITS_MAX):
         folder, hypervisor = tmp_path / f"crash-{commit}", FakeHypervisor()
         folder.mkdir()
         house = House(folder, hypervisor=hypervisor, real_importers=True, workers=in_process)
-        job = house.intake.submit(offline_plan(exported(house.imports, packing), kind="xva_archive"))
+        job = house.intake.submit(offline_plan(shutil.copy(path, house.imports), kind="xva_archive"))
         house.store.on_commit = crash_at(commit)
         crashed = False
         try:
@@ -183,8 +186,9 @@ def test_a_crash_after_every_commit_is_survived(packing: str, tmp_path: Path) ->
             crashed = True
         house.close()
         again = House(folder, hypervisor=hypervisor, real_importers=True, workers=in_process)
-        check_volumes(again, again.run(job.id))
+        check_volumes(again, again.run(job.id), disks)
         again.close()
+        shutil.rmtree(folder)
         if not crashed:
             assert commit > 4
             return
