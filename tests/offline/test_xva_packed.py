@@ -177,7 +177,7 @@ def test_a_crash_after_every_commit_is_survived(packing: str, tmp_path: Path) ->
         folder, hypervisor = tmp_path / f"crash-{commit}", FakeHypervisor()
         folder.mkdir()
         house = House(folder, hypervisor=hypervisor, real_importers=True, workers=in_process)
-        job = house.intake.submit(offline_plan(shutil.copy(path, house.imports), kind="xva_archive"))
+        job = house.intake.submit(offline_plan(Path(shutil.copy(path, house.imports)), kind="xva_archive"))
         house.store.on_commit = crash_at(commit)
         crashed = False
         try:
