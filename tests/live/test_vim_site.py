@@ -35,10 +35,10 @@ from synvirt.model.values import now
 from tests.contracts.live import in_session, read
 from tests.fakes.vcenter import DISK_BYTES, VCenter, vcenter
 from tests.house import SOURCE_ID
-from tests.live.test_vim_api import content
 from tests.live.test_vim_jobs import VM, VimHouse, plan, same
 from tests.live.test_vim_jobs import house as house  # noqa: PLC0414 - a fixture
 from tests.live.test_vim_ways import deep
+from tests.live.vim_api.asking import content
 
 # The simulator is built by whoever comes first.
 pytestmark = pytest.mark.timeout(600)
