@@ -80,7 +80,7 @@ def read_by_smb(server: Samba, folder: Path, mib: int, rounds: int) -> None:
     ratios = [peer / our for our, peer in zip(ours[1:], theirs[1:], strict=True)]
     rate, peer = (mib / statistics.median(took[1:]) for took in (ours, theirs))
     middle, each = statistics.median(ratios), " ".join(f"{one:.2f}" for one in ratios)
-    row = f"{mib} MiB by {smb_shares.spoken(there)}"
+    row = f"{mib} MiB by {smb_shares.protection(there)}"
     ok = _verdict(kept=middle >= SMB_REACH)
     print(f"| {row} | {rate:.0f} MiB/s | {peer:.0f} MiB/s | {each} | ≥ {SMB_REACH} | {ok} |")
 

@@ -116,7 +116,7 @@ def _filled(store: Store, vms: int) -> tuple[UUID, UUID]:
             }
             healthy.append(member_of(row).model_copy(update=fields))
     change_members(store.waves, wave.id, healthy, {MemberState.WAITING}, {})
-    store.waves.tell(wave.id, {row.member_id: "It waits for its window." for row in rows[::2]})
+    store.waves.put_reasons(wave.id, {row.member_id: "It waits for its window." for row in rows[::2]})
     waves.go(wave.id)
     waves.hold(wave.id)
     return wave.id, jobs[0].id

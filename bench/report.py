@@ -76,7 +76,7 @@ def provenance(data_mib: int, rounds: int, others: float) -> str:
     return (
         f"Measured {datetime.now(UTC):%Y-%m-%d} at commit {_commit()} by `make bench` ({data_mib} MiB of real files, medians of"
         f" {rounds}): {processor()}, {os.cpu_count()} cores, {memory} GiB, Linux {platform.release()}, Python"
-        f" {platform.python_version()}, {_said('qemu-img', '--version').partition('(')[0].strip()}; others had {others:.0%}."
+        f" {platform.python_version()}, {_output('qemu-img', '--version').partition('(')[0].strip()}; others had {others:.0%}."
     )
 
 
@@ -93,10 +93,10 @@ def write(document: Path, text: str) -> None:
 
 def _commit() -> str:
     """With a `+` where files were changed since."""
-    commit = _said("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
-    return commit + ("+" if _said("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no") else "")
+    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
+    return commit + ("+" if _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _said(*argv: str) -> str:
+def _output(*argv: str) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     return done.stdout.strip()

@@ -46,21 +46,21 @@ def test_lines_are_reported_as_they_come(tmp_path: Path) -> None:
     """The program waits for what we do at its first line: if we got its lines at the end, it would never end."""
     seen: list[str] = []
 
-    def tell(line: str) -> None:
+    def on_line(line: str) -> None:
         seen.append(line)
         (tmp_path / "go").touch()
 
     script = f"echo first; while ! test -e {tmp_path}/go; do sleep 0.02; done; printf 'last without an end'"
-    assert run(["sh", "-c", script], timeout_s=30, tell=tell).stdout == ""
+    assert run(["sh", "-c", script], timeout_s=30, on_line=on_line).stdout == ""
     assert seen == ["first", "last without an end"]
 
 
 def test_a_listener_that_fails_is_heard_once_the_program_has_ended() -> None:
-    def tell(_line: str) -> None:
+    def on_line(_line: str) -> None:
         raise ValueError("no room for this line")
 
     with pytest.raises(ValueError, match="no room"):
-        run(["sh", "-c", "yes | head -c 1000000"], timeout_s=30, tell=tell)
+        run(["sh", "-c", "yes | head -c 1000000"], timeout_s=30, on_line=on_line)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
@@ -80,7 +80,7 @@ def test_a_guarded_program_and_its_children_end_with_their_parent(tmp_path: Path
 def test_a_daemon_left_behind_does_not_block_its_caller(tmp_path: Path) -> None:
     """As virt-v2v leaves a qemu-nbd behind when it fails."""
     with pytest.raises(ProgramFailed, match="no key"):
-        run(["sh", "-c", f"setsid sleep 600 & echo $! > {tmp_path}/pid; echo no key >&2; exit 1"], timeout_s=60, tell=print)
+        run(["sh", "-c", f"setsid sleep 600 & echo $! > {tmp_path}/pid; echo no key >&2; exit 1"], timeout_s=60, on_line=print)
     pid = int((tmp_path / "pid").read_text())
     assert _lives(pid)
     os.kill(pid, signal.SIGKILL)

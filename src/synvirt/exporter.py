@@ -40,22 +40,22 @@ def main() -> int:
     """The parent's exit code: 0 once the disks are served; else 1, and why on stdout."""
     order = ExportOrder.from_line(sys.stdin.buffer.readline())
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
-    hear, say = os.pipe()
+    read_end, write_end = os.pipe()
     if os.fork() == 0:
-        os.close(hear)
+        os.close(read_end)
         os.setsid()
-        _serve(order, say)
-    os.close(say)
-    said = b""
-    while part := os.read(hear, 1 << 16):
-        said += part
-    if said == _SERVED:
+        _serve(order, write_end)
+    os.close(write_end)
+    answer = b""
+    while part := os.read(read_end, 1 << 16):
+        answer += part
+    if answer == _SERVED:
         return 0
-    sys.stdout.buffer.write(said)
+    sys.stdout.buffer.write(answer)
     return 1
 
 
-def _serve(order: ExportOrder, say: int) -> None:
+def _serve(order: ExportOrder, write_end: int) -> None:
     """Never returns."""
     try:
         lock = _locked(Path(order.folder) / LOCK)
@@ -63,11 +63,11 @@ def _serve(order: ExportOrder, say: int) -> None:
         servers = _opened(order)
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, SERVES)
     except BaseException as error:
-        os.write(say, _broken(error).to_line())
+        os.write(write_end, _broken(error).to_line())
         os._exit(1)
     with contextlib.suppress(BrokenPipeError):  # the service has ended; the next one finds the export
-        os.write(say, _SERVED)
-    os.close(say)
+        os.write(write_end, _SERVED)
+    os.close(write_end)
     own = os.fstat(lock)
     while _is(Path(order.folder) / LOCK, own):
         time.sleep(LOOK_EVERY_S)

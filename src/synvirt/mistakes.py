@@ -66,12 +66,12 @@ _CHOICES = ("literal_error", "enum")
 _LIMITS = ("ge", "gt", "le", "lt")
 
 # The most mistakes that are listed at once.
-_SAID = 5
+_LISTED = 5
 
 
 def listed(mistakes: Iterable[Mapping[str, Any]], what: str) -> str:
     """The first mistakes, each with its place within `what`."""
-    return "; ".join(f"{place([what, *one['loc']])}: {worded(one)}" for one in islice(mistakes, _SAID))
+    return "; ".join(f"{place([what, *one['loc']])}: {worded(one)}" for one in islice(mistakes, _LISTED))
 
 
 def worded(mistake: Mapping[str, Any]) -> str:
@@ -83,12 +83,12 @@ def worded(mistake: Mapping[str, Any]) -> str:
         return f"must be {form}" if form else "is not of the form it must have"
     if kind in _WORDS:
         return _WORDS[kind].format_map({"error": ""} | context)
-    said = _AFTERWARDS.sub("", _SUBJECT.sub("must ", str(mistake["msg"]).removeprefix("Value error, ")))
+    message = _AFTERWARDS.sub("", _SUBJECT.sub("must ", str(mistake["msg"]).removeprefix("Value error, ")))
     limit = next((context[name] for name in _LIMITS if name in context), None)
     if isinstance(limit, int) and limit >= MIB and limit % MIB == 0:  # a size, which people do not write in bytes
-        return f"{said} ({exact_size(limit)})"
-    near = _meant(mistake.get("input"), said) if kind in _CHOICES else None
-    return f"{said}; {near}" if near else said
+        return f"{message} ({exact_size(limit)})"
+    near = _meant(mistake.get("input"), message) if kind in _CHOICES else None
+    return f"{message}; {near}" if near else message
 
 
 def _meant(value: object, choices: str) -> str | None:

@@ -59,7 +59,7 @@ class ProgramFailed(Internal):
     def __init__(self, program: str, returncode: int | None, stderr: str) -> None:
         self.program, self.returncode, self.stderr = program, returncode, stderr.strip()[-STDERR_KEPT_CHARS:]
         how = "took too long" if returncode is None else f"ended with {returncode}"
-        super().__init__(f"{program} {how}: {self.stderr or 'it said nothing'}")
+        super().__init__(f"{program} {how}: {self.stderr or 'it printed no message'}")
 
 
 def find(program: str) -> str | None:
@@ -75,7 +75,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     stop: Callable[[], bool] | None = None,
-    tell: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
     guarded: bool = False,
     runs_as: As | None = None,
     name: str | None = None,
@@ -83,8 +83,8 @@ def run(
 ) -> Output:
     """Runs a program to its end. ProgramFailed on a bad exit or after `timeout_s`; Cancelled, once `stop()` is true.
 
-    `env` is added to a small clean environment: the service's own may hold secrets. `tell` gets each line of standard output as
-    it comes; the output is then not kept. `guarded`: if this process dies, the program dies too; and when the program ends,
+    `env` is added to a small clean environment: the service's own may hold secrets. `on_line` gets each line of standard output
+    as it comes; the output is then not kept. `guarded`: if this process dies, the program dies too; and when the program ends,
     everything that it started ends, daemons and other users' processes included. `name`: the program's name, if another program
     starts it.
     """
@@ -94,15 +94,15 @@ def run(
         if guarded:
             found = [sys.executable, "-I", "-S", str(GUARD), *found]
         # A file, not a pipe: a daemon that the program leaves behind may hold a pipe open, and reading it would never end.
-        said = held.enter_context(tempfile.TemporaryFile())
-        lines = held.enter_context(_Lines(tell)) if tell else None
+        messages = held.enter_context(tempfile.TemporaryFile())
+        lines = held.enter_context(_Lines(on_line)) if on_line else None
         life = held.enter_context(_LifeLine()) if guarded else None
         child = held.enter_context(
             subprocess.Popen(
                 found,
                 stdin=life.theirs if life else subprocess.DEVNULL,
                 stdout=lines.write_end if lines else subprocess.PIPE,
-                stderr=said,
+                stderr=messages,
                 text=True,
                 errors="replace",
                 env=_environment(env),
@@ -116,7 +116,7 @@ def run(
         if lines:
             lines.started()
         stdout, timely = _end_of(child, time.monotonic() + timeout_s, stop, life)
-        stderr = _tail(said)
+        stderr = _tail(messages)
     if not timely or child.returncode != 0:
         raise ProgramFailed(name, child.returncode if timely else None, stderr)
     return Output(stdout or "", stderr)
@@ -151,9 +151,9 @@ def _end(child: "subprocess.Popen[str]", life: "_LifeLine | None") -> None:
     end_group(child)
 
 
-def _tail(said: IO[bytes]) -> str:
-    said.seek(max(0, said.seek(0, os.SEEK_END) - STDERR_READ_BYTES))
-    return said.read().decode(errors="replace")
+def _tail(messages: IO[bytes]) -> str:
+    messages.seek(max(0, messages.seek(0, os.SEEK_END) - STDERR_READ_BYTES))
+    return messages.read().decode(errors="replace")
 
 
 class _LifeLine:
@@ -175,10 +175,10 @@ class _LifeLine:
 
 
 class _Lines:
-    """Reads a child's output line by line, in its own thread. An error raised by `tell` is raised when the child has ended."""
+    """Reads a child's output line by line, in its own thread. An error of `on_line` is raised when the child has ended."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
         self._error: BaseException | None = None
         read_end, self.write_end = os.pipe()
         self._stream = os.fdopen(read_end, encoding="utf-8", errors="replace")
@@ -197,7 +197,7 @@ class _Lines:
             # A program that never ends its line is read in pieces.
             while line := self._stream.readline(LINE_KEPT_CHARS):
                 try:
-                    self._tell(line.rstrip("\n"))
+                    self._on_line(line.rstrip("\n"))
                 except BaseException as error:
                     self._error = self._error or error
 
@@ -221,12 +221,12 @@ def start(
 ) -> "subprocess.Popen[bytes]":
     """Starts a program that serves until `end_group` ends it. Its messages go to `stderr`; it inherits `descriptors`. `env` is
     added to a small clean environment."""
-    with stderr.open("wb") as said:
+    with stderr.open("wb") as messages:
         return subprocess.Popen(
             [refuse_missing(argv[0], missing), *argv[1:]],
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=messages,
+            stderr=messages,
             env=_environment(env),
             pass_fds=descriptors,
             start_new_session=True,
@@ -235,26 +235,26 @@ def start(
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A running program whose output is read later. It ends with this process, as its reader is then gone. `said`: its standard
-    error."""
+    """A running program whose output is read later. It ends with this process, as its reader is then gone. `messages`: its
+    standard error."""
 
     child: "subprocess.Popen[bytes]"
-    said: IO[bytes]
+    messages: IO[bytes]
 
 
 def begin(argv: Sequence[str], *, missing: type[SynvirtError] = Internal) -> Begun:
     """Starts a program whose output is read later, by `output_of`: for example in a cage, where no program may be started."""
-    said = tempfile.TemporaryFile()  # noqa: SIM115 - the reader of the output closes it
+    messages = tempfile.TemporaryFile()  # noqa: SIM115 - the reader of the output closes it
     child = subprocess.Popen(
         [refuse_missing(argv[0], missing), *argv[1:]],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         bufsize=OUTPUT_BUFFER_BYTES,
-        stderr=said,
+        stderr=messages,
         env=_environment(None),
         start_new_session=True,
     )
-    return Begun(child, said)
+    return Begun(child, messages)
 
 
 @contextlib.contextmanager
@@ -262,7 +262,7 @@ def output_of(begun: Begun, *, timeout_s: float) -> Iterator[IO[bytes]]:
     """The program's output as a stream, with a time limit. At the end of the block: ProgramFailed, if the program failed.
     Leaving the block before the output has ended ends the program."""
     child = begun.child
-    with begun.said as said:
+    with begun.messages as messages:
         assert child.stdout is not None
         deadline = threading.Timer(timeout_s, end_group, [child])
         deadline.start()
@@ -277,7 +277,7 @@ def output_of(begun: Begun, *, timeout_s: float) -> Iterator[IO[bytes]]:
             child.stdout.close()
             child.wait()
         if ended and child.returncode != 0:
-            raise ProgramFailed(Path(str(child.args[0])).name, child.returncode, _tail(said))  # type: ignore[index]
+            raise ProgramFailed(Path(str(child.args[0])).name, child.returncode, _tail(messages))  # type: ignore[index]
 
 
 def refuse_forbidden(program: str, missing: type[SynvirtError] = Internal) -> None:

@@ -81,7 +81,7 @@ def wrong_encoding(content: bytes) -> str | None:
     None: the declaration may be right."""
     _, declared = _encodings(content)
     is_wide = any(content.startswith(mark) for mark, codec in (*_MARKS, *_UNMARKED) if codec != "utf-8-sig")
-    return declared if declared and _says_wide(declared) != is_wide else None
+    return declared if declared and _is_wide(declared) != is_wide else None
 
 
 def _encodings(content: bytes) -> tuple[str, str]:
@@ -91,10 +91,10 @@ def _encodings(content: bytes) -> tuple[str, str]:
     found = _DECLARED.match(head)
     declared = found[1].decode() if found else ""
     # A declaration that can be read byte by byte is not in an encoding with two bytes for a character.
-    return marked or ("utf-8" if _says_wide(declared) else declared or "utf-8"), declared
+    return marked or ("utf-8" if _is_wide(declared) else declared or "utf-8"), declared
 
 
-def _says_wide(encoding: str) -> bool:
+def _is_wide(encoding: str) -> bool:
     return encoding.lower().startswith(("utf-16", "utf16", "ucs-2", "utf-32", "utf32", "ucs-4", "iso-10646-ucs"))
 
 

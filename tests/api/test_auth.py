@@ -138,29 +138,29 @@ class Asked:
 def test_what_was_right_is_known_for_a_minute() -> None:
     inner, now = Asked(), [0.0]
     accounts = Remembering(inner, clock=lambda: now[0])
-    assert not accounts.knows("eve", "right")
+    assert not accounts.remembers("eve", "right")
     accounts.check("eve", "right", "")
     for moment, known in ((0, True), (59, True), (61, False)):
         now[0] = moment
-        assert accounts.knows("eve", "right") == known
+        assert accounts.remembers("eve", "right") == known
     with pytest.raises(Unauthorized):
         accounts.check("eve", "wrong", "")
-    assert not accounts.knows("eve", "wrong"), "what was wrong is never remembered"
+    assert not accounts.remembers("eve", "wrong"), "what was wrong is never remembered"
 
 
 def test_it_forgets_all_when_the_accounts_change() -> None:
     version = [1]
     accounts = Remembering(Asked(), version=lambda: version[0])
     accounts.check("eve", "right", "")
-    assert accounts.knows("eve", "right")
+    assert accounts.remembers("eve", "right")
     version[0] = 2
-    assert not accounts.knows("eve", "right")
+    assert not accounts.remembers("eve", "right")
 
 
 def test_it_distinguishes_user_and_password_and_keeps_neither() -> None:
     accounts = Remembering(Asked())
     accounts.check("eve", "right", "")
-    assert not accounts.knows("ever", "ight")
+    assert not accounts.remembers("ever", "ight")
     assert "right" not in str(accounts._right) + str(accounts._key)
 
 
@@ -231,7 +231,7 @@ def test_polling_is_not_slowed_by_scrypt(tmp_path: Path) -> None:
     check.check("admin", password, "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accounts, "_scrypt", lambda *arguments: pytest.fail("scrypt ran again"))
-        assert check.knows("admin", password)
+        assert check.remembers("admin", password)
 
 
 # ── the host's accounts ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -114,7 +114,7 @@ def test_who_is_refused_is_an_entry_each_account_a_metric_and_a_count(site: Site
     assert site.client.get(f"{API}/migrations", headers=basic("eve\x1b[2J")).status_code == 401
     assert site.client.get(f"{API}/migrations", headers=basic("peer")).status_code == 401, "not beneath its offer"
     assert site.client.get(f"{API}/migrations").status_code == 401, "who says nothing tries nothing"
-    site.service.app.state.coming.tell(at_end=True)
+    site.service.app.state.coming.write_counts(at_end=True)
     assert site.entries()[known:] == [
         ("LOGIN", "page", "admin", "", 401),
         ("LOGIN", "page", "peer", "", 403),
@@ -186,13 +186,13 @@ def test_a_million_guesses_fill_no_disk_and_are_counted() -> None:
         trail.guess("user0", "2001:db8::2")  # of the same /64
     assert len(trail.entries) == COUNTED_MAX + 1
     trail.at += COUNTED_FOR_S
-    trail.coming.tell()
+    trail.coming.write_counts()
     others, first = trail.entries[-1], trail.entries[COUNTED_MAX + 1]
     assert (first.account, first.detail[:9]) == ("user0", "1000 more")
     assert (others.account, others.detail[:10]) == ("(others)", f"{20_000 - COUNTED_MAX - 1} more")
     assert trail.coming.refused == 21_000
     told_by_now = len(trail.entries)
-    trail.coming.tell(at_end=True)
+    trail.coming.write_counts(at_end=True)
     assert len(trail.entries) == told_by_now, "once"
     trail.guess("user0")
     assert len(trail.entries) == told_by_now + 1, "after that it is an entry again"

@@ -121,7 +121,7 @@ def test_jobs_of_a_wave_are_listed_and_its_report_is_safe_to_open(client: httpx.
     member = service.waves.whole(UUID(made["id"])).members[0]
     fields = {"state": MemberState.FAILED, "job_id": job.id, "cause": "the disk is full"}
     assert change_members(service.store.waves, UUID(made["id"]), [member], {MemberState.WAITING}, fields) == ["a"]
-    service.store.waves.tell(UUID(made["id"]), {"b": 'It waits for "a".'})
+    service.store.waves.put_reasons(UUID(made["id"]), {"b": 'It waits for "a".'})
     found = client.get("/migrations", params={"wave_id": made["id"]}).json()["items"]
     assert [one["id"] for one in found] == [str(job.id)]
     report = client.get(f"{WAVES}/{made['id']}/report")

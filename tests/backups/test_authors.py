@@ -390,19 +390,19 @@ def _master(house: House, job: BackupJob) -> bytes:
 def swap_after_check(monkeypatch: pytest.MonkeyPatch, folder: Path, repositories: Repositories, point: RestorePoint) -> None:
     """As soon as its author was checked another manifest lies in its place, which nobody has signed."""
     master = from_recovery_text(repositories.recovery_key(point.repository_id))
-    tell = Authors.tell
+    warn = Authors.warn
 
     def swapped(inner: dict[str, Any]) -> None:
         inner.pop("signature", None)
         inner["vm_name"] = "evil"
 
-    def told(*asked: Any) -> Author | None:
-        author = tell(*asked)
+    def warned(*asked: Any) -> Author | None:
+        author = warn(*asked)
         path = folder / f"repository/points/{point.id}.point"
         rewritten(path, master, in_json(lambda outer, inner: swapped(inner)))
         return author
 
-    monkeypatch.setattr(Authors, "tell", told)
+    monkeypatch.setattr(Authors, "warn", warned)
 
 
 def test_a_disk_of_a_point_is_opened_as_it_was_checked_or_as_it_is(shared: Shared) -> None:
@@ -475,8 +475,8 @@ def test_the_script_says_whose_key_it_was_and_refuses_what_is_forged(shared: Sha
         path = shared.folder / "repository/points" / f"{point}.point"
         whole = path.read_bytes()
         rewritten(path, shared.master, FORGERIES[forgery])
-        told = script(folder, str(point), str(shared.folder / "out"), key=key)
-        assert (told.returncode, "not what its author signed" in told.stderr) == (1, True), (forgery, told.stderr)
+        result = script(folder, str(point), str(shared.folder / "out"), key=key)
+        assert (result.returncode, "not what its author signed" in result.stderr) == (1, True), (forgery, result.stderr)
         path.write_bytes(whole)
     shared.point(Authors())
     assert "(not signed)" in script(folder, key=key).stdout

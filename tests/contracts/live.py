@@ -11,7 +11,7 @@ import pytest
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import CbtReset, VmNotFound
-from synvirt.live import LiveAdapter, SnapshotRef, TellsOfGuest
+from synvirt.live import LiveAdapter, ReportsGuestFacts, SnapshotRef
 from synvirt.live.sessions import StaysLoggedIn
 from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import Disk
@@ -149,7 +149,7 @@ class LiveContract:
         """Where a platform asks guests at all: its test VMs have no system in them, and so say little or nothing."""
 
         async def ask(adapter: LiveAdapter) -> dict[str, str]:
-            return await adapter.guest_facts(case.vm_id) if isinstance(adapter, TellsOfGuest) else {}
+            return await adapter.guest_facts(case.vm_id) if isinstance(adapter, ReportsGuestFacts) else {}
 
         found = self.ask(case, ask)
         assert all(name and isinstance(value, str) for name, value in found.items())

@@ -199,7 +199,7 @@ def test_one_wrong_byte_anywhere_is_found_and_named(
         verify(ledger, Content(bytes(changed)), threads=threads)
     message = failure.value.detail
     assert message.startswith("system: ")
-    assert ledger.said(expected) in message
+    assert ledger.described(expected) in message
     assert "are zeros" in message or f"as {digest.name.upper()} " in message or "as zeros" in message
     if expected.digest is not None:
         assert f"bytes at offset {block} " in message

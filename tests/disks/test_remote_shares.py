@@ -1,4 +1,4 @@
-"""How SMB shares are spoken to, and folders on them that are made for us and go again."""
+"""How SMB shares are protection to, and folders on them that are made for us and go again."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ def there(share: Samba) -> Remote:
 
 
 def test_how_it_is_spoken_to(share: Samba, kind: str) -> None:
-    assert smb_shares.spoken(there(share)) == GUARDED[kind][1]
+    assert smb_shares.protection(there(share)) == GUARDED[kind][1]
 
 
 def test_a_folder_is_made_listed_and_removed(share: Samba) -> None:
@@ -106,10 +106,10 @@ def test_a_connection_that_breaks_is_made_again(share: Samba, monkeypatch: pytes
 
 def test_who_refuses_us_is_reported(share: Samba) -> None:
     wrong = remote(share.url, credentials=(("username", "root"), ("password", "another")))
-    for use in (smb_shares.spoken, lambda asked: smb_shares.make_folder(asked, "x")):
+    for use in (smb_shares.protection, lambda asked: smb_shares.make_folder(asked, "x")):
         with pytest.raises(AuthFailed):
             use(wrong)
     with pytest.raises(NotFound):
-        smb_shares.spoken(remote(f"smb://127.0.0.1:{share.port}/not-there/", credentials=LOGIN))
+        smb_shares.protection(remote(f"smb://127.0.0.1:{share.port}/not-there/", credentials=LOGIN))
     with pytest.raises(SourceUnreachable):
-        smb_shares.spoken(remote(f"smb://127.0.0.1:{free_port()}/disks/", credentials=LOGIN))
+        smb_shares.protection(remote(f"smb://127.0.0.1:{free_port()}/disks/", credentials=LOGIN))

@@ -8,7 +8,7 @@ from tempfile import NamedTemporaryFile
 from typing import ClassVar
 
 from synvirt.errors import Cancelled, V2vFailed
-from synvirt.guests import Tell
+from synvirt.guests import OnMessage
 from synvirt.guests.virt_v2v import ALONE
 from synvirt.model.machine import VmManifest
 
@@ -55,7 +55,7 @@ class FakePreparer:
         name: str,
         manifest: VmManifest,
         devices: list[str],
-        tell: Tell,
+        on_message: OnMessage,
         stop: Callable[[], bool],
         *,
         beneath: Mapping[str, str] = ALONE,
@@ -63,12 +63,12 @@ class FakePreparer:
         self.discard(name)
         (self.folder / name).mkdir(parents=True)
         assert all(Path(device).exists() for device in devices)
-        tell("message", "Opening the source")
+        on_message("message", "Opening the source")
         if stop():
             raise Cancelled
         if self.fails:
             raise V2vFailed("there is no driver for this Windows")
-        tell("info", "This guest has virtio drivers installed.")
+        on_message("info", "This guest has virtio drivers installed.")
         (self.folder / name / "0").write_bytes(MARK)
         self.prepared.append(manifest.name)
 

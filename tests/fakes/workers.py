@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from synvirt.errors import SynvirtError
 from synvirt.jobs import process
-from synvirt.jobs.process import Ended, Hear
+from synvirt.jobs.process import Ended, OnMessage
 from synvirt.jobs.wire import Broken, Message, WireModel, message_of
 from synvirt.jobs.worker import Tasks, carry_out, read_order
 from synvirt.worker import TASKS
@@ -29,33 +29,33 @@ class InProcess:
         self._stopping = threading.Event()
         self._gone = False
         self._error: BaseException | None = None
-        self._hear: Callable[[Message], None] = lambda message: None
+        self._say: Callable[[Message], None] = lambda message: None
 
     async def send(self, line: WireModel) -> None:
         self._lines.put(line.to_line())
 
-    async def carry_out(self, order: WireModel, hear: Hear, stopped: Callable[[], bool]) -> Ended:
+    async def carry_out(self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool]) -> Ended:
         loop = asyncio.get_running_loop()
         broken: list[Broken] = []
 
-        async def heard(message: Message) -> None:
+        async def received(message: Message) -> None:
             if isinstance(message, Broken):
                 broken.append(message)
             else:
-                await hear(message)
+                await on_message(message)
 
         def say(message: Message) -> None:
             if self._gone:
                 raise _Gone
             try:
                 line = message.to_line()
-                assert len(line) <= process.LINE_BYTES_MAX, "a process would not be heard any more"
-                asyncio.run_coroutine_threadsafe(heard(message_of(line)), loop).result()
+                assert len(line) <= process.LINE_BYTES_MAX, "a process would not be received any more"
+                asyncio.run_coroutine_threadsafe(received(message_of(line)), loop).result()
             except BaseException as error:  # the service's own: the order did not fail
                 self._error = error
                 raise _Gone from error
 
-        self._hear = say
+        self._say = say
         stopper = asyncio.create_task(self._stop_when(stopped))
         with ThreadPoolExecutor(1, "worker") as pool:
             work = loop.run_in_executor(pool, self._work, order.to_line())
@@ -89,7 +89,7 @@ class InProcess:
     # ── the worker's end of the wire ─────────────────────────────────────────────────────────────────────────────────
 
     def say(self, message: Message) -> None:
-        self._hear(message)
+        self._say(message)
 
     def stop(self) -> bool:
         return self._stopping.is_set()

@@ -216,7 +216,7 @@ def test_a_source_that_has_not_said_and_files(site: Site) -> None:
         {"source": {"Offline": "ova_archive"}, "source_ref": {"kind": "offline_host_path", "path": "/a.ova"}, "mode": "Cold"}
     )
     wave_id = site.begun(wave(member("m"), member("file", plan=offline)))
-    assert site.look(wave_id) == {"m": "Its source has not said yet how large it is."}
+    assert site.look(wave_id) == {"m": "Its source has not reported yet how large it is."}
     site.silent = False
     site.at += AGAIN_S
     assert site.look(wave_id) == {}

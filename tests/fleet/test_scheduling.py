@@ -239,7 +239,7 @@ def test_an_outage_that_became_shorter_is_looked_at_again_in_the_same_window() -
     scheduler.put("a", S.READY)
     assert scheduler.decide(NIGHT).cut_over == ()
     assert scheduler.decide(NIGHT + timedelta(minutes=1)).cut_over == ()
-    scheduler.know("a", facts(outage=600))
+    scheduler.update("a", facts(outage=600))
     assert scheduler.decide(NIGHT + timedelta(minutes=2)).cut_over == ("a",)
     # A window missed: its source is on again, and its turn comes again.
     scheduler.put("a", S.READY)
@@ -270,6 +270,6 @@ def test_with_a_limit_per_host_nobody_begins_whose_host_is_not_known_yet() -> No
     known = {"a": facts(), "b": replace(facts(), placed=False)}
     decision, reasons = decide(limited, {}, known, NOW)
     assert decision.begin == ("a",)
-    assert "has not said yet which of its hosts" in reasons["b"]
+    assert "has not reported yet which of its hosts" in reasons["b"]
     free, _ = decide(wave(member("a"), member("b")), {}, known, NOW)
     assert free.begin == ("a", "b")

@@ -43,7 +43,7 @@ def test_each_look_is_that_of_a_service_that_has_just_begun(house: House) -> Non
     assert seeing.seen(wave_id).job_of(seeing.seen(wave_id).wave.members[0]) == house.store.get(job_id)
     house.store.change(job_id, State.QUEUED, lambda job: job.model_copy(update={"state": State.COPYING_FULL}))
     assert as_anew()
-    rows.tell(wave_id, {"b": "a is not there yet"})
+    rows.put_reasons(wave_id, {"b": "a is not there yet"})
     assert seeing.seen(wave_id).rows["b"].waits_for == "a is not there yet"
     waves.skip(wave_id, "c")
     assert as_anew()

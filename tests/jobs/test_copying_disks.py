@@ -34,13 +34,13 @@ def test_the_hashes_of_a_disk_that_is_said_to_be_finished_are_believed(tmp_path:
     )
     found: list[bool] = []
 
-    async def hear(message: Message) -> None:
+    async def on_message(message: Message) -> None:
         if isinstance(message, Flushed) and message.finished:
             found.append(known_digests(hashes, SIZE, token) is not None)
 
     async def carry_out() -> None:
         async with in_process() as worker:
-            (await worker.carry_out(order, hear, lambda: False)).check()
+            (await worker.carry_out(order, on_message, lambda: False)).check()
 
     asyncio.run(carry_out())
     assert found == [True]

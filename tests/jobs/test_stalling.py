@@ -28,7 +28,7 @@ class Watch:
         """Each is said after so long; whether it is over by then."""
         for message in said:
             self.now_s += seconds
-            self.stall.heard(message)
+            self.stall.on_message(message)
         if not said:
             self.now_s += seconds
         return self.stall.look()

@@ -8,7 +8,7 @@ import pytest
 
 from synvirt.errors import Internal, SourceUnreachable
 from synvirt.migrations.proof import moved
-from synvirt.migrations.proof.receipts import said
+from synvirt.migrations.proof.receipts import facts_of
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from tests.fakes.hypervisor import FakeHypervisor
@@ -48,7 +48,7 @@ def test_it_is_compared_with_what_ran_before_the_shutdown(house: House, mode: st
     ]
     assert job.moved.differ[0].grade == "wrong"
     assert job.moved.same >= 5  # the user, and what the machine is made of
-    assert said(job)["sameness"] == json.loads(job.moved.model_dump_json())
+    assert facts_of(job)["sameness"] == json.loads(job.moved.model_dump_json())
 
 
 def test_services_that_start_late_are_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

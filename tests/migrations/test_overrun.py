@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from synvirt.errors import Cancelled, OutageTooLong
-from synvirt.guests import Tell
+from synvirt.guests import OnMessage
 from synvirt.jobs.stop import Stop
 from synvirt.migrations.memory import JobMemory, noting
 from synvirt.migrations.overrun import within_budget
@@ -37,7 +37,13 @@ class EndlessPreparer(FakePreparer):
     """A conversion that ends by the stop alone."""
 
     def convert(
-        self, name: str, manifest: VmManifest, devices: list[str], tell: Tell, stop: Callable[[], bool], **beneath: object
+        self,
+        name: str,
+        manifest: VmManifest,
+        devices: list[str],
+        on_message: OnMessage,
+        stop: Callable[[], bool],
+        **beneath: object,
     ) -> None:
         until(stop)
         raise Cancelled

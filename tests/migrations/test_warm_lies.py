@@ -172,7 +172,7 @@ def test_a_job_that_waits_long_enough_compares_all_by_itself(
     assert sum(one.verify for one in ended.passes) == verified
     assert ended.passes[1].would_see == would_see(ended.passes[1].bytes_checked, 0.99)
     assert house.rooms.receipts is not None
-    reported = house.rooms.receipts.said(ended.id)
+    reported = house.rooms.receipts.content(ended.id)
     assert reported is not None
     assert reported.statement["tracking"] == {"confidence": 0.99, "distrusted": None}
 
@@ -228,7 +228,7 @@ def test_one_lie_is_named_before_the_shutdown_of_a_job_that_cuts_over_at_once(ho
     assert ended.distrusted is not None
     assert f"{5 * MIB}+4096" in ended.distrusted
     assert house.rooms.receipts is not None
-    reported = house.rooms.receipts.said(ended.id)
+    reported = house.rooms.receipts.content(ended.id)
     assert reported is not None
     assert reported.statement["tracking"] == {"confidence": 0.95, "distrusted": ended.distrusted}
 

@@ -104,8 +104,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def receipt(folder: Path, stamps: TimeStamps | None, *, is_stamped: bool = False) -> tuple[Path, HostKey]:
     receipts, job_id = Receipts(folder / "kept", HostKey(folder / "key", "kvm1"), stamps), UUID(int=1)
     receipts.make(MovedJob(job_id, {"job": {"id": str(job_id), "name": "web"}}, b"{}\n", (), None))
-    assert receipts.said(job_id).is_stamped is is_stamped
-    assert receipts.said(job_id).statement["job"]["name"] == "web"
+    assert receipts.content(job_id).is_stamped is is_stamped
+    assert receipts.content(job_id).statement["job"]["name"] == "web"
     with receipts.path_of(job_id).open("rb") as tar:
         return unpack(tar, folder / "unpacked", f"receipt-{job_id}"), receipts.key
 

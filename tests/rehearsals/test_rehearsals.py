@@ -69,7 +69,7 @@ def test_a_job_that_syncs_on_is_rehearsed(stage: Stage) -> None:
     assert [part.measured for part in ended.outage.parts if part.name == "boot"] == [1]
     receipts = stage.house.rooms.receipts
     assert receipts is not None
-    reported = receipts.said(ended.id)
+    reported = receipts.content(ended.id)
     assert reported is not None
     assert [one["state"] for one in reported.statement["rehearsals"]] == ["Passed"]
 
@@ -363,7 +363,7 @@ class Slow(FakePreparer):
         self.running, self.ended = threading.Event(), threading.Event()
 
     def convert(
-        self, name: str, manifest: Any, devices: list[str], tell: Any, stop: Callable[[], bool], **beneath: object
+        self, name: str, manifest: Any, devices: list[str], on_message: Any, stop: Callable[[], bool], **beneath: object
     ) -> None:
         self.running.set()
         while not stop():

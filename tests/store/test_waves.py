@@ -272,7 +272,7 @@ def test_the_jobs_of_members_are_found_with_their_hosts(store: Store, waves: Wav
         assert store.waves.change_members(made.id, [moved(member, to=state, job_id=jobs[member.id].id)], updated) == [member.id]
     found = store.waves.jobs(made.id, [S.HEALTHY])
     assert {id_: host for id_, (host, _, _) in found.items()} == {jobs[one].id: f"kvm-{one}" for one in "ab"}
-    store.waves.tell(made.id, {"a": "b is not healthy yet", "b": None})
+    store.waves.put_reasons(made.id, {"a": "b is not healthy yet", "b": None})
     assert store.waves.member(made.id, "a").waits_for == "b is not healthy yet"
     with pytest.raises(NotFound):
         store.waves.member(made.id, "d")

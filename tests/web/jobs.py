@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 from synvirt.jobs.course import Course
 from synvirt.migrations.memory import CourseMemory
-from synvirt.migrations.proof.receipts import said
+from synvirt.migrations.proof.receipts import facts_of
 from synvirt.model.job import (
     BootAttempt,
     Conversion,
@@ -269,7 +269,7 @@ def moved(service: Service, name: str = "erp-app-01") -> UUID:
     )
     job = service.store.get(job_id)
     disks = (CopiedDisk("2000", "Hard disk 1 <b>", "erp-app-01.raw", 16 * GIB, service.receipts.hashes_file(job_id, 0)),)
-    receipt = service.receipts.make(MovedJob(job_id, said(job), b"{}\n", disks, None))
+    receipt = service.receipts.make(MovedJob(job_id, facts_of(job), b"{}\n", disks, None))
     service.store.change(job_id, State.COMPLETED, lambda one: one.model_copy(update={"receipt": receipt}))
     return job_id
 

@@ -60,7 +60,7 @@ def test_an_operator_leads_a_wave_through_its_night(page: Page, service: Service
     expect(page.locator("#state")).to_have_text("Running")
     # What happens meanwhile is on the page without a reload.
     set_member(service, wave, "db01", state=MemberState.FAILED, job_id=job.id, cause="its disk is full", outage_s=75.0)
-    service.store.waves.tell(wave.id, {"web01": "It waits for the canary."})
+    service.store.waves.put_reasons(wave.id, {"web01": "It waits for the canary."})
     expect(page.locator("#member-db01")).to_contain_text("its disk is full")
     expect(page.locator("#member-db01")).to_contain_text("1 min 15 s")
     expect(page.locator("#job-db01")).to_have_attribute("href", f"/migrations/{job.id}")

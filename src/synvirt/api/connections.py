@@ -47,14 +47,14 @@ class Held(H11Protocol):
                 del Held._addresses[self._counted]
             Held._total -= 1
             self._counted = None
-        self._heard()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Handles the bytes. A request that is not complete yet has a time limit."""
         super().data_received(data)
         if self._is_answering():
-            self._heard()
+            self._stop_waiting()
         elif self._waiting is None:
             self._wait()
 
@@ -65,7 +65,7 @@ class Held(H11Protocol):
     def _wait(self) -> None:
         self._waiting = self.loop.call_later(HEAD_WITHIN_S, self._let_go)
 
-    def _heard(self) -> None:
+    def _stop_waiting(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None

@@ -229,7 +229,7 @@ class Timed:
             return
         began, observed = time.monotonic(), False
 
-        def tell(status: int) -> None:
+        def observe(status: int) -> None:
             nonlocal observed
             if not observed:
                 observed = True
@@ -239,13 +239,13 @@ class Timed:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                tell(message["status"])
+                observe(message["status"])
             await send(message)
 
         try:
             await self._app(scope, receive, sending)
         except Exception:
-            tell(500)
+            observe(500)
             raise
 
     def _route(self, scope: Scope) -> str:

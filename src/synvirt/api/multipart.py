@@ -179,8 +179,8 @@ def _parser(content_type: str, form: UploadForm[Any]) -> MultipartParser:
     media_type, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if media_type != b"multipart/form-data" or not boundary:
-        said = repr(content_type[:100]) if content_type else "missing"
-        raise BadRequest(f"the body's Content-Type is {said}; it must be multipart/form-data with a boundary", hint=_HINT)
+        shown = repr(content_type[:100]) if content_type else "missing"
+        raise BadRequest(f"the body's Content-Type is {shown}; it must be multipart/form-data with a boundary", hint=_HINT)
     names = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end", "end")
     callbacks = {f"on_{name}": getattr(form, f"on_{name}") for name in names}
     try:

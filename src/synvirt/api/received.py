@@ -63,8 +63,8 @@ def _check_type(content_type: str) -> None:
     message["content-type"] = content_type
     # get_content_type gives text/plain for what it cannot read.
     if message.get_content_type() != "application/json":
-        said = repr(content_type[:100]) if content_type else "missing"
-        raise BadRequest(f"the body's Content-Type is {said}; it must be application/json")
+        shown = repr(content_type[:100]) if content_type else "missing"
+        raise BadRequest(f"the body's Content-Type is {shown}; it must be application/json")
 
 
 async def bounded(request: Request, limit_bytes: int = BODY_LIMIT_BYTES) -> bytes:

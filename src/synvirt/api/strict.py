@@ -54,7 +54,7 @@ class Heads:
             return
         answered = False
 
-        async def heard() -> Message:
+        async def receive_or_leave() -> Message:
             # A stream of events ends only when its caller leaves.
             return {"type": "http.disconnect"} if answered else await receive()
 
@@ -65,4 +65,4 @@ class Heads:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 answered = True
 
-        await self._app({**scope, "method": "GET"}, heard, head_only)
+        await self._app({**scope, "method": "GET"}, receive_or_leave, head_only)

@@ -84,7 +84,7 @@ class Authors:
 
     # ── a run's warnings about them ──────────────────────────────────────────────────────────────────────────────────
 
-    def tell(self, under_way: UnderWay, unread: Unread, vm_id: str) -> Author | None:
+    def warn(self, under_way: UnderWay, unread: Unread, vm_id: str) -> Author | None:
         """Warns of an unknown author; None, if this host signs nothing. RepositoryDamaged."""
         if self._key is None:
             return None
@@ -96,11 +96,11 @@ class Authors:
         return author
 
     def checked(self, under_way: UnderWay, repository: Repository, point_id: UUID, vm_id: str) -> Unread:
-        """The manifest of a point that the run reads, after `tell`. Both use one reading, and `sha256` is of the judged bytes.
+        """The manifest of a point that the run reads, after `warn`. Both use one reading, and `sha256` is of the judged bytes.
         A run that continues after its service has ended accepts only the manifest that it began with. BackupNotFound,
         RepositoryDamaged."""
         unread = repository.unread(point_id, under_way.run.manifest_sha256)
-        self.tell(under_way, unread, vm_id)
+        self.warn(under_way, unread, vm_id)
         if under_way.run.manifest_sha256 is None:
             under_way.note(manifest_sha256=unread.sha256)
         return unread
@@ -110,8 +110,8 @@ class Authors:
         `of`."""
         return self._key is None or doubt(self.of(unread)) is None
 
-    def tell_all(self, under_way: UnderWay, repository: Repository) -> Sequence[tuple[UUID, str]]:
-        """Like `tell`, in one warning; returns the points that differ from what was signed, each with what is wrong."""
+    def warn_of_all(self, under_way: UnderWay, repository: Repository) -> Sequence[tuple[UUID, str]]:
+        """Like `warn`, in one warning; returns the points that differ from what was signed, each with what is wrong."""
         if self._key is None:
             return ()
         wrongs: list[tuple[UUID, str]] = []

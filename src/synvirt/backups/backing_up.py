@@ -129,7 +129,7 @@ class BackingUp:
                 threads=self._working.threads,
                 bandwidth_bps=job.bandwidth_bps,
             )
-            self._working.carry_out(lambda: order, taking.hear, taking.stop)
+            self._working.carry_out(lambda: order, taking.on_message, taking.stop)
             guest.marks_kept()
         manifest = taking.manifest
         assert manifest is not None
@@ -240,7 +240,7 @@ class _Taking:
         """Not after the worker may commit: the run must know whether the point exists."""
         return self.manifest is None and self._under_way.stop()
 
-    def hear(self, message: Message) -> Commit | Signed | None:
+    def on_message(self, message: Message) -> Commit | Signed | None:
         if isinstance(message, Moved):
             self._figures[message.key](Copied(message.bytes_total, message.bytes_done, message.bytes_zero, 0))
         elif isinstance(message, Result):

@@ -299,7 +299,7 @@ class Runs:
         ended = {"status": status, "finished_at": now(), "error": None if error is None else _trouble(error)}
         progress = run.progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})
         run = run.model_copy(update={**ended, "progress": progress})
-        said = {} if run.error is None else {"code": run.error.code, "detail": run.error.message}
+        failure = {} if run.error is None else {"code": run.error.code, "detail": run.error.message}
         _log.info(
             "backup run ended",
             run=str(run.id),
@@ -307,7 +307,7 @@ class Runs:
             status=str(status),
             read_bytes=progress.bytes_done,
             stored_bytes=run.stored_bytes,
-            **said,
+            **failure,
         )
         # Its request, its progress and its ledger are removed together with its end. Otherwise, after a kill in between, a run
         # would continue that cannot, or overwrite what belongs to its user by then.
@@ -352,14 +352,14 @@ def until_it_goes_well(under_way: UnderWay, work: Callable[[], None]) -> None:
 
 
 def _say(under_way: UnderWay, trouble: Trouble) -> None:
-    said = trouble.model_copy(
+    error = trouble.model_copy(
         update={
             "message": f"{trouble.message.rstrip('.')}. The guest runs on, and it is tried again",
             "hint": trouble.hint or "cancel the run to give up: what the guest wrote is lost then",
         }
     )
-    if under_way.run.error != said:
-        under_way.note(error=said)
+    if under_way.run.error != error:
+        under_way.note(error=error)
 
 
 _OPEN = tuple(str(status) for status in Status if status not in ENDS)

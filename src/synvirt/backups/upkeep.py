@@ -83,7 +83,7 @@ class Upkeep:
         try:
             sha256 = authors.checked(under_way, repository, point.id, point.vm_id).sha256
         except RepositoryDamaged as error:
-            self._tell({point.id: True})
+            self._note_states({point.id: True})
             raise RepositoryDamaged(error.detail, hint=error.hint or _HINT) from error
 
         def order() -> VerifyPointOrder:
@@ -91,7 +91,7 @@ class Upkeep:
                 repository=spec, point_id=str(point.id), sha256=sha256, since=found, mark_every_s=MARK_EVERY_S
             )
 
-        def hear(message: Message) -> None:
+        def on_message(message: Message) -> None:
             nonlocal found
             if isinstance(message, Moved):
                 under_way.figure(point.size_bytes, message.bytes_done)
@@ -103,9 +103,9 @@ class Upkeep:
 
         under_way.move(Status.TRANSFERRING)
         with held(self._limits, under_way, repository):
-            self._working.carry_out(order, hear, under_way.stop)
+            self._working.carry_out(order, on_message, under_way.stop)
         garbage.condemn(repository.folder, sorted(found.broken))
-        self._tell({point.id: found.wrong is not None})
+        self._note_states({point.id: found.wrong is not None})
         if found.wrong:
             raise RepositoryDamaged(found.wrong, hint=_HINT)
 
@@ -121,7 +121,7 @@ class Upkeep:
             report = Report()
             return VerifyRepositoryOrder(repository=spec, since=since, mark_every_s=MARK_EVERY_S)
 
-        def hear(message: Message) -> None:
+        def on_message(message: Message) -> None:
             nonlocal report, since
             if isinstance(message, Moved) and message.key == ALL:
                 under_way.figure(message.bytes_total, message.bytes_done)
@@ -136,15 +136,15 @@ class Upkeep:
 
         under_way.move(Status.TRANSFERRING)
         with held(self._limits, under_way, repository):
-            self._working.carry_out(order, hear, under_way.stop)
+            self._working.carry_out(order, on_message, under_way.stop)
         repository.refresh()
-        if forged := authors.tell_all(under_way, repository):
+        if forged := authors.warn_of_all(under_way, repository):
             wrongs, points_too = (*report.wrongs, *(wrong for _, wrong in forged)), tuple(id_ for id_, _ in forged)
             report = report.model_copy(update={"wrongs": wrongs, "damaged_points": (*report.damaged_points, *points_too)})
         there = set(repository.point_ids())
         mine = [point.id for point in self._points.all() if point.repository_id == repository_id]
         sound = there.difference(report.damaged_points)
-        self._tell({id_: id_ not in sound for id_ in mine})
+        self._note_states({id_: id_ not in sound for id_ in mine})
         garbage.condemn(repository.folder, report.damaged_packs)
         under_way.note(report=report.listed())
         if report.wrongs:
@@ -191,7 +191,7 @@ class Upkeep:
             begun = None if before is None else before.model_dump_json()
             return CollectOrder(repository=spec, before=begun, dry_run=dry_run, bandwidth_bps=bandwidth_bps)
 
-        def hear(message: Message) -> Go | None:
+        def on_message(message: Message) -> Go | None:
             nonlocal before, collected
             if isinstance(message, Result) and message.name == "planned":
                 before = Sweep.model_validate_json(Planned.of(message.content).sweep)
@@ -204,11 +204,11 @@ class Upkeep:
             return None
 
         with held(self._limits, under_way, repository, urgent=urgent):
-            self._working.carry_out(order, hear, under_way.stop)
+            self._working.carry_out(order, on_message, under_way.stop)
         repository.refresh()
         return collected
 
-    def _tell(self, damaged: Mapping[UUID, bool]) -> None:
+    def _note_states(self, damaged: Mapping[UUID, bool]) -> None:
         at = now()
         for point_id, is_damaged in damaged.items():
             state = "damaged" if is_damaged else "ok"

@@ -1,6 +1,6 @@
 """A run's orders to a worker, from the run's own thread: given, followed, and given again if a worker was killed.
 
-    order_of() ─▶ worker ─▶ hear(message) ─▶ figures, watermarks; what it returns is the worker's next line
+    order_of() ─▶ worker ─▶ on_message(message) ─▶ figures, watermarks; what it returns is the worker's next line
 
 What was stored before a worker died is not done again: copies continue from their watermarks, and a disk being stored from its
 journal.
@@ -34,7 +34,7 @@ STOP_POLL_S = 0.2
 FLUSH_EVERY_S = 5.0
 
 Message = Moved | Flushed | Result
-Hear = Callable[[Message], WireModel | None]
+OnMessage = Callable[[Message], WireModel | None]
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -46,19 +46,19 @@ class Working:
     workers: Workers = started
     threads: int | None = None
 
-    def carry_out(self, order_of: Callable[[], WireModel], hear: Hear, stop: Callable[[], bool]) -> None:
+    def carry_out(self, order_of: Callable[[], WireModel], on_message: OnMessage, stop: Callable[[], bool]) -> None:
         """Executes the order. Cancelled, WorkerDied after several attempts without progress, and the worker's own error."""
         failures, best = 0, dict[str, int]()
         while True:
             moved = False
 
-            def heard(message: Message) -> WireModel | None:
+            def received(message: Message) -> WireModel | None:
                 nonlocal moved
                 moved = moved or _brought(message, best)
-                return hear(message)
+                return on_message(message)
 
             try:
-                return asyncio.run(self._once(order_of(), heard, stop))
+                return asyncio.run(self._once(order_of(), received, stop))
             except WorkerDied as error:
                 failures = 1 if moved else failures + 1
                 if failures > len(RETRY_PAUSES_S):
@@ -70,12 +70,12 @@ class Working:
         """For each disk its bytes that are not known to be zeros: what a new volume has to hold. Errors as in `carry_out`."""
         order, found = MeasureOrder(disks=tuple(disks)), Measured(data_bytes=())
 
-        def hear(message: Message) -> None:
+        def on_message(message: Message) -> None:
             nonlocal found
             if isinstance(message, Result):
                 found = Measured.of(message.content)
 
-        self.carry_out(lambda: order, hear, stop)
+        self.carry_out(lambda: order, on_message, stop)
         return found.data_bytes
 
     @contextlib.contextmanager
@@ -83,14 +83,14 @@ class Working:
         """Serves the disks within the block. Raises the worker's error, if it failed before."""
         served, ended = Served(), threading.Event()
 
-        def hear(message: Message) -> None:
+        def on_message(message: Message) -> None:
             if isinstance(message, Result):
                 served.uris = Serving.of(message.content).uris
                 served.ready.set()
 
         def serve() -> None:
             try:
-                asyncio.run(self._once(order, hear, ended.is_set))
+                asyncio.run(self._once(order, on_message, ended.is_set))
             except SynvirtError as error:
                 served.failure = None if ended.is_set() else error
             finally:
@@ -106,15 +106,15 @@ class Working:
             ended.set()
             thread.join()
 
-    async def _once(self, order: WireModel, hear: Hear, stop: Callable[[], bool]) -> None:
+    async def _once(self, order: WireModel, on_message: OnMessage, stop: Callable[[], bool]) -> None:
         async with self.workers() as worker:
 
-            async def heard(message: Message) -> None:
-                line = hear(message)
+            async def received(message: Message) -> None:
+                line = on_message(message)
                 if line is not None:
                     await worker.send(line)
 
-            ended = await worker.carry_out(order, heard, stop)
+            ended = await worker.carry_out(order, received, stop)
         if stop():
             raise Cancelled
         ended.check()
@@ -211,7 +211,7 @@ class Copying:
                 yields_to=self.yields_to,
             )
 
-        def hear(message: Message) -> None:
+        def on_message(message: Message) -> None:
             if isinstance(message, Result):
                 raise TypeError("a copy has no results")
             figure(Copied(message.bytes_total, message.bytes_done, message.bytes_zero, 0))
@@ -223,4 +223,4 @@ class Copying:
             figure(Copied(known.bytes_total, known.bytes_done, known.bytes_zero, 0))
             return
         with self.slot():
-            self.working.carry_out(order, hear, stop or self.under_way.stop)
+            self.working.carry_out(order, on_message, stop or self.under_way.stop)

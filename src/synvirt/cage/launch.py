@@ -23,8 +23,8 @@ MEMORY_BYTES = 2 * GIB
 def argv_in(cage: Cage, argv: Sequence[str]) -> list[str]:
     """The command that starts this program in that cage, which must allow programs. It ignores Python files in the working
     directory (-P)."""
-    said = {**asdict(replace(cage, programs=True)), "network": cage.network.value}
-    return [sys.executable, "-P", "-m", __name__, json.dumps(said), *argv]
+    fields = {**asdict(replace(cage, programs=True)), "network": cage.network.value}
+    return [sys.executable, "-P", "-m", __name__, json.dumps(fields), *argv]
 
 
 def image_tool(argv: Sequence[str], *, reads: Sequence[str] = (), writes: Sequence[str] = ()) -> list[str]:
@@ -42,12 +42,12 @@ def image_tool(argv: Sequence[str], *, reads: Sequence[str] = (), writes: Sequen
 
 def main() -> None:
     """Enters the cage, and becomes the program."""
-    said: dict[str, Any] = json.loads(sys.argv[1])
+    fields: dict[str, Any] = json.loads(sys.argv[1])
     program = shutil.which(sys.argv[2])
     if program is None:
         sys.exit(f"the program {sys.argv[2]} is not installed")
-    said |= {name: tuple(said[name]) for name in ("reads", "writes", "exact", "opened")}
-    enter(Cage(**{**said, "network": Network(said["network"])}))
+    fields |= {name: tuple(fields[name]) for name in ("reads", "writes", "exact", "opened")}
+    enter(Cage(**{**fields, "network": Network(fields["network"])}))
     os.execv(program, sys.argv[2:])  # noqa: S606 - an argv list, no shell
 
 

@@ -78,7 +78,7 @@ class Client(AbstractContextManager["Client"]):
     @classmethod
     def local(cls, socket_path: Path, *, base_url: str = "") -> Self:
         """A client of this host's service, by its Unix socket."""
-        transport = httpx.HTTPTransport(uds=str(socket_path), verify=_trusting_nobody())
+        transport = httpx.HTTPTransport(uds=str(socket_path), verify=_without_authorities())
         http = httpx.Client(transport=transport, base_url=f"http://synvirt{_prefix(base_url)}")
         data_dir = socket_path.parent
         hint = f"start it: synvirt serve --data-dir {shlex.quote(str(data_dir))}"
@@ -93,7 +93,7 @@ class Client(AbstractContextManager["Client"]):
         if parsed.scheme == "http" and not _is_loopback(parsed.host):
             raise BadRequest(f"{url} would send the password in clear", hint="use https://")
         http = httpx.Client(
-            verify=_trust(ca_file, verify=verify) if parsed.scheme == "https" else _trusting_nobody(),
+            verify=_trust(ca_file, verify=verify) if parsed.scheme == "https" else _without_authorities(),
             auth=httpx.BasicAuth(user, password),
             base_url=f"{url.rstrip('/')}{_prefix('')}",
         )
@@ -303,7 +303,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _trusting_nobody() -> ssl.SSLContext:
+def _without_authorities() -> ssl.SSLContext:
     """For what has no TLS: to load the certificates that this host trusts takes a tenth of a command's time."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 

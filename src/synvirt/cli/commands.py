@@ -13,7 +13,7 @@ from synvirt.cli.interrupts import raised
 from synvirt.cli.migrating import importing, migrations
 from synvirt.cli.operating import config, destinations, doctor, host_files, hosts, support_bundle
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import failed, tell_as_json
+from synvirt.cli.program import failed, print_error_as_json
 from synvirt.cli.waves import commands as waves
 from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
@@ -77,7 +77,7 @@ def _worded(error: Any, *, as_json: bool) -> Any:
     if (wrong := _NO_CHOICE.fullmatch(error.message)) is not None:
         error.message = none_of(wrong[1], re.findall("'([^']*)'", wrong[2]))
     if as_json:
-        tell_as_json(BadRequest(error.format_message()))
+        print_error_as_json(BadRequest(error.format_message()))
     return error
 
 

@@ -18,8 +18,8 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
     """
     if isinstance(error, SynvirtError):
         if as_json:
-            tell_as_json(error)
-        tell(error.code, error.detail, error.hint)
+            print_error_as_json(error)
+        print_error(error.code, error.detail, error.hint)
         # BadRequest: an option or a setting is wrong, wherever that was found.
         return WRONG_USAGE if isinstance(error, BadRequest) else FAILED
     if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
@@ -28,14 +28,14 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
     return failed(Internal(detail, hint="SYNVIRT_LOG_LEVEL=debug shows where; please report it"), as_json=as_json)
 
 
-def tell_as_json(error: SynvirtError) -> None:
+def print_error_as_json(error: SynvirtError) -> None:
     """Prints an error on stdout as the API answers it: `{"error": {"code", "detail", "hint"}}`."""
     import json
 
     print(json.dumps({"error": {"code": error.code, "detail": error.detail, "hint": error.hint}}))
 
 
-def tell(code: str, detail: str, hint: str | None) -> None:
+def print_error(code: str, detail: str, hint: str | None) -> None:
     """Prints an error and its hint on stderr."""
     print(f"{code}: {shown(detail)}", file=sys.stderr)
     if hint:

@@ -143,9 +143,11 @@ def _say(statement: dict[str, Any] | None, signer: "PublicKey | None", problems:
         print(f"WRONG  {shown(problem)}")
     if problems:
         return
-    said = {} if statement is None else statement["predicate"]
-    job = said.get("job") if isinstance(said.get("job"), dict) else {}
-    print(f"The receipt of {shown(str((job or {}).get('name')))} by host {shown(str(said.get('host')))} is as it was signed")
+    predicate = {} if statement is None else statement["predicate"]
+    job = predicate.get("job") if isinstance(predicate.get("job"), dict) else {}
+    print(
+        f"The receipt of {shown(str((job or {}).get('name')))} by host {shown(str(predicate.get('host')))} is as it was signed"
+    )
     if signer is not None:
         remark = (
             ""

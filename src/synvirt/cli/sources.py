@@ -159,7 +159,7 @@ def show(options: Options, source: SourceId) -> None:
         print(f"{name:11} {shown(str(found[name]))}")
     for name, value in found["options"].items():
         if value not in (None, ""):
-            print(f"{'option':11} {shown(name)} = {shown(_said(value))}")
+            print(f"{'option':11} {shown(name)} = {shown(_option_text(value))}")
     print(f"{'tested':11} {_tested(found)}")
 
 
@@ -401,7 +401,7 @@ def _segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _said(value: object) -> str:
+def _option_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

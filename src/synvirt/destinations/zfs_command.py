@@ -76,10 +76,10 @@ class Zfs:
 
 def _refused(failed: ProgramFailed) -> ZfsRefused:
     # The first line is the error; advice to use -r and the whole usage follow.
-    said = next(iter(failed.stderr.splitlines()), "")
+    message = next(iter(failed.stderr.splitlines()), "")
     if failed.returncode is None:
         return ZfsRefused(f"zfs did not answer in {TIMEOUT_S} s", "suspended", "`zpool status` says how the pool is")
     for words, reason, hint in REFUSALS:
-        if words in said:
-            return ZfsRefused(f"zfs: {said}", reason, hint)
-    return ZfsRefused(f"zfs: {said or f'it ended with {failed.returncode} and said nothing'}", "other", None)
+        if words in message:
+            return ZfsRefused(f"zfs: {message}", reason, hint)
+    return ZfsRefused(f"zfs: {message or f'it ended with {failed.returncode} and printed no message'}", "other", None)

@@ -146,7 +146,7 @@ class _Connection:
             self._context, f"nfs://{host}/x/y?version=3&uid=0&gid=0&auto-traverse-mounts=0{ports}".encode()
         )
         if not url:
-            raise DiskReadFailed(f"libnfs does not take {spec.host!r} as a server: {self._said()}")
+            raise DiskReadFailed(f"libnfs does not take {spec.host!r} as a server: {self._message()}")
         nfs.nfs_destroy_url(url)
         nfs.nfs_set_autoreconnect(self._context, 0)
         nfs.nfs_set_timeout(self._context, int(MOUNT_TIMEOUT_S * 1000))
@@ -157,10 +157,10 @@ class _Connection:
     def _not_mounted(self, code: int) -> AuthFailed | SourceUnreachable | DiskReadFailed:
         what = f"{self._spec.host} does not let this host mount {self._spec.export} by NFS: "
         if code in _FORBIDDEN or code == errno.ENOENT:
-            return AuthFailed(f"{what}{self._said()}", hint=ALLOW_LIST_HINT)
+            return AuthFailed(f"{what}{self._message()}", hint=ALLOW_LIST_HINT)
         if code == errno.EINTR:
             return _Silent(f"{what}no answer within {MOUNT_TIMEOUT_S:.0f} s", hint=ALLOW_LIST_HINT)
-        return SourceUnreachable(f"{what}{self._said()}", hint="is its NFS service up?")
+        return SourceUnreachable(f"{what}{self._message()}", hint="is its NFS service up?")
 
     def size(self) -> int:
         found = _Stat()
@@ -188,11 +188,11 @@ class _Connection:
             )
         if -code in _FORBIDDEN:
             raise AuthFailed(f"{self._spec.name} may not be {what} on {self._spec.host}", hint=ALLOW_LIST_HINT)
-        raise _Lost(f"it could not be {what}: {self._said()}")
+        raise _Lost(f"it could not be {what}: {self._message()}")
 
-    def _said(self) -> str:
+    def _message(self) -> str:
         text = self._nfs.nfs_get_error(self._context) or b""
-        return str(text.decode("utf-8", "replace")).strip()[:300] or "it does not say why"
+        return str(text.decode("utf-8", "replace")).strip()[:300] or "it gives no reason"
 
     def close(self) -> None:
         """Closes the connection; a READ needs no CLOSE in NFSv3."""

@@ -181,9 +181,9 @@ class _Extensions:
         return True
 
     def applied_to(self, header: _Header, data: int) -> Member:
-        said = {**self._all, **self._next}
-        name = _safe_name(said.get("path") or _text(header.name), header.at)
-        if header.typeflag == b"S" or any(key.startswith(_SPARSE_KEYS) for key in said):
+        records = {**self._all, **self._next}
+        name = _safe_name(records.get("path") or _text(header.name), header.at)
+        if header.typeflag == b"S" or any(key.startswith(_SPARSE_KEYS) for key in records):
             raise MalformedArchive(f"member {name!r} at offset {header.at} is sparse", hint=_SPARSE_HINT)
         if header.typeflag == b"M":
             raise MalformedArchive(f"member {name!r} at offset {header.at} is continued from another volume of the archive")
@@ -192,12 +192,12 @@ class _Extensions:
         if header.typeflag == b"\0" and header.name.endswith(b"/"):
             sort = Sort.FOLDER  # v7 had no type for folders
         # Links and folders sometimes have a size, but never data: GNU tar and Python's tarfile do not skip any, either.
-        size = _pax_size(said, name, header) if sort is Sort.FILE else 0
+        size = _pax_size(records, name, header) if sort is Sort.FILE else 0
         return Member(name, data, size, sort)
 
 
-def _pax_size(said: dict[str, str], name: str, header: _Header) -> int:
-    size = said.get("size")
+def _pax_size(records: dict[str, str], name: str, header: _Header) -> int:
+    size = records.get("size")
     if size is None:
         return header.size
     if not (size.isascii() and size.isdigit() and len(size) <= 20):

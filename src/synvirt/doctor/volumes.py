@@ -26,7 +26,7 @@ def zfs_pool(settings: Settings) -> str:
     if not pools:
         raise Missing("no pool is set")
     health = {pool: first_line(["zpool", "list", "-H", "-o", "health,free", pool]) for pool in pools}
-    return ", ".join(f"{pool}: {' free '.join(said.split())}" for pool, said in health.items())
+    return ", ".join(f"{pool}: {' free '.join(fields.split())}" for pool, fields in health.items())
 
 
 def zfs_rights(settings: Settings) -> str:

@@ -188,7 +188,9 @@ class Carrying:
             self._hooks.add_once(wave.id, deliveries(wave, "canary_waits"))
         self._begin(wave, decision, at)
         before = {name: row.waits_for for name, row in seen.rows.items()}
-        self._rows.tell(wave.id, {name: reasons.get(name) for name, reason in before.items() if reasons.get(name) != reason})
+        self._rows.put_reasons(
+            wave.id, {name: reasons.get(name) for name, reason in before.items() if reasons.get(name) != reason}
+        )
 
     def _why_held(self, wave: Wave) -> str | None:
         if wave.state is WaveState.HELD:
@@ -341,7 +343,7 @@ class Carrying:
         except PersistFailed:
             raise
         except SourceUnreachable as error:
-            self._rows.tell(wave.id, {member.id: f"Its source does not answer: {error.detail}"})
+            self._rows.put_reasons(wave.id, {member.id: f"Its source does not answer: {error.detail}"})
             if plan.source_ref.kind == "live_vm":
                 self._unreachable(plan.source_ref.source_id)
             return False

@@ -122,7 +122,7 @@ class Forecaster:
 
     async def _listed(self, wave: Wave, jobs: Mapping[UUID, Migration]) -> dict[tuple[UUID, str], VmRow]:
         """The VMs of each source that must be asked. If a source does not answer, its members stay unknown."""
-        refs = [one.plan.source_ref for one in wave.members if _job_that_knows(one, jobs) is None]
+        refs = [one.plan.source_ref for one in wave.members if _job_with_sizes(one, jobs) is None]
         found: dict[tuple[UUID, str], VmRow] = {}
         for source_id in dict.fromkeys(ref.source_id for ref in refs if ref.kind == "live_vm"):
             try:
@@ -157,7 +157,7 @@ def loads_of(
     return found, tuple(unknown)
 
 
-def _job_that_knows(member: Member, jobs: Mapping[UUID, Migration]) -> Migration | None:
+def _job_with_sizes(member: Member, jobs: Mapping[UUID, Migration]) -> Migration | None:
     """The job that has the sizes of the member's disks."""
     job = None if member.job_id is None else jobs.get(member.job_id)
     return job if job is not None and job.manifest is not None else None
@@ -166,7 +166,7 @@ def _job_that_knows(member: Member, jobs: Mapping[UUID, Migration]) -> Migration
 def _size_and_host(
     member: Member, jobs: Mapping[UUID, Migration], listed: Mapping[tuple[UUID, str], VmRow]
 ) -> tuple[int | None, str]:
-    ref, job = member.plan.source_ref, _job_that_knows(member, jobs)
+    ref, job = member.plan.source_ref, _job_with_sizes(member, jobs)
     source = str(ref.source_id) if ref.kind == "live_vm" else "files"
     if job is not None and job.manifest is not None:
         kept = [disk for disk in job.manifest.disks if disk.key not in member.plan.skip_disks]

@@ -127,7 +127,7 @@ class HostSide:
             self._pauses.begin(job.id)
             cause = error.detail if isinstance(error, SynvirtError) else f"nothing came within {POWER_ON_S:g} s"
             log.warning("a VM is not given back yet", wave=str(wave.id), member=member.id, cause=cause)
-            store.waves.tell(wave.id, {member.id: f"Its source is not powered on yet: {cause}"})
+            store.waves.put_reasons(wave.id, {member.id: f"Its source is not powered on yet: {cause}"})
             return
         fields = {"state": MemberState.ROLLED_BACK}
         change_members(store.waves, wave.id, [member], {member.state}, fields, rolling_back=False)

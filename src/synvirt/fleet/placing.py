@@ -26,7 +26,7 @@ UNKNOWN = 1 << 62
 PLACED_A_LOOK = 500
 # Hosts report their resources once a minute.
 AGAIN_S = 30.0
-_NOT_LISTED = "Its source has not said yet how large it is."
+_NOT_LISTED = "Its source has not reported yet how large it is."
 NEXT = "A host for it is chosen next."
 # A copy on the old host is not continued elsewhere.
 _NO_PLACE: Mapping[str, object] = dict.fromkeys(("host", "destination", "placed", "retry_of"))
@@ -220,19 +220,19 @@ def _without_group(need: Need) -> Need:
     return Need(need.member, need.size_bytes, need.memory_bytes, need.cpu_count, need.source)
 
 
-def _host(said: ours.Host) -> Host:
+def _host(reported: ours.Host) -> Host:
     stores = tuple(
-        Store(one.name, UNKNOWN if one.free_bytes is None else one.free_bytes, one.shared_id) for one in said.destinations
+        Store(one.name, UNKNOWN if one.free_bytes is None else one.free_bytes, one.shared_id) for one in reported.destinations
     )
-    if said.room is None:
-        return Host(said.id, UNKNOWN, float(UNKNOWN), stores, networks=None)
+    if reported.room is None:
+        return Host(reported.id, UNKNOWN, float(UNKNOWN), stores, networks=None)
     # A plan may name `network:default` or `default`.
-    names = {name for one in said.room.networks for name in (one, one.partition(":")[2]) if name}
+    names = {name for one in reported.room.networks for name in (one, one.partition(":")[2]) if name}
     return Host(
-        said.id,
-        said.room.free_memory_bytes,
-        said.room.free_cpus,
+        reported.id,
+        reported.room.free_memory_bytes,
+        reported.room.free_cpus,
         stores,
         networks=frozenset(names),
-        out_of_reach=frozenset(map(str, said.room.unreachable_sources)),
+        out_of_reach=frozenset(map(str, reported.room.unreachable_sources)),
     )

@@ -49,7 +49,7 @@ def wave_of_query(query: VmQuery, known: Sequence[KnownVm], rows: Iterable[VmRow
             continue
         found = [row for row in left if fits(row, wanted.casefold())]
         if not found:
-            raise _nobody(what, wanted, {of(row) for row in left} - {""})
+            raise _no_match(what, wanted, {of(row) for row in left} - {""})
         left = found
     if not left:
         raise BadRequest("the source has no VMs", hint="our user may not see them: a test of the source says what it lacks")
@@ -80,7 +80,7 @@ def _is_beneath(folder: str, word: str) -> bool:
     return folder.strip("/") == wanted or folder.strip("/").startswith(f"{wanted}/")
 
 
-def _nobody(what: str, wanted: str, there: set[str]) -> BadRequest:
+def _no_match(what: str, wanted: str, there: set[str]) -> BadRequest:
     """The error of a word that matches none of the VMs left by the words before it."""
     nearest = difflib.get_close_matches(wanted, sorted(there), n=_NEAREST, cutoff=0.4) or sorted(there)[:_NEAREST]
     hint = f"there is {', '.join(nearest)}" if nearest else "the source says nothing of it for any of them"

@@ -66,7 +66,9 @@ class Reasons:
             return standing.facts[member].unplaced
         if standing.wave.limits.per_source_host is None or standing.facts[member].placed:
             return None
-        return "Its source has not said yet which of its hosts it runs on, and the wave limits how many are copied from each."
+        return (
+            "Its source has not reported yet which of its hosts it runs on, and the wave limits how many are copied from each."
+        )
 
     def _unplaced(self, member: str, _now: datetime) -> str | None:
         return self._standing.facts[member].unplaced

@@ -119,9 +119,9 @@ class Scheduler:
             self._unqueued_are_new = True
         self._enqueue(member)
 
-    def know(self, member: str, facts: Facts) -> None:
+    def update(self, member: str, facts: Facts) -> None:
         """Updates facts, like a measured outage. Its source host and destination stay."""
-        self._standing.know(member, facts)
+        self._standing.update(member, facts)
         if self._standing.state[member] is S.READY:
             self._enqueue(member)
 

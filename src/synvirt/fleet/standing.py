@@ -75,7 +75,7 @@ class Standing:
         if (state is S.HEALTHY) != (before is S.HEALTHY):
             self._healed(member, 1 if state is S.HEALTHY else -1)
 
-    def know(self, member: str, facts: Facts) -> None:
+    def update(self, member: str, facts: Facts) -> None:
         """Updates facts, like a measured outage. Its source host and destination stay."""
         self.facts[member] = facts
         self._group_fits_s.clear()

@@ -7,7 +7,7 @@ from synvirt.model.job import MessageKind
 from synvirt.model.machine import VmManifest
 
 # Gets the tool's messages as they come.
-Tell = Callable[[MessageKind, str], None]
+OnMessage = Callable[[MessageKind, str], None]
 
 
 class GuestPreparer(Protocol):
@@ -34,7 +34,7 @@ class GuestPreparer(Protocol):
         name: str,
         manifest: VmManifest,
         devices: list[str],
-        tell: Tell,
+        on_message: OnMessage,
         stop: Callable[[], bool],
         *,
         beneath: Mapping[str, str] = ...,

@@ -57,28 +57,28 @@ def _asked(disks: Sequence[str], descriptors: Sequence[int], stop: Callable[[], 
     )
     with child:
         try:
-            printed, said = _heard(child, stop)
+            printed, messages = _outputs(child, stop)
         finally:
             child.kill()
     if child.returncode != 0:
-        log.warning("the disks of a guest cannot be inspected", ended=child.returncode, cause=said[-200:])
+        log.warning("the disks of a guest cannot be inspected", ended=child.returncode, cause=messages[-200:])
         return {
             f"{NOT_READ} disks": "what reads them here has ended: they are damaged, or it is not installed; the log says more"
         }
     return _believed(printed)
 
 
-def _heard(child: "subprocess.Popen[bytes]", stop: Callable[[], bool]) -> tuple[bytes, str]:
+def _outputs(child: "subprocess.Popen[bytes]", stop: Callable[[], bool]) -> tuple[bytes, str]:
     left_s = WITHIN_S
     while True:
         try:
-            printed, said = child.communicate(timeout=POLL_S)
+            printed, messages = child.communicate(timeout=POLL_S)
         except subprocess.TimeoutExpired:
             left_s -= POLL_S
             if left_s <= 0 or stop():
                 child.kill()
         else:
-            return printed, said.decode(errors="replace")
+            return printed, messages.decode(errors="replace")
 
 
 def _believed(printed: bytes) -> dict[str, str]:

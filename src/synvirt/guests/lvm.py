@@ -270,9 +270,9 @@ class Group:
             raise DiskReadFailed("it has a segment that lies nowhere")
         return Segment(start * self._extent_bytes, length * self._extent_bytes, stripe_bytes, stripes)
 
-    def _placed(self, said: Value | None, nested: int) -> list[Stripe]:
+    def _placed(self, value: Value | None, nested: int) -> list[Stripe]:
         """Pairs of a name and an extent."""
-        words = said if isinstance(said, list) else []
+        words = value if isinstance(value, list) else []
         return [self._stripe(name, extent, nested) for name, extent in zip(words[::2], words[1::2], strict=False)]
 
     def _stripe(self, name: Value, extent: Value, nested: int) -> Stripe:

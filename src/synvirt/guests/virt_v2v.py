@@ -19,7 +19,7 @@ from xml.etree import ElementTree as ET
 from synvirt.cage import Network
 from synvirt.cage.appliance import CACHE, converter, shown_kernel
 from synvirt.errors import V2vFailed
-from synvirt.guests import Tell, overlays
+from synvirt.guests import OnMessage, overlays
 from synvirt.guests.driver_image import top_names
 from synvirt.model.job import MessageKind
 from synvirt.model.machine import VmManifest, letters
@@ -101,14 +101,14 @@ class VirtV2vInPlace:
         name: str,
         manifest: VmManifest,
         devices: list[str],
-        tell: Tell,
+        on_message: OnMessage,
         stop: Callable[[], bool],
         *,
         beneath: Mapping[str, str] = ALONE,
     ) -> None:
         self.check()
         laid = overlays.lay(self._folder / name, devices, beneath)
-        said = _Said(tell, hidden=(str(self._iso), str(self._folder / name)))
+        messages = _Messages(on_message, hidden=(str(self._iso), str(self._folder / name)))
         with tempfile.TemporaryDirectory(prefix="synvirt-v2v-") as work:
             domain = Path(work, "guest.xml")
             domain.write_bytes(_domain(manifest, laid))
@@ -121,17 +121,17 @@ class VirtV2vInPlace:
                     timeout_s=TIMEOUT_S,
                     env=env,
                     stop=stop,
-                    tell=said.line,
+                    on_line=messages.line,
                     guarded=True,
                     name=PROGRAM,
                     missing=V2vFailed,
                 )
             except ProgramFailed as error:
-                raise _failed(manifest, said.last("error") or _last_line(error.stderr) or error.detail) from error
+                raise _failed(manifest, messages.last("error") or _last_line(error.stderr) or error.detail) from error
             finally:
                 end_users(self._folder / name)
-        if said.heard(_WITHOUT_DRIVERS):
-            raise _failed(manifest, said.last("warning") or said.last("info") or "no driver was installed")
+        if messages.contains(_WITHOUT_DRIVERS):
+            raise _failed(manifest, messages.last("warning") or messages.last("info") or "no driver was installed")
 
     def adopt(self, name: str, devices: list[str], *, beneath: Mapping[str, str] = ALONE) -> None:
         overlays.take_over(self._folder / name, devices, beneath)
@@ -175,11 +175,11 @@ def _caged(domain: Path, folder: Path, devices: list[str], env: dict[str, str]) 
     )
 
 
-class _Said:
+class _Messages:
     """The tool's messages, passed on as they come, without paths of this host."""
 
-    def __init__(self, tell: Tell, hidden: tuple[str, ...]) -> None:
-        self._tell = tell
+    def __init__(self, on_message: OnMessage, hidden: tuple[str, ...]) -> None:
+        self._on_message = on_message
         self._hidden = hidden
         self._messages: list[tuple[MessageKind, str]] = []
 
@@ -195,12 +195,12 @@ class _Said:
         for path in self._hidden:
             text = text.replace(path, Path(path).name)
         self._messages.append((kind, text))
-        self._tell(kind, text)
+        self._on_message(kind, text)
 
     def last(self, kind: MessageKind) -> str | None:
         return next((text for one, text in reversed(self._messages) if one == kind), None)
 
-    def heard(self, words: str) -> bool:
+    def contains(self, words: str) -> bool:
         return any(words in text for _, text in self._messages)
 
 

@@ -80,7 +80,7 @@ class Hypervisor(Protocol):
       after an interruption, it goes on. DiskWriteFailed, where a disk cannot be moved; Cancelled.
     - `screenshot(job_id)`: the PNG of the last failed boot; None. `forget_screenshot(job_id)`.
     - `picture(uuid)`: the screen of the running guest as a PNG; None, where it has none.
-    - `guest_facts(uuid)`: facts of the running guest by its agent, as in TellsOfGuest.
+    - `guest_facts(uuid)`: facts of the running guest by its agent, as in ReportsGuestFacts.
     - `machine_facts(machine)`: facts of the machine, at its source and here, as the hypervisor has its domain. NotFound.
     - `read_guest_file(uuid, path)`: a small file inside the running guest, by its agent. NotFound, Internal.
     - `addresses(uuid)`: the addresses of the running guest, by its agent; none, where there is no agent.

@@ -106,14 +106,14 @@ def text(path: Path) -> str:
     try:
         with path.open("rb") as log:
             log.seek(max(os.fstat(log.fileno()).st_size - TAIL_BYTES, 0))
-            said = log.read(TAIL_BYTES).decode("utf-8", "replace")
+            content = log.read(TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-    return _plain(said)
+    return _plain(content)
 
 
-def _plain(said: str) -> str:
-    lines = _CONTROLS.sub("", _ESCAPES.sub("", said).replace("\r", "\n")).split("\n")
+def _plain(content: str) -> str:
+    lines = _CONTROLS.sub("", _ESCAPES.sub("", content).replace("\r", "\n")).split("\n")
     return "\n".join(line.rstrip()[:LINE_CHARS] for line in lines if line.strip())
 
 

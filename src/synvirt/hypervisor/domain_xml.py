@@ -242,8 +242,8 @@ def disk_source(element: ET.Element, volume: Volume) -> None:
 def _rbd_words(device: str) -> tuple[str, str, str]:
     """Image, client and ceph.conf of `rbd:POOL/IMAGE:id=CLIENT:conf=PATH`."""
     image, *options = re.split(r"(?<!\\):", device.removeprefix("rbd:"))
-    said = dict(option.split("=", 1) for option in options)
-    return image, said["id"], said["conf"].replace("\\:", ":")
+    fields = dict(option.split("=", 1) for option in options)
+    return image, fields["id"], fields["conf"].replace("\\:", ":")
 
 
 def _network(machine: Machine, nic: Nic, host: Host) -> tuple[str, str]:

@@ -122,10 +122,10 @@ class LibvirtHost:
             connection = self._connection.use()
             _, memory_mib, cpus, *_ = connection.getInfo()
             guests = [domain.info() for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)]
-            said = connection.getDomainCapabilities(None, None, "q35", None, 0)
+            capabilities = connection.getDomainCapabilities(None, None, "q35", None, 0)
         except libvirt.libvirtError as error:
             raise DomainDefineFailed(f"the hypervisor does not say what this host has: {error}") from error
-        vcpus = xml_document.parse(said, "what libvirt says a domain can have", wrong=DomainDefineFailed).find("vcpu")
+        vcpus = xml_document.parse(capabilities, "what libvirt says a domain can have", wrong=DomainDefineFailed).find("vcpu")
         return Capacity(
             memory_bytes=memory_mib * MIB,
             cpu_count=cpus,

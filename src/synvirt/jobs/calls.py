@@ -5,21 +5,21 @@ from contextlib import suppress
 
 
 class Call:
-    """Made in the event loop of the task that waits. `heard`: done once somebody has called."""
+    """Made in the event loop of the task that waits. `called`: done once somebody has called."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.heard: asyncio.Future[None] = self._loop.create_future()
+        self.called: asyncio.Future[None] = self._loop.create_future()
 
     def call(self) -> None:
         """From any thread, and as often as one likes."""
         with suppress(RuntimeError):  # its loop has ended
-            self._loop.call_soon_threadsafe(self._hear)
+            self._loop.call_soon_threadsafe(self._set)
 
-    def _hear(self) -> None:
-        if not self.heard.done():
-            self.heard.set_result(None)
+    def _set(self) -> None:
+        if not self.called.done():
+            self.called.set_result(None)
 
     async def within(self, seconds: float) -> None:
         """Waits for the call, at the most so long."""
-        await asyncio.wait({self.heard}, timeout=seconds)
+        await asyncio.wait({self.called}, timeout=seconds)

@@ -151,8 +151,8 @@ def _start(order: ExportOrder) -> None:
     try:
         broken = Broken.from_line(done.stdout.strip())
     except ValueError:
-        said = done.stderr.decode(errors="replace").strip()[-500:]
-        raise Internal(f"the process that serves the guest's disks ended with {done.returncode}: {said}") from None
+        message = done.stderr.decode(errors="replace").strip()[-500:]
+        raise Internal(f"the process that serves the guest's disks ended with {done.returncode}: {message}") from None
     raise from_code(broken.code, broken.detail, broken.hint)
 
 

@@ -2,7 +2,7 @@
 uses `asyncio.run`.
 
     async with started() as worker:                       at the end of the block the process has ended
-        ended = await worker.carry_out(order, hear, stopped)
+        ended = await worker.carry_out(order, on_message, stopped)
         ended.check()                                     raises the worker's error
 
 Callers take a `Workers`, so that tests can carry out orders in their own process.
@@ -62,17 +62,20 @@ class Ended:
         if self.returncode != 0 or self.broken is not None:
             how = f"signal {-self.returncode}" if self.returncode < 0 else f"exit code {self.returncode}"
             log.error("worker died", how=how, stderr=self.stderr)
-            raise WorkerDied(f"the worker was ended by {how}", hint="the service's log has what it said; memory may be short")
+            raise WorkerDied(
+                f"the worker was ended by {how}", hint="the service's log has its last messages; memory may be short"
+            )
 
 
-Hear = Callable[[Moved | Flushed | Result], Awaitable[None]]
+OnMessage = Callable[[Moved | Flushed | Result], Awaitable[None]]
 
 
 class Worker(Protocol):
-    """Carries out one order. `hear` gets each message except Broken; what it raises ends the worker and is raised. `stopped` is
-    asked often: once it is True the worker is asked to stop, and killed if it does not. `send`: sends one more line."""
+    """Carries out one order. `on_message` gets each message except Broken; what it raises ends the worker and is raised.
+    `stopped` is asked often: once it is True the worker is asked to stop, and killed if it does not. `send`: sends one more
+    line."""
 
-    async def carry_out(self, order: WireModel, hear: Hear, stopped: Callable[[], bool]) -> Ended: ...
+    async def carry_out(self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool]) -> Ended: ...
     async def send(self, line: WireModel) -> None: ...
 
 
@@ -115,20 +118,20 @@ class _Process:
             await self._child.stdin.drain()
         self._stall.answered()
 
-    async def carry_out(self, order: WireModel, hear: Hear, stopped: Callable[[], bool]) -> Ended:
+    async def carry_out(self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool]) -> Ended:
         stderr = asyncio.create_task(_tail(self._child))
         self._stall = stall = Stall(order.watched if isinstance(order, Order) else Watched.NEVER, self._stalled_s)
         stopper = asyncio.create_task(_end_when(lambda: stall.look() or stopped(), self._child))
         heartbeat = asyncio.create_task(self._keep_alive())
         try:
-            broken = await self._converse(order, hear)
+            broken = await self._converse(order, on_message)
             returncode = await self._child.wait()
         finally:
             stopper.cancel()
             heartbeat.cancel()
             await _end(self._child)
-            said = await stderr
-        return Ended(broken, returncode, said, stall.after_s if stall.is_over else None)
+            messages = await stderr
+        return Ended(broken, returncode, messages, stall.after_s if stall.is_over else None)
 
     async def _keep_alive(self) -> None:
         """Sends empty lines. A worker that gets none ends itself."""
@@ -138,7 +141,7 @@ class _Process:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self._child.stdin.write(b"\n")
 
-    async def _converse(self, order: WireModel, hear: Hear) -> Broken | None:
+    async def _converse(self, order: WireModel, on_message: OnMessage) -> Broken | None:
         await self.send(order)
         if self._child.stdout is None:
             raise RuntimeError("a worker has pipes")
@@ -146,8 +149,8 @@ class _Process:
             message = message_of(line)
             if isinstance(message, Broken):
                 return message
-            await hear(message)
-            self._stall.heard(message)
+            await on_message(message)
+            self._stall.on_message(message)
         return None
 
 

@@ -1,6 +1,6 @@
 """The task of kind `repair`: volumes compared with the ledgers of a receipt, and repaired from their sources, batch by batch.
 
-    a batch of the ledger ─▶ the volume is read ─▶ what differs is said ─▶ Noted ─▶ repaired ─▶ flushed ─▶ the watermark
+    a batch of the ledger ─▶ the volume is read ─▶ what differs is reported ─▶ Noted ─▶ repaired ─▶ flushed ─▶ the watermark
 
 What differs is in the store before it is written: a worker that is killed in between leaves no repair that nobody knows of.
 """

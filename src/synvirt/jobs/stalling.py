@@ -19,14 +19,14 @@ class Stalled(DiskReadFailed):
 
 
 class Stall:
-    """`heard` takes the worker's messages, `answered` notes that the service sent it a line. `after_s` None: no limit."""
+    """`on_message` takes the worker's messages, `answered` notes that the service sent it a line. `after_s` None: no limit."""
 
     def __init__(self, watched: Watched, after_s: float | None, now: Callable[[], float] = time.monotonic) -> None:
         self._watched, self.after_s, self._now = watched, after_s, now
         self._brought: dict[str, tuple[int, ...]] = {}
         self._at, self._owes, self.is_over = now(), True, False
 
-    def heard(self, message: Moved | Flushed | Result) -> None:
+    def on_message(self, message: Moved | Flushed | Result) -> None:
         """Takes a message. One that repeats the last figures is no progress: disks are flushed every few seconds anyway."""
         if self._is_new(message):
             self._at = self._now()

@@ -62,7 +62,7 @@ class Stop:
             self._listening.add(stopped)
         try:
             self.check()
-            either: set[asyncio.Future[Any]] = {task, stopped.heard}
+            either: set[asyncio.Future[Any]] = {task, stopped.called}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise Cancelled

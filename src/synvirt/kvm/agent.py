@@ -37,10 +37,10 @@ def answers(domain: Any) -> bool:
 def is_windows(domain: Any) -> bool:
     """Whether the agent reports Windows; False, where it reports nothing."""
     try:
-        said = ask(domain, "guest-get-osinfo")
+        answer = ask(domain, "guest-get-osinfo")
     except (load().libvirtError, SynvirtError):
         return False
-    return isinstance(said, dict) and said.get("id") == "mswindows"
+    return isinstance(answer, dict) and answer.get("id") == "mswindows"
 
 
 def read_file(domain: Any, path: str) -> bytes:
@@ -63,11 +63,11 @@ def addresses(domain: Any) -> list[str]:
     """All addresses that the guest reports, without loopback and the like. None, where there is no agent. A guest's answers are
     hostile: a caller that connects there does so through a guard."""
     try:
-        said = ask(domain, "guest-network-get-interfaces")
+        answer = ask(domain, "guest-network-get-interfaces")
     except (load().libvirtError, SynvirtError):
         return []
     found = []
-    for interface in said if isinstance(said, list) else []:
+    for interface in answer if isinstance(answer, list) else []:
         for one in interface.get("ip-addresses", []) if isinstance(interface, dict) else []:
             with contextlib.suppress(ValueError, AttributeError):
                 address = ipaddress.ip_address(str(one.get("ip-address")))
@@ -81,13 +81,13 @@ def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
     end in time."""
     with translated(Internal, f"the agent of {domain.name()} does not run {argv[0]}"):
         arguments = {"path": argv[0], "arg": list(argv[1:]), "capture-output": False}
-        said = ask(domain, "guest-exec", **arguments)
-        pid = said.get("pid") if isinstance(said, dict) else None
+        answer = ask(domain, "guest-exec", **arguments)
+        pid = answer.get("pid") if isinstance(answer, dict) else None
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            said = ask(domain, "guest-exec-status", pid=pid)
-            if isinstance(said, dict) and said.get("exited"):
-                code, signal = said.get("exitcode"), said.get("signal")
+            answer = ask(domain, "guest-exec-status", pid=pid)
+            if isinstance(answer, dict) and answer.get("exited"):
+                code, signal = answer.get("exitcode"), answer.get("signal")
                 return code if isinstance(code, int) else -signal if isinstance(signal, int) else -1
             time.sleep(RUN_POLL_S)
     raise Internal(f"{argv[0]} in {domain.name()} did not end within {timeout_s:g} s")
@@ -96,17 +96,17 @@ def run(domain: Any, argv: Sequence[str], timeout_s: float) -> int:
 def output(domain: Any, argv: Sequence[str], timeout_s: float) -> str | None:
     """The output of a program in the guest; None, where it fails, takes too long or prints too much."""
     try:
-        said = ask(domain, "guest-exec", **{"path": argv[0], "arg": list(argv[1:]), "capture-output": True})
-        pid = said.get("pid") if isinstance(said, dict) else None
+        answer = ask(domain, "guest-exec", **{"path": argv[0], "arg": list(argv[1:]), "capture-output": True})
+        pid = answer.get("pid") if isinstance(answer, dict) else None
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            said = ask(domain, "guest-exec-status", pid=pid)
-            if not isinstance(said, dict) or said.get("exited"):
+            answer = ask(domain, "guest-exec-status", pid=pid)
+            if not isinstance(answer, dict) or answer.get("exited"):
                 break
             time.sleep(RUN_POLL_S)
-        if not isinstance(said, dict) or said.get("exitcode") != 0:
+        if not isinstance(answer, dict) or answer.get("exitcode") != 0:
             return None
-        printed = str(said.get("out-data", ""))
+        printed = str(answer.get("out-data", ""))
         return base64.b64decode(printed).decode(errors="replace") if len(printed) <= OUTPUT_LIMIT_BYTES else None
     except (load().libvirtError, SynvirtError, ValueError):
         return None
@@ -125,10 +125,10 @@ def facts(domain: Any, *, programs: bool = False) -> dict[str, str]:
         left_s = min(deadline - time.monotonic(), PROGRAM_WITHIN_S)
         return output(domain, argv, left_s) if left_s > 0 else None
 
-    return agent_facts.facts_of(lambda command: _said(domain, command), time.time_ns, run if programs else None)
+    return agent_facts.facts_of(lambda command: _answer(domain, command), time.time_ns, run if programs else None)
 
 
-def _said(domain: Any, command: str) -> object:
+def _answer(domain: Any, command: str) -> object:
     """The answer to a command; None, where this agent does not know it, or has nothing to report."""
     try:
         return ask(domain, command)

@@ -46,20 +46,20 @@ def facts_of(ask: Ask, now_ns: Callable[[], int] | None = None, run: Run | None 
 
 
 def _words(names: Mapping[str, str]) -> Callable[[object], dict[str, str]]:
-    def read(said: object) -> dict[str, str]:
-        return {name: short(said[key]) for name, key in names.items() if isinstance(said, dict) and said.get(key)}
+    def read(answer: object) -> dict[str, str]:
+        return {name: short(answer[key]) for name, key in names.items() if isinstance(answer, dict) and answer.get(key)}
 
     return read
 
 
-def _file_systems(said: object) -> dict[str, str]:
-    rows = ((one.get("mountpoint"), one.get("type"), one.get("used-bytes"), one.get("total-bytes")) for one in _rows(said))
+def _file_systems(answer: object) -> dict[str, str]:
+    rows = ((one.get("mountpoint"), one.get("type"), one.get("used-bytes"), one.get("total-bytes")) for one in _rows(answer))
     return {f"file system {short(place)}": file_system(kind, used, total) for place, kind, used, total in rows}
 
 
-def _cards(said: object) -> dict[str, str]:
+def _cards(answer: object) -> dict[str, str]:
     found = {}
-    for one in _rows(said):
+    for one in _rows(answer):
         mac = short(one.get("hardware-address", "")).lower()
         if mac and mac != "00:00:00:00:00:00":
             found[f"addresses of {mac}"] = several(_addresses_of(one))
@@ -76,8 +76,8 @@ def _addresses_of(card: dict[str, Any]) -> Iterator[str]:
                 yield f"{address}/{prefix}" if isinstance(prefix, int) else str(address)
 
 
-def _rows(said: object) -> list[dict[str, Any]]:
-    return [one for one in said[:FACTS_MAX] if isinstance(one, dict)] if isinstance(said, list) else []
+def _rows(answer: object) -> list[dict[str, Any]]:
+    return [one for one in answer[:FACTS_MAX] if isinstance(one, dict)] if isinstance(answer, list) else []
 
 
 DOCUMENTS: Final[Mapping[str, Callable[[object], dict[str, str]]]] = {
@@ -198,24 +198,24 @@ ConvertTo-Json -Compress -Depth 3 -InputObject @{
 def windows(printed: str) -> dict[str, str]:
     """The facts in what the PowerShell script printed (JSON)."""
     try:
-        said = json.loads(printed)
+        answer = json.loads(printed)
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(said, dict):
+    if not isinstance(answer, dict):
         return {}
-    services: object = said.get("services")
+    services: object = answer.get("services")
     found = {f"service {short(one)}": "runs" for one in (services[:FACTS_MAX] if isinstance(services, list) else [])}
-    for one in _rows(said.get("users")):
+    for one in _rows(answer.get("users")):
         found[f"user {short(one.get('name'))}"] = f"{short(one.get('sid'))}{'' if one.get('enabled') else ', disabled'}"
-    for one in _rows(said.get("tcp")):
+    for one in _rows(answer.get("tcp")):
         if isinstance(port := one.get("port"), int) and 0 < port < PORTS_GIVEN_OUT:
             found[f"listens on tcp {port}"] = short(one.get("by") or "a program")
-    for one in _rows(said.get("routes")):
+    for one in _rows(answer.get("routes")):
         to, via = short(one.get("to")), short(one.get("via"))
         if _is_network(to) and not to.endswith(("/32", "/4")):  # neither one host nor multicast
             name = "route default" if to == "0.0.0.0/0" else f"route {to}"
             found[name] = "direct" if via == str(ipaddress.IPv4Address(0)) else f"via {via}"
-    for one in _rows(said.get("programs")):
+    for one in _rows(answer.get("programs")):
         found[f"application {short(one.get('name'))}"] = short(one.get("version") or "") or "runs"
     return found
 

@@ -324,7 +324,7 @@ class _Copying:
         if self._is_own(found, path):
             return [found]
         if path not in _TABLE and not _is_below(path):
-            self._tell(found, path)
+            self._note_removal(found, path)
             return []
         return self._device(found, path) if path.count("/") == 2 else [self.element(found, path)]
 
@@ -332,7 +332,7 @@ class _Copying:
         if path == "domain/devices/interface" and not _is_known_card(found):
             return [self._unplugged(found, path)]
         if path == "domain/devices/disk":
-            self._tell_disc(found)
+            self._note_disc(found)
         try:
             return [self.element(found, path)]
         except _Refused:
@@ -363,7 +363,7 @@ class _Copying:
         text = _canonical(found)
         return any(_canonical(own) == text for own in self._own.iterfind(path.removeprefix("domain/")))
 
-    def _tell(self, found: ET.Element, path: str) -> None:
+    def _note_removal(self, found: ET.Element, path: str) -> None:
         if path == "domain/devices/emulator":
             if (text := (found.text or "").strip()) not in _STANDARD_EMULATORS:
                 self.left_out.append(f"it runs by this host's own QEMU, not by {_short(text)}")
@@ -372,7 +372,7 @@ class _Copying:
             shown = _without_namespace(path.removeprefix("domain/"))
             self.left_out.append(f"{shown}{kind} is left out: it may reach into this host")
 
-    def _tell_disc(self, disk: ET.Element) -> None:
+    def _note_disc(self, disk: ET.Element) -> None:
         source, target = disk.find("source"), disk.find("target")
         if disk.get("device", "disk") in ("cdrom", "floppy") and source is not None and target is not None:
             path = source.get("file") or source.get("dev") or source.get("name") or "a disc"

@@ -70,10 +70,10 @@ def _suspect(pid: int, root: Path) -> Orphan | None:
     except OSError:
         return None
     program = os.fsencode(Path(os.fsdecode(arguments[0])).name)
-    said = b" ".join(arguments)
+    command = b" ".join(arguments)
     folder = re.escape(os.fsencode(root))
-    if program.startswith(b"qemu-system") and b"none,accel=" in said and re.search(folder + rb"/lib/qemu/qmp-", said):
+    if program.startswith(b"qemu-system") and b"none,accel=" in command and re.search(folder + rb"/lib/qemu/qmp-", command):
         return Orphan(pid, None)
-    if program in (b"swtpm", b"swtpm_setup") and (state := re.search(folder + rb"/lib/swtpm/([0-9a-f-]{36})/", said)):
+    if program in (b"swtpm", b"swtpm_setup") and (state := re.search(folder + rb"/lib/swtpm/([0-9a-f-]{36})/", command)):
         return Orphan(pid, state[1].decode())
     return None

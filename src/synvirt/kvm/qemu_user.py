@@ -70,12 +70,12 @@ class QemuUser:
     def cannot_reach(self, places: Iterable[str]) -> str | None:
         """The first place that is closed to this user, by the kernel's answer: `x:`, `r:` or `w:` and a path."""
         try:
-            said = run(
+            done = run(
                 ["sh", "-c", _LOOK, "sh", *places], timeout_s=LOOK_TIMEOUT_S, runs_as=As(self.uid, self.gid, self.groups)
             )
         except ProgramFailed as failed:
             return failed.detail
-        return said.stdout or None
+        return done.stdout or None
 
 
 @dataclass(frozen=True, slots=True)

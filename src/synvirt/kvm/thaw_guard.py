@@ -63,11 +63,11 @@ def by_descriptor(descriptor: int) -> Thaw:
             connection.send(json.dumps({"execute": command}).encode() + b"\n", socket.MSG_DONTWAIT)
         if not alone:
             return False
-        until, said = time.monotonic() + ANSWER_S, b""
-        while b'"thawed"' not in said and time.monotonic() < until:
+        until, answers = time.monotonic() + ANSWER_S, b""
+        while b'"thawed"' not in answers and time.monotonic() < until:
             if select.select([connection], [], [], PAUSE_S)[0]:
-                said = said[-READ_BYTES:] + connection.recv(READ_BYTES, socket.MSG_DONTWAIT)
-        return b'"thawed"' in said
+                answers = answers[-READ_BYTES:] + connection.recv(READ_BYTES, socket.MSG_DONTWAIT)
+        return b'"thawed"' in answers
 
     return thaw
 
@@ -90,19 +90,19 @@ def main() -> int:
         with contextlib.suppress(Exception):  # whatever the error is, it tries again
             if thaw(os.getppid() != service):
                 return 0
-        if _service_says_so():
+        if _service_has_thawed():
             return 0
     return 1
 
 
-def _service_says_so() -> bool:
+def _service_has_thawed() -> bool:
     """Whether the service says «thawed» within PAUSE_S."""
     if not select.select([0], [], [], PAUSE_S)[0]:
         return False
-    said = os.read(0, 64)
-    if not said:
+    line = os.read(0, 64)
+    if not line:
         time.sleep(PAUSE_S)
-    return said == b"thawed\n"
+    return line == b"thawed\n"
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class KeepsUefiVariables(Protocol):
 
 
 @runtime_checkable
-class TellsOfGuest(Protocol):
+class ReportsGuestFacts(Protocol):
     """Also implemented by adapters whose platform knows what runs inside a guest, from an agent or tools in it. Each platform
     has a table, in its `guest_facts.py`."""
 

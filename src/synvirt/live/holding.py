@@ -72,23 +72,23 @@ def frozen(module: str, access: SourceAccess, vm_id: str) -> Iterator[Hold]:
     )
     if child.stdin is None or child.stdout is None:
         raise RuntimeError("a child has pipes")
-    said = ""
+    line = ""
     try:
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write(json.dumps({**order, "vm_id": vm_id}) + "\n")
             child.stdin.flush()
         ready, _, _ = select.select([child.stdout], [], [], SAY_TIMEOUT_S)
-        said = _line(child.stdout.fileno()) if ready else "it took too long"
-        if said != FROZEN:
-            log.warning("guest does not freeze", vm=vm_id, cause=said)
-        yield Hold(child, quiet=said == FROZEN)
+        line = _line(child.stdout.fileno()) if ready else "it took too long"
+        if line != FROZEN:
+            log.warning("guest does not freeze", vm=vm_id, cause=line)
+        yield Hold(child, quiet=line == FROZEN)
     finally:
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
         try:
-            child.wait(THAW_TIMEOUT_S if said == FROZEN else 0)
+            child.wait(THAW_TIMEOUT_S if line == FROZEN else 0)
         except subprocess.TimeoutExpired:
-            if said == FROZEN:
+            if line == FROZEN:
                 log.warning("guest does not thaw yet", vm=vm_id)
             threading.Thread(target=child.wait, name="thawing", daemon=True).start()
         child.stdout.close()
@@ -96,10 +96,10 @@ def frozen(module: str, access: SourceAccess, vm_id: str) -> Iterator[Hold]:
 
 def _line(descriptor: int) -> str:
     """Byte by byte: `select` must still see what comes after the line."""
-    said = bytearray()
+    line = bytearray()
     while (one := os.read(descriptor, 1)) not in (b"", b"\n"):
-        said += one
-    return said.decode(errors="replace").strip()
+        line += one
+    return line.decode(errors="replace").strip()
 
 
 # ── in that process ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -27,7 +27,7 @@ from synvirt.programs import ProgramFailed, end_group, run, start
 CONNECT_TIMEOUT_S = 20
 # After so long without an answer (three questions) the other host counts as gone.
 ALIVE_EVERY_S, ALIVE_MISSED_MAX = 5, 3
-_SAID_CHARS = 400
+_MESSAGE_CHARS = 400
 SSH_FAILED = 255
 _SSH_PORT = 22
 # Preferred to OpenSSH's own first choice (ChaCha20), which takes twice as long for each byte on a processor with AES
@@ -135,10 +135,10 @@ class Door:
 def _has_aes() -> bool:
     """Whether this host's processor has AES instructions."""
     try:
-        said = _CPUINFO.read_text(errors="replace")
+        content = _CPUINFO.read_text(errors="replace")
     except OSError:
         return False
-    return re.search(r"^(flags|Features)\s*:.*\baes\b", said, re.MULTILINE) is not None
+    return re.search(r"^(flags|Features)\s*:.*\baes\b", content, re.MULTILINE) is not None
 
 
 class _Child:
@@ -146,7 +146,7 @@ class _Child:
 
     def __init__(self, door: Door, local: Path) -> None:
         self.local, self._door = local, door
-        self._said = local.with_suffix(".log")
+        self._log = local.with_suffix(".log")
         self._child: subprocess.Popen[bytes] | None = None
 
     def _start(self, before: Sequence[str], after: Sequence[str]) -> None:
@@ -154,12 +154,12 @@ class _Child:
         ssh, *options = self._door.argv()
         options += self._door.led()
         argv = ["setpriv", "--pdeathsig", "KILL", ssh, *before, *options, "-N", *after, "--", self._door.host]
-        child = _starter.submit(start, argv, stderr=self._said, env=self._door.env(), missing=SourceUnreachable).result()
+        child = _starter.submit(start, argv, stderr=self._log, env=self._door.env(), missing=SourceUnreachable).result()
         self._child = child
         deadline = time.monotonic() + CONNECT_TIMEOUT_S + 5
         while not self.local.exists():
             if child.poll() is not None:
-                raise refused(self._door, self.said())
+                raise refused(self._door, self.messages())
             if time.monotonic() > deadline:
                 self.close()
                 raise refused(self._door, f"no answer within {CONNECT_TIMEOUT_S} s")
@@ -169,9 +169,9 @@ class _Child:
     def alive(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
-    def said(self) -> str:
+    def messages(self) -> str:
         """What ssh has written to its standard error, for example that a socket is missing."""
-        return self._said.read_text(errors="replace").strip()[-_SAID_CHARS:] if self._said.exists() else ""
+        return self._log.read_text(errors="replace").strip()[-_MESSAGE_CHARS:] if self._log.exists() else ""
 
     def close(self) -> None:
         if self._child is not None:
@@ -223,21 +223,21 @@ class Shell(_Child):
         return ["ssh", "-T", "-S", str(self.local), "-o", "ControlMaster=no", "-o", "ProxyCommand=false"]
 
 
-def refused(door: Door, said: str) -> SynvirtError:
+def refused(door: Door, messages: str) -> SynvirtError:
     """What ssh wrote, as our error: SourceUnreachable, AuthFailed."""
     where = f"{door.host} by SSH on port {door.port}"
     for pattern, error, hint in _CAUSES:
-        if pattern.search(said):
+        if pattern.search(messages):
             what = "refused the login" if error is AuthFailed else "does not have the expected host key"
-            return error(f"{where} {what}: {_line(said)}", hint=hint)
+            return error(f"{where} {what}: {_line(messages)}", hint=hint)
     return SourceUnreachable(
-        f"{where} cannot be reached: {_line(said) or 'ssh does not say why'}",
+        f"{where} cannot be reached: {_line(messages) or 'ssh gives no reason'}",
         hint="is it running, is the port right, and does a firewall let this host through?",
     )
 
 
-def _line(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip(" @")]
+def _line(messages: str) -> str:
+    lines = [line.strip() for line in messages.splitlines() if line.strip(" @")]
     return lines[-1] if lines else ""
 
 
@@ -253,10 +253,12 @@ def pinned_key(host: str, port: int, fingerprint: str) -> str:
     except OSError as error:
         raise SourceUnreachable(f"{host} shows no SSH host key on port {port}: {cause_of(error)}") from error
     try:
-        said = run(["ssh-keyscan", "-T", "10", "-p", str(port), "--", address], timeout_s=30, missing=SourceUnreachable).stdout
+        output = run(
+            ["ssh-keyscan", "-T", "10", "-p", str(port), "--", address], timeout_s=30, missing=SourceUnreachable
+        ).stdout
     except ProgramFailed as error:
         raise SourceUnreachable(f"{host} shows no SSH host key on port {port}: {error.stderr or 'no answer'}") from error
-    keys = [line for line in said.splitlines() if line and not line.startswith("#")]
+    keys = [line for line in output.splitlines() if line and not line.startswith("#")]
     for line in keys:
         if key_fingerprint(line) == fingerprint:
             return f"{known_as(host, port)} {line.partition(' ')[2]}\n"

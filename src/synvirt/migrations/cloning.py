@@ -63,12 +63,12 @@ async def _fold(job: Job) -> None:
             if isinstance(spec, AsideWriterSpec) and spec.folds
         ]
 
-    async def hear(message: object) -> None:
+    async def on_message(message: object) -> None:
         """What it says is of no pass."""
 
     if disks := await job.in_thread(orders):
         async with job.rooms.workers() as worker:
-            ended = await worker.carry_out(CopyOrder(disks=tuple(disks)), hear, job.stop.is_set)
+            ended = await worker.carry_out(CopyOrder(disks=tuple(disks)), on_message, job.stop.is_set)
         job.stop.check()
         ended.check()
 

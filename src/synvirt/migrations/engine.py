@@ -117,11 +117,11 @@ class Engine:
                 for job_id in list(self._stops):
                     self._keep_course(job_id)
             try:
-                self._hear(self.rooms.store.wishes(host=self._host))
+                self._apply(self.rooms.store.wishes(host=self._host))
             except PersistFailed as error:
                 log.warning("cannot see what operators ask", cause=error.detail)
 
-    def _hear(self, wishes: list[Wish]) -> None:
+    def _apply(self, wishes: list[Wish]) -> None:
         """A request stays until the job ends. A job is woken a few times, as it may not have been asleep yet."""
         for wish in wishes:
             stop = self._stops.get(wish.job_id)

@@ -123,7 +123,7 @@ class Listener:
         self.moved = False
         self.turns: Turns | None = None
 
-    async def hear(self, message: Moved | Flushed | Result) -> None:
+    async def on_message(self, message: Moved | Flushed | Result) -> None:
         """Handles a message in the worker's order. A watermark is in the store on return."""
         if isinstance(message, Result):
             await self.result(message)

@@ -89,10 +89,10 @@ class AboutHost:
             destinations = [one.model_dump() for one in self._found]
             room = self._room
             unreachable = tuple(source for source, until in self._unreachable.items() if until > self._clock())
-        said: dict[str, object] = {"name": socket.gethostname(), "version": __version__, "destinations": destinations}
+        document: dict[str, object] = {"name": socket.gethostname(), "version": __version__, "destinations": destinations}
         if room is not None:
-            said["room"] = room.model_copy(update={"unreachable_sources": unreachable}).model_dump(mode="json")
-        return json.dumps(said)
+            document["room"] = room.model_copy(update={"unreachable_sources": unreachable}).model_dump(mode="json")
+        return json.dumps(document)
 
     def unreachable(self, source_id: UUID) -> None:
         """Notes that a source did not answer this host: for a while other hosts are preferred for it."""
@@ -170,14 +170,14 @@ class Hosts:
 
 def host_of(row: HostRow, jobs: int) -> Host:
     """A host as the API answers it. `jobs`: its migrations that have not ended."""
-    said = json.loads(row.document)
+    document = json.loads(row.document)
     return Host(
         id=row.id,
-        name=said.get("name", row.id),
+        name=document.get("name", row.id),
         state="fenced" if row.fenced else "alive" if row.left_s > 0 else "away",
         seen_at=datetime.fromtimestamp(row.seen_at, UTC),
-        version=said.get("version", ""),
+        version=document.get("version", ""),
         jobs=jobs,
-        destinations=tuple(HostDestination.model_validate(one) for one in said.get("destinations", ())),
-        room=None if said.get("room") is None else HostRoom.model_validate(said["room"]),
+        destinations=tuple(HostDestination.model_validate(one) for one in document.get("destinations", ())),
+        room=None if document.get("room") is None else HostRoom.model_validate(document["room"]),
     )

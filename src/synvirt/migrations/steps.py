@@ -263,11 +263,11 @@ async def v2v_processing(job: Job) -> Facts:
         await job.change(conversion=Conversion(tool=preparer.tool, started_at=now()))
         loop = asyncio.get_running_loop()
 
-        def tell(kind: MessageKind, text: str) -> None:
+        def on_message(kind: MessageKind, text: str) -> None:
             """Called in the tool's thread, which waits, so that messages stay in order."""
             asyncio.run_coroutine_threadsafe(_note_message(job, kind, text), loop).result()
 
-        await job.in_thread(preparer.convert, name, job.manifest, devices, tell, job.stop.is_set)
+        await job.in_thread(preparer.convert, name, job.manifest, devices, on_message, job.stop.is_set)
         await _change_conversion(job, finished_at=now())
     await job.in_thread(preparer.adopt, name, devices)
     await job.in_thread(preparer.discard, name)

@@ -34,10 +34,10 @@ def with_firmware(manifest: VmManifest, measured: Sequence[Measured]) -> VmManif
     return manifest.model_copy(update={"firmware": "uefi", "concerns": found})
 
 
-def by_partitions(family: Family, said: GuestOs | None = None) -> GuestOs:
-    """The guest's family by its partition table; `said` is the description's name for it."""
+def by_partitions(family: Family, described: GuestOs | None = None) -> GuestOs:
+    """The guest's family by its partition table; `described` is the description's name for it."""
     name = f"{family.capitalize()} (by the partition table)"
-    return GuestOs(family=family, id=said.id if said else "", name=name)
+    return GuestOs(family=family, id=described.id if described else "", name=name)
 
 
 def _family(measured: Sequence[Measured]) -> Family | None:

@@ -38,6 +38,6 @@ class ByHelper:
         except ValueError as error:  # nothing, too: it was ended, or takes no more calls at once
             raise Internal("root's helper ended without an answer", hint=_HINT) from error
         if not isinstance(found, dict) or "error" in found:
-            said = found.get("error") if isinstance(found, dict) else "an answer that is none"
-            raise Internal(f"root's helper refused the call: {said}", hint=_HINT)
+            reason = found.get("error") if isinstance(found, dict) else "an answer that is none"
+            raise Internal(f"root's helper refused the call: {reason}", hint=_HINT)
         return found

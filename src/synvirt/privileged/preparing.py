@@ -22,7 +22,7 @@ ZFS_RIGHTS = (
 )
 
 
-def prepare(settings: Settings, user: str, tell: Callable[[str], None]) -> None:
+def prepare(settings: Settings, user: str, warn: Callable[[str], None]) -> None:
     """What zfs refuses is logged, and no more: the service starts, and the doctor says what is missing."""
     own = [ZfsSetting(kind="zfs", pool=settings.zfs_pool, namespace=settings.zfs_namespace)] if settings.zfs_pool else []
     for one in (*own, *(found for found in settings.destinations.values() if found.kind == "zfs")):
@@ -32,7 +32,7 @@ def prepare(settings: Settings, user: str, tell: Callable[[str], None]) -> None:
                 run(["zfs", "create", "-p", "-o", "canmount=off", dataset], timeout_s=ZFS_TIMEOUT_S)
             run(["zfs", "allow", "-u", user, ",".join(ZFS_RIGHTS), dataset], timeout_s=ZFS_TIMEOUT_S)
         except SynvirtError as error:
-            tell(f"{user} has no rights on {dataset}: {error.detail}")
+            warn(f"{user} has no rights on {dataset}: {error.detail}")
 
 
 def _is_there(dataset: str) -> bool:

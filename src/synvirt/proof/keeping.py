@@ -61,17 +61,17 @@ class CopiedDisk:
 
 @dataclass(frozen=True, slots=True)
 class MovedJob:
-    """`said`: the statement's content about it. `token`: of the host that has hashed its disks; None, if none has finished."""
+    """`facts`: the statement's content about it. `token`: of the host that has hashed its disks; None, if none has finished."""
 
     id: UUID
-    said: Mapping[str, Any]
+    facts: Mapping[str, Any]
     plan: bytes
     disks: tuple[CopiedDisk, ...]
     token: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReceiptContent:
     """`statement`: its predicate. `is_stamped`: an authority has time-stamped it (RFC 3161)."""
 
     statement: dict[str, Any]
@@ -149,16 +149,16 @@ class Receipts:
         previous = None if head is None else self._receipt(head)
         sequence = 1 if previous is None else previous.sequence + 1
         link = None if previous is None else {"sequence": previous.sequence, "sha256": previous.sha256}
-        said = {
+        predicate = {
             "host": self.key.host,
-            **job.said,
+            **job.facts,
             "volumes": volumes,
             "chain": {"sequence": sequence, "previous": link},
             "made_at": now().isoformat(timespec="seconds"),
         }
         root = f"receipt-{job.id}"
         stamp = (lambda statement: None) if self._stamps is None else self._stamps.of
-        write_bag(work / "tar", root=root, predicate=said, plan=job.plan, ledgers=ledgers, key=self.key, stamp=stamp)
+        write_bag(work / "tar", root=root, predicate=predicate, plan=job.plan, ledgers=ledgers, key=self.key, stamp=stamp)
         path = self._folder / f"{sequence:08d}-{job.id}.tar"
         (work / "tar").rename(path)
         sync_folder(self._folder)
@@ -174,13 +174,13 @@ class Receipts:
             )
         return found
 
-    def said(self, job_id: UUID) -> Said:
+    def content(self, job_id: UUID) -> ReceiptContent:
         """The content of the job's receipt, for people. NotFound, MalformedArchive."""
         try:
             with tarfile.open(self.path_of(job_id)) as tar:
                 inner = tar.extractfile(f"receipt-{job_id}/{STATEMENT}")
                 statement: dict[str, Any] = json.loads(inner.read() if inner is not None else b"")["predicate"]
-                return Said(statement, is_stamped=f"receipt-{job_id}/{STAMP}" in tar.getnames())
+                return ReceiptContent(statement, is_stamped=f"receipt-{job_id}/{STAMP}" in tar.getnames())
         except (tarfile.TarError, OSError, ValueError, LookupError) as error:
             raise MalformedArchive(f"the receipt of job {job_id} cannot be read") from error
 

@@ -76,12 +76,12 @@ def stamped_at(content: bytes, reply: bytes, roots: Path | None) -> str:
         try:
             if roots is not None:
                 _openssl("-verify", "-data", str(folder / "data"), "-in", str(folder / "reply"), "-CAfile", str(roots))
-            said = _openssl("-reply", "-in", str(folder / "reply"), "-text")
+            printed = _openssl("-reply", "-in", str(folder / "reply"), "-text")
         except ProgramFailed as error:
             raise MalformedArchive(
                 "the time stamp is not valid: it is for something else, or by an authority that is not trusted"
             ) from error
-    found = _TIME.search(said)
+    found = _TIME.search(printed)
     if found is None:
         raise MalformedArchive("the time stamp has no time")
     return found[1].strip()

@@ -267,7 +267,7 @@ def size_of(disk: dict[str, Any]) -> int:
 def _rows(folder: Path, disk: dict[str, Any]) -> Iterator[Row]:
     name = disk.get("ledger")
     if not isinstance(name, str) or not _LISTED.fullmatch(f"{'0' * 64}  {name}"):
-        raise MalformedArchive(f"the receipt has no hashes of {disk.get('key')}: {disk.get('reason') or 'it does not say why'}")
+        raise MalformedArchive(f"the receipt has no hashes of {disk.get('key')}: {disk.get('reason') or 'it gives no reason'}")
     with _opened(folder, name) as file:
         yield from rows_of(iter(lambda: file.readline(LINE_BYTES), b""), name, size_of(disk))
 

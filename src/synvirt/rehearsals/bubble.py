@@ -84,7 +84,7 @@ class Card:
 
     listener: socket.socket
     wire: socket.socket | None = None
-    heard: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
     owed: bytearray = field(default_factory=bytearray)
 
 
@@ -236,7 +236,7 @@ class Bubble:
             self._selector.unregister(card.wire)
             card.wire.close()
         card.wire = None
-        card.heard.clear()
+        card.received.clear()
         card.owed.clear()
 
     def _from_card(self, number: int) -> None:
@@ -253,16 +253,16 @@ class Bubble:
         if not came:
             self._unplug(card)
             return
-        card.heard += came
-        while len(card.heard) >= 4:
-            length = int.from_bytes(card.heard[:4], "big")
+        card.received += came
+        while len(card.received) >= 4:
+            length = int.from_bytes(card.received[:4], "big")
             if length > FRAME_BYTES_MAX:
                 self._unplug(card)
                 return
-            if len(card.heard) < 4 + length:
+            if len(card.received) < 4 + length:
                 return
-            frame = bytes(card.heard[4 : 4 + length])
-            del card.heard[: 4 + length]
+            frame = bytes(card.received[4 : 4 + length])
+            del card.received[: 4 + length]
             self._frame(number, frame)
 
     def _send(self, number: int, frame: bytes) -> None:

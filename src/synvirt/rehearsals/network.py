@@ -65,16 +65,16 @@ class Bubble:
         self._control.close()
         self._child.kill()
         assert self._child.stderr is not None
-        with self._child.stderr as said:
-            words = said.read(MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
+        with self._child.stderr as stderr:
+            words = stderr.read(MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
         self._child.wait()
         raise HostLacks(f"this host gives a rehearsed guest no network: {words[-1] if words else 'it did not begin in time'}")
 
     def addresses(self, cards: Sequence[int] | None = None) -> list[str]:
         """The addresses of the guest with these cards (None: all), seen in what it sent; numeric, IPv4."""
-        said = self._asked({"cards": self._chosen(cards)}, ANSWER_S)[0].get("addresses")
+        reported = self._asked({"cards": self._chosen(cards)}, ANSWER_S)[0].get("addresses")
         found = []
-        for one in said if isinstance(said, list) else []:
+        for one in reported if isinstance(reported, list) else []:
             with contextlib.suppress(ValueError):
                 found.append(str(ipaddress.IPv4Address(one)))
         return found
@@ -82,9 +82,9 @@ class Bubble:
     def connect(self, port: int, timeout_s: float, cards: Sequence[int] | None = None) -> socket.socket:
         """A connection to the guest. SourceUnreachable, with the error of each address."""
         question = {"cards": self._chosen(cards), "port": port, "timeout_s": timeout_s}
-        said, descriptors = self._asked(question, timeout_s + ANSWER_S)
+        answer, descriptors = self._asked(question, timeout_s + ANSWER_S)
         if not descriptors:
-            raise SourceUnreachable(str(said.get("trouble", "the guest's network gives no answer")))
+            raise SourceUnreachable(str(answer.get("trouble", "the guest's network gives no answer")))
         made = socket.socket(fileno=descriptors[0])
         made.settimeout(timeout_s)
         return made
@@ -118,9 +118,9 @@ class Bubble:
             self._control.send(json.dumps({"id": self._questions, **question}).encode())
             while True:
                 line, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1)
-                said = json.loads(line)
-                if isinstance(said, dict) and said.get("id") == self._questions:
-                    return said, descriptors
+                answer = json.loads(line)
+                if isinstance(answer, dict) and answer.get("id") == self._questions:
+                    return answer, descriptors
                 for descriptor in descriptors:
                     os.close(descriptor)
         except (OSError, ValueError) as error:

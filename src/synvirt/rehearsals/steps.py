@@ -19,7 +19,7 @@ from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
 from synvirt.jobs.stop import Stop
-from synvirt.live import TellsOfGuest
+from synvirt.live import ReportsGuestFacts
 from synvirt.migrations.cloning import clones
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import machine_of
@@ -189,8 +189,8 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
     if rehearsal.host != under_way.rooms.host:
         raise Interrupted(f"host {rehearsal.host}, which had the rehearsal, is lost", hint="rehearse again")
     volumes = _volumes(under_way, job)
-    if not rehearsal.read and rehearsal.conversion_s is None and (said := _read(under_way, volumes)):
-        under_way.move(read=said)
+    if not rehearsal.read and rehearsal.conversion_s is None and (found := _read(under_way, volumes)):
+        under_way.move(read=found)
     if job.converts:
         name, devices = str(rehearsal.id), [volume.path for volume in volumes]
         if rehearsal.conversion_s is None:
@@ -300,9 +300,9 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
     differences, machines = hypervisor.domain_xml(machine_of(job.migration), []).differences, hypervisor.machine_facts(machine)
     source, clone = dict(rehearsal.read), hypervisor.guest_facts(rehearsal.id)
     try:
-        if (said := asyncio.run(_source_facts(under_way, job))) and clone:
+        if (facts := asyncio.run(_source_facts(under_way, job))) and clone:
             source = {item: source[item] for item in source if are_read({item: source[item]})}  # both report their own
-        source |= said
+        source |= facts
     except (SynvirtError, TimeoutError) as error:
         log.warning("the source does not say what runs in its guest", rehearsal=str(rehearsal.id), cause=str(error))
     if not clone and are_read(rehearsal.read) and rehearsal.together is None:
@@ -341,7 +341,7 @@ async def _source_facts(under_way: UnderWay, job: Job) -> dict[str, str]:
     try:
         async with asyncio.timeout(FACTS_WITHIN_S):
             await adapter.connect()
-            return await adapter.guest_facts(plan.source_ref.vm_id) if isinstance(adapter, TellsOfGuest) else {}
+            return await adapter.guest_facts(plan.source_ref.vm_id) if isinstance(adapter, ReportsGuestFacts) else {}
     finally:
         await adapter.close()
 

@@ -109,7 +109,7 @@ class HttpPlace:
                 self.drop(connection)
                 # A server may end an idle connection: that means nothing for this request.
                 if not (used_before and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
-                    raise Interrupted(_said(error)) from error
+                    raise Interrupted(_cause(error)) from error
 
     def _borrowed(self, url: Url) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:
@@ -141,7 +141,7 @@ class HttpPlace:
             ) from error
         except OSError as error:
             sock.close()
-            raise Interrupted(f"TLS with {url.origin} failed: {_said(error)}") from error
+            raise Interrupted(f"TLS with {url.origin} failed: {_cause(error)}") from error
         try:
             check_fingerprint(secured.getpeercert(binary_form=True), self._remote.fingerprint_sha256, url.origin)
         except AuthFailed:
@@ -183,7 +183,7 @@ class Answer:
                 got += count
         except (OSError, http.client.HTTPException) as error:
             self.drop_unread()
-            raise Interrupted(_said(error), got=got) from error
+            raise Interrupted(_cause(error), got=got) from error
         self._done()
         if got < len(into):
             raise Interrupted(f"the answer ended after {got} of {len(into)} bytes", got=got)
@@ -194,7 +194,7 @@ class Answer:
             content = self._response.read(most + 1)
         except (OSError, http.client.HTTPException) as error:
             self.drop_unread()
-            raise Interrupted(_said(error)) from error
+            raise Interrupted(_cause(error)) from error
         self._done()
         return content
 
@@ -305,13 +305,13 @@ class HttpFile:
         if status == 206:
             answer.drop_unread()
             raise UnsupportedFormat(f"{self.shown}: the server compresses what it sends, so ranges mean nothing")
-        said = self._place.reason(answer.refusal())
+        reason = self._place.reason(answer.refusal())
         where = self.shown if offset is None else f"{self.shown}, offset {offset}"
-        raise refused(status, where, said, answer.headers.get("retry-after"))
+        raise refused(status, where, reason, answer.headers.get("retry-after"))
 
     def _check_range(self, answer: Answer, offset: int, length: int, size: int) -> None:
         found = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
-        said = answer.headers.get("content-length")
+        announced = answer.headers.get("content-length")
         if found is None or (int(found[1]), int(found[2]), int(found[3])) != (offset, offset + length - 1, size):
             answer.drop_unread()
             if found is not None and int(found[3]) != size:
@@ -321,10 +321,10 @@ class HttpFile:
                 f" {answer.headers.get('content-range', 'nothing')[:80]!r}",
                 hint="the server, or a proxy before it, does not serve ranges as it should",
             )
-        if said is not None and said != str(length):
+        if announced is not None and announced != str(length):
             answer.drop_unread()
             raise DiskReadFailed(
-                f"{self.shown}: the server announces {said[:20]} bytes for a range of {length} at offset {offset}"
+                f"{self.shown}: the server announces {announced[:20]} bytes for a range of {length} at offset {offset}"
             )
 
     def _was_changed(self, offset: int) -> DiskReadFailed:
@@ -340,9 +340,9 @@ class HttpFile:
 # ── meanings of answers ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def refused(status: int, where: str, said: str, retry_after: str | None) -> SynvirtError | Interrupted:
+def refused(status: int, where: str, reason: str, retry_after: str | None) -> SynvirtError | Interrupted:
     """The error for an unexpected status. Interrupted, where a retry may succeed."""
-    what = f"{status} {http.client.responses.get(status, '')}".strip() + (f" ({said})" if said else "")
+    what = f"{status} {http.client.responses.get(status, '')}".strip() + (f" ({reason})" if reason else "")
     if status in _PASSING or status >= 500:
         return Interrupted(f"the server answers {what}", after_s=_seconds(retry_after))
     if status in (401, 403):
@@ -379,7 +379,7 @@ def _redirected(url: Url, location: str, asked_for: Url) -> Url:
     return target
 
 
-def _said(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no byte came for {READ_TIMEOUT_S:.0f} s"
     if isinstance(error, http.client.IncompleteRead):

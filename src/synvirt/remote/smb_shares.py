@@ -50,7 +50,7 @@ _NOT_THERE: Final = (smb.ObjectNameNotFound, smb.ObjectPathNotFound, smb.NoSuchF
 T = TypeVar("T")
 
 
-def spoken(remote: Remote) -> str:
+def protection(remote: Remote) -> str:
     """The connection's dialect and protection: `SMB 3.1.1, encrypted by AES-128-GCM`. AuthFailed, NotFound,
     SourceUnreachable."""
     place = SmbPlace(remote)

@@ -227,7 +227,7 @@ class PeerFolder:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise away(_said(error)) from error
+            raise away(_cause(error)) from error
         if len(body) > limit or answer.will_close or not answer.isclosed():
             connection.close()
         else:
@@ -285,18 +285,18 @@ class PeerFolder:
             problem = ProblemDetails.model_validate_json(body)
         except ValidationError:
             problem = None
-        said = "" if problem is None else f": {problem.detail[:_DETAIL_CHARS]}"
+        detail = "" if problem is None else f": {problem.detail[:_DETAIL_CHARS]}"
         if problem is not None and problem.code in _ERRORS:
-            return _ERRORS[problem.code](f"the peer {self._where}{said}", hint=problem.hint)
+            return _ERRORS[problem.code](f"the peer {self._where}{detail}", hint=problem.hint)
         if status == 401:
             hint = f"are the password of {self._username} and peer.url right?"
-            return RepositoryUnreachable(f"the peer {self._where} refuses its caller{said}", hint=hint)
+            return RepositoryUnreachable(f"the peer {self._where} refuses its caller{detail}", hint=hint)
         if status == 404:
             hint = "peer.url is the one of a folder that its operator set in backup_offers"
             return RepositoryUnreachable(f"the peer {self._where} offers no such folder", hint=hint)
         if status in _PASSING:
             return _Away(f"it answers {status}")
-        return StoreWriteFailed(f"the peer {self._where} answers {status} for {what}{said}")
+        return StoreWriteFailed(f"the peer {self._where} answers {status} for {what}{detail}")
 
 
 def _body(answer: http.client.HTTPResponse, limit: int) -> bytes:
@@ -309,7 +309,7 @@ def _body(answer: http.client.HTTPResponse, limit: int) -> bytes:
     return body
 
 
-def _said(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no byte came in time"
     return f"{type(error).__name__}: {error}"[:200]

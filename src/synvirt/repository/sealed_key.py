@@ -93,7 +93,7 @@ def _systemd(what: str, content: bytes, *options: str) -> bytes:
             programs.run(argv, timeout_s=TIMEOUT_S, missing=BackupBadRequest)
         except ProgramFailed as error:
             raise BackupBadRequest(
-                f"systemd-creds cannot {what} it here: {error.stderr.splitlines()[-1:] or ['it said nothing']}"[:300],
+                f"systemd-creds cannot {what} it here: {error.stderr.splitlines()[-1:] or ['it printed no message']}"[:300],
                 hint="has this host a TPM 2.0, and systemd 250 or later? A copy by a passphrase needs neither",
             ) from error
         return made.read_bytes()

@@ -81,10 +81,10 @@ class Looked:
     bytes_read: int = 0
     broken: dict[str, str] = field(default_factory=dict)
 
-    def parts(self, before: Self, said: int) -> Iterator[Self]:
-        """What is new since `before`, of whose broken packs `said` were sent, in parts of LISTED_MAX packs each. Only the last
+    def parts(self, before: Self, sent: int) -> Iterator[Self]:
+        """What is new since `before`, of whose broken packs `sent` were sent, in parts of LISTED_MAX packs each. Only the last
         part has the new position: a reader without all parts goes on where `before` was."""
-        new = [*islice(self.broken.items(), said, None)]
+        new = [*islice(self.broken.items(), sent, None)]
         for at in range(0, max(len(new), 1), LISTED_MAX):
             is_last = at + LISTED_MAX >= len(new)
             yield replace(self if is_last else before, broken=dict(new[at : at + LISTED_MAX]))

@@ -315,7 +315,7 @@ class WaveRows:
                     this = wave_members.c.member_id == row.member_id
                     db.execute(update(wave_members).where(*of_wave, this).values(**written))
 
-    def tell(self, wave_id: UUID, waits_for: Mapping[str, str | None]) -> None:
+    def put_reasons(self, wave_id: UUID, waits_for: Mapping[str, str | None]) -> None:
         """Why members wait. No event: sentences change with the clock."""
         if not waits_for:
             return

@@ -140,9 +140,9 @@ def _mistake(place: str, one: ErrorDetails) -> str:
 
 def explained(model: type[BaseModel]) -> str:
     """The model's description, with the labels instead of its fields' names."""
-    said = " ".join((model.__doc__ or "").split())
+    text = " ".join((model.__doc__ or "").split())
     names = {one.key: f"“{one.label}”" for one in fields(model)}
-    return re.sub(r"`([^`]*)`", lambda match: names.get(match[1], match[1]), said)
+    return re.sub(r"`([^`]*)`", lambda match: names.get(match[1], match[1]), text)
 
 
 def _field(key: str, schema: Mapping[str, Any], prefix: str, required: bool) -> Field:

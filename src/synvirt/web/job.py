@@ -23,7 +23,7 @@ from synvirt.migrations.removing import has_kept_volumes
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.rehearsal import RehearsalRequest
-from synvirt.proof.keeping import Receipts, Said
+from synvirt.proof.keeping import ReceiptContent, Receipts
 from synvirt.rehearsals.asking import Rehearsing, why_not
 from synvirt.web.chart import chart
 from synvirt.web.jobs import STREAM_HEADERS
@@ -178,16 +178,16 @@ class JobView:
             "has_screen": job.state == State.FAILED and bool(job.boot_attempts) and self.screenshot(job.id) is not None,
             "cancelling": cancelling,
             "cutting": cutting,
-            "said": self._said(job),
+            "receipt": self._receipt(job),
             "by_receipt": [ACTIONS[name] for name in by_receipt(job)],
         }
 
-    def _said(self, job: Migration) -> Said | None:
+    def _receipt(self, job: Migration) -> ReceiptContent | None:
         """The content of the job's receipt. None, if it has none, or the receipt is on another host."""
         if job.receipt is None or self.receipts is None:
             return None
         try:
-            return self.receipts.said(job.id)
+            return self.receipts.content(job.id)
         except (NotFound, MalformedArchive):
             return None
 

@@ -98,7 +98,7 @@ class Pages:
     def page(self, template: str, /, *, status: int = 200, **values: object) -> Response:
         return HTMLResponse(self.part(template, **values), status_code=status, headers=HEADERS)
 
-    def know(self, *words: Callable[..., object]) -> None:
+    def add_filters(self, *words: Callable[..., object]) -> None:
         """Adds filters to the templates, each by its own name."""
         self._environment.filters |= {function.__name__: function for function in words}
 

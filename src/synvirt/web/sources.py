@@ -142,7 +142,7 @@ class SourcePages:
     def source(self, source_id: UUID) -> Response:
         """One source, with the result of its last test."""
         source = self._sources.get(source_id)
-        options = [(label(key), _said(value)) for key, value in source.options.items() if value is not None and value != ""]
+        options = [(label(key), _text(value)) for key, value in source.options.items() if value is not None and value != ""]
         return self._pages.page(
             "sources/source.html", source=source, options=options, **self._tested(source, source.last_test, begin=True)
         )
@@ -258,7 +258,7 @@ def sources_router(pages: Pages, sources: Sources) -> APIRouter:
     )
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -108,7 +108,7 @@ class Remembering:
         self._lock = threading.Lock()
         self._right: OrderedDict[bytes, tuple[float, object]] = OrderedDict()
 
-    def knows(self, user: str, password: str) -> bool:
+    def remembers(self, user: str, password: str) -> bool:
         """Whether this password was right within the last REMEMBERED_FOR_S. It makes no check."""
         with self._lock:
             until, version = self._right.get(self._digest(user, password), (0.0, None))

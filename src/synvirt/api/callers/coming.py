@@ -109,7 +109,7 @@ class Coming:
             self._counted[key] = _Refused(self._clock(), entry)
         self._write(entry)
 
-    def tell(self, *, at_end: bool = False) -> None:
+    def write_counts(self, *, at_end: bool = False) -> None:
         """Writes how many more were refused, of those that were counted for long enough; at the end of all."""
         at = self._clock()
         with self._lock:
@@ -125,10 +125,10 @@ class Coming:
 def counts_written(coming: Coming) -> Iterator[None]:
     """Writes the counted log-ins into the audit trail, now and again, and at the end of the block."""
     try:
-        with repeated(coming.tell, name="log-ins", every_s=LOOK_EVERY_S, ends_within_s=1.0):
+        with repeated(coming.write_counts, name="log-ins", every_s=LOOK_EVERY_S, ends_within_s=1.0):
             yield
     finally:
-        coming.tell(at_end=True)
+        coming.write_counts(at_end=True)
 
 
 def entry_of(

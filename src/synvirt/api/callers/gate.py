@@ -33,7 +33,7 @@ from synvirt.errors import Forbidden, NotFound, SynvirtError, Unauthorized
 class Authenticate(Protocol):
     """Checks callers. `address`: the caller's; "" is the Unix socket's."""
 
-    def knows(self, user: str, password: str) -> bool:
+    def remembers(self, user: str, password: str) -> bool:
         """Whether this was right a moment ago. At once: it is called in the event loop, for each request."""
         ...
 
@@ -52,8 +52,8 @@ class Authenticate(Protocol):
         ...
 
 
-# The noted facts of a caller.
-Said = TypeVarTuple("Said")
+# The facts that are noted of a caller.
+Arguments = TypeVarTuple("Arguments")
 # The role and name of a token, by its secret; None: there is no such token. Blocking.
 FindToken = Callable[[str], tuple[str, Role] | None]
 
@@ -152,7 +152,7 @@ class Gate:
         return caller
 
     async def _by_password(self, user: str, password: str, address: str, scope: Scope) -> Caller:
-        if not self._authenticate.knows(user, password):
+        if not self._authenticate.remembers(user, password):
             await to_thread.run_sync(self._authenticate.check, user, password, address, limiter=self._limiter)
         if user.strip().casefold() in self._confined:
             self._confine(user, scope)
@@ -174,9 +174,9 @@ class Gate:
             await self._noted(self._coming.denied, caller, scope["method"], scope["path"], error)
         raise error
 
-    async def _noted(self, tell: Callable[[*Said], None], *said: *Said) -> None:
+    async def _noted(self, note: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """Notes it before the answer, as it might never be noted afterwards."""
-        await to_thread.run_sync(tell, *said, limiter=self._limiter)
+        await to_thread.run_sync(note, *arguments, limiter=self._limiter)
 
     async def log_in(self, scope: Scope, user: str, password: str) -> str:
         """The secret of a new session, for a cookie. Unauthorized, Forbidden."""
@@ -203,7 +203,7 @@ class Gate:
         address = self._address(scope)
         return await to_thread.run_sync(oidc.begin, address, following, limiter=self._provider_limiter)
 
-    async def end_oidc(self, scope: Scope, said: Mapping[str, str]) -> tuple[str, str]:
+    async def end_oidc(self, scope: Scope, parameters: Mapping[str, str]) -> tuple[str, str]:
         """The secret of a new session, and the page that its person wanted. Unauthorized, Forbidden, SourceUnreachable."""
         oidc, address = self._oidc(), self._address(scope)
 
@@ -211,7 +211,7 @@ class Gate:
             self._coming.refuse(account, address, OIDC, error)
 
         browser = browser_in(Headers(scope=scope).get("cookie", ""))
-        ended = await to_thread.run_sync(oidc.end, said, browser, refuse, limiter=self._provider_limiter)
+        ended = await to_thread.run_sync(oidc.end, parameters, browser, refuse, limiter=self._provider_limiter)
         await self._noted(self._coming.came, Caller(ended.account, ended.role, address), OIDC)
         return await to_thread.run_sync(self._sessions.begin, ended.account, ended.role), ended.following
 

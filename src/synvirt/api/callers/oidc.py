@@ -96,8 +96,8 @@ class Oidc:
         self._lock = threading.Lock()
         self._begun: OrderedDict[str, _Begun] = OrderedDict()
         # A person who logged in under other settings has to log in again.
-        said = [provider.issuer, provider.client_id, roles_claim, sorted(roles.items())]
-        self.grants = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        rules = [provider.issuer, provider.client_id, roles_claim, sorted(roles.items())]
+        self.grants = hashlib.sha256(json.dumps(rules).encode()).hexdigest()
 
     @property
     def ends(self) -> str:
@@ -131,13 +131,13 @@ class Oidc:
         }
         return Began(f"{found.authorize}{'&' if urlsplit(found.authorize).query else '?'}{urlencode(query)}", browser)
 
-    def end(self, said: Mapping[str, str], browser: str, refuse: Refuse) -> Ended:
-        """`said`: what the browser brings from the provider. Unauthorized, Forbidden (no role), SourceUnreachable; `refuse`
-        gets each of these, with the person as far as known."""
+    def end(self, parameters: Mapping[str, str], browser: str, refuse: Refuse) -> Ended:
+        """`parameters`: of the provider's redirection. Unauthorized, Forbidden (no role), SourceUnreachable; `refuse` gets each
+        of these, with the person as far as known."""
         who = ""
         try:
-            begun = self._known(said.get("state", ""), browser)
-            claims = self._claims(said, begun)
+            begun = self._known(parameters.get("state", ""), browser)
+            claims = self._claims(parameters, begun)
             who = str(claims["sub"])
             role = self._role(claims)
             if role is None:
@@ -162,14 +162,14 @@ class Oidc:
             raise Unauthorized("this log-in was started in another browser", hint=_AGAIN)
         return begun
 
-    def _claims(self, said: Mapping[str, str], begun: _Begun) -> Mapping[str, Any]:
-        if "error" in said:
-            raise Unauthorized(f"the provider did not log you in: {said['error'][:100]!r}", hint=_AGAIN)
+    def _claims(self, parameters: Mapping[str, str], begun: _Begun) -> Mapping[str, Any]:
+        if "error" in parameters:
+            raise Unauthorized(f"the provider did not log you in: {parameters['error'][:100]!r}", hint=_AGAIN)
         # RFC 9207: an answer of another provider, whose code would be sent to the wrong one.
-        issuer = said.get("iss", None if self._provider.found().names_itself else self._provider.issuer)
+        issuer = parameters.get("iss", None if self._provider.found().names_itself else self._provider.issuer)
         if issuer != self._provider.issuer:
             raise Unauthorized("another provider answered", hint=_AGAIN)
-        code = said.get("code", "")
+        code = parameters.get("code", "")
         if not 0 < len(code) <= CODE_CHARS_MAX:
             raise Unauthorized("the provider's answer has no code", hint=_AGAIN)
         token = self._provider.redeem(code, begun.verifier, self._redirect_uri)

@@ -79,17 +79,19 @@ class Provider:
         known = self._found
         if known is not None and known[0] <= self._clock() < known[0] + FOUND_FOR_S:
             return known[1]
-        said = self._asked(f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
-        if said.get("issuer") != self.issuer:  # Discovery, section 4.3
-            raise _odd(f"it says of itself that it is {str(said.get('issuer'))[:200]!r}, and oidc_issuer is {self.issuer!r}")
-        methods = said.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
+        metadata = self._asked(f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
+        if metadata.get("issuer") != self.issuer:  # Discovery, section 4.3
+            raise _odd(
+                f"it says of itself that it is {str(metadata.get('issuer'))[:200]!r}, and oidc_issuer is {self.issuer!r}"
+            )
+        methods = metadata.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
         found = Found(
-            authorize=_address(said, "authorization_endpoint"),
-            token=_address(said, "token_endpoint"),
-            keys=_address(said, "jwks_uri"),
-            ends=_address(said, "end_session_endpoint") if said.get("end_session_endpoint") else "",
+            authorize=_address(metadata, "authorization_endpoint"),
+            token=_address(metadata, "token_endpoint"),
+            keys=_address(metadata, "jwks_uri"),
+            ends=_address(metadata, "end_session_endpoint") if metadata.get("end_session_endpoint") else "",
             by_post="client_secret_basic" not in methods and "client_secret_post" in methods,
-            names_itself=said.get("authorization_response_iss_parameter_supported") is True,
+            names_itself=metadata.get("authorization_response_iss_parameter_supported") is True,
         )
         self._found = (self._clock(), found)
         return found
@@ -111,35 +113,35 @@ class Provider:
         else:
             form |= {"client_id": self.client_id} | ({"client_secret": secret} if secret else {})
         answer = self._request("POST", found.token, form=form, headers=headers)
-        said = answer.json() if answer.status in (200, 400, 401) else {}
-        said = said if isinstance(said, dict) else {}
+        fields = answer.json() if answer.status in (200, 400, 401) else {}
+        fields = fields if isinstance(fields, dict) else {}
         if not answer.ok:
-            why = str(said.get("error", ""))[:100]
+            why = str(fields.get("error", ""))[:100]
             raise Unauthorized(f"the provider did not exchange the code: status {answer.status} {why}".rstrip(), hint=_HINT)
-        token = said.get("id_token")
+        token = fields.get("id_token")
         if not isinstance(token, str) or len(token) > TOKEN_CHARS_MAX:
             raise Unauthorized("the provider sent no ID token", hint="does this client have the scope openid there?")
         return token
 
     def claims(self, token: str, nonce: str) -> Mapping[str, Any]:
         """The claims of a token that this provider signed, for us, now, for the log-in with this nonce. Else Unauthorized."""
-        said = self._signed(token)
-        at, audience = self._clock(), said.get("aud")
+        claims = self._signed(token)
+        at, audience = self._clock(), claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
         wrong = (
-            ("it is by another issuer", said.get("iss") != self.issuer),
+            ("it is by another issuer", claims.get("iss") != self.issuer),
             ("it is for another client", self.client_id not in audiences),
-            ("it is for another client", said.get("azp", self.client_id if len(audiences) == 1 else None) != self.client_id),
-            ("it has expired", at >= _moment(said, "exp") + LEEWAY_S),
-            ("it is of another time", not -LEEWAY_S <= at - _moment(said, "iat") <= TOKEN_AGE_S),
-            ("it is not valid yet", "nbf" in said and at < _moment(said, "nbf") - LEEWAY_S),
-            ("it is for another log-in", not hmac.compare_digest(str(said.get("nonce", "")).encode(), nonce.encode())),
-            ("it does not name the user", not isinstance(said.get("sub"), str) or not 0 < len(said["sub"]) <= 255),
+            ("it is for another client", claims.get("azp", self.client_id if len(audiences) == 1 else None) != self.client_id),
+            ("it has expired", at >= _moment(claims, "exp") + LEEWAY_S),
+            ("it is of another time", not -LEEWAY_S <= at - _moment(claims, "iat") <= TOKEN_AGE_S),
+            ("it is not valid yet", "nbf" in claims and at < _moment(claims, "nbf") - LEEWAY_S),
+            ("it is for another log-in", not hmac.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode())),
+            ("it does not name the user", not isinstance(claims.get("sub"), str) or not 0 < len(claims["sub"]) <= 255),
         )
         for why, is_so in wrong:
             if is_so:
                 raise Unauthorized(f"the provider's ID token is refused: {why}", hint=_HINT)
-        return said
+        return claims
 
     def _signed(self, token: str) -> dict[str, Any]:
         try:
@@ -156,9 +158,9 @@ class Provider:
         with self._lock:
             known = self._keys
             if known is None or not known[0] <= self._clock() < known[0] + again_after_s:
-                said = self._asked(self.found().keys)
+                document = self._asked(self.found().keys)
                 try:
-                    usable = [key for key in said["keys"] if key.get("kty") in _PUBLIC and key.get("use", "sig") == "sig"]
+                    usable = [key for key in document["keys"] if key.get("kty") in _PUBLIC and key.get("use", "sig") == "sig"]
                     known = (self._clock(), KeySet.import_key_set({"keys": usable}))
                 except (JoseError, ValueError, TypeError, KeyError, AttributeError) as error:
                     raise _odd("its keys cannot be read") from error
@@ -167,10 +169,10 @@ class Provider:
 
     def _asked(self, url: str) -> dict[str, Any]:
         answer = self._request("GET", url, headers={"accept": "application/json"})
-        said = answer.json() if answer.ok else None
-        if not isinstance(said, dict):
+        document = answer.json() if answer.ok else None
+        if not isinstance(document, dict):
             raise _odd(f"{url} answers with status {answer.status}")
-        return said
+        return document
 
     def _request(self, method: str, url: str, **sent: Any) -> Answer:
         parts = urlsplit(url)
@@ -182,9 +184,9 @@ class Provider:
             client.close()
 
 
-def _address(said: Mapping[str, Any], name: str) -> str:
+def _address(metadata: Mapping[str, Any], name: str) -> str:
     """A request there may carry a log-in: never without encryption."""
-    url = said.get(name)
+    url = metadata.get(name)
     try:
         if isinstance(url, str) and len(url) <= 2000 and url.isascii() and url.isprintable():
             parts = urlsplit(url)
@@ -195,8 +197,8 @@ def _address(said: Mapping[str, Any], name: str) -> str:
     raise _odd(f"its {name} is not an https:// address")
 
 
-def _moment(said: Mapping[str, Any], name: str) -> float:
-    value = said.get(name)
+def _moment(claims: Mapping[str, Any], name: str) -> float:
+    value = claims.get(name)
     # Python reads NaN and numbers of any length as JSON, and NaN is never later than another number.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOMENT_MAX:
         raise Unauthorized(f"the provider's ID token is refused: its {name} is not a time", hint=_HINT)

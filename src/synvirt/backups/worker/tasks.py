@@ -194,19 +194,19 @@ class _Marks(Generic[L]):
     kill. `since`: what the service has; `seen`: makes a message of what was added to that."""
 
     def __init__(self, wire: Wire, every_s: float, since: L, seen: Callable[[L, bool], WireModel]) -> None:
-        self._wire, self._every_s, self._said, self._seen = wire, every_s, since, seen
-        self._broken_said, self._said_at = len(since.broken), time.monotonic()
+        self._wire, self._every_s, self._sent, self._seen = wire, every_s, since, seen
+        self._broken_sent, self._sent_at = len(since.broken), time.monotonic()
 
     def looked(self, so_far: L) -> None:
-        if time.monotonic() - self._said_at >= self._every_s:
+        if time.monotonic() - self._sent_at >= self._every_s:
             self.say(so_far)
 
     def say(self, so_far: L) -> None:
-        *first, last = so_far.parts(self._said, self._broken_said)
+        *first, last = so_far.parts(self._sent, self._broken_sent)
         for part in first:
             self._wire.say(_result("looked", self._seen(part, True)))
         self._wire.say(_result("looked", self._seen(last, False)))
-        self._said, self._broken_said, self._said_at = so_far, len(so_far.broken), time.monotonic()
+        self._sent, self._broken_sent, self._sent_at = so_far, len(so_far.broken), time.monotonic()
 
 
 def verify_one(order: VerifyPointOrder, wire: Wire) -> None:

@@ -28,13 +28,13 @@ def list_things(options: Options, listed: Listed, table: Any, limit: int, cursor
     print_page(answer, none=f"There are no {things}", show=table, as_json=options.json)
 
 
-def ask(options: Options, method: str, listed: Listed, one: str, rest: str = "", *, said: str, json: Any = None) -> None:
+def ask(options: Options, method: str, listed: Listed, one: str, rest: str = "", *, outcome: str, json: Any = None) -> None:
     """A request that is done when it is answered."""
     with options.connect() as client:
         id_ = id_of(client, listed, one)
         answer = client.ask(method, f"{listed.path}/{id_}{rest}", json=json)
     if not options.json:
-        print(f"{listed.noun.capitalize()} {id_} {said}")
+        print(f"{listed.noun.capitalize()} {id_} {outcome}")
     elif answer:
         print(answer)
 

@@ -144,8 +144,8 @@ def change_key(options: Options, repository: Repository) -> None:
 
     with options.connect() as client:
         answer = client.ask("POST", f"{REPOSITORIES.path}/{id_of(client, REPOSITORIES, repository)}/change-key")
-    said = "What is written from now on opens only with this recovery key. Keep it elsewhere than here:"
-    print(answer if options.json else f"{said}\n{json.loads(answer)['recovery_key']}")
+    notice = "What is written from now on opens only with this recovery key. Keep it elsewhere than here:"
+    print(answer if options.json else f"{notice}\n{json.loads(answer)['recovery_key']}")
 
 
 @app.command("seal-key")
@@ -209,7 +209,7 @@ def forget_repository(options: Options, repository: Repository) -> None:
 
     Example: synvirt backup forget-repository here
     """
-    ask(options, "DELETE", REPOSITORIES, repository, said="is forgotten; its content stays")
+    ask(options, "DELETE", REPOSITORIES, repository, outcome="is forgotten; its content stays")
 
 
 app.command()(offers)
@@ -307,7 +307,7 @@ def cancel(
 
     Example: synvirt backup cancel 1f3a
     """
-    ask(options, "POST", RUNS, run, "/cancel?guest_writes=lose" if lose_guest_writes else "/cancel", said="is asked to stop")
+    ask(options, "POST", RUNS, run, "/cancel?guest_writes=lose" if lose_guest_writes else "/cancel", outcome="is asked to stop")
 
 
 # ── restore points ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -396,7 +396,7 @@ def protect(options: Options, point: Point) -> None:
 
     Example: synvirt backup protect 1f3a
     """
-    ask(options, "PATCH", POINTS, point, json={"protected": True}, said="is protected")
+    ask(options, "PATCH", POINTS, point, json={"protected": True}, outcome="is protected")
 
 
 @app.command()
@@ -406,7 +406,7 @@ def unprotect(options: Options, point: Point) -> None:
 
     Example: synvirt backup unprotect 1f3a
     """
-    ask(options, "PATCH", POINTS, point, json={"protected": False}, said="is no longer protected")
+    ask(options, "PATCH", POINTS, point, json={"protected": False}, outcome="is no longer protected")
 
 
 @app.command("remove-point")
@@ -416,7 +416,7 @@ def remove_point(options: Options, point: Point) -> None:
 
     Example: synvirt backup remove-point 1f3a
     """
-    ask(options, "DELETE", POINTS, point, said="is removed")
+    ask(options, "DELETE", POINTS, point, outcome="is removed")
 
 
 # ── tables: each fits into 80 columns ────────────────────────────────────────────────────────────────────────────────

@@ -112,7 +112,7 @@ def change_job(
         body["schedule"] = None
     if bandwidth is not None:
         body["bandwidth_bps"] = _rate(bandwidth)
-    ask(options, "PATCH", JOBS, job, json=body, said="is changed")
+    ask(options, "PATCH", JOBS, job, json=body, outcome="is changed")
 
 
 @with_options
@@ -121,7 +121,7 @@ def remove_job(options: Options, job: Job) -> None:
 
     Example: synvirt backup remove-job nightly
     """
-    ask(options, "DELETE", JOBS, job, said="is removed; its restore points stay")
+    ask(options, "DELETE", JOBS, job, outcome="is removed; its restore points stay")
 
 
 @with_options

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import FAILED, shown, tell
+from synvirt.cli.program import FAILED, print_error, shown
 from synvirt.errors import BackupBadRequest, BackupNotFound
 from synvirt.sizes import sized
 
@@ -51,7 +51,7 @@ def mount(
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for failure in failures:
-        tell(failure.code, failure.detail, failure.hint)
+        print_error(failure.code, failure.detail, failure.hint)
     if failures:
         raise typer.Exit(FAILED)
 
@@ -83,7 +83,7 @@ def _repository(options: Options, point: str) -> Iterator[Any]:
         unread = repository.unread(known.id)
         reason = doubt(repositories.authors.of(unread))
         if reason is not None:
-            tell(UNKNOWN, reason, None)
+            print_error(UNKNOWN, reason, None)
         yield repository, repository.parsed(unread)
     finally:
         store.close()

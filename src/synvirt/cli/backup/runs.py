@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from synvirt.cli.listing import at
-from synvirt.cli.program import FAILED, INTERRUPTED, say, shown, tell
+from synvirt.cli.program import FAILED, INTERRUPTED, print_error, say, shown
 from synvirt.sizes import sized
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bo
 
     warned, trouble = 0, None
     for event in client.follow(
-        RUNS, job_id=run.id, on_lost=lambda: show.said("the service is gone; waiting for it to come back")
+        RUNS, job_id=run.id, on_lost=lambda: show.line("the service is gone; waiting for it to come back")
     ):
         if print_events:
             print(event.data, flush=True)
@@ -52,12 +52,12 @@ def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bo
             run = BackupRun.model_validate_json(event.data)
             show.stands(str(run.status), f"{run.kind.replace('_', ' ')} {str(run.id)[:8]}", run.progress)
             for warning in run.warnings[warned:]:
-                show.said(f"{warning.code}: {warning.message}")
+                show.line(f"{warning.code}: {warning.message}")
             warned = len(run.warnings)
             if run.status in ENDS:
                 return run
             if run.error is not None and run.error != trouble:
-                show.said(f"{run.error.code}: {run.error.message}")
+                show.line(f"{run.error.code}: {run.error.message}")
             trouble = run.error
         elif event.event == "progress":
             show.progressed(RunUpdate.model_validate_json(event.data).progress)
@@ -67,7 +67,7 @@ def _watched(client: Any, run: "BackupRun", show: "Display", *, print_events: bo
 def show_result(run: "BackupRun") -> None:
     """Prints the run's result."""
     if run.error is not None:
-        tell(run.error.code, run.error.message, run.error.hint)
+        print_error(run.error.code, run.error.message, run.error.hint)
     if run.kind == "backup":
         for point in run.restore_point_ids:
             print(f"restore point {point}")

@@ -45,7 +45,7 @@ def remove_run(options: Options, run: Run) -> None:
 
     Example: synvirt backup remove-run 77c0
     """
-    ask(options, "DELETE", RUNS, run, said="is removed")
+    ask(options, "DELETE", RUNS, run, outcome="is removed")
 
 
 @with_options

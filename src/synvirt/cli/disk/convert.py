@@ -232,7 +232,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def said(report: dict[str, Any]) -> str:
+def sentence(report: dict[str, Any]) -> str:
     """The report as a sentence."""
     cloned = f", {sized(report['bytes_cloned'])} cloned" if report["bytes_cloned"] else ""
     checked = f", {', '.join(report['checksums_verified'])} checked" if report["checksums_verified"] else ""

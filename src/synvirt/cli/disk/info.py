@@ -50,16 +50,16 @@ def described(found: Found) -> dict[str, Any]:
 def lines_of(disk: dict[str, Any]) -> Iterator[str]:
     """The description of a disk as lines for people."""
     for name, value in disk.items():
-        yield f"{name:21} {shown(_said(name, value))}"
+        yield f"{name:21} {shown(_text(name, value))}"
 
 
-def _said(name: str, value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("_bytes") and isinstance(value, int):
         return f"{value} ({sized(value)})"
     if isinstance(value, list):
-        return ", ".join(_said("", each) for each in value) or "none"
+        return ", ".join(_text("", each) for each in value) or "none"
     if isinstance(value, dict):
         return " ".join(f"{each}" if key in ("name", "format") else f"{key}={each}" for key, each in value.items())
     return "none" if value is None else str(value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from synvirt.cli.interrupts import raised
-from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed, tell_as_json
+from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed, print_error_as_json
 from synvirt.errors import BadRequest
 
 _IMAGE = "a disk image, an OVA, or the folder or description of a VM"
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str], *, json: bool = False) -> int:
         return end.code if isinstance(end.code, int) else WRONG_USAGE
     except _WrongUsage as wrong:
         if json or "--json" in arguments:
-            tell_as_json(BadRequest(wrong.detail))
+            print_error_as_json(BadRequest(wrong.detail))
         print(f"{wrong.usage}{wrong.detail}", file=sys.stderr)
         return WRONG_USAGE
     options.json = options.json or json
@@ -58,7 +58,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from synvirt.cli.disk.convert import Wanted, convert, is_quiet, said
+    from synvirt.cli.disk.convert import Wanted, convert, is_quiet, sentence
     from synvirt.cli.disk.images import chosen, disks_in
 
     found = chosen(disks_in(options.image, options.key_file), options.disk, options.image)
@@ -67,7 +67,7 @@ def _convert(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(report)
     else:
-        print(said(report))
+        print(sentence(report))
     return 0
 
 

@@ -21,8 +21,8 @@ def repair_job(options: Options, client: Any, job_id: str, *, check_only: bool, 
     made = Migration.model_validate_json(answer)
     if not watch:
         what = "compares" if check_only else "compares and repairs"
-        said = f"Job {made.id} {what} the volumes of job {job_id}. Watch it: synvirt migrations watch {made.id}"
-        print(answer if options.json else said)
+        notice = f"Job {made.id} {what} the volumes of job {job_id}. Watch it: synvirt migrations watch {made.id}"
+        print(answer if options.json else notice)
         return
     follow(options, client, str(made.id))
     ended: Migration = client.migration(made.id)

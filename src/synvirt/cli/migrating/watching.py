@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from synvirt.cli.migrating.dry_runs import as_options
-from synvirt.cli.program import shown, tell
+from synvirt.cli.program import print_error, shown
 from synvirt.errors import Internal
 from synvirt.model.job import BootAttempt, DiskProgress, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import State
@@ -38,7 +38,7 @@ class Display(Protocol):
     def stands(self, state: str, name: str, progress: Progress) -> None: ...
     def progressed(self, progress: Progress) -> None: ...
     def disks(self, rows: Sequence[DiskProgress]) -> None: ...
-    def said(self, text: str) -> None: ...
+    def line(self, text: str) -> None: ...
 
 
 def watch(
@@ -49,7 +49,7 @@ def watch(
     The stream of one job begins with that job, also after it has ended.
     """
     show.moved(job)
-    for event in client.follow(job_id=job.id, on_lost=lambda: show.said("the service is gone; waiting for it to come back")):
+    for event in client.follow(job_id=job.id, on_lost=lambda: show.line("the service is gone; waiting for it to come back")):
         each(event)
         if event.event == "migration":
             job = Migration.model_validate_json(event.data)
@@ -79,7 +79,7 @@ def verdict(job: Migration) -> bool:
         return True
     error = job.last_error
     code, message, hint = (error.code, error.message, error.hint) if error else ("E_MIG_CANCELLED", str(job.state), None)
-    tell(code, as_options(message), hint and as_options(hint))
+    print_error(code, as_options(message), hint and as_options(hint))
     return False
 
 
@@ -96,7 +96,7 @@ class _Quiet:
     def disks(self, rows: Sequence[DiskProgress]) -> None:
         pass
 
-    def said(self, text: str) -> None:
+    def line(self, text: str) -> None:
         pass
 
 
@@ -115,30 +115,30 @@ class Lines:
         before = self._state
         self.stands(stage(job), job.name, job.progress)
         if job.held and job.state == State.DELTA_SYNCING and before != job.state:
-            self.said(f"held until it is asked to cut over: synvirt migrations cutover {job.id}")
+            self.line(f"held until it is asked to cut over: synvirt migrations cutover {job.id}")
         if job.last_error is not None and job.last_error != self._error and not job.last_error.fatal:
             self._error = job.last_error
-            self.said(f"{self._error.code}: {as_options(self._error.message)}")
+            self.line(f"{self._error.code}: {as_options(self._error.message)}")
         for attempt in job.boot_attempts[self._attempts :]:
             if attempt.trouble is not None:
                 self._attempts += 1
-                self.said(f"did not boot from {attempt.disk_bus}: {attempt.trouble}")
+                self.line(f"did not boot from {attempt.disk_bus}: {attempt.trouble}")
 
     def stands(self, state: str, name: str, progress: Progress) -> None:
         if state != self._state:
             self._state, self._shown_part = state, 0
-            self.said(f"{state}  {name}")
+            self.line(f"{state}  {name}")
 
     def progressed(self, progress: Progress) -> None:
         part = LINES_A_COPY * progress.bytes_done // progress.bytes_total if progress.bytes_total else 0
         if part > self._shown_part or self._clock() >= self._shown_at + LINE_EVERY_S:
             self._shown_part = part
-            self.said(f"{self._state}  {described(progress, state=self._state)}")
+            self.line(f"{self._state}  {described(progress, state=self._state)}")
 
     def disks(self, rows: Sequence[DiskProgress]) -> None:
         """Nothing, as a log should not be longer for every disk: `synvirt migrations show` lists them."""
 
-    def said(self, text: str) -> None:
+    def line(self, text: str) -> None:
         self._shown_at = self._clock()
         self._out(f"{time.strftime('%H:%M:%S')} {shown(text)}")
 
@@ -195,8 +195,8 @@ class Bars(AbstractContextManager["Bars"]):
         figures = described(progress, state=self._state) if progress.bytes_total else ""
         self._bar.update(self._task, completed=progress.bytes_done, total=progress.bytes_total or None, figures=figures)
 
-    def said(self, text: str) -> None:
-        self._lines.said(text)
+    def line(self, text: str) -> None:
+        self._lines.line(text)
 
 
 def outcome(attempt: BootAttempt) -> str:

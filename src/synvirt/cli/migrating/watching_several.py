@@ -115,7 +115,7 @@ def table(jobs: list[Migration]) -> "Table":
     for title, width in (("ID", 8), ("NAME", 19), ("STATE", 13), ("PROGRESS", 35)):
         made.add_column(title, no_wrap=True, overflow="ellipsis", max_width=width, min_width=8)
     for job in (running + others)[:ROWS_MAX]:
-        said = described(job.progress, state=job.state) if job.progress.bytes_total and not job.ended else ""
-        said = job.last_error.code if job.last_error is not None and job.ended else said
-        made.add_row(str(job.id)[:8], Text(shown(job.name)), stage(job), Text(said))
+        remark = described(job.progress, state=job.state) if job.progress.bytes_total and not job.ended else ""
+        remark = job.last_error.code if job.last_error is not None and job.ended else remark
+        made.add_row(str(job.id)[:8], Text(shown(job.name)), stage(job), Text(remark))
     return made

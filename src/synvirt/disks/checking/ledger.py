@@ -85,8 +85,8 @@ class Ledger:
     def _key(self) -> tuple[Any, ...]:
         return self.disk, self.number, self.size, self.digest, self.rows
 
-    def said(self, row: Row) -> str:
-        """What the row says of its bytes: `zeros`, or the hash with its name."""
+    def described(self, row: Row) -> str:
+        """The content of the row as text: `zeros`, or the hash with its name."""
         return "zeros" if row.digest is None else f"{self.digest.name.upper()} {row.digest.hex()}"
 
     def difference(self, other: "Ledger") -> Difference | None:
@@ -109,11 +109,13 @@ class Ledger:
         if left is None:
             return None
         return Difference(
-            left.start, left.length, *(("nothing", self.said(left)) if mine.now is None else (self.said(left), "nothing"))
+            left.start,
+            left.length,
+            *(("nothing", self.described(left)) if mine.now is None else (self.described(left), "nothing")),
         )
 
     def _differing(self, one: Row, two: Row) -> Difference:
-        mine, theirs = self.said(one), self.said(two)
+        mine, theirs = self.described(one), self.described(two)
         if one.start == two.start:
             return Difference(one.start, min(one.length, two.length), mine, theirs)
         first, expected, found = (one, mine, "nothing") if one.start < two.start else (two, "nothing", theirs)
@@ -292,7 +294,7 @@ def verify(
         target.read_into(row.start, view)
         read.add(row.length)
         found = Row(row.start, row.length, None if is_zero(view) else ledger.digest.of(view))
-        return None if found == row else Difference(row.start, row.length, ledger.said(row), ledger.said(found))
+        return None if found == row else Difference(row.start, row.length, ledger.described(row), ledger.described(found))
 
     threads = 1 if target.max_readers <= 1 else min(threads or default_threads(), target.max_readers)
     difference = first_found(

@@ -80,8 +80,8 @@ class IscsiReader:
             name=spec.name,
             connections=_CONNECTIONS,
             timeout_s=START_TIMEOUT_S,
-            ended=lambda said: DiskReadFailed(
-                f"{spec.name} cannot be read by iSCSI from {spec.portal}: {said}", hint=_hint(said)
+            ended=lambda message: DiskReadFailed(
+                f"{spec.name} cannot be read by iSCSI from {spec.portal}: {message}", hint=_hint(message)
             ),
             late=SourceUnreachable(
                 f"{spec.portal} does not answer as an iSCSI target: no login within {START_TIMEOUT_S:.0f} s"
@@ -107,6 +107,6 @@ class IscsiReader:
         self._closing.close()
 
 
-def _hint(said: str) -> str | None:
+def _hint(message: str) -> str | None:
     """A hint, where QEMU says that its module is missing."""
-    return "apt-get install qemu-block-extra" if "nknown driver" in said or "nknown protocol" in said else None
+    return "apt-get install qemu-block-extra" if "nknown driver" in message or "nknown protocol" in message else None

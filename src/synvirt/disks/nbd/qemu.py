@@ -24,7 +24,7 @@ from synvirt.programs import start
 
 START_TIMEOUT_S = 20.0
 _CONNECTIONS = 8
-_SAID_CHARS = 400
+_MESSAGE_CHARS = 400
 
 
 class QemuNbdReader:
@@ -84,7 +84,7 @@ class QemuNbdReader:
             name=self._name,
             connections=_CONNECTIONS,
             timeout_s=START_TIMEOUT_S,
-            ended=lambda said: MalformedArchive(f"QEMU cannot open {self._name}: {said[-_SAID_CHARS:]}"),
+            ended=lambda message: MalformedArchive(f"QEMU cannot open {self._name}: {message[-_MESSAGE_CHARS:]}"),
             late=SourceUnreachable(f"qemu-nbd does not begin to serve {self._name}"),
         )
 

@@ -135,9 +135,9 @@ class NbdReader:
             self._pool.ask(partial(_read, offset=offset, buffer=buffer, size=self.size, pool=self._pool), f"offset {offset}")
 
     def extents(self) -> Iterator[Extent]:
-        return coalesced(self._said())
+        return coalesced(self._extents())
 
-    def _said(self) -> Iterator[Extent]:
+    def _extents(self) -> Iterator[Extent]:
         if self._bitmap is None and not self._has_allocation:
             yield Extent(0, self.size)
             return
@@ -202,7 +202,7 @@ def _read_last(handle: nbd.NBD, offset: int, buffer: memoryview, watch: Watch) -
             buffer[:] = handle.pread(len(buffer), offset)
         except nbd.Error:
             if silent():
-                raise _Lost(f"it has said nothing for {SILENCE_TIMEOUT_S:.0f} s") from None
+                raise _Lost(f"it has sent nothing for {SILENCE_TIMEOUT_S:.0f} s") from None
             raise
 
 
@@ -246,7 +246,7 @@ def _await(handle: nbd.NBD, cookies: list[int]) -> None:
         if handle.poll(_POLL_MS):
             deadline = time.monotonic() + SILENCE_TIMEOUT_S
         elif time.monotonic() > deadline:
-            raise _Lost(f"it has said nothing for {SILENCE_TIMEOUT_S:.0f} s")
+            raise _Lost(f"it has sent nothing for {SILENCE_TIMEOUT_S:.0f} s")
     failure: nbd.Error | None = None
     for cookie in cookies:
         try:

@@ -17,7 +17,7 @@ from synvirt.errors import SynvirtError
 from synvirt.programs import end_group, refuse_forbidden
 
 # Enough of the output to show what went wrong.
-SAID_CHARS = 500
+MESSAGE_CHARS = 500
 _LOOK_EVERY_S = 0.01
 
 
@@ -60,7 +60,7 @@ def reader_of(
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     leave_s: float = 0.0,
 ) -> NbdReader:
-    """Waits until the program serves. Raises `ended(said)` where it ends instead, with its last output; `late` after
+    """Waits until the program serves. Raises `ended(message)` where it ends instead, with its last output; `late` after
     `timeout_s`. When `closing` is closed, the reader is closed and the program ended. A program that ends with its last reader,
     and must clean up, gets `leave_s` for it."""
     closing.callback(child.wait)
@@ -68,8 +68,8 @@ def reader_of(
     deadline = time.monotonic() + timeout_s
     while not place.ready.exists():
         if child.poll() is not None:
-            said = place.log.read_text(errors="replace").strip()[-SAID_CHARS:]
-            raise ended(said or "it does not say why")
+            message = place.log.read_text(errors="replace").strip()[-MESSAGE_CHARS:]
+            raise ended(message or "it gives no reason")
         if time.monotonic() > deadline:
             raise late
         time.sleep(_LOOK_EVERY_S)

@@ -50,8 +50,8 @@ def write_qcow2(
     except ProgramFailed as failed:
         if server.failure is not None:
             raise server.failure from failed
-        said = failed.stderr.replace(f"{path.parent}/", "").replace(source, "the disk")
-        raise DiskWriteFailed(f"{path.name} cannot be written: {said or 'qemu-img does not say why'}") from failed
+        message = failed.stderr.replace(f"{path.parent}/", "").replace(source, "the disk")
+        raise DiskWriteFailed(f"{path.name} cannot be written: {message or 'qemu-img gives no reason'}") from failed
     except OSError as error:
         raise DiskWriteFailed(f"{path.name} cannot be written: {error.strerror}") from error
     finally:

@@ -244,7 +244,7 @@ class DatastoreReader:
                 delay_s = 0.0 if full else next(delays)
                 if delay_s is None:
                     raise SourceUnreachable(
-                        f"{self._spec.host} was lost while {self._name} was read at {where}: {_said(error)}",
+                        f"{self._spec.host} was lost while {self._name} was read at {where}: {_cause(error)}",
                         hint="the pass goes on from its watermark once the platform answers again",
                     ) from error
                 time.sleep(delay_s)
@@ -267,7 +267,7 @@ class DatastoreReader:
                 if self._direct_left or self._spec.direct_only:
                     raise
                 # vCenter is asked from now on: it reads through the same host, or through one that it reaches.
-                log.info("%s does not send %s itself, vCenter does: %s", self._spec.direct[0], self._name, _said(error))
+                log.info("%s does not send %s itself, vCenter does: %s", self._spec.direct[0], self._name, _cause(error))
             else:
                 self._direct_left = DIRECT_FAILURES_MAX
                 return size
@@ -457,12 +457,12 @@ def _of_host(host: str, name: str, error: BaseException) -> SynvirtError:
     if isinstance(error, SynvirtError):
         return error
     return SourceUnreachable(
-        f"the host {host} does not send {name} itself: {_said(error)}",
+        f"the host {host} does not send {name} itself: {_cause(error)}",
         hint="is its name known here, and its port 443 open? transport datastore asks vCenter alone",
     )
 
 
-def _said(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return f"it said nothing for {SILENCE_TIMEOUT_S:.0f} s"
+        return f"it sent nothing for {SILENCE_TIMEOUT_S:.0f} s"
     return str(error) or type(error).__name__

@@ -119,7 +119,7 @@ class ExportedReader:
 
     def _lost(self, cause: BaseException | str) -> SourceUnreachable:
         if isinstance(cause, TimeoutError):
-            cause = f"it said nothing for {SILENCE_TIMEOUT_S:.0f} s"
+            cause = f"it sent nothing for {SILENCE_TIMEOUT_S:.0f} s"
         return SourceUnreachable(
             f"{self._spec.host} was lost while {self._name} was read by an export lease: {cause or type(cause).__name__}",
             hint="the pass goes on from its watermark with a new lease, which sends the disk from its start again",

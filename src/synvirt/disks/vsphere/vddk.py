@@ -37,7 +37,7 @@ CONNECTIONS: Final = 4
 LEAVE_S: Final = 10.0
 # How much of the end of nbdkit's output is read: enough for some lines of VDDK.
 LOG_BYTES: Final = 16 << 10
-SAID_LINES: Final = 3
+ERROR_LINES: Final = 3
 
 _ERROR: Final = re.compile(r"^nbdkit: .*?error: (.+)$", re.MULTILINE)
 
@@ -124,7 +124,7 @@ class VddkReader:
                 name=spec.file,
                 connections=CONNECTIONS,
                 timeout_s=START_TIMEOUT_S,
-                ended=lambda said: _meant(f"VDDK cannot open {spec.file}", _said(place) or said),
+                ended=lambda message: _meant(f"VDDK cannot open {spec.file}", _logged(place) or message),
                 late=SourceUnreachable(f"VDDK does not start within {START_TIMEOUT_S:.0f} s"),
                 connect_timeout_s=CONNECT_TIMEOUT_S,
                 leave_s=LEAVE_S,
@@ -157,22 +157,22 @@ class VddkReader:
 
     def _explained(self, what: str, error: SynvirtError) -> SynvirtError:
         """The error by VDDK's last message; without one, `error` unchanged."""
-        said = _said(self._place)
-        return _meant(f"VDDK {what} {self._file}", said) if said else error
+        messages = _logged(self._place)
+        return _meant(f"VDDK {what} {self._file}", messages) if messages else error
 
 
-def _said(place: Place) -> str:
+def _logged(place: Place) -> str:
     """VDDK's last errors in nbdkit's log; empty, where there are none."""
     with place.log.open("rb") as log:
         log.seek(-min(LOG_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
         lines = _ERROR.findall(log.read(LOG_BYTES).decode(errors="replace"))
-    return "; ".join(dict.fromkeys(line.strip() for line in lines[-SAID_LINES:]))
+    return "; ".join(dict.fromkeys(line.strip() for line in lines[-ERROR_LINES:]))
 
 
-def _meant(what: str, said: str) -> SynvirtError:
-    lowered = said.lower()
+def _meant(what: str, messages: str) -> SynvirtError:
+    lowered = messages.lower()
     meaning = next((one for one in _MEANINGS if any(word in lowered for word in one.words)), _ELSE)
-    return meaning.error(f"{what}: {said}", hint=meaning.hint)
+    return meaning.error(f"{what}: {messages}", hint=meaning.hint)
 
 
 def _check_libdir(libdir: Path) -> None:

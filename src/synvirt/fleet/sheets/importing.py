@@ -26,7 +26,7 @@ SOURCE_WITHIN_S: Final = 40.0
 # Each reads up to 64 MiB, and its child takes up to 1 GiB.
 AT_ONCE: Final = 1
 # Enough to correct at one time; a dry run lists them all.
-PROBLEMS_SAID: Final = 5
+PROBLEMS_LISTED: Final = 5
 # One page of sources: more than any site has.
 SOURCES_MAX: Final = 1000
 UNNAMED: Final = "imported"
@@ -199,9 +199,9 @@ def _checked(requests: Iterable[WaveRequest]) -> list[SheetProblem]:
 
 
 def _refused(problems: Sequence[SheetProblem]) -> BadRequest:
-    said = [
+    lines = [
         (f"row {one.row}, {one.column}: " if one.row else "") + one.detail + (f" ({one.hint})" if one.hint else "")
-        for one in problems[:PROBLEMS_SAID]
+        for one in problems[:PROBLEMS_LISTED]
     ]
-    more = [f"and {len(problems) - PROBLEMS_SAID} more"] if len(problems) > PROBLEMS_SAID else []
-    return BadRequest("; ".join([*said, *more]), hint="nothing was imported; a dry run lists all that is wrong")
+    more = [f"and {len(problems) - PROBLEMS_LISTED} more"] if len(problems) > PROBLEMS_LISTED else []
+    return BadRequest("; ".join([*lines, *more]), hint="nothing was imported; a dry run lists all that is wrong")

@@ -54,12 +54,12 @@ def read(content: bytes, *wanted: str) -> tuple[Sheet, ...]:
         start_new_session=True,
     ) as child:
         try:
-            said, _ = child.communicate(content, timeout=WITHIN_S)
+            output, _ = child.communicate(content, timeout=WITHIN_S)
         except subprocess.TimeoutExpired:
             child.kill()
             raise _broken(f"it was not read within {WITHIN_S:.0f} s") from None
     try:
-        answer = json.loads(said) if len(said) <= ANSWER_BYTES_MAX else {}
+        answer = json.loads(output) if len(output) <= ANSWER_BYTES_MAX else {}
         if "error" in answer:
             raise _broken(str(answer["error"])[:300])
         return tuple(_sheet(one) for one in answer["sheets"])
@@ -67,10 +67,10 @@ def read(content: bytes, *wanted: str) -> tuple[Sheet, ...]:
         raise _broken("it takes more memory or time than a list of VMs does, or is damaged") from None
 
 
-def _sheet(said: Any) -> Sheet:
+def _sheet(fields: Any) -> Sheet:
     """A hostile file may control the child: its answer may contain only text and numbers."""
-    rows = tuple((int(number), {int(column): str(text) for column, text in cells.items()}) for number, cells in said["rows"])
-    return Sheet(str(said["name"]), rows)
+    rows = tuple((int(number), {int(column): str(text) for column, text in cells.items()}) for number, cells in fields["rows"])
+    return Sheet(str(fields["name"]), rows)
 
 
 def _broken(why: str) -> BadRequest:

@@ -54,7 +54,7 @@ class Look:
     def order(self) -> bytes:
         """The question as bytes. File names may not be UTF-8: JSON escapes carry them, which pydantic would refuse."""
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("root", "contents")}
-        line = json.dumps({**fields, "root": _said_root(self.root), "contents": [len(one) for one in self.contents]})
+        line = json.dumps({**fields, "root": _root_fields(self.root), "contents": [len(one) for one in self.contents]})
         return b"".join((line.encode(), b"\n", *self.contents))
 
     @classmethod
@@ -67,16 +67,16 @@ class Look:
         return cls(**{**fields, "root": _root(fields["root"]), "contents": contents})
 
 
-def _said_root(root: Root | None) -> dict[str, Any] | None:
+def _root_fields(root: Root | None) -> dict[str, Any] | None:
     if root is None:
         return None
     return {"remote": asdict(root)} if isinstance(root, Remote) else {"path": str(root)}
 
 
-def _root(said: dict[str, Any] | None) -> Root | None:
-    if said is None:
+def _root(fields: dict[str, Any] | None) -> Root | None:
+    if fields is None:
         return None
-    return _remote(said["remote"]) if "remote" in said else Path(said["path"])
+    return _remote(fields["remote"]) if "remote" in fields else Path(fields["path"])
 
 
 def _remote(fields: dict[str, Any]) -> Remote:

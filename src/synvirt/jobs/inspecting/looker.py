@@ -156,21 +156,21 @@ def serve(control: socket.socket, live: Callable[[socket.socket, str | None], No
                 poll.unregister(descriptor)
                 _ended(descriptor, running.pop(descriptor))
                 continue
-            said, descriptors, _, _ = socket.recv_fds(control, 16, 2)
-            if not said:
+            message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+            if not message:
                 for one in running.values():
                     with suppress(ProcessLookupError):
                         os.kill(one.pid, signal.SIGKILL)
                     _remove(one.folder)
                 return
-            pidfd, one = _begun(said, descriptors, live)
+            pidfd, one = _begun(message, descriptors, live)
             running[pidfd] = one
             poll.register(pidfd, select.POLLIN)
 
 
-def _begun(said: bytes, descriptors: list[int], live: Callable[[socket.socket, str | None], None]) -> tuple[int, _Running]:
+def _begun(message: bytes, descriptors: list[int], live: Callable[[socket.socket, str | None], None]) -> tuple[int, _Running]:
     channel, status = (socket.socket(fileno=descriptor) for descriptor in descriptors)
-    folder = tempfile.mkdtemp(prefix="synvirt-look-") if said == WITH_PROGRAMS else None
+    folder = tempfile.mkdtemp(prefix="synvirt-look-") if message == WITH_PROGRAMS else None
     pid = os.fork()
     if pid == 0:
         try:

@@ -236,12 +236,12 @@ def _valid(model: type[Answer], content: Any) -> Answer:
         raise _nonsense() from error
 
 
-def _error(said: Any) -> SynvirtError:
+def _error(fields: Any) -> SynvirtError:
     """The child's error, if it is one of ours."""
     try:
-        kind, code, detail, hint = (str(said[name]) for name in ("kind", "code", "detail", "hint"))
-        holds = tuple(str(one) for one in said["holds"])
-        no_hint = said["hint"] is None
+        kind, code, detail, hint = (str(fields[name]) for name in ("kind", "code", "detail", "hint"))
+        holds = tuple(str(one) for one in fields["holds"])
+        no_hint = fields["hint"] is None
     except (TypeError, LookupError):
         return _nonsense()
     found = vars(errors).get(kind)
@@ -335,8 +335,8 @@ class _Looker:
 
 def _pidfd(status: socket.socket) -> int:
     status.settimeout(START_WITHIN_S)
-    said, descriptors, _, _ = socket.recv_fds(status, 1, 1)
-    if not said or not descriptors:
+    message, descriptors, _, _ = socket.recv_fds(status, 1, 1)
+    if not message or not descriptors:
         raise OSError("the looker has ended")
     return descriptors[0]
 

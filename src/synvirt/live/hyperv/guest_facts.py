@@ -1,5 +1,5 @@
 """Facts of a guest from its integration services: the key-value pairs of Msvm_KvpExchangeComponent
-(GuestIntrinsicExchangeItems), with the common names of all platforms' facts (TellsOfGuest). Pure.
+(GuestIntrinsicExchangeItems), with the common names of all platforms' facts (ReportsGuestFacts). Pure.
 
 Windows and Linux (hv_kvp_daemon) write the same names. On Linux `OSName` is the distribution's, `OSBuildNumber` the kernel's
 release (hv_kvp_daemon.c, kvp_get_os_info).

@@ -36,7 +36,7 @@ class Host:
     def __init__(self, session: Session, shares: Shares, node: str = "", exports: Exports | None = None) -> None:
         self.session, self.shares, self.node, self.exports = session, shares, node, exports
         # For each share's URL: its protocol, and whether it lets us in. See ways.py.
-        self.spoken: dict[str, tuple[str, bool]] = {}
+        self.protections: dict[str, tuple[str, bool]] = {}
 
     def run(self, name: str, **parameters: object) -> Any:
         return self.session.run(name, **parameters)

@@ -18,7 +18,7 @@ def shut_down(host: Runs, vm_id: str, timeout_s: float, manner: Shutdown = "poli
     """The guest shuts down by itself, where its integration services answer; after `timeout_s` it is forced. Off on return."""
     if _power(host, vm_id) == "off":
         return
-    if manner != "force" and _heard(host, vm_id) and _comes(host, vm_id, "off", timeout_s):
+    if manner != "force" and _shut_down(host, vm_id) and _comes(host, vm_id, "off", timeout_s):
         return
     if manner == "hold":
         raise stays_on(vm_id, timeout_s)
@@ -48,7 +48,7 @@ def mark(host: Runs, vm_id: str, note: str) -> None:
         host.run("notes", VmId=vm_id, Notes=new)
 
 
-def _heard(host: Runs, vm_id: str) -> bool:
+def _shut_down(host: Runs, vm_id: str) -> bool:
     """False: the guest has no service that listens."""
     try:
         return bool(host.run("power", VmId=vm_id, Wish="shutdown")["heard"])

@@ -62,9 +62,9 @@ _FAILED_MARK: Final = "SYNVIRT "
 class HyperVRefused(Internal):
     """Hyper-V refused a request: `call` is the method, `value` its return or error code."""
 
-    def __init__(self, detail: str, *, call: str, value: int, said: str) -> None:
+    def __init__(self, detail: str, *, call: str, value: int, text: str) -> None:
         super().__init__(detail, hint="the event log of Hyper-V-VMMS on the host says more")
-        self.call, self.value, self.said = call, value, said
+        self.call, self.value, self.text = call, value, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,19 +316,19 @@ def _adapter(trust: Any) -> Any:
 
 def _failure(address: Address, errors: list[str]) -> SynvirtError:
     """The error that a script threw."""
-    said = " ".join((errors[0] if errors else "it does not say why").split())
-    marked = said.partition(_FAILED_MARK)[2]
+    message = " ".join((errors[0] if errors else "it gives no reason").split())
+    marked = message.partition(_FAILED_MARK)[2]
     if marked:
         try:
             found = json.loads(marked[: marked.rindex("}") + 1])
             call, value, text = str(found["call"]), int(found["code"] or 0), " ".join(str(found.get("text") or "").split())
         except (ValueError, KeyError, TypeError):
-            return HyperVRefused(f"{address.host}: {said[:300]}", call="", value=-1, said=said[:300])
+            return HyperVRefused(f"{address.host}: {message[:300]}", call="", value=-1, text=message[:300])
         if value == _GONE and call in ("Get-VM", "Msvm_ComputerSystem"):
             return VmNotFound(f"{address.host}: {text}", hint="list its VMs: it may have moved to another host")
         remark = f" ({text[:300]})" if text else ""
-        return HyperVRefused(f"{address.host}: {call} failed with {value}{remark}", call=call, value=value, said=text)
-    return HyperVRefused(f"{address.host}: {said[:300]}", call="", value=-1, said=said[:300])
+        return HyperVRefused(f"{address.host}: {call} failed with {value}{remark}", call=call, value=value, text=text)
+    return HyperVRefused(f"{address.host}: {message[:300]}", call="", value=-1, text=message[:300])
 
 
 _GONE: Final = 404

@@ -111,7 +111,7 @@ def _make(host: Runs, vm_id: str) -> None:
         host.run("take", VmId=vm_id, Level=_CRASH)
     except HyperVRefused as error:
         raise _passing(error) or SnapshotFailed(
-            f"{error.detail}; and before, with a quiet guest: {first.said or first.value}",
+            f"{error.detail}; and before, with a quiet guest: {first.text or first.value}",
             hint="are checkpoints enabled for the VM (CheckpointType), is another backup running, is the host's disk full?",
         ) from error
 

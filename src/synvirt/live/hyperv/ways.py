@@ -31,7 +31,7 @@ def read_by(host: Host, drives: Drives) -> Concern:
     exports = exports_of(host, drives)
     if exports is not None:
         remote, _ = exports.remote(exports.to)
-        finding, stands = _spoken(host, remote)
+        finding, stands = _protection(host, remote)
         assessment = (
             f"Hyper-V exports them to {exports.to}, {exports.why(drives)}: all of a snapshot the first time, then what "
             f"changed. From there they are read over SMB ({finding})."
@@ -62,15 +62,15 @@ def _in_place(host: Host, path: str) -> tuple[str, bool]:
         place = host.shares.place(path)
     except SynvirtError as error:
         return error.detail, False
-    finding, stands = _spoken(host, host.shares.remote(place))
+    finding, stands = _protection(host, host.shares.remote(place))
     return f"\\\\{place.host or host.shares.host}\\{place.share} ({finding})", stands
 
 
-def _spoken(host: Host, remote: Remote) -> tuple[str, bool]:
+def _protection(host: Host, remote: Remote) -> tuple[str, bool]:
     """Asked once per session for each share."""
-    if remote.url not in host.spoken:
+    if remote.url not in host.protections:
         try:
-            host.spoken[remote.url] = smb_shares.spoken(remote), True
+            host.protections[remote.url] = smb_shares.protection(remote), True
         except SynvirtError as error:
-            host.spoken[remote.url] = error.detail, False
-    return host.spoken[remote.url]
+            host.protections[remote.url] = error.detail, False
+    return host.protections[remote.url]

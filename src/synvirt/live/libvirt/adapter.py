@@ -156,8 +156,8 @@ class LibvirtRemote:
                 question()
             except libvirt.libvirtError as error:
                 if (hint := self._host.lacking(error)) is not None:
-                    said = f"{who} may look at domains, not manage them: {error.get_error_message() or error}"
-                    return SourceCheck(name="privileges", ok=False, detail=said, hint=hint)
+                    detail = f"{who} may look at domains, not manage them: {error.get_error_message() or error}"
+                    return SourceCheck(name="privileges", ok=False, detail=detail, hint=hint)
         return SourceCheck(name="privileges", ok=True, detail=f"{who} may manage domains")
 
     async def supports_warm(self) -> bool:
@@ -221,8 +221,8 @@ class LibvirtRemote:
         reasons = [reason for key, reason in untracked(domains.described(domain)).items() if key in disks]
         if not reasons:
             with domains.active(domain, PROBE):
-                said = backup.can_hold_checkpoint(domain, PROBE, disks)
-            reasons = [said] if said else []
+                reason = backup.can_hold_checkpoint(domain, PROBE, disks)
+            reasons = [reason] if reason else []
         if reasons:
             raise CbtUnsupported(f"{domain.name()}: {'; '.join(reasons)}")
         self._refuse_closed(domain)
@@ -357,9 +357,9 @@ class LibvirtRemote:
             open_reader(spec).close()
         except SourceUnreachable as error:
             now = backup.running(domain)  # raises, where the host itself is gone
-            said = f"the disks of {domain.name()} are not served: {error.detail}"
+            detail = f"the disks of {domain.name()} are not served: {error.detail}"
             if now is None or now.snapshot != snapshot:
-                raise SnapshotFailed(said) from error
+                raise SnapshotFailed(detail) from error
             # sshd does not say why it opens no socket: the file's mode is the likely cause.
             if self._host.needs_leave:
                 raise AuthFailed(
@@ -369,8 +369,8 @@ class LibvirtRemote:
             if self._host.encrypted and UNTRUSTED_DISKS.search(error.detail):
                 # QEMU read it when the job began: the next job uses a new one.
                 hint = f"QEMU shows the one in backup_tls_x509_cert_dir: {self._host.pki.wanted_of_disks}"
-                raise SnapshotFailed(said, hint=hint) from error
-            raise SourceUnreachable(said, hint=self._host.way_to_disks) from error
+                raise SnapshotFailed(detail, hint=hint) from error
+            raise SourceUnreachable(detail, hint=self._host.way_to_disks) from error
 
     async def release(self, vm_id: str, name: str) -> None:
         await self._unless_gone(vm_id, f"end {name}", lambda domain: self._release(domain, name))

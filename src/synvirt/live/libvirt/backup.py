@@ -119,10 +119,10 @@ def begin(domain: Any, name: str, server: Server, *, disks: Collection[str] | No
         except library().libvirtError as error:
             if busy(error):
                 raise
-            said = error.get_error_message() or str(error)
-            failure = SnapshotFailed(f"{domain.name()} cannot be read at one moment: {said}", hint=_hint(said, server))
+            message = error.get_error_message() or str(error)
+            failure = SnapshotFailed(f"{domain.name()} cannot be read at one moment: {message}", hint=_hint(message, server))
             failure.__cause__ = error
-            if not _NO_BITMAP.search(said):
+            if not _NO_BITMAP.search(message):
                 break
         else:
             return
@@ -195,19 +195,19 @@ def _checkpoint_xml(name: str, track: Collection[str]) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def _hint(said: str, server: Server) -> str | None:
-    if _CONFINED.search(said):
+def _hint(message: str, server: Server) -> str | None:
+    if _CONFINED.search(message):
         return (
             f"QEMU may not use {server.scratch} on that host: let its user and AppArmor or SELinux in, "
             "or set options.scratch_dir (docs/platforms/libvirt.md)"
         )
-    if "is too long" in said:
+    if "is too long" in message:
         return "set options.scratch_dir to a folder with a shorter path: QEMU makes its socket there"
-    if "Cannot assign requested address" in said:
+    if "Cannot assign requested address" in message:
         return f"{server.address} is not an address of that host: set options.nbd_address to one, or to 0.0.0.0 for all of them"
-    if "No space left" in said:
+    if "No space left" in message:
         return f"{server.scratch} on that host is full: it holds what guests overwrite while they are read"
-    if re.search(r"tls|x509|certificate", said, re.IGNORECASE):
+    if re.search(r"tls|x509|certificate", message, re.IGNORECASE):
         return "set up backup_tls_x509_cert_dir in that host's /etc/libvirt/qemu.conf (docs/platforms/libvirt.md)"
     return None
 

@@ -177,25 +177,25 @@ class Host:
     def translated(self, error: Any, doing: str, otherwise: type[SynvirtError], hint: str | None = None) -> SynvirtError:
         """A libvirt error as ours: VmNotFound, SourceUnreachable or AuthFailed where it is one of these, else `otherwise`."""
         libvirt = library()
-        said = f"{self.name}: {doing}: {error.get_error_message() or error}"
+        detail = f"{self.name}: {doing}: {error.get_error_message() or error}"
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-            return VmNotFound(said)
+            return VmNotFound(detail)
         if self._open is not None and not _alive(self._open):
-            return SourceUnreachable(said, hint="the connection was lost; is the host up, and its libvirtd running?")
+            return SourceUnreachable(detail, hint="the connection was lost; is the host up, and its libvirtd running?")
         if (lacking := self.lacking(error)) is not None:
-            return AuthFailed(said, hint=lacking)
+            return AuthFailed(detail, hint=lacking)
         if busy(error):
-            return SourceUnreachable(said, hint=BUSY_HINT)
-        return otherwise(said, hint=hint)
+            return SourceUnreachable(detail, hint=BUSY_HINT)
+        return otherwise(detail, hint=hint)
 
     def lacking(self, error: Any) -> str | None:
         """A hint about a right that our user lacks; None, where the error has another cause."""
         libvirt = library()
         codes = {getattr(libvirt, f"VIR_ERR_{name}") for name in _NO_RIGHT}
-        said = error.get_error_message() or str(error)
-        if error.get_error_code() not in codes and not _LOCKED_SOCKET.search(said):
+        message = error.get_error_message() or str(error)
+        if error.get_error_code() not in codes and not _LOCKED_SOCKET.search(message):
             return None
-        hint = next((hint for pattern, hint in _RIGHTS if pattern.search(said)), "check user and password")
+        hint = next((hint for pattern, hint in _RIGHTS if pattern.search(message)), "check user and password")
         return hint.format(user=self.user_name)
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -228,9 +228,9 @@ class Host:
             except Silent:
                 raise  # it exists: the other one need not be tried
             except SourceUnreachable as error:
-                said = self._tunnels[remote].said().splitlines()
+                messages = self._tunnels[remote].messages().splitlines()
                 failure = SourceUnreachable(
-                    f"{self.name}: libvirt does not answer at {remote}: {said[-1] if said else error.detail}",
+                    f"{self.name}: libvirt does not answer at {remote}: {messages[-1] if messages else error.detail}",
                     hint=f"is libvirtd running there, and may {self.user_name} open its socket (root, or the group libvirt)? "
                     "options of the endpoint: ?socket=PATH",
                 )
@@ -249,15 +249,15 @@ class Host:
                 hint="its libvirtd hangs, or something else listens there: restart it",
             ) from error
         except libvirt.libvirtError as error:
-            said = error.get_error_message() or str(error)
-            if UNTRUSTED.search(said) and self.encrypted:
+            message = error.get_error_message() or str(error)
+            if UNTRUSTED.search(message) and self.encrypted:
                 raise SourceUnreachable(
-                    f"{self.name} is not trusted, or does not trust us: {said}",
+                    f"{self.name} is not trusted, or does not trust us: {message}",
                     hint=f"{self.pki.wanted}; it may need a client's certificate too",
                 ) from error
             if (lacking := self.lacking(error)) is not None:
-                raise AuthFailed(f"{self.name} refused the login: {said}", hint=lacking) from error
-            raise SourceUnreachable(f"{self.name} cannot be reached: {said}", hint="is its libvirtd running?") from error
+                raise AuthFailed(f"{self.name} refused the login: {message}", hint=lacking) from error
+            raise SourceUnreachable(f"{self.name} cannot be reached: {message}", hint="is its libvirtd running?") from error
 
     def _answer(self, asked: list[list[Any]], _opaque: object) -> int:
         """SASL asks. There is no answer: the login fails."""

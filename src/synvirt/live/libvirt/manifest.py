@@ -151,12 +151,12 @@ def _memory(domain: Element) -> int:
     return 0
 
 
-def guest_os(domain: Element, said: dict[str, str]) -> GuestOs:
+def guest_os(domain: Element, reported: dict[str, str]) -> GuestOs:
     """By the agent, else by libosinfo's mark, which was chosen when the domain was made."""
-    if said:
-        windows = said.get("id") == "mswindows"
-        name = said.get("pretty-name") or said.get("name") or ("Windows" if windows else "Linux")
-        return GuestOs(family="windows" if windows else "linux", id=said.get("id", ""), name=name)
+    if reported:
+        windows = reported.get("id") == "mswindows"
+        name = reported.get("pretty-name") or reported.get("name") or ("Windows" if windows else "Linux")
+        return GuestOs(family="windows" if windows else "linux", id=reported.get("id", ""), name=name)
     mark = domain.find(".//{http://libosinfo.org/xmlns/libvirt/domain/1.0}os")
     known = mark.get("id", "") if mark is not None else ""
     if not known:

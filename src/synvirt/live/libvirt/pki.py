@@ -42,7 +42,7 @@ class Pki:
     @property
     def wanted_of_disks(self) -> str:
         """The requirement for the certificate of disks, as a hint."""
-        return self._must(self.options.nbd_host(self.place.host), pinned=self._pinned and not self._knows_signer)
+        return self._must(self.options.nbd_host(self.place.host), pinned=self._pinned and not self._has_authority)
 
     def write(self, folder: Path) -> Path:
         """Writes the files, under libvirt's names and also under libnbd's; the folder. Neither starts without an authority,
@@ -57,7 +57,7 @@ class Pki:
         folder.mkdir(mode=0o700, exist_ok=True)
         for names, content in (
             (("cacert.pem",), shown or authority),
-            (("ca-cert.pem",), authority if self._knows_signer else shown or authority),
+            (("ca-cert.pem",), authority if self._has_authority else shown or authority),
             (("clientcert.pem", "client-cert.pem"), self.login.client_certificate),
             (("clientkey.pem", "client-key.pem"), key.get_secret_value() if key else None),
         ):
@@ -71,7 +71,7 @@ class Pki:
         return self.options.fingerprint_sha256 is not None
 
     @property
-    def _knows_signer(self) -> bool:
+    def _has_authority(self) -> bool:
         """Whether an authority is known that certificates are checked against."""
         return self.login.ca_certificate is not None and self.options.verify_tls
 

@@ -124,7 +124,7 @@ class Central:
         raise Absent(
             f"{self.host} serves no v4 API of {namespace}",
             http=404,
-            said="",
+            message="",
             hint="it takes pc.2024.3 or later, with AOS 7.0",
         )
 
@@ -183,8 +183,8 @@ class Central:
                 case "SUCCEEDED":
                     return task
                 case "FAILED" | "CANCELED":
-                    said = "; ".join(text(one, "message") for one in listed(task.get("errorMessages"))[:3])
-                    raise SnapshotFailed(f"{self.host} cannot {what}: {said or text(task, 'legacyErrorMessage')}"[:500])
+                    messages = "; ".join(text(one, "message") for one in listed(task.get("errorMessages"))[:3])
+                    raise SnapshotFailed(f"{self.host} cannot {what}: {messages or text(task, 'legacyErrorMessage')}"[:500])
         raise SnapshotFailed(f"{self.host} does not finish a task within {TASK_TIMEOUT_S:.0f} s: {what}")
 
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────

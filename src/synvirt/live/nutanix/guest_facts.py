@@ -1,5 +1,5 @@
 """Facts of a guest from Nutanix Guest Tools, and from what the hypervisor learns about its cards, with the common names of all
-platforms' facts (TellsOfGuest). Pure.
+platforms' facts (ReportsGuestFacts). Pure.
 
 The tools report the system (`guest_os_version`, `linux:64:Debian GNU/Linux 12`), and no API has more than that. The hypervisor
 learns addresses from the packets of the cards.

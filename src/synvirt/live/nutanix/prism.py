@@ -17,15 +17,15 @@ from synvirt.transport import Answer, HttpClient, Recorder, Trust
 # Pauses before each new attempt: a Prism leader that fails over is back within half a minute.
 RETRY_PAUSES_S: Final = (0.5, 2.0, 5.0, 10.0, 15.0)
 _PASSING: Final = frozenset({409, 429, 502, 503, 504})
-_SAID_CHARS: Final = 300
+_MESSAGE_CHARS: Final = 300
 
 
 class Refused(Internal):
-    """Prism refused a request; `http` is the HTTP status, `said` Prism's own text."""
+    """Prism refused a request; `http` is the HTTP status, `message` Prism's own text."""
 
-    def __init__(self, detail: str, *, http: int, said: str, hint: str | None = None) -> None:
+    def __init__(self, detail: str, *, http: int, message: str, hint: str | None = None) -> None:
         super().__init__(detail, hint=hint)
-        self.http, self.said = http, said
+        self.http, self.message = http, message
 
 
 class Absent(Refused):
@@ -98,8 +98,8 @@ class Prism:
         raise AssertionError("the last attempt returns or raises")
 
     def _refusal(self, answer: Answer, what: str) -> SynvirtError:
-        said = words_of(answer)
-        detail = f"{self.host} cannot {what}: {answer.status}{f', {said}' if said else ''}"
+        message = words_of(answer)
+        detail = f"{self.host} cannot {what}: {answer.status}{f', {message}' if message else ''}"
         status = answer.status
         if status == 401:
             return AuthFailed(f"{self.host} refuses {self.where.user or 'its token'}", hint="check user and password")
@@ -108,7 +108,7 @@ class Prism:
         if (status >= 500 or status in _PASSING) and status not in _REFUSALS:
             kind = Broken if status == 500 else SourceUnreachable
             return kind(detail, hint="it may be failing over, or busy; see the health of its services")
-        return _REFUSALS.get(status, Refused)(detail, http=status, said=said)
+        return _REFUSALS.get(status, Refused)(detail, http=status, message=message)
 
     def close(self) -> None:
         self._client.close()
@@ -134,7 +134,7 @@ def words_of(answer: Answer) -> str:
                 walk(thing.get(name), depth + 1)
 
     walk(found, 0)
-    return "; ".join(dict.fromkeys(texts))[:_SAID_CHARS]
+    return "; ".join(dict.fromkeys(texts))[:_MESSAGE_CHARS]
 
 
 def quoted(part: str) -> str:

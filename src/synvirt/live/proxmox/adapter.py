@@ -108,11 +108,11 @@ class PveApi:
             version = f"Proxmox VE {self._cluster.node_version(name)}"
             if not self._login.has_ssh:
                 return SourceCheck(name=f"ssh {name}", ok=False, detail=f"{version}; {NO_SSH}", hint=SSH_HINT)
-            said = _VERSIONS.findall(self._node(name).run("version"))
+            versions = _VERSIONS.findall(self._node(name).run("version"))
         except SynvirtError as error:
             return SourceCheck(name=f"ssh {name}", ok=False, detail=error.detail, hint=error.hint or SSH_HINT)
         # A VM runs in the QEMU of the time when it was started: its version is in its inspection.
-        return SourceCheck(name=f"ssh {name}", ok=True, detail=", ".join((version, *(" ".join(one) for one in said)))[:200])
+        return SourceCheck(name=f"ssh {name}", ok=True, detail=", ".join((version, *(" ".join(one) for one in versions)))[:200])
 
     def _storages(self, nodes: Collection[str]) -> list[SourceCheck]:
         """The ways to the disks on each; a storage of one name is the same on all nodes."""

@@ -23,7 +23,7 @@ TASK_POLL_S: Final = 0.5
 BUSY_HINT: Final = "another operation holds the VM there: it is tried again; `qm unlock` frees one that was left by a failure"
 # The status of pveproxy for a node that it cannot reach (PVE::APIServer::AnyEvent).
 _NODE_AWAY: Final = (595, 596, 599)
-_SAID_CHARS: Final = 400
+_MESSAGE_CHARS: Final = 400
 
 _GONE = re.compile(r"Configuration file '[^']*' does not exist|no such VM|CT '?[0-9]+'? not running on node|hostname lookup")
 _LOCKED = re.compile(r"VM is locked|can't lock file|got timeout|trying to acquire lock")
@@ -147,15 +147,15 @@ class Api:
             self._csrf, self._ticket_at = str(made.get("CSRFPreventionToken", "")), time.monotonic()
 
     def _refused(self, method: str, path: str, answer: Answer) -> SynvirtError:
-        said = _said(answer)
-        where = f"{self.host}: {method} {path}: {said}"
+        message = _message(answer)
+        where = f"{self.host}: {method} {path}: {message}"
         hint = f"give {self.user} the privilege there; a token with privilege separation needs one of its own"
         known: tuple[tuple[bool, type[SynvirtError], str | None], ...] = (
             (answer.status == 401, AuthFailed, "check user and password, or the token's id and secret: it may have expired"),
             (answer.status == 403, AuthFailed, hint),
             (answer.status in _NODE_AWAY, SourceUnreachable, "the VM's node is off, or cut off from the cluster"),
-            (_GONE.search(said) is not None, VmNotFound, None),
-            (_LOCKED.search(said) is not None, SourceUnreachable, BUSY_HINT),
+            (_GONE.search(message) is not None, VmNotFound, None),
+            (_LOCKED.search(message) is not None, SourceUnreachable, BUSY_HINT),
             (answer.status in (502, 503, 504), SourceUnreachable, None),
         )
         kind, advice = next(((kind, advice) for applies, kind, advice in known if applies), (Internal, None))
@@ -164,12 +164,12 @@ class Api:
 
 def refuse_failed(upid: object, status: Mapping[str, Any]) -> None:
     """Internal, where an ended task has failed."""
-    said = str(status.get("exitstatus", ""))
-    if said == "OK" or said.startswith("WARNINGS"):
+    outcome = str(status.get("exitstatus", ""))
+    if outcome == "OK" or outcome.startswith("WARNINGS"):
         return
-    if _LOCKED.search(said):
-        raise SourceUnreachable(f"the task {_kind(upid)} failed: {said[:_SAID_CHARS]}", hint=BUSY_HINT)
-    raise Internal(f"the task {_kind(upid)} failed: {said[:_SAID_CHARS] or 'it does not say why'}")
+    if _LOCKED.search(outcome):
+        raise SourceUnreachable(f"the task {_kind(upid)} failed: {outcome[:_MESSAGE_CHARS]}", hint=BUSY_HINT)
+    raise Internal(f"the task {_kind(upid)} failed: {outcome[:_MESSAGE_CHARS] or 'it gives no reason'}")
 
 
 def mapping(value: Any, what: str) -> dict[str, Any]:
@@ -190,17 +190,17 @@ def _written(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _said(answer: Answer) -> str:
+def _message(answer: Answer) -> str:
     """Newer versions have the reason in the body. All have it in the status line, which is empty if HTTP/2 is in between."""
     with contextlib.suppress(SourceUnreachable):
         found = answer.json()
         if isinstance(found, dict):
             errors = found.get("errors")
             details = "; ".join(f"{name}: {text}" for name, text in errors.items()) if isinstance(errors, dict) else ""
-            said = " ".join(filter(None, [str(found.get("message") or "").strip(), details]))
-            if said:
-                return said[:_SAID_CHARS]
-    return (answer.reason or f"status {answer.status}")[:_SAID_CHARS]
+            message = " ".join(filter(None, [str(found.get("message") or "").strip(), details]))
+            if message:
+                return message[:_MESSAGE_CHARS]
+    return (answer.reason or f"status {answer.status}")[:_MESSAGE_CHARS]
 
 
 def _kind(upid: object) -> str:

@@ -28,10 +28,10 @@ _OVERLAY: Final = re.compile(r".*/(synvirt-[A-Za-z0-9-]+)\.([a-z]+[0-9]+)\.overl
 def offered(qmp: Qmp) -> bool:
     """Whether this QEMU has the call. Only Proxmox VE's own has it, from 9.2 on (Proxmox VE 8.4)."""
     try:
-        said = qmp.ask("query-proxmox-support")
+        answer = qmp.ask("query-proxmox-support")
     except QmpError:
         return False
-    return isinstance(said, dict) and said.get("backup-access-api") is True
+    return isinstance(answer, dict) and answer.get("backup-access-api") is True
 
 
 def device(key: str) -> str:
@@ -50,13 +50,13 @@ def begin(qmp: Qmp, name: str, overlays: Mapping[str, str]) -> dict[str, str]:
             node = {"driver": "qcow2", "node-name": fleecing(key), "discard": "unmap", "file": file}
             qmp.ask("blockdev-add", node)
         wanted = [{"device": device(key), "bitmap-mode": "none"} for key in overlays]
-        said = rows(qmp.ask("backup-access-setup", {"target-id": name, "devices": wanted}))
+        answer = rows(qmp.ask("backup-access-setup", {"target-id": name, "devices": wanted}))
     except QmpError as error:
         # A backup is running there, or this version wants its overlays in another form.
         log.info("backup-access-setup is refused, and QEMU's own filters are taken", vm=qmp.what, cause=error.detail)
         end(qmp, name)
         return {}
-    nodes = {str(one.get("device", "")).removeprefix("drive-"): str(one.get("node-name", "")) for one in said}
+    nodes = {str(one.get("device", "")).removeprefix("drive-"): str(one.get("node-name", "")) for one in answer}
     if not all(nodes.get(key) for key in overlays):
         end(qmp, name)
         raise SnapshotFailed(f"{qmp.what}: backup-access-setup gives no node for {', '.join(set(overlays) - set(nodes))}")

@@ -141,7 +141,7 @@ class Cluster:
         def ask(question: str) -> Any:
             nonlocal silent
             try:
-                return None if silent else self._agent_says(row, question)
+                return None if silent else self._agent_answer(row, question)
             except SynvirtError as error:
                 silent = _NO_AGENT.search(error.detail) is not None
                 return None
@@ -150,9 +150,9 @@ class Cluster:
 
     def _agent(self, row: dict[str, Any], question: str) -> Any:
         """None, where the agent does not answer or may not be asked."""
-        return self._unless_refused(lambda: self._agent_says(row, question))
+        return self._unless_refused(lambda: self._agent_answer(row, question))
 
-    def _agent_says(self, row: dict[str, Any], question: str) -> Any:
+    def _agent_answer(self, row: dict[str, Any], question: str) -> Any:
         return mapping(self.api.get(f"{self.path(row)}/agent/{question}"), "the agent's answer").get("result")
 
     def freeze(self, vm_id: str) -> None:
@@ -164,9 +164,9 @@ class Cluster:
 
     def _ask_agent(self, vm_id: str, command: str) -> None:
         row = self.row(vm_id)
-        said = mapping(self.api.post(f"{self.path(row)}/agent/{command}"), "the agent's answer").get("result")
-        if isinstance(said, dict) and isinstance(said.get("error"), dict):
-            raise Internal(f"VM {vm_id}: its agent refuses {command}: {str(said['error'].get('desc', ''))[:200]}")
+        result = mapping(self.api.post(f"{self.path(row)}/agent/{command}"), "the agent's answer").get("result")
+        if isinstance(result, dict) and isinstance(result.get("error"), dict):
+            raise Internal(f"VM {vm_id}: its agent refuses {command}: {str(result['error'].get('desc', ''))[:200]}")
 
     def volumes(self, row: dict[str, Any], config: dict[str, Any]) -> dict[str, Volume]:
         """Where our user may not see a storage, the size comes from the configuration."""
@@ -254,10 +254,10 @@ class Cluster:
         """Adds a note for people, and switches off its start with the node."""
         row = self.row(vm_id)
         config = self.config(row)
-        said = str(config.get("description", ""))
-        if note in said and not settings.is_on(config.get("onboot")):
+        description = str(config.get("description", ""))
+        if note in description and not settings.is_on(config.get("onboot")):
             return
-        text = said if note in said else f"{said.rstrip()}\n\n{note}".strip()
+        text = description if note in description else f"{description.rstrip()}\n\n{note}".strip()
         self.api.put(f"{self.path(row)}/config", description=text[-DESCRIPTION_CHARS_MAX:], onboot=False)
 
 

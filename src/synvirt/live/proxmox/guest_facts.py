@@ -1,5 +1,5 @@
 """Facts of a guest from QEMU's agent in it, through Proxmox VE's API (`…/agent/get-host-name` and so on): the agent's own
-documents, with the common names of all platforms' facts (TellsOfGuest). The API runs no programs in a guest for us.
+documents, with the common names of all platforms' facts (ReportsGuestFacts). The API runs no programs in a guest for us.
 """
 
 from collections.abc import Callable

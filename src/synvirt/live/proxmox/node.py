@@ -104,8 +104,8 @@ class Node:
         try:
             return self._login().run(wanted, COMMAND_TIMEOUT_S)
         except ProgramFailed as error:
-            said = error.stderr.splitlines()[-1] if error.stderr else f"it ended with {error.returncode}"
-            raise failing(f"{self.where}: {' '.join(wanted)}: {said}", hint=hint) from error
+            message = error.stderr.splitlines()[-1] if error.stderr else f"it ended with {error.returncode}"
+            raise failing(f"{self.where}: {' '.join(wanted)}: {message}", hint=hint) from error
 
     def socket(self, remote: str) -> Path:
         """A socket here that leads to one there, for short talk. Nothing need listen there yet."""
@@ -154,13 +154,13 @@ class Node:
     def make_scratch(self) -> int:
         """Makes the folder, and gives its free bytes."""
         try:
-            said = self.run("room", folder=self.scratch, failing=_Missing).split()
+            fields = self.run("room", folder=self.scratch, failing=_Missing).split()
         except _Missing:
             self.run("make", folder=self.scratch)
-            said = self.run("room", folder=self.scratch).split()
-        if not said or not said[-1].isdecimal():
+            fields = self.run("room", folder=self.scratch).split()
+        if not fields or not fields[-1].isdecimal():
             raise Internal(f"{self.where} does not say how much room {self.scratch} has")
-        return int(said[-1])
+        return int(fields[-1])
 
     def files(self, prefix: str) -> list[str]:
         """The names of files in it with that prefix."""

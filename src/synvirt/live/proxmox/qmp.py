@@ -70,8 +70,8 @@ class Qmp:
             answer = self._line(ANSWER_TIMEOUT_S)
             if "return" in answer:
                 return answer["return"]
-            if isinstance(said := answer.get("error"), dict):
-                raise QmpError(f"{self.what}: QEMU refuses {command}: {str(said.get('desc', ''))[:400]}")
+            if isinstance(refusal := answer.get("error"), dict):
+                raise QmpError(f"{self.what}: QEMU refuses {command}: {str(refusal.get('desc', ''))[:400]}")
 
     def _line(self, limit_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + limit_s

@@ -1,4 +1,4 @@
-"""Facts of a guest from its VMware Tools, with the common names of all platforms' facts (TellsOfGuest). Pure.
+"""Facts of a guest from its VMware Tools, with the common names of all platforms' facts (ReportsGuestFacts). Pure.
 
 `guest.*` is GuestInfo of the vSphere API; Tools from 10.3.25 on write `guestInfo.detailed.data`, a line of words of the form
 name='value'. Tools from 11.1 on write `guestinfo.appInfo` every six hours: JSON with running programs and their versions.

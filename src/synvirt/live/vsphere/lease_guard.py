@@ -54,14 +54,14 @@ class LeaseGuard:
             "session_manager": session.session_manager,
             "api_version": session.api_version,
         }
-        self._tell(json.dumps(order))
+        self._write(json.dumps(order))
 
     def watch(self, lease_id: str) -> None:
-        self._tell(lease_id)
+        self._write(lease_id)
 
     def leave(self) -> None:
         """All leases have ended, and the service goes on. Idempotent."""
-        self._tell(_OVER)
+        self._write(_OVER)
         with suppress(OSError, ValueError):
             if self._child.stdin is not None:
                 self._child.stdin.close()
@@ -71,7 +71,7 @@ class LeaseGuard:
             self._child.kill()
             self._child.wait()
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         with suppress(OSError, ValueError):  # the guard is gone: a lease that is left then expires
             if self._child.stdin is not None:
                 self._child.stdin.write(line + "\n")

@@ -449,8 +449,8 @@ class VimSession:
 
 def _in_words(error: Exception) -> str:
     """A fault's name and the platform's text, in one line."""
-    said = " ".join(str(getattr(error, "msg", None) or "").split())
-    return f"{type(error).__name__.rpartition('.')[2]}{f' ({said[:300]})' if said else ''}"
+    message = " ".join(str(getattr(error, "msg", None) or "").split())
+    return f"{type(error).__name__.rpartition('.')[2]}{f' ({message[:300]})' if message else ''}"
 
 
 def _pauses() -> Iterator[float]:

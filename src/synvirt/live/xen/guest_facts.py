@@ -1,5 +1,5 @@
 """Facts of a guest from its Xen tools: the record VM_guest_metrics of the XenAPI, with the common names of all platforms' facts
-(TellsOfGuest). Pure.
+(ReportsGuestFacts). Pure.
 
 `os_version` has `name` (for Linux from /etc/os-release; for Windows its name and its folder, with bars between), `distro` and
 `uname`; `networks` has `0/ip`, and with newer tools `0/ipv4/0`, `0/ipv6/0`; the first number is the card's device number.

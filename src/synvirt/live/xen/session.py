@@ -253,8 +253,8 @@ class XenSession:
                 if status == "success":
                     # «<value>OpaqueRef:…</value>», an XML-RPC value; empty for a call without a result.
                     return unescape(text(record, "result").removeprefix("<value>").removesuffix("</value>"))
-                said = [str(one) for one in record.get("error_info") or ()] or ["TASK_CANCELLED"]
-                raise XapiFailure(said[0], said[1:])
+                failure = [str(one) for one in record.get("error_info") or ()] or ["TASK_CANCELLED"]
+                raise XapiFailure(failure[0], failure[1:])
             if time.monotonic() > deadline:
                 raise SourceUnreachable(f"{self.host} did not {what} within {timeout_s:.0f} s", hint="look at its tasks")
             time.sleep(pause_s)
@@ -276,8 +276,8 @@ class XenSession:
             raise SourceUnreachable(
                 f"{client.where} answers {answer.status} to XenAPI's calls", hint="is it XenServer 7.3 or XCP-ng, or later?"
             )
-        said = answer.json()
-        if isinstance(said, dict) and isinstance(error := said.get("error"), dict):
+        reply = answer.json()
+        if isinstance(reply, dict) and isinstance(error := reply.get("error"), dict):
             described = error.get("data")
             failure = XapiFailure(
                 str(error.get("message")), [str(one) for one in described] if isinstance(described, list) else []
@@ -285,9 +285,9 @@ class XenSession:
             if failure.code == "HOST_IS_SLAVE" and failure.parameters:
                 raise _Elsewhere(failure.parameters[0])
             raise failure
-        if not isinstance(said, dict) or "result" not in said:
+        if not isinstance(reply, dict) or "result" not in reply:
             raise SourceUnreachable(f"{client.where} answers {method} with neither a result nor an error")
-        return said["result"]
+        return reply["result"]
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

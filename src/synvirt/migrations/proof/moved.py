@@ -15,7 +15,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Cancelled, NotFound, PersistFailed, SynvirtError
-from synvirt.live import TellsOfGuest
+from synvirt.live import ReportsGuestFacts
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import machine_of
 from synvirt.migrations.memory import SourceMemory, noting
@@ -42,7 +42,7 @@ async def ask_source(job: Job) -> None:
     try:
         async with asyncio.timeout(SOURCE_WITHIN_S):
             found = await job.with_adapter(
-                lambda adapter: adapter.guest_facts(job.vm_id) if isinstance(adapter, TellsOfGuest) else _nothing()
+                lambda adapter: adapter.guest_facts(job.vm_id) if isinstance(adapter, ReportsGuestFacts) else _nothing()
             )
     except (Cancelled, PersistFailed):
         raise

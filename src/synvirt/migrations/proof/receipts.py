@@ -113,7 +113,7 @@ def _made(job: Job) -> Any:
     )
     plan = (job.migration.plan.model_dump_json(indent=1) + "\n").encode()
     rehearsals = job.rooms.store.rehearsals.of(job.id)
-    return receipts.make(MovedJob(job.id, said(job.migration, rehearsals), plan, disks, _token(job)))
+    return receipts.make(MovedJob(job.id, facts_of(job.migration, rehearsals), plan, disks, _token(job)))
 
 
 def _file(job: Job, number: int) -> Path:
@@ -121,7 +121,7 @@ def _file(job: Job, number: int) -> Path:
     return job.rooms.receipts.hashes_file(job.id, number)
 
 
-def said(job: Migration, rehearsals: Sequence[Rehearsal] = ()) -> dict[str, Any]:
+def facts_of(job: Migration, rehearsals: Sequence[Rehearsal] = ()) -> dict[str, Any]:
     """The statement's facts about the job: what, from where, when, by whom, how long. No secrets, as a plan has none."""
     manifest, plan = job.manifest, job.plan
     waived = set(plan.waive_concerns)

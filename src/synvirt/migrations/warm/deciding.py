@@ -45,12 +45,12 @@ async def fits_budget(job: Job) -> bool:
     while."""
     await forecast_outage(job)
     reason = None if job.migration.outage is None else too_long(job.migration.outage)
-    said = job.migration.last_error
+    error = job.migration.last_error
     if reason is None:
-        if said is not None and said.code == OutageTooLong.code:
+        if error is not None and error.code == OutageTooLong.code:
             await job.change(last_error=None)
         return True
-    if said is None or said.message != reason:
+    if error is None or error.message != reason:
         await job.change(last_error=job.problem(OutageTooLong(reason, hint="the job holds until it fits"), fatal=False))
     job.leave_turn()
     await job.stop.sleep_or_wake(job.migration.plan.warm.interval_s or held_pause_s(job))

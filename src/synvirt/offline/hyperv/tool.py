@@ -62,10 +62,10 @@ class VmcxTool:
         if find(self.command) is None:
             return False
         try:
-            said = run([self.command, "--machine-readable"], timeout_s=LOOK_TIMEOUT_S).stdout
+            printed = run([self.command, "--machine-readable"], timeout_s=LOOK_TIMEOUT_S).stdout
         except SynvirtError:
             return False
-        return f"input:{self.driver}" in said.split()
+        return f"input:{self.driver}" in printed.split()
 
     def serves(self) -> bool:
         """Whether the tool is used. InvalidPlan, where the settings require it and it is not installed."""
@@ -85,7 +85,7 @@ class VmcxTool:
         DiskReadFailed: the tool failed, with its last messages. DiskWriteFailed: `wanted_bytes` do not fit. Cancelled.
         """
         target = self._empty(name, wanted_bytes)
-        said = _Said(moved)
+        output = _Output(moved)
         try:
             with tempfile.TemporaryDirectory(prefix="synvirt-vmcx-") as work:
                 env = {"TMPDIR": work, "XDG_RUNTIME_DIR": work, CACHE: work, **shown_kernel()}
@@ -95,13 +95,13 @@ class VmcxTool:
                     env=env,
                     cwd=target,
                     stop=stop,
-                    tell=said.line,
+                    on_line=output.line,
                     guarded=True,
                     name=Path(self.command).name,
                     missing=DiskReadFailed,
                 )
         except ProgramFailed as problem:
-            raise self._failed(problem, said.error, source, target) from problem
+            raise self._failed(problem, output.error, source, target) from problem
 
     def disks(self, name: str) -> list[Path]:
         """The files that may be disks, by name. Links and devices do not count: the target of a link would become a disk."""
@@ -149,18 +149,18 @@ class VmcxTool:
 
     def _failed(self, problem: ProgramFailed, error: str, source: Path, target: Path) -> DiskReadFailed:
         """The tool's error, without the paths of this host that it names."""
-        said = "; ".join(words for words in (error, problem.stderr) if words) or "it said nothing"
+        message = "; ".join(words for words in (error, problem.stderr) if words) or "it printed no message"
         for path, shown in ((source, source.name), (target, ""), (source.parent, ""), (self.folder, "")):
-            said = said.replace(str(path), shown)
+            message = message.replace(str(path), shown)
         late = problem.returncode is None
         how = f"took over {self.timeout_s:g} s" if late else f"ended with {problem.returncode}"
         return DiskReadFailed(
-            f"the conversion tool {Path(self.command).name} {how}: {said.strip()}",
+            f"the conversion tool {Path(self.command).name} {how}: {message.strip()}",
             hint="raise vmcx_tool_timeout_s" if late else "set vmcx_way to own to read the export without the tool",
         )
 
 
-class _Said:
+class _Output:
     """The tool's standard output, line by line: progress in the known forms of tools, and the error in virt-v2v's form. The
     rest is for people. After «disk 1/2» progress is that of this disk, in virt-v2v's form too. Reported progress never
     decreases."""

@@ -73,12 +73,12 @@ class DiskSource:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A parsed OVF: `sources` has every key of `manifest.disks`. `says_firmware`: BIOS is stated, not assumed."""
+    """A parsed OVF: `sources` has every key of `manifest.disks`. `states_firmware`: BIOS is stated, not assumed."""
 
     manifest: VmManifest
     sources: Mapping[str, DiskSource]
     files: tuple[FileReference, ...]
-    says_firmware: bool
+    states_firmware: bool
 
 
 def parse(data: bytes, name: str, vm: str | None = None) -> Description:
@@ -100,7 +100,7 @@ def parse(data: bytes, name: str, vm: str | None = None) -> Description:
         disk_concerns.append(concerns.wrong_encoding(declared_encoding))
     manifest = _manifest(root, system, hardware, disks, disk_concerns)
     sources = {disk.key: declared[disk.key].source for disk in disks}
-    return Description(manifest, sources, tuple(files.values()), ovf_traits.says_firmware(system, hardware))
+    return Description(manifest, sources, tuple(files.values()), ovf_traits.states_firmware(system, hardware))
 
 
 def _the_system(systems: list[Element], name: str, vm: str | None) -> Element:

@@ -59,7 +59,7 @@ def inspect(package: Package, name: str, vm: str | None = None) -> VmManifest:
     manifest = opened.description.manifest
     measured = [opened.measured(disk) for disk in manifest.disks]
     completed = facts_of_disks.completed(manifest, measured, opened.integrity_concerns())
-    return completed if opened.description.says_firmware else facts_of_disks.with_firmware(completed, measured)
+    return completed if opened.description.states_firmware else facts_of_disks.with_firmware(completed, measured)
 
 
 def open_disk(package: Package, name: str, disk_key: str, vm: str | None = None) -> OpenedDisk:

@@ -38,10 +38,10 @@ def firmware(root: Element, system: Element, machine: Element | None, hardware: 
     return uefi or secure, secure
 
 
-def says_firmware(system: Element, hardware: Hardware) -> bool:
+def states_firmware(system: Element, hardware: Hardware) -> bool:
     """VirtualBox omits BIOS, its default, in its own part; the standard has no word for firmware."""
-    said = "firmware" in hardware.settings or "firmware=" in hardware.settings.get("hvm_boot_params", "").lower()
-    return said or bool(text(system, "BiosType")) or child(system, "Machine") is not None
+    stated = "firmware" in hardware.settings or "firmware=" in hardware.settings.get("hvm_boot_params", "").lower()
+    return stated or bool(text(system, "BiosType")) or child(system, "Machine") is not None
 
 
 def nics(hardware: Hardware, machine: Element | None) -> tuple[Nic, ...]:

@@ -215,9 +215,9 @@ class BackupPages:
         run, here = self._backups.runs.get(run_id), f"/backups/runs/{run_id}"
         question, meaning, yes = _LOSING if is_started(run.instant) else _CANCELLING
         hidden = [("guest_writes", "lose")] if is_started(run.instant) else []
-        said = f"It is {run.status}."
+        detail = f"It is {run.status}."
         return self._pages.ask(
-            question, said, meaning, action=f"{here}/cancel", back=here, yes=yes, here="/backups", danger=True, hidden=hidden
+            question, detail, meaning, action=f"{here}/cancel", back=here, yes=yes, here="/backups", danger=True, hidden=hidden
         )
 
     def cancel(self, run_id: UUID, form: Sent) -> Response:
@@ -261,7 +261,7 @@ def _latest_of(job: BackupJob, newest: list[OfJob]) -> list[OfJob]:
 def backups_router(pages: Pages, backups: Backups) -> APIRouter:
     """The pages of jobs and runs."""
     made = BackupPages(pages, backups)
-    pages.know(*WORDS)
+    pages.add_filters(*WORDS)
     return pages.router(
         {
             "GET /backups": made.jobs,

@@ -68,8 +68,8 @@ def quiesce_words(quiesce: str) -> str:
 
 def retention_words(retention: BaseModel) -> str:
     """A retention in words."""
-    said = [f"{count} {_KEPT.get(name, name)}" for name, count in retention.model_dump().items() if count is not None]
-    return ", ".join(said) or "everything"
+    rules = [f"{count} {_KEPT.get(name, name)}" for name, count in retention.model_dump().items() if count is not None]
+    return ", ".join(rules) or "everything"
 
 
 def kept_words(fate: PointFate) -> str:

@@ -369,7 +369,7 @@ def waves_router(
     pages: Pages, waves: Waves, forecaster: Forecaster, deliveries: Deliveries, importer: Importer, *, rehearsing: Rehearsing
 ) -> APIRouter:
     """The pages of waves."""
-    pages.know(wave_tone, wave_words)
+    pages.add_filters(wave_tone, wave_words)
     made = WavePages(pages, waves, forecaster, deliveries, rehearsing)
     new = NewWavePages(pages, waves, importer)
     here = "/waves/{wave_id}"

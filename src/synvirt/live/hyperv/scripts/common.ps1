@@ -12,8 +12,8 @@ function ConvertTo-SynVirtAnswer {
 
 function Stop-SynVirt {
     param([string]$Call, [int64]$Code, [string]$Text)
-    $said = ConvertTo-SynVirtAnswer -Value @{ call = $Call; code = $Code; text = $Text }
-    throw "SYNVIRT $said"
+    $answer = ConvertTo-SynVirtAnswer -Value @{ call = $Call; code = $Code; text = $Text }
+    throw "SYNVIRT $answer"
 }
 
 function Get-SynVirtService {

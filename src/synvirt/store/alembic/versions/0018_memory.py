@@ -22,7 +22,7 @@ def _hashed(note: str) -> object:
     return {"host": host, "token": token}
 
 
-def _told(note: str) -> object:
+def _before(note: str) -> object:
     return {"before": None if note == "nothing" else json.loads(note)}
 
 
@@ -39,7 +39,7 @@ _OF_PASS: dict[str, tuple[str, Callable[[str], object]]] = {
     "whole": ("whole", lambda _: True),
 }
 _OF_JOB: dict[str, tuple[str, Callable[[str], object]]] = {
-    "told_before": ("told", _told),
+    "told_before": ("told", _before),
     "shutting_down": ("shutting_down_at", str),
     "down_since": ("down_since", str),
     "downs": ("downs", int),
