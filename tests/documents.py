@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - the lines are those of the documents
-"""The documents that are made from the code: python -m tests.documents writes them, test_documents.py holds them to it."""
+"""The documents that are made from the code: python -m tests.documents writes them, test_documents.py checks that they are up to date."""
 
 import json
 import tempfile
@@ -12,7 +12,7 @@ from tests.fakes.service import Service
 DOCS = Path(__file__).parent.parent / "docs"
 MADE = "Made by `python -m tests.documents` from `{source}`: change it there."
 
-# Where to look first, by code. Each job's own `hint` knows more.
+# Where to look first, by code. Each job's own `hint` is more exact.
 FIRST: dict[str, str] = {
     "E_MIG_BAD_REQUEST": "The detail names the field or the option. `/openapi.json` and [settings.md](settings.md) say what each takes.",
     "E_MIG_INVALID_PLAN": "`synvirt inspect` shows the VM's concerns. A Critical one is fixed at the source, or waived by its id: "
@@ -20,14 +20,14 @@ FIRST: dict[str, str] = {
     "E_MIG_UNSUPPORTED_FORMAT": "`synvirt inspect PATH` says what the file is. [importing-files.md](importing-files.md) lists what can be imported.",
     "E_MIG_MALFORMED_ARCHIVE": "Compare its checksum with the original's: most such files were cut off in transfer. Else export it again.",
     "E_MIG_HOST_PATH_REJECTED": "Put the file into the import root, `{data_dir}/imports`, or send it: `synvirt import FILE --upload`.",
-    "E_MIG_AUTH_FAILED": "The source's user or password, not yours: `synvirt sources test NAME`, then `synvirt sources change NAME`.",
+    "E_MIG_AUTH_FAILED": "The source refuses the user or password that is stored for it; your own are right: `synvirt sources test NAME`, then `synvirt sources change NAME`.",
     "E_MIG_UNAUTHENTICATED": "Your own user, password or token for the service. `--user` and SYNVIRT_PASSWORD; on the service's own host its socket "
-    "needs neither. `synvirt accounts list` and `synvirt tokens list` show who may.",
+    "needs neither. `synvirt accounts list` and `synvirt tokens list` list who has access.",
     "E_BAK_UNAUTHENTICATED": "As E_MIG_UNAUTHENTICATED, for a path under /backup.",
     "E_BAK_FORBIDDEN": "As E_MIG_FORBIDDEN, for a path under /backup.",
     "E_MIG_NOT_FOUND": "`synvirt migrations list`, `synvirt sources list` and the others show what there is.",
     "E_MIG_FORBIDDEN": "The detail names the role that is needed. `synvirt accounts add NAME --role ROLE`; with PAM, the group of the setting. "
-    "Or the page of another site asked for it.",
+    "Or the page of another site sent the request.",
     "E_MIG_VM_NOT_FOUND": "`synvirt sources vms NAME` lists what the source shows to our user: a missing privilege hides VMs.",
     "E_MIG_UPLOAD_NOT_FOUND": "It expired (`upload_expires_days`), or was removed: send it again.",
     "E_MIG_CONFLICT": "Another job has the name, UUID or MAC address; or the job has ended; or another service has the data folder. The detail says which.",
@@ -35,13 +35,13 @@ FIRST: dict[str, str] = {
     "E_MIG_SOURCE_UNREACHABLE": "`synvirt sources test NAME` shows which step fails: name, port, certificate, log-in. A job that copies waits: "
     "for a day while the guest runs on (warm), for half an hour while it is off. It says so by a `last_error` that is not fatal and goes away by itself. "
     "So it waits, too, for another tool's backup of the VM to end, and for a changed password (`synvirt sources change NAME`).",
-    "E_MIG_CBT_UNSUPPORTED": "Nothing is wrong: the job runs cold, and the guest is off while it is copied. `cbt_reason` of the manifest says why.",
-    "E_MIG_CBT_RESET": "The whole disk is compared once, by itself. If it comes again and again, something else takes snapshots of the VM.",
-    "E_MIG_SNAPSHOT_FAILED": "Another tool's backup of the VM, which a warm job waits for (it says so). Room on the source's datastore, and how many snapshots the VM has. `synvirt sources test NAME --deep` tries one.",
+    "E_MIG_CBT_UNSUPPORTED": "Nothing is wrong: the job runs cold, and the guest is off while it is copied. `cbt_reason` of the manifest has the reason.",
+    "E_MIG_CBT_RESET": "The whole disk is compared once, by itself. If it happens repeatedly, something else takes snapshots of the VM.",
+    "E_MIG_SNAPSHOT_FAILED": "Another tool may be backing up the VM: a warm job waits for that, and says so. Or the source's datastore has no room, or the VM has too many snapshots. `synvirt sources test NAME --deep` tries one.",
     "E_MIG_DISK_READ_FAILED": "A damaged image, or a parent of it that is missing: `synvirt disk info IMAGE`.",
     "E_MIG_DISK_WRITE_FAILED": "Usually there is no room: `synvirt destinations`. Then `synvirt migrations retry ID`.",
     "E_MIG_V2V_FAILED": "[windows.md](windows.md) has the causes; `synvirt migrations retry ID` goes on with the copy.",
-    "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's words are in the detail: a network or a machine type that this host lacks. `synvirt doctor`.",
+    "E_MIG_DOMAIN_DEFINE_FAILED": "libvirt's message is in the detail: a network or a machine type that this host lacks. `synvirt doctor`.",
     "E_MIG_GUEST_BOOT_FAILED": "[guests.md](guests.md): what its screen showed, and other buses: `synvirt migrations retry ID --disk-bus sata`.",
     "E_MIG_OUTAGE_TOO_LONG": "The job holds, copies what changes, and cuts over once it fits. Raise `outage_budget_s`, wait for a "
     "quiet hour, or shorten the part that it names. A job that failed with it was rolled back by its plan's `on_overrun`: its guest "
@@ -50,7 +50,7 @@ FIRST: dict[str, str] = {
     "[moving-from-vsphere.md](moving-from-vsphere.md).",
     "E_MIG_CANCELLED": "An operator asked for it. What the job had made is gone, and the source is as it was.",
     "E_MIG_PERSIST_FAILED": "Check the free space in {data_dir}, or the PostgreSQL server. Running jobs wait until it is back.",
-    "E_MIG_SERVICE_UNREACHABLE": "The command line's own word, never a job's: no service listens there, or its certificate is not trusted. "
+    "E_MIG_SERVICE_UNREACHABLE": "An error of the command line, never of a job: no service listens there, or its certificate is not trusted. "
     "`synvirt serve`, or `systemctl status synvirt`; `--data-dir` and `--server` say which service is meant.",
     "E_MIG_INTERNAL": "A bug of ours: send a `synvirt support-bundle` with the incident's number.",
     "E_BAK_BAD_REQUEST": "The detail names the field or the option. [backup.md](backup.md) says what a job, a repository and a restore take.",
@@ -70,7 +70,7 @@ FIRST: dict[str, str] = {
     "E_BAK_GUEST_STILL_FROZEN": "Look at this guest at once: it cannot write. `virsh domfsthaw GUEST`; if its agent does not answer, `virsh reset GUEST`.",
     "E_BAK_SNAPSHOT_FAILED": "The pool or the scratch folder has no room, or another backup of the guest is under way (`virsh domjobinfo GUEST`).",
     "E_BAK_SOURCE_READ_FAILED": "The guest was shut down in the middle, or its disk cannot be read: look at the host's disk (`dmesg`), then start the run again.",
-    "E_BAK_DELTA_FALLBACK": "Nothing is wrong with the backup: the whole disk was read instead. If it comes at each run, something else removes the marks: "
+    "E_BAK_DELTA_FALLBACK": "Nothing is wrong with the backup: the whole disk was read instead. If it happens at each run, something else removes the marks: "
     "checkpoints of the guest, or bookmarks of its volumes.",
     "E_BAK_REPOSITORY_UNREACHABLE": "A folder: is it there, and its NFS export mounted? A peer: does it run, does a firewall let this host through, was its certificate renewed?",
     "E_BAK_REPOSITORY_FULL": "Let retention remove points (`synvirt backup retention JOB`), then `synvirt backup collect REPOSITORY`: room comes back a day "
@@ -79,7 +79,7 @@ FIRST: dict[str, str] = {
     "E_BAK_DAMAGED": "`synvirt backup verify-repository REPOSITORY` names the damaged points. Do not restore those; check the disk that the repository lies on. "
     "The next run stores again what is missing, if the guest still has it.",
     "E_BAK_IMMUTABLE": "The peer keeps it for `keep_days`, or it is protected there. Wait, or ask its operator: `synvirt backup release-point OFFER POINT` there.",
-    "E_BAK_STORE_WRITE_FAILED": "The health of the repository's disk, and who owns its folder: the service's user must be able to write there.",
+    "E_BAK_STORE_WRITE_FAILED": "Check the health of the repository's disk, and who owns its folder: the service's user must be able to write there.",
     "E_BAK_DISK_WRITE_FAILED": "Usually the destination has no room: `synvirt destinations`. Then start the restore again.",
     "E_BAK_HOST_LACKS": "The detail names it: a machine type, a firmware (`apt-get install ovmf`). Or restore with `--target export`, and define the guest by hand.",
     "E_BAK_BOOT_TEST_FAILED": "`synvirt backup screenshot POINT` shows the guest's screen; `synvirt backup verify POINT` says whether the bytes are right.",
@@ -87,7 +87,7 @@ FIRST: dict[str, str] = {
     "setting `backup_signers`. Else do not restore it.",
     "E_BAK_DOMAIN_DIFFERS": "The guest lacks a device that this host does not have: the warning names it. `virsh edit GUEST` gives it one of this host's.",
     "E_BAK_NO_WAY_BACK": "Nothing failed. If the restore is cancelled or fails now, the device's content is lost: let it end.",
-    "E_BAK_START_FAILED": "The disks are restored, or are being copied. The detail has libvirt's words: `synvirt doctor`, then `virsh start GUEST`.",
+    "E_BAK_START_FAILED": "The disks are restored, or are being copied. The detail has libvirt's message: `synvirt doctor`, then `virsh start GUEST`.",
 }
 
 # Codes that only a run of the backups warns with: no error has them. Their titles.
@@ -106,7 +106,7 @@ def troubleshooting() -> str:
         MADE.format(source="src/synvirt/errors.py"),
         "",
         "Every error has a code, what happened (with names and numbers) and mostly a hint. A job's is its `last_error`: `synvirt migrations",
-        "show ID`. Where the hint does not help, look here; then `synvirt doctor`; then `synvirt support-bundle` packs what a helper needs.",
+        "show ID`. Where the hint does not help, look here; then `synvirt doctor`; then `synvirt support-bundle` packs what we need to help you.",
         "",
         "A `last_error` that is not fatal (a `note` in `synvirt migrations show`) says how a job went. A `Completed` job keeps what says why",
         "its guest was down for longer than planned (`E_MIG_CBT_UNSUPPORTED`, `E_MIG_CBT_RESET`); what says that it waits, or that a pass over whole",
@@ -125,7 +125,7 @@ def _meaning(code: str) -> list[str]:
         return ["A warning of a run", f"- {WARNINGS[code]}"]
     kinds = [kind for kind in _kinds(SynvirtError) if kind.code == code and _is_the_services(kind)]
     statuses = sorted({kind.status for kind in kinds})
-    # The root has the code of Internal, and its words.
+    # The root has the code of Internal, and its title.
     titles = dict.fromkeys(kind.title() for kind in kinds)
     return [f"HTTP {', '.join(map(str, statuses))}", *(f"- {title}" for title in titles)]
 

@@ -103,7 +103,7 @@ def test_a_port_that_answers_at_one_of_the_guests_addresses() -> None:
         assert Checker(Guest("127.0.0.2", "127.0.0.3"), HERE).trouble(port(number), GUEST) is None
         trouble = Checker(Guest("127.0.0.2"), HERE).trouble(port(number), GUEST)
     assert f"port {number} does not answer" in (trouble or "")
-    assert Checker(Guest(), HERE).trouble(port(80), GUEST) == "its agent tells no address of it"
+    assert Checker(Guest(), HERE).trouble(port(80), GUEST) == "its agent reports no address of it"
 
 
 def test_an_address_that_swallows_what_is_sent_to_it_leaves_time_for_the_next() -> None:

@@ -104,7 +104,7 @@ def test_who_has_backup_access_already_is_left_alone(lab: PveLab) -> None:
 
 
 def test_a_backup_access_that_was_cut_off_in_the_middle_is_started_over(lab: PveLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by kill -9 before anybody had its nodes' names: nothing was served yet."""
+    """As by kill -9 before any reader had its nodes' names: nothing was served yet."""
     vm, ours = lab.vm("8M", "8M"), name()
     lab.with_access.add(vm.vmid)
     lab.start(vm.vmid)

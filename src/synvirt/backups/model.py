@@ -99,7 +99,7 @@ class BackupRepository(Model):
 
 
 class RecoveryKey(Model):
-    """Anyone who has it and the repository's folder can read the backups; without it and this host nobody can."""
+    """Anyone who has it and the repository's folder can read the backups; without it and without this host no one can."""
 
     recovery_key: str
 

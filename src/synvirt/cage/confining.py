@@ -1,4 +1,4 @@
-"""Confines this process, before it has threads: it loses rights for good."""
+"""Confines this process, before it has threads: it loses rights permanently."""
 
 import contextlib
 import ctypes
@@ -78,7 +78,7 @@ class Cage:
 
 
 def enter(cage: Cage) -> tuple[str, ...]:
-    """Confines this process for good. Gives the layers that are in force; a layer that this host lacks is left out. OSError:
+    """Confines this process permanently. Gives the layers that are in force; a layer that this host lacks is left out. OSError:
     one failed."""
     libc = ctypes.CDLL(None, use_errno=True)
     _limit(cage)

@@ -98,7 +98,7 @@ class Client(AbstractContextManager["Client"]):
             base_url=f"{url.rstrip('/')}{_prefix('')}",
         )
         hint = "check the address, and that the service runs there: synvirt serve"
-        return cls(http, where=url, hint=hint if parsed.scheme == "https" else f"{hint}; it speaks https:// by itself")
+        return cls(http, where=url, hint=hint if parsed.scheme == "https" else f"{hint}; it uses https:// by itself")
 
     def __exit__(self, *_exception: object) -> None:
         self._http.close()

@@ -1,6 +1,6 @@
 """Ctrl-C: when it ends the process at once, and when it is KeyboardInterrupt, after which everything begun is tidied up.
 
-    modules are loaded         ends it: nothing is begun, and a traceback from the middle of an import helps nobody
+    modules are loaded         ends it: nothing is begun, and a traceback from the middle of an import does not help
     a command runs             KeyboardInterrupt
     a service starts or ends   ends it, as kill -9 would: what it has begun outlives that, and a step that waits in a thread
                                for a guest to boot would keep the process alive

@@ -61,7 +61,7 @@ class Options:
             raise BadRequest(f"a service elsewhere is named, and {why}", hint=f"leave {names} out")
 
     def _check_cacert(self) -> None:
-        """BadRequest, before it asks for a password in vain."""
+        """BadRequest, before it asks for a password that cannot be used."""
         from synvirt.errors import unreadable
 
         if self.cacert is None:
@@ -98,7 +98,7 @@ class Options:
 
 def confirm(options: Options, question: str, *, sure: bool) -> None:
     """Asks before an action that cannot be undone; `sure`: --yes was given. BadRequest: --json was given, so it does not ask,
-    or nobody answers."""
+    or there is no answer."""
     from synvirt.errors import BadRequest
 
     if sure:
@@ -111,7 +111,7 @@ def confirm(options: Options, question: str, *, sure: bool) -> None:
         if sys.stdin.isatty():
             raise
         typer.echo(err=True)
-        raise BadRequest("nobody answers", hint="confirm with --yes") from None
+        raise BadRequest("there is no terminal to confirm this on", hint="confirm with --yes") from None
     if not agreed:
         raise typer.Abort
 

@@ -254,7 +254,7 @@ def record(
         print(answer, end="")
         return
     output.write_text(answer)
-    print(shown(f"{output}: {answer.count(chr(10)) - 1} answers. Check it before you send it to anybody."))
+    print(shown(f"{output}: {answer.count(chr(10)) - 1} answers. Check it before you send it to anyone."))
 
 
 @app.command()

@@ -121,7 +121,7 @@ def writer(volume: Path, size_bytes: int) -> FileWriterSpec | AsideWriterSpec:
 def _take_back(volume: Path) -> None:
     """libvirt gives all files of a guest to QEMU's user, and takes back only the overlay."""
     folder = volume.parent.stat()
-    with contextlib.suppress(FileNotFoundError, PermissionError):  # without the right to, nobody has given it away
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # without the right, its owner was not changed
         if volume.stat().st_uid != folder.st_uid:
             os.chown(volume, folder.st_uid, folder.st_gid, follow_symlinks=False)
 

@@ -129,7 +129,7 @@ class ZfsDestination:
         self._parts(name)
         job, _ = self._parts(to)
         self.destroy(to)
-        # Nobody else makes such a name.
+        # No other program makes such a name.
         self._destroy(_snapshot(name, job))
 
     def shared_id(self) -> str | None:

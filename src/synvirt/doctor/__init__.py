@@ -44,7 +44,7 @@ def _examine(check: Check, settings: Settings) -> Finding:
 
 class Checkup:
     """The checks of a service that runs: made at its start and again when they are old and somebody asks, always in a thread of
-    their own, so that nobody waits for them. `latest()`: when, and what was found; None before the first ones are done."""
+    their own, so that no request waits for them. `latest()`: when, and what was found; None before the first ones are done."""
 
     def __init__(self, settings: Settings, *, examine: Callable[[Settings], list[Finding]] = examine) -> None:
         self._settings, self._examine = settings, examine

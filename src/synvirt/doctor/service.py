@@ -53,8 +53,8 @@ def sealing_key(settings: Settings) -> str:
 
 
 def _ours(path: Path, mode: int) -> str:
-    """Of the service's user, and nobody else's to read or write; what the first start has yet to make is in order. root, who
-    asks, need not be that user: then it is who owns the folder."""
+    """They belong to the service's user, and no other user can read or write them; what the first start will make may be
+    missing. root, who asks, need not be that user: then it is who owns the folder."""
     try:
         found = path.stat()
     except FileNotFoundError:

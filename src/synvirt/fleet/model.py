@@ -202,7 +202,7 @@ class HookShown(Model):
 
 
 class Delivery(Model):
-    """Of an event to a webhook. `answer`: what came of its last attempt; `next_at`: when the next one is, while it is
+    """Of an event to a webhook. `answer`: the result of its last attempt; `next_at`: when the next one is, while it is
     pending."""
 
     number: int

@@ -16,7 +16,7 @@ from uuid import UUID
 
 _Read = Callable[[Any], Any]
 
-# The field by which the data classes of a union are told apart, if they have one.
+# The field by which the data classes of a union are distinguished, if they have one.
 _TAGS = ("format", "message", "kind")
 
 

@@ -1,5 +1,5 @@
-"""The service's side of a worker process: it starts the worker, gives it an order, hears it and stops it. asyncio; a thread
-uses `asyncio.run`.
+"""The service's side of a worker process: it starts the worker, gives it an order, reads its messages and stops it.
+asyncio; a thread uses `asyncio.run`.
 
     async with started() as worker:                       at the end of the block the process has ended
         ended = await worker.carry_out(order, on_message, stopped)

@@ -2,7 +2,7 @@
 
     a batch of the ledger ─▶ the volume is read ─▶ what differs is reported ─▶ Noted ─▶ repaired ─▶ flushed ─▶ the watermark
 
-What differs is in the store before it is written: a worker that is killed in between leaves no repair that nobody knows of.
+What differs is in the store before it is written: a worker that is killed in between leaves no unknown repair.
 """
 
 import contextlib

@@ -87,7 +87,7 @@ class _Pipes:
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._rest = b""
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to hear
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C
 
     def say(self, message: Message) -> None:
         with self._speaking:

@@ -20,7 +20,7 @@ def let(path: Path, uid: int) -> None:
     """OSError, where the file system has no such lists."""
     entries = {(tag, who): rights for tag, rights, who in _present(path)}
     entries[_USER, uid] = _READ_WRITE
-    # The mask: the most that anybody may do, except the owner and «others».
+    # The mask: the most that any user may do, except the owner and «others».
     entries[_MASK, _NOBODY] = entries.get((_MASK, _NOBODY), entries[_GROUP, _NOBODY]) | _READ_WRITE
     packed = b"".join(_ENTRY.pack(tag, rights, who) for (tag, who), rights in sorted(entries.items()))
     os.setxattr(path, _XATTR, _HEADER.pack(_VERSION) + packed)

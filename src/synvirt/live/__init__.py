@@ -3,7 +3,7 @@
     registry.py       a line for each platform: its form (the settings of a source) and its adapter
     form.py           endpoints, credentials and options, checked before anything is tried
     sessions.py       logins that one job after another uses
-    keeping_alive.py  sessions that end when nobody asks
+    keeping_alive.py  sessions that end without requests
     ssh.py            sockets of another host, by SSH
     recording.py      records a platform's answers for tests
 

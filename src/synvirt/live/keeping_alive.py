@@ -1,4 +1,4 @@
-"""A session that its platform ends when nobody asks anything for a while: it is asked now and then. asyncio."""
+"""A session that its platform ends after a while without requests: it is asked now and then. asyncio."""
 
 import asyncio
 import contextlib

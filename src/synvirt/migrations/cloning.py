@@ -124,7 +124,7 @@ async def settle(job: Job) -> None:
 
 
 async def release(job: Job) -> None:
-    """Nobody needs the volumes as they were: what lies beside them is removed, if it is folded. Call it after the last pass."""
+    """No reader needs the old bytes of the volumes now: what lies beside them is removed, if folded. After the last pass."""
 
     def each() -> None:
         for _, volume in job.copied_disks:

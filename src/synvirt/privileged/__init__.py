@@ -4,7 +4,7 @@
                └▶ ByHelper ─▶ Unix socket ─▶ helper.py (root, one process a call) ─▶ PAM
 
 `main.py` chooses. What the helper takes from a caller it checks itself, by root's own settings file; it imports nothing of ours
-beside this room. zfs checks what its delegated rights allow, libvirtd who may speak to it: neither needs the helper.
+beside this room. zfs checks what its delegated rights allow, libvirtd who may connect to it: neither needs the helper.
 """
 
 from typing import Protocol

@@ -61,7 +61,7 @@ class Checker:
 
     def _port(self, port: int, uuid: UUID, within_s: float) -> str | None:
         addresses = self.guests.addresses(uuid)
-        trouble = "its agent tells no address of it"
+        trouble = "its agent reports no address of it"
         deadline = time.monotonic() + within_s
         for number, address in enumerate(addresses):
             # An address that never answers leaves time for the others.

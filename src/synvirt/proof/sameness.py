@@ -73,7 +73,7 @@ def compared(
                 source=_count(facts_there),
                 clone=_count(facts_here),
                 grade="look",
-                reason=f"nothing tells of the guest {where}, no agent and no tools: it was not compared",
+                reason=f"no agent and no tools report the guest {where}: it was not compared",
             )
         )
     rows += [
@@ -184,7 +184,7 @@ def _time_zone(source: str, here: str) -> tuple[Grade, str]:
             except KeyError:
                 continue
             if other in {datetime(2000, month, 1, tzinfo=zone).tzname() for month in (1, 7)}:
-                return "expected", "one of them tells the zone by the name that it has at this time of the year"
+                return "expected", "one of them reports the zone by the name that it has at this time of the year"
     return _wrong(source, here)
 
 

@@ -4,7 +4,7 @@
     differing(folder, disk, volume) the blocks of a volume that differ from the receipt
     chained(folder of receipts)     a receipt that is missing, or was put in another's place
 
-The files may come from anybody: only plain files with names that a receipt has, of a limited size, are opened.
+The files may come from anyone: only plain files with names that a receipt has, of a limited size, are opened.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ def stamped(folder: Path, roots: Path | None) -> str | None:
 
 def checked(folder: Path, key: PublicKey | None = None) -> Checked:
     """Checks the receipt. `key`: the host's key, from a place that the reader trusts; None: the one in the folder, which
-    anybody may have put there. NotFound, if there is no receipt."""
+    anyone may have put there. NotFound, if there is no receipt."""
     if not (folder / STATEMENT).exists() and not (folder / DECLARATION).exists():
         raise NotFound(f"{folder.name} has no receipt", hint="name the folder with bagit.txt in it")
     problems: list[str] = []

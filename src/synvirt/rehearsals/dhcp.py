@@ -1,7 +1,7 @@
 """A DHCP server for a rehearsed guest (RFC 2131, 2132): it gives the guest its earlier address. Pure.
 
 A client that had an address asks for it (option 50), whether it renews its lease or starts over, and gets it. One that asks for
-none gets its address by its platform; else one of a network that nobody uses (RFC 2544), so that programs that wait for the
+none gets its address by its platform; else one of an unused network (RFC 2544), so that programs that wait for the
 network can start.
 """
 

@@ -282,7 +282,7 @@ class Receiving:
         """Takes the next bytes of the file. BackupBadRequest, where they are more than announced."""
         self._left -= len(piece)
         if self._left < 0:
-            raise BackupBadRequest(f"more came of {self._name} than the {self._length} bytes that were announced")
+            raise BackupBadRequest(f"more bytes of {self._name} arrived than the {self._length} bytes that were announced")
         self._digest.update(piece)
         self._folder.append(self._unfinished, piece)
 

@@ -18,7 +18,7 @@ from synvirt.errors import SourceUnreachable
 CONNECT_TIMEOUT_S = 10.0
 # 20 bytes in hex, with colons.
 SHA1_CHARS = 59
-# A stranger chose the names on a certificate: an operator reads no more of them than this.
+# The other side chose the names on a certificate: an operator reads no more of them than this.
 _NAME_CHARS: Final = 200
 # An operator's pin is SHA-256. vSphere names its hosts' certificates by SHA-1; another certificate of the same SHA-1 still
 # cannot be made.

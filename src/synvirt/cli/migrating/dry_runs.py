@@ -53,7 +53,7 @@ def as_options(text: str) -> str:
     """Replaces the API's words for a plan's fields by this command's options."""
     for field, option in _named():
         text = field.sub(option, text)
-    # An option that sets two fields would be told twice.
+    # An option that sets two fields would be reported twice.
     return "; ".join(dict.fromkeys(text.split("; ")))
 
 

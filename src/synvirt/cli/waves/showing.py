@@ -138,7 +138,7 @@ def deliveries(
     cursor: Cursor = None,
     state: Annotated[list[str] | None, typer.Option(help="Only those in this state; may be given again")] = None,
 ) -> None:
-    """List what is sent to the webhooks of a wave, and what came of it.
+    """List what is sent to the webhooks of a wave, and the results.
 
     Example: synvirt waves deliveries november --state given_up
     """

@@ -2,7 +2,7 @@
 
     volume ◀─ read ── an overlay's user (a rehearsed guest)
        ▲
-       │ fold, when nobody needs it as it was       block marked? its bytes are the side file's, else the volume's
+       │ fold, when no reader needs the old bytes       block marked? its bytes are the side file's, else the volume's
     side file + marks ◀─ AsideWriter (passes)
 
 The side file is sparse and has the volume's size. The file of marks has a byte for each block: 1, if the side file has it. A

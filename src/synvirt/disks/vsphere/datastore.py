@@ -404,7 +404,7 @@ class DatastoreReader:
 
     def _new_trust(self, host: str) -> ssl.SSLContext:
         thumbprint = next(thumbprint for name, thumbprint in self._spec.hosts if name.lower() == host.lower())
-        # The platform's own certificate was checked: the one that it names for its host is right, whoever signed it.
+        # The platform's own certificate was checked: the one that it names for its host is right, no matter who signed it.
         if thumbprint:
             return tls.context_by_thumbprint(host, thumbprint)
         return tls.context(host, verify=self._spec.verify_tls, fingerprint_sha256=None)

@@ -80,7 +80,7 @@ _MEANINGS: Final = (
     _Meaning(
         ("cannot connect", "connection", "network", "could not be contacted", "address lookup", "timed out"),
         SourceUnreachable,
-        "VDDK reads from the VM's ESXi host: is its name known here, and its port 902 open? synvirt sources test --deep tells",
+        "VDDK reads from the VM's ESXi host: is its name known here, and its port 902 open? test the source with --deep",
     ),
     _Meaning(
         ("cannot open shared object",),

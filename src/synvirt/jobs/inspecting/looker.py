@@ -222,7 +222,7 @@ def preload() -> None:
 
 def main() -> None:
     """The looker as a process: its first argument is the descriptor of the control socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to hear
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C
     preload()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.send(b"ready")

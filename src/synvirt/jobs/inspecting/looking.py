@@ -187,7 +187,7 @@ class _Caged:
         return OpenedDisk(found.reader, found.checksums)
 
 
-# ── the answer is a stranger's word ──────────────────────────────────────────────────────────────────────────────────
+# ── the answer is not trusted ──────────────────────────────────────────────────────────────────────────────────
 
 
 def vouch(specs: object, root: Root) -> None:

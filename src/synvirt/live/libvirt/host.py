@@ -364,7 +364,7 @@ def library() -> Any:
 
 
 def busy(error: Any) -> bool:
-    """Whether libvirt waited in vain for the domain's lock. This says nothing about the domain: ask again later."""
+    """Whether libvirt did not get the domain's lock in time. This says nothing about the domain: ask again later."""
     return bool(error.get_error_code() == library().VIR_ERR_OPERATION_TIMEOUT)
 
 

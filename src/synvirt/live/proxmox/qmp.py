@@ -97,9 +97,9 @@ class Qmp:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SourceUnreachable(f"{self.what}: its monitor does not speak QMP") from error
+            raise SourceUnreachable(f"{self.what}: its monitor does not use QMP") from error
         if not isinstance(found, dict):
-            raise SourceUnreachable(f"{self.what}: its monitor does not speak QMP")
+            raise SourceUnreachable(f"{self.what}: its monitor does not use QMP")
         return found
 
 

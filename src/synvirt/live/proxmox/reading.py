@@ -113,7 +113,7 @@ class Reading:
                     raise SnapshotFailed(f"{self.what} is read by another job ({other})", hint="wait until it is over")
                 if other != name or name in backup_access.held(qmp).values():
                     # Its pass is done, and its bitmap stays: its frozen data is not needed any more. Nor is one of ours that
-                    # was cut off before anybody had its nodes' names.
+                    # was cut off before any reader had its nodes' names.
                     self._end(qmp, other, forget=False)
             by_access = self._options.backup_access and backup_access.offered(qmp)
         overlays = self._overlays(name, there)

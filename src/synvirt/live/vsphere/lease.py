@@ -156,7 +156,7 @@ class ExportLease:
             port=port,
             target=where.path + (f"?{where.query}" if where.query else ""),
             verify_tls=options.verify_tls,
-            # The platform's own certificate was checked: the one that it names for its host is right, whoever signed it.
+            # The platform's own certificate was checked: the one that it names for its host is right, no matter who signed it.
             thumbprint=thumbprint,
             fingerprint_sha256=options.fingerprint_sha256 if at_home else None,
             # The session's cookie is only for the platform, and is sent to no other host. The URL itself has a secret.

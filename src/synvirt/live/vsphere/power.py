@@ -17,7 +17,7 @@ POWER_TIMEOUT_S: Final = 300.0
 STARTS: Final = ("VmPoweredOnEvent", "DrsVmPoweredOnEvent", "VmRestartedOnAlternateHostEvent", "VmStartingEvent")
 # The largest page. The usual one has 10, and the platform chooses which of a busy VM's starts are among them.
 STARTS_MAX: Final = 1000
-NOT_KNOWN: Final = "not told"
+NOT_KNOWN: Final = "not told"  # stored with jobs: it stays as it is
 
 log = structlog.get_logger(__name__)
 

@@ -61,11 +61,11 @@ def chosen(host: str, theirs: Iterable[str], ours: Container[str]) -> str:
     newest = max(spoken)
     if newest[0] < (6, 5):
         raise UnsupportedFormat(
-            f"{host} speaks vSphere's API up to {newest[1]}; what is needed came with {OLDEST}",
+            f"{host} has vSphere's API up to {newest[1]}; what is needed came with {OLDEST}",
             hint="upgrade it, or add its ESXi hosts of 6.5 or later as sources of their own; or copy the VM's files",
         )
     raise UnsupportedFormat(
-        f"{host} speaks vSphere's API from {min(spoken)[1]} on, and our pyvmomi no such version",
+        f"{host} has vSphere's API from {min(spoken)[1]} on, and our pyvmomi no such version",
         hint="install a newer pyvmomi, or a newer release of this service",
     )
 

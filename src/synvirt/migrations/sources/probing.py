@@ -120,7 +120,7 @@ class _Probe:
                 raise self.failed("certificate", f"{changed.detail}; it is {shown.words}", changed.hint)
             self.passed("certificate", f"{what}; as pinned")
         elif reach.own_authority:
-            self.passed("certificate", f"{what}; the login tells whether its credentials trust it")
+            self.passed("certificate", f"{what}; the log-in shows whether its credentials trust it")
         elif shown.refused is None:
             self.passed("certificate", f"{what}; this host trusts its issuer")
         elif not options.verify_tls:

@@ -164,7 +164,7 @@ class Sources:
         source = self.get(source_id)
         reach = self.form(source.kind).place(source.endpoint).reach
         if reach is None or not reach.tls:
-            raise BadRequest(f"{source.endpoint} shows no certificate: it is not spoken to by TLS")
+            raise BadRequest(f"{source.endpoint} shows no certificate: the connection does not use TLS")
         self._let_out(source)
         try:
             return tls.look(reach.host, reach.port)
@@ -206,7 +206,7 @@ class Sources:
                 f"source {source.name} is of kind {source.kind}, not {kind}", hint=f"submit it as {{Live: {source.kind}}}"
             )
 
-    # ── spoken to ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── connected ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def connect(self, kind: LiveKind, source_id: UUID) -> LiveAdapter:
         """The adapter of a source, not connected yet; the caller closes it."""
@@ -289,7 +289,7 @@ class Sources:
         finally:
             await adapter.close()
         if not recording.exchanges:
-            raise BadRequest(f"{source.kind} is not recorded: its control plane is not spoken to by our HTTP client")
+            raise BadRequest(f"{source.kind} is not recorded: our HTTP client does not connect to its control plane")
         names = [self.form(source.kind).place(source.endpoint).host or "", *named(rows, manifests)]
         return "".join(recorded(recording, source.kind, about, names, secrets.values()))
 

@@ -227,7 +227,7 @@ def _disk(element: Element, files: Mapping[str, FileReference], properties: Mapp
 
 
 def _capacity_bytes(element: Element, properties: Mapping[str, str], what: str) -> int:
-    """0, where the description does not have it: the image itself knows better."""
+    """0, where the description does not have it: the image itself is more exact."""
     capacity, units = attribute(element, "capacity"), attribute(element, "capacityAllocationUnits") or "byte"
     if not capacity:  # oVirt's exports to a storage domain give GiB as `size`
         capacity, units = attribute(element, "size") or "0", "byte * 2^30"

@@ -21,7 +21,7 @@ from synvirt.machines.texts import clean
 
 # A chain of certificates has about 10 KiB.
 SIGNATURE_MAX_BYTES = 256 << 10
-# An RSA key of 16384 bits signs with 4096 digits; a longer one would let a stranger keep a processor busy.
+# An RSA key of 16384 bits signs with 4096 digits; a longer one would let an attacker keep a processor busy.
 _DIGITS_MAX = 4096
 
 _LINE = re.compile(rb"^\s*([A-Za-z0-9-]{2,12})\s*\((.{1,1000})\)\s*=\s*([0-9a-fA-F]+)\s*$", re.MULTILINE)

@@ -38,7 +38,7 @@ def inspect(path: Path, root: Root, image_format: str) -> VmManifest:
     if uefi:
         found.append(concerns.uefi_state_lost())
     if layout.family is None:
-        found.append(concerns.unknown_guest("an image without a partition table that tells"))
+        found.append(concerns.unknown_guest("an image whose partition table does not show it"))
     return VmManifest(
         vm_id=path.name,
         name=path.stem or path.name,

@@ -85,7 +85,7 @@ def upgrade() -> None:
 
 
 def _placed(key: str, value: str) -> tuple[str, int, str, Any] | None:
-    """Kind of row, number, field and content. None: nobody reads such a note, or it was taken back."""
+    """Kind of row, number, field and content. None: such a note is not read, or it was taken back."""
     name, _, number = key.partition(":")
     field, read = (_OF_PASS if number else _OF_JOB).get(name, ("", str))
     try:

@@ -32,7 +32,7 @@ def upgrade() -> None:
     ]
     kept = sa.select(_BACKUPS).where(_BACKUPS.c.kind.in_(("made", "unfinished"))).order_by(_BACKUPS.c.number)
     for row in db.execute(kept).all():
-        # What a later version wrote, or nobody can read, stays where it is.
+        # What a later version wrote, or is not readable, stays where it is.
         if row.version.startswith(_MAJOR) and (found := _of_backups(row)) is not None:
             rows += found
             db.execute(sa.delete(_BACKUPS).where(_BACKUPS.c.number == row.number))
