@@ -1,6 +1,6 @@
 """Serves the disks that a guest runs from before they are copied, `python -m synvirt.exporter`: see `jobs/exports.py`.
 
-    order on stdin ─▶ fork: the parent waits for one line and ends with it ─▶ the child: lock, cage, readers, sockets, to its end
+    order on stdin ─▶ fork: the parent waits for one line, and ends ─▶ the child: lock, cage, readers, sockets, to its end
 
 Besides `worker`, this is the only module that opens what an order names in a process of its own.
 """

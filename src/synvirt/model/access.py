@@ -31,8 +31,8 @@ Credentials = Annotated[
 class SourceOptions(Received):
     """The options of every platform. A platform with more options has its own model, derived from this one.
 
-    `fingerprint_sha256` pins the certificate that the platform must show, no matter who signed it. Without it, `verify_tls` asks
-    for a certificate that this host's authorities signed."""
+    `fingerprint_sha256` pins the certificate that the platform must show, no matter who signed it. Without it, `verify_tls`
+    asks for a certificate that this host's authorities signed."""
 
     verify_tls: bool = True
     fingerprint_sha256: Fingerprint | None = None

@@ -1,9 +1,9 @@
 """Refuses requests that another site makes through a browser that knows our password.
 
 A browser sends its stored password to us from any page that requests our addresses, so a form on another site's page could
-cancel a job. Browsers state where a request comes from (Fetch Metadata, `Sec-Fetch-Site`; or `Origin`, RFC 6454, on every POST since
-2020), and no page can forge that: a request from elsewhere that may change something is refused. Other programs send neither
-header, and hold their password themselves.
+cancel a job. Browsers state where a request comes from (Fetch Metadata, `Sec-Fetch-Site`; or `Origin`, RFC 6454, on every POST
+since 2020), and no page can forge that: a request from elsewhere that may change something is refused. Other programs send
+neither header, and hold their password themselves.
 """
 
 from collections.abc import Callable
