@@ -292,7 +292,7 @@ def refuse_missing(program: str, missing: type[SynvirtError] = Internal) -> str:
     refuse_forbidden(program, missing)
     path = find(program)
     if path is None:
-        raise missing(f"the program {program} is not installed", hint="run `synvirt doctor`: it says which package has it")
+        raise missing(f"the program {program} is not installed", hint="run `synvirt doctor`: it names the package")
     return path
 
 

@@ -99,7 +99,7 @@ def test_a_file_that_holds_no_plan(service: Service, run: Run, tmp_path: Path, c
 
 
 def test_import_dry_runs_too(service: Service, run: Run) -> None:
-    (service.settings.imports_dir / "web.qcow2").write_bytes(b"not looked at: --kind says what it is")
+    (service.settings.imports_dir / "web.qcow2").write_bytes(b"not looked at: name its kind with --kind")
     arguments = ("import", "web.qcow2", "--kind", "qcow2", "--dry-run")
     done = run(*arguments)
     assert (done.exit_code, "--network: there is no network" in done.stdout) == (1, True)

@@ -227,9 +227,7 @@ class Runs:
         if self._closing:
             raise BackupConflict("the service is being stopped")
         if self._paused:
-            raise BackupConflict(
-                "this host has lost its lease", hint="the list of hosts says more; it gets a new one by itself"
-            )
+            raise BackupConflict("this host has lost its lease", hint="see the list of hosts; it gets a new lease by itself")
         self._save(run, with_=with_)
         self._stops[run.id], self._begun[run.id] = Stop(), run
         if not self._started:

@@ -78,7 +78,7 @@ def _refused(failed: ProgramFailed) -> ZfsRefused:
     # The first line is the error; advice to use -r and the whole usage follow.
     message = next(iter(failed.stderr.splitlines()), "")
     if failed.returncode is None:
-        return ZfsRefused(f"zfs did not answer in {TIMEOUT_S} s", "suspended", "`zpool status` says how the pool is")
+        return ZfsRefused(f"zfs did not answer in {TIMEOUT_S} s", "suspended", "`zpool status` shows the state of the pool")
     for words, reason, hint in REFUSALS:
         if words in message:
             return ZfsRefused(f"zfs: {message}", reason, hint)

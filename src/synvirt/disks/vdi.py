@@ -76,7 +76,7 @@ class VdiReader(MappedImage):
         if self.header.kind is Kind.DIFFERENCING and parent is None:
             raise UnsupportedFormat(
                 f"{self._name} holds only what differs from another image, with UUID {self.header.parent_uuid}",
-                hint="Import the whole virtual machine from its .vbox file, which says which file that is, or clone the disk"
+                hint="Import the whole virtual machine from its .vbox file, which names that file, or clone the disk"
                 " in VirtualBox: a clone is complete.",
             )
         size, block_bytes = self.header.size, self.header.block_bytes

@@ -179,7 +179,7 @@ def read_footer(over: DiskReader, name: str) -> Footer:
                 return footer
             raise MalformedArchive(f"{name}: a fixed disk of {footer.size} bytes, of which the file has {at}", hint=_CUT_OFF)
     if found:
-        raise MalformedArchive(f"{name}: its footer has not the checksum that it says", hint=_CUT_OFF)
+        raise MalformedArchive(f"{name}: the checksum in its footer is wrong", hint=_CUT_OFF)
     raise MalformedArchive(f"{name} is not a VHD image: no footer at its end begins with {COOKIE.decode()}", hint=_CUT_OFF)
 
 

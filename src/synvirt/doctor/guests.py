@@ -47,7 +47,7 @@ def hypervisor(settings: Settings) -> str:
 
 
 def guests_user(settings: Settings) -> str:
-    """The user that guests run as, and why. Missing where it is root for want of access."""
+    """The user that guests run as, and why. Missing where it is root because access is missing."""
     found = qemu_user.choose(settings)
     if found.lacking:
         raise Missing(found.why)

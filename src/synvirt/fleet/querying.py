@@ -52,7 +52,7 @@ def wave_of_query(query: VmQuery, known: Sequence[KnownVm], rows: Iterable[VmRow
             raise _no_match(what, wanted, {of(row) for row in left} - {""})
         left = found
     if not left:
-        raise BadRequest("the source has no VMs", hint="our user may not see them: a test of the source says what it lacks")
+        raise BadRequest("the source has no VMs", hint="our user may not see them: a test of the source lists what it lacks")
     if len(left) > MEMBERS_MAX:
         raise BadRequest(f"{len(left)} VMs are meant, and a wave has {MEMBERS_MAX} at most", hint="ask for fewer: by folder")
     members = [
@@ -83,7 +83,7 @@ def _is_beneath(folder: str, word: str) -> bool:
 def _no_match(what: str, wanted: str, there: set[str]) -> BadRequest:
     """The error of a word that matches none of the VMs left by the words before it."""
     nearest = difflib.get_close_matches(wanted, sorted(there), n=_NEAREST, cutoff=0.4) or sorted(there)[:_NEAREST]
-    hint = f"there is {', '.join(nearest)}" if nearest else "the source says nothing of it for any of them"
+    hint = f"there is {', '.join(nearest)}" if nearest else "the source reports no value of it for any of them"
     return BadRequest(f"{what}: no VM that matches so far has {wanted!r}", hint=hint[:300])
 
 

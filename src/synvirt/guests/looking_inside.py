@@ -62,9 +62,7 @@ def _asked(disks: Sequence[str], descriptors: Sequence[int], stop: Callable[[], 
             child.kill()
     if child.returncode != 0:
         log.warning("the disks of a guest cannot be inspected", ended=child.returncode, cause=messages[-200:])
-        return {
-            f"{NOT_READ} disks": "what reads them here has ended: they are damaged, or it is not installed; the log says more"
-        }
+        return {f"{NOT_READ} disks": "what reads them here has ended: they are damaged, or it is not installed; see the log"}
     return _believed(printed)
 
 

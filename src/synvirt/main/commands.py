@@ -28,7 +28,7 @@ def _say_layers() -> None:
 
 
 Listen = Annotated[
-    str | None, typer.Option("--listen", help="HOST:PORT to listen on; 127.0.0.1:8441 where no setting says else")
+    str | None, typer.Option("--listen", help="HOST:PORT to listen on; 127.0.0.1:8441 unless a setting names another")
 ]
 
 

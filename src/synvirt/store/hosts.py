@@ -43,13 +43,13 @@ class Fence:
         if epoch != self.epoch:
             raise LeaseLost(
                 f"host {self.host} writes under epoch {self.epoch}, and it is {epoch} by now: it was fenced, or started again",
-                hint="the list of hosts says more; the service takes up what is still its own by itself",
+                hint="see the list of hosts; the service takes up what is still its own by itself",
             )
 
     def check_host(self, host: str) -> None:
         """LeaseLost, where a job belongs to another host."""
         if host != self.host:
-            raise LeaseLost(f"the job is host {host}'s, not {self.host}'s", hint="the list of hosts says more")
+            raise LeaseLost(f"the job is host {host}'s, not {self.host}'s", hint="see the list of hosts")
 
 
 @dataclass(frozen=True, slots=True)

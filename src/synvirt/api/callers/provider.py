@@ -81,9 +81,7 @@ class Provider:
             return known[1]
         metadata = self._asked(f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
         if metadata.get("issuer") != self.issuer:  # Discovery, section 4.3
-            raise _odd(
-                f"it says of itself that it is {str(metadata.get('issuer'))[:200]!r}, and oidc_issuer is {self.issuer!r}"
-            )
+            raise _odd(f"it names itself {str(metadata.get('issuer'))[:200]!r}, and oidc_issuer is {self.issuer!r}")
         methods = metadata.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
         found = Found(
             authorize=_address(metadata, "authorization_endpoint"),

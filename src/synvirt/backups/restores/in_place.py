@@ -294,7 +294,7 @@ class _Restored:
             _refuse_running(self._domain)
         if not self._ledger.sweep(self._run_id, then=(LedgerEntry(RESTORED, vm_id),)):
             raise Internal(
-                "the disks are restored, and the rest is not finished: the service's log says why",
+                "the disks are restored, and the rest is not finished: see the service's log",
                 hint="it is finished at the service's next start; leave the guest off until then",
             )
 

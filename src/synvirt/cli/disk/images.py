@@ -46,7 +46,7 @@ def disks_in(image: Path, key_file: Path | None = None, *, key_needed: bool = Tr
     if found is None and key is None and isinstance(alone, RawSpec) and (what := promised(where.name)) is not None:
         raise MalformedArchive(
             f"{image.name} is called {what}, and its content is not",
-            hint="The file seems to be cut off: copy it again. A raw disk needs a name that says so: .raw or .img.",
+            hint="The file seems to be cut off: copy it again. The name of a raw disk must end in .raw or .img.",
         )
     return [Found(image.name, with_key(alone, key, needed=key_needed))] if found is None else found
 
@@ -57,7 +57,7 @@ def chosen(disks: list[Found], wanted: str | None, image: Path) -> Found:
     if wanted is None and len(disks) == 1:
         return disks[0]
     if wanted is None:
-        raise BadRequest(f"{image.name} has {len(disks)} disks: {names}", hint="--disk says which")
+        raise BadRequest(f"{image.name} has {len(disks)} disks: {names}", hint="choose one with --disk")
     for disk in disks:
         if disk.name == wanted:
             return disk

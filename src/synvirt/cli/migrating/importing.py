@@ -254,7 +254,7 @@ def _kind(client: "Client", inspection: Inspection) -> str:
     try:
         return _field(client.ask("POST", path, json=body), "offline_kind")
     except UnsupportedFormat as error:
-        raise UnsupportedFormat(error.detail, hint=error.hint or "--kind says what it is") from None
+        raise UnsupportedFormat(error.detail, hint=error.hint or "name its kind with --kind") from None
     except HostPathRejected as error:
         hint = "Copy or move it into the import root, or send the file: --upload"
         raise HostPathRejected(error.detail, hint=hint) from None

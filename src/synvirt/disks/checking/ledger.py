@@ -143,7 +143,7 @@ class Ledger:
                 head = _head(value, name)
             elif "rows" in value:
                 if value["rows"] != len(rows):
-                    raise MalformedArchive(f"{name} says that it has {value['rows']} rows, and has {len(rows)}")
+                    raise MalformedArchive(f"{name} announces {value['rows']} rows, and has {len(rows)}")
                 return cls(head["disk"], head["size_bytes"], rows, number=head["pass"])
             else:
                 rows.append(_row(value, rows[-1].end if rows else 0, head["size_bytes"], f"{name}, line {number}"))

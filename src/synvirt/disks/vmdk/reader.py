@@ -265,7 +265,7 @@ def _read_extent(file: DiskReader, file_name: str, line: ExtentLine, name: str) 
     """The descriptor gives the extent's part of the disk; its file may have space for more."""
     sparse = read_sparse(file, file_name)
     if sparse.size < line.size:
-        raise MalformedArchive(f"{file_name} holds {sparse.size} bytes of {name}, which says {line.size}")
+        raise MalformedArchive(f"{file_name} holds {sparse.size} bytes of {name}, whose descriptor states {line.size}")
     return replace(sparse, size=line.size)
 
 

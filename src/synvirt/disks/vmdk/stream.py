@@ -85,7 +85,7 @@ class Inflated:
         if sector * SECTOR != wanted.grain * self._grains.grain_bytes:
             raise self._damaged(wanted, f"its marker is of sector {sector}")
         if not 0 < size <= len(record) - RECORD.size:
-            raise self._damaged(wanted, f"its marker says {size} bytes, which do not fit")
+            raise self._damaged(wanted, f"its marker announces {size} bytes, which do not fit")
         try:
             filled = inflate_zlib(record[RECORD.size : RECORD.size + size], into)
         except Damaged as error:

@@ -67,7 +67,7 @@ class VdiReader:
         # No disk begins so: it is the answer that the host should have sent.
         if head.startswith(_ANSWER):
             line = head.split(b"\r\n", 1)[0][:80].decode("ascii", "replace")
-            raise self._lost(f"its answer says 200, and its body says {line!r}")
+            raise self._lost(f"its status is 200, but its body is {line!r}")
         self._head = memoryview(head)
         if spec.payload == "vhd":
             self._flow = VhdFlow(self._fill, self.size, self._name)

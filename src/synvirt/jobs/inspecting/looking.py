@@ -137,7 +137,7 @@ class CagedLooking:
                 return self._looker_now().answer(look)
             except _LookerGone as error:
                 if last:
-                    raise Internal("the inspection of files does not run", hint="the service's log says why") from error
+                    raise Internal("the inspection of files does not run", hint="see the service's log") from error
         raise AssertionError
 
     def _looker_now(self) -> "_Looker":

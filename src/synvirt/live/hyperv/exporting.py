@@ -182,7 +182,7 @@ class Exporting:
             )
         return SnapshotFailed(
             f"{self.vm_id}: {detail}",
-            hint=f"may the computer accounts of the Hyper-V hosts write to {self.exports.to}? Its event log says more",
+            hint=f"may the computer accounts of the Hyper-V hosts write to {self.exports.to}? Its event log has the details",
         )
 
     def _entry(self, name: str) -> Entry:

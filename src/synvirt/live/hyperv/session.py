@@ -63,7 +63,7 @@ class HyperVRefused(Internal):
     """Hyper-V refused a request: `call` is the method, `value` its return or error code."""
 
     def __init__(self, detail: str, *, call: str, value: int, text: str) -> None:
-        super().__init__(detail, hint="the event log of Hyper-V-VMMS on the host says more")
+        super().__init__(detail, hint="the event log of Hyper-V-VMMS on the host has the details")
         self.call, self.value, self.text = call, value, text
 
 

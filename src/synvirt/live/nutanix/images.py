@@ -59,7 +59,7 @@ class Images:
     def open(self, vm: FoundVm, snapshot: SnapshotRef, disk: Disk, since: str | None) -> ReaderSpec:
         """The image of a disk as a spec. CbtUnsupported for a delta, SnapshotFailed, where the image is gone."""
         if since is not None:
-            raise CbtUnsupported(f"disk {disk.key} of {vm.name} is read by an image download, which knows no changes")
+            raise CbtUnsupported(f"disk {disk.key} of {vm.name} is read by an image download, which cannot report changes")
         found = self._of(snapshot.id.removeprefix(PREFIX), disk.key)
         if not found:
             raise SnapshotFailed(f"the image of disk {disk.key} of {vm.name} no longer exists")

@@ -237,7 +237,7 @@ class _Asked:
             # A running guest is moved warm, and this is its first pass: its deltas could not be listed either.
             if isinstance(error, SourceUnreachable) and vm.power == "on":
                 raise SourceUnreachable(
-                    error.detail, hint="the cluster itself says what changed: let this host reach TCP 9440 there"
+                    error.detail, hint="the cluster itself reports what changed: let this host reach TCP 9440 there"
                 ) from error
             if before is None:
                 log.warning("the cluster does not say what is allocated: the whole disk is read", cause=error.detail)

@@ -35,7 +35,7 @@ class Way:
             return f"its disks cannot be read: {self.why}"
         if self.name != "image":
             return None
-        return f"an image download knows no changes{f', and {self.why}' if self.why else ''}"
+        return f"an image download cannot report changes{f', and {self.why}' if self.why else ''}"
 
     @property
     def description(self) -> str:

@@ -80,7 +80,7 @@ class Cluster:
                             hint="containers have no disks and no kernel of their own: move what is in them by their own tools",
                         )
                     return one
-        raise VmNotFound(f"{self.api.host} knows no VM {vm_id[:60]!r}", hint="its ids are numbers, from 100 on")
+        raise VmNotFound(f"{self.api.host} has no VM {vm_id[:60]!r}", hint="its ids are numbers, from 100 on")
 
     def _resources(self) -> list[dict[str, Any]]:
         return rows(self.api.get("/cluster/resources", type="vm"), "its VMs")

@@ -77,14 +77,14 @@ class Qmp:
         deadline = time.monotonic() + limit_s
         while (end := self._rest.find(b"\n")) < 0:
             if len(self._rest) > LINE_BYTES_MAX:
-                raise SourceUnreachable(f"{self.what}: its monitor says more than {LINE_BYTES_MAX} bytes in one line")
+                raise SourceUnreachable(f"{self.what}: its monitor sends more than {LINE_BYTES_MAX} bytes in one line")
             assert self._socket is not None
             self._socket.settimeout(max(deadline - time.monotonic(), 0.01))
             try:
                 piece = self._socket.recv(_PIECE_BYTES)
             except TimeoutError as error:
                 raise SourceUnreachable(
-                    f"{self.what}: its monitor says nothing for {limit_s:.0f} s",
+                    f"{self.what}: its monitor sends nothing for {limit_s:.0f} s",
                     hint="it serves one client at a time, and another one is connected; or its QEMU hangs",
                 ) from error
             except OSError as error:

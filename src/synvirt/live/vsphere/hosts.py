@@ -66,7 +66,7 @@ def _from_here(name: str, thumbprint: str, *, by_vddk: bool) -> str | None:
         return f"port {HTTPS_PORT} shows no certificate: {error.strerror or type(error).__name__}"
     digest = "SHA-1" if len(thumbprint) <= _SHA1_CHARS else "SHA-256"
     if thumbprint and tls.fingerprint(der, digest) != thumbprint.upper():
-        return f"it shows another certificate than vCenter knows ({digest} {thumbprint})"
+        return f"it shows another certificate than the one that vCenter has ({digest} {thumbprint})"
     if by_vddk:
         try:
             outgoing.sources().dial(name, VDDK_PORT, timeout_s=CONNECT_TIMEOUT_S).close()

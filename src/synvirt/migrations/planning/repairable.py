@@ -39,7 +39,7 @@ def repair_of(rooms: Rooms, job: Migration, check_only: bool) -> Repair:
     volumes = {disk.key: disk.volume for disk in job.disks if disk.volume is not None}
     disks = tuple(DiskRepair(key=key, volume=volumes[key]) for key in ledgers_of(rooms, job) if key in volumes)
     if not disks:
-        raise Conflict(f"the receipt of job {job.id} has no hashes of its volumes", hint="the receipt says why")
+        raise Conflict(f"the receipt of job {job.id} has no hashes of its volumes", hint="the receipt has the reason")
     found = Repair(of=job.id, check_only=check_only, disks=disks)
     refuse_volumes(rooms, job, found)
     if not check_only:
