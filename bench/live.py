@@ -105,8 +105,8 @@ def _whole(transport: str, spec: ReaderSpec, size: int, ours: Path, peer: Path, 
         _away(ours)
         ours.touch()
         os.truncate(ours, size)
-        with _worker() as told:
-            took = _timed(lambda told=told: told(_order(spec, size, ours, fresh=True)))  # type: ignore[misc]
+        with _worker() as copy:
+            took = _timed(lambda copy=copy: copy(_order(spec, size, ours, fresh=True)))  # type: ignore[misc]
         _away(peer)
         other = _timed(lambda: subprocess.run(["nbdcopy", "--flush", spec.uri, str(peer)], check=True))  # type: ignore[union-attr]
         if turn:  # a first round warms the memory up
@@ -132,8 +132,8 @@ def _away(path: Path) -> None:
 
 def _delta(transport: str, spec: ReaderSpec, size: int, changed: int, ours: Path) -> None:
     last: list[Flushed] = []
-    with _worker() as told:
-        took = _timed(lambda: last.append(told(_order(spec, size, ours, fresh=False, sample="bench"))))
+    with _worker() as copy:
+        took = _timed(lambda: last.append(copy(_order(spec, size, ours, fresh=False, sample="bench"))))
     read = last[0].bytes_total + last[0].bytes_checked
     verdict = "yes" if changed <= read <= DELTA_REACH * changed else "no"
     print(
@@ -151,12 +151,12 @@ def _timed(do: Callable[[], object]) -> float:
 
 @contextlib.contextmanager
 def _worker() -> Iterator[Callable[[DiskOrder], Flushed]]:
-    """As the engine runs it: a process of its own, which starts while disks are opened, and is then told by a line. What it is
-    told ends with its last message."""
+    """As the engine runs it: a process of its own, which starts while disks are opened, and then gets a line. What it
+    does ends with its last message."""
     with subprocess.Popen([sys.executable, "-m", "synvirt.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         time.sleep(START_S)
 
-        def told(disk: DiskOrder) -> Flushed:
+        def copy(disk: DiskOrder) -> Flushed:
             assert child.stdin is not None
             assert child.stdout is not None
             child.stdin.write(CopyOrder(disks=(disk,)).to_line())
@@ -167,7 +167,7 @@ def _worker() -> Iterator[Callable[[DiskOrder], Flushed]]:
                 sys.exit(f"the worker failed: {message}")
             return message
 
-        yield told
+        yield copy
 
 
 def _order(spec: ReaderSpec, size: int, path: Path, *, fresh: bool, sample: str | None = None) -> DiskOrder:

@@ -68,10 +68,10 @@ def main() -> None:
             seen, told = _copied(pid, data_dir, disk, options.rate_mib, options.clients, options.users)
             crowded.append(seen)
             heard += told
-    _tell(alone, crowded, heard, options)
+    _report(alone, crowded, heard, options)
 
 
-def _tell(alone: list[Seen], crowded: list[Seen], heard: int, options: argparse.Namespace) -> None:
+def _report(alone: list[Seen], crowded: list[Seen], heard: int, options: argparse.Namespace) -> None:
     speeds = [statistics.median(seen.mib_per_s for seen in each) for each in (alone, crowded)]
     cores = [statistics.median(seen.cores for seen in each) for each in (alone, crowded)]
     # The kernel keeps the highest figure of the whole process: after the first crowd, "alone" would have the crowd's.
@@ -132,7 +132,7 @@ def _copied(pid: int, data_dir: Path, disk: Path, rate_mib: int, clients: int, u
         seen = Seen((ended_with - begun_with) / took / 2**20, spent / took, _memory_mib(pid))
         # No guest is defined, and nothing is left.
         client.cancel(job.id)
-        told = _told(crowd) if crowd is not None else 0
+        told = _events(crowd) if crowd is not None else 0
         while not client.migration(job.id).ended:
             time.sleep(0.2)
     return seen, told
@@ -147,7 +147,7 @@ def _at_least(client: Client, job_id: UUID, part: float) -> int:
     return done
 
 
-def _told(crowd: "subprocess.Popen[str]") -> int:
+def _events(crowd: "subprocess.Popen[str]") -> int:
     answer, _ = crowd.communicate("end\n", timeout=120)
     told, cut = map(int, answer.split())
     if cut:

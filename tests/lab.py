@@ -33,7 +33,7 @@ CHEAP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Output:
     """`code`: the command's own, or None where the guest never came so far; `output`: what it said; `console`: the guest."""
 
     code: int | None
@@ -70,7 +70,7 @@ def unpacked(kernel: bytes) -> bytes:
     return lzma.LZMADecompressor().decompress(kernel[begin : begin + length])
 
 
-def run(command: str, result: Path, *, timeout_s: float) -> Said:
+def run(command: str, result: Path, *, timeout_s: float) -> Output:
     """Boot the guest, run the command in bash, and wait until it is off. `result` is /result in the guest."""
     guest = folder()
     emulator = need("qemu-system-x86_64", "qemu-system-x86")
@@ -117,7 +117,7 @@ def run(command: str, result: Path, *, timeout_s: float) -> Said:
         pool.unlink()
         kernel.unlink()
     code = (result / "code").read_text().strip() if (result / "code").exists() else ""
-    return Said(int(code) if code else None, _tail(result / "output", 200_000), _tail(console))
+    return Output(int(code) if code else None, _tail(result / "output", 200_000), _tail(console))
 
 
 def _tail(path: Path, chars: int = 5000) -> str:

@@ -35,8 +35,8 @@ SET = {"OPENBLAS_NUM_THREADS": "1", "LIBVIRT_LOG_OUTPUTS": "4:file:/dev/null"}
 
 
 @pytest.fixture
-def said(tmp_path: Path) -> Any:
-    def said(run: Any, ends: str) -> tuple[int, str, list[str]]:
+def outcome_of(tmp_path: Path) -> Any:
+    def outcome_of(run: Any, ends: str) -> tuple[int, str, list[str]]:
         (tmp_path / "program.py").write_text(PROGRAM.replace("ENDS", ends))
         argv = [sys.executable, "-m", "program", "one", "two words"]
         environment = {"PATH": os.environ["PATH"], "SAYS": "x", "LANG": "C.UTF-8"} | SET
@@ -45,12 +45,12 @@ def said(tmp_path: Path) -> Any:
         lines = done.stderr.splitlines()
         return done.returncode, done.stdout, lines[:1] + lines[-1:]
 
-    return said
+    return outcome_of
 
 
 @pytest.mark.parametrize("ends", ENDS)
-def test_it_is_what_python_starts(said: Any, ends: str) -> None:
-    assert said(forked.run, ends) == said(subprocess.run, ends)
+def test_it_is_what_python_starts(outcome_of: Any, ends: str) -> None:
+    assert outcome_of(forked.run, ends) == outcome_of(subprocess.run, ends)
 
 
 def test_it_is_killed_waited_for_and_looked_at(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def _metrics(store: Store, folder: Path) -> Metrics:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def series(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Every name of a series that /metrics can have."""
     folder = tmp_path_factory.mktemp("store")
     store = Store(f"sqlite:///{folder / 'store.db'}")
@@ -50,10 +50,10 @@ def expressions() -> list[str]:
     return found + [variable["query"] for variable in BOARD["templating"]["list"]]
 
 
-def test_the_board_names_what_is_reported(told: set[str]) -> None:
+def test_the_board_names_what_is_reported(series: set[str]) -> None:
     named = {name for expression in expressions() for name in _NAME.findall(expression)}
-    assert named - told == set()
-    assert {name for name in told if name.startswith("synvirt_") and not name.endswith("_sum")} - named <= {
+    assert named - series == set()
+    assert {name for name in series if name.startswith("synvirt_") and not name.endswith("_sum")} - named <= {
         "synvirt_downtime_seconds_count",
         "synvirt_outage_error_seconds_count",
         "synvirt_wave_forecast_error_seconds_count",
@@ -68,11 +68,11 @@ def test_the_board_is_whole() -> None:
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
 
 
-def test_the_rules_name_what_is_reported(told: set[str]) -> None:
+def test_the_rules_name_what_is_reported(series: set[str]) -> None:
     rules = (FOLDER / "alerts.yml").read_text()
     named = set(_NAME.findall(rules))
     assert named, "no rule names a metric"
-    assert named <= told
+    assert named <= series
 
 
 def test_prometheus_takes_the_rules() -> None:

@@ -23,7 +23,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="synvirt-bench-") as made:
         folder = options.folder or Path(made)
         outcome = run(folder, jobs=options.jobs, faults=options.faults, seed=options.seed, pause_s=options.pause_s)
-    print(outcome.told())
+    print(outcome.summary())
     return 1 if outcome.wrong else 0
 
 

@@ -63,7 +63,7 @@ class Outcome:
     causes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         drawn = ", ".join(f"{count} {kind}" for kind, count in self.faults.most_common())
         return "\n".join(
             (

@@ -108,18 +108,18 @@ def test_a_sealed_copy(ask: Callable[..., Any], repository: str, tmp_path: Path)
 def test_at_the_command_line(service: Service, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYNVIRT_PASSPHRASE", PASSPHRASE)
 
-    def said(*arguments: object) -> str:
+    def printed(*arguments: object) -> str:
         done = CliRunner().invoke(app, ["--data-dir", str(service.settings.data_dir), "backup", *map(str, arguments)])
         assert done.exit_code == 0, done.output
         return done.output.strip()
 
-    old = said("recovery-key", "here")
-    new = said("change-key", "here").splitlines()[-1]
-    assert (new != old, said("recovery-key", "here")) == (True, new)
-    copy = said("seal-key", "here")
-    said("forget-repository", "here")
+    old = printed("recovery-key", "here")
+    new = printed("change-key", "here").splitlines()[-1]
+    assert (new != old, printed("recovery-key", "here")) == (True, new)
+    copy = printed("seal-key", "here")
+    printed("forget-repository", "here")
     monkeypatch.setenv("SYNVIRT_RECOVERY_KEY", copy)
-    assert said("add-repository", tmp_path / "here", "--name", "again", "--existing").splitlines()[-1] == new
+    assert printed("add-repository", tmp_path / "here", "--name", "again", "--existing").splitlines()[-1] == new
 
 
 def test_on_the_page(service: Service, repository: str) -> None:

@@ -14,7 +14,7 @@ from tests.fakes.service import Service
 CONTENT = b"content" * 100_000
 
 
-def _told(service: Service) -> dict[tuple[str, ...], float]:
+def _samples(service: Service) -> dict[tuple[str, ...], float]:
     """Of each sample of backups its name and the values of its labels, and its value."""
     text, _ = service.app.state.metrics.text("")
     return {
@@ -36,13 +36,13 @@ def _run(service: Service, job: BackupJob) -> BackupRun:
 
 
 def test_runs_are_counted_once_and_ages_are_of_good_points(service: Service, tmp_path: Path) -> None:
-    assert _told(service)[("synvirt_backup_runs_ended_total", "backup", "failed")] == 0
+    assert _samples(service)[("synvirt_backup_runs_ended_total", "backup", "failed")] == 0
     service.guests.image("web", CONTENT)
     job = _job(service, tmp_path / "repository", "web")
-    assert ("synvirt_backup_oldest_guest_age_seconds", "nightly") not in _told(service)
+    assert ("synvirt_backup_oldest_guest_age_seconds", "nightly") not in _samples(service)
     run = _run(service, job)
     for _ in range(2):
-        reported = _told(service)
+        reported = _samples(service)
         assert reported[("synvirt_backup_runs_ended_total", "backup", "completed")] == 1
         assert reported[("synvirt_backup_read_bytes_total",)] == len(CONTENT)
         assert reported[("synvirt_backup_stored_bytes_total",)] == run.stored_bytes > 0
@@ -51,7 +51,7 @@ def test_runs_are_counted_once_and_ages_are_of_good_points(service: Service, tmp
     point = service.backups.points.get(run.restore_point_ids[0])
     service.backups.points.put(point.model_copy(update={"created_at": now() - timedelta(hours=5)}))
     ended(service.backups, service.backups.verify(point.id).id)
-    reported = _told(service)
+    reported = _samples(service)
     assert 5 * 3600 <= reported[("synvirt_backup_oldest_guest_age_seconds", "nightly")] < 6 * 3600
     assert reported[("synvirt_backup_points", "ok")] == 1
     assert reported[("synvirt_backup_runs_ended_total", "verify", "completed")] == 1
@@ -63,12 +63,12 @@ def test_a_job_that_never_succeeded_is_as_old_as_itself(service: Service, tmp_pa
     service.guests.remove("gone")
     service.backups._jobs.put(job.model_copy(update={"created_at": now() - timedelta(days=3)}))
     assert _run(service, job).status == "failed"
-    reported = _told(service)
+    reported = _samples(service)
     assert reported[("synvirt_backup_runs_ended_total", "backup", "failed")] == 1
     assert reported[("synvirt_backup_last_success_age_seconds", "nightly")] >= 3 * 24 * 3600
     service.guests.image("gone", CONTENT)
     assert _run(service, job).status == "completed"
-    assert _told(service)[("synvirt_backup_last_success_age_seconds", "nightly")] < 3600
+    assert _samples(service)[("synvirt_backup_last_success_age_seconds", "nightly")] < 3600
 
 
 def test_the_guest_that_is_worst_off_counts(service: Service, tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ def test_the_guest_that_is_worst_off_counts(service: Service, tmp_path: Path) ->
     for point, hours in ((web, 2), (db, 9)):
         service.backups.points.put(point.model_copy(update={"created_at": now() - timedelta(hours=hours)}))
     ended(service.backups, service.backups.verify(web.id).id)
-    assert _told(service)[("synvirt_backup_oldest_guest_age_seconds", "nightly")] == pytest.approx(9 * 3600, abs=1800)
+    assert _samples(service)[("synvirt_backup_oldest_guest_age_seconds", "nightly")] == pytest.approx(9 * 3600, abs=1800)

@@ -44,17 +44,17 @@ def backed_up(service: Service, tmp_path: Path) -> str:
     return str(ended(service.backups, service.backups.run_job(job.id).id).restore_point_ids[0])
 
 
-def said(service: Service, *arguments: str) -> tuple[int, str]:
+def printed(service: Service, *arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["backup", *arguments, "--data-dir", str(service.settings.data_dir)])
     return result.exit_code, result.output
 
 
 def test_the_command_exports_as_it_is_reported(service: Service, point: str) -> None:
-    code, output = said(service, "restore", point, "--format", "qcow2", "--name", "out", "--disk", "vda")
+    code, output = printed(service, "restore", point, "--format", "qcow2", "--name", "out", "--disk", "vda")
     assert (code, "exports/out" in output) == (0, True)
     found = {one.name for one in (service.settings.data_dir / "exports/out").iterdir()}
     assert found == {"0-vda.qcow2", "domain.xml"}
-    code, output = said(service, "restore", point, "--json", "--name", "raw")
+    code, output = printed(service, "restore", point, "--json", "--name", "raw")
     assert json.loads(output)["path"] == "exports/raw"
     assert [(service.settings.data_dir / "exports/raw/0-vda.raw").read_bytes() == disk_content()] == [True]
 
@@ -67,7 +67,7 @@ def test_a_guest_runs_at_once_and_only_who_means_it_loses_what_it_wrote(tmp_path
     (tmp_path / "repository").mkdir()
     with service.served():
         point = backed_up(service, tmp_path)
-        code, output = said(service, "restore", point, "--target", "new-domain", "--name", "at-once", "--instant", "--json")
+        code, output = printed(service, "restore", point, "--target", "new-domain", "--name", "at-once", "--instant", "--json")
         run = json.loads(output)
         assert (code, run["status"], run["instant"]["state"]) == (0, "completed", "done")
         assert hypervisor.domains[UUID(run["id"])].running, "--instant is --start too"
@@ -75,11 +75,11 @@ def test_a_guest_runs_at_once_and_only_who_means_it_loses_what_it_wrote(tmp_path
         asked = RestoreRequest(target="new_domain", name="again", start=True, instant=True)
         again = service.backups.restore(UUID(point), asked).id
         until(lambda: service.backups.runs.get(again).error)
-        code, output = said(service, "cancel", str(again))
+        code, output = printed(service, "cancel", str(again))
         assert (code, "E_BAK_CONFLICT" in output, "--lose-guest-writes" in output) == (1, True, True)
-        code, output = said(service, "show", str(again))
+        code, output = printed(service, "show", str(again))
         assert ("moving" in output, "The guest runs on" in output) == (True, True)
-        assert said(service, "cancel", str(again), "--lose-guest-writes")[0] == 0
+        assert printed(service, "cancel", str(again), "--lose-guest-writes")[0] == 0
         assert ended(service.backups, again).status == "cancelled"
     assert [str(uuid) for uuid in hypervisor.domains] == [run["id"]]
     service.close()
@@ -103,6 +103,6 @@ REFUSED = (
 
 def test_what_cannot_be_done_is_said_with_its_code(service: Service, point: str) -> None:
     for code, command in REFUSED:
-        exit_code, output = said(service, *command.format(point=point).split())
+        exit_code, output = printed(service, *command.format(point=point).split())
         assert (exit_code != 0, code in output, "Traceback" in output) == (True, True, False), (command, output)
         assert not (service.settings.data_dir / "exports").exists(), command

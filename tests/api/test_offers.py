@@ -70,14 +70,14 @@ def test_at_the_command_line(service: Service) -> None:
     point = back_up(repository, disk("AB"))
     repository.keep(point, kept=True)
 
-    def said(*arguments: str) -> str:
+    def printed(*arguments: str) -> str:
         done = CliRunner().invoke(app, ["backup", *arguments, "--data-dir", str(service.settings.data_dir)])
         assert done.exit_code == 0, done.output
         return done.output
 
-    assert "office" in said("offers")
-    assert "there is no folder" in said("offers")
-    assert [one["name"] for one in json.loads(said("offers", "--json"))["items"]] == ["away", "office"]
-    assert str(point) in said("show-offer", "office")
-    assert "not protected any more" in said("release-point", "office", str(point))
-    assert str(point) not in said("show-offer", "office")
+    assert "office" in printed("offers")
+    assert "there is no folder" in printed("offers")
+    assert [one["name"] for one in json.loads(printed("offers", "--json"))["items"]] == ["away", "office"]
+    assert str(point) in printed("show-offer", "office")
+    assert "not protected any more" in printed("release-point", "office", str(point))
+    assert str(point) not in printed("show-offer", "office")

@@ -75,10 +75,10 @@ def test_who_asks_for_the_head_of_a_stream_has_left_once_it_is_answered() -> Non
         asked += 1
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    async def told(message: Message) -> None:
+    async def answer_part(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(Heads(stream)({"type": "http", "method": "HEAD"}, client, told))
+    asyncio.run(Heads(stream)({"type": "http", "method": "HEAD"}, client, answer_part))
     assert asked == 0
     assert [(one["type"], one.get("body"), one.get("more_body")) for one in sent] == [
         ("http.response.start", None, None),

@@ -119,7 +119,7 @@ def vddk(folder: Path, closing: ExitStack) -> ReaderSpec:
     closing.callback(server.server_close)
     closing.callback(server.shutdown)
     port = server.server_address[1]
-    made.tell(
+    made.set(
         server="127.0.0.1", port=port, user="u", password="p", thumbprint="*", vm="moref=vm-1", snapshot="s-1",
         transports="nbdssl", datastore=made.libdir,
     )  # fmt: skip

@@ -18,7 +18,7 @@ def night(name: str, rrule: str | None = None) -> Window:
     return Window(id=name, name=name, rrule=rrule, start=start, end=end)
 
 
-def told(made: object) -> list[tuple[str, str, str | None]]:
+def problems_of(made: object) -> list[tuple[str, str, str | None]]:
     return [(one.field, one.detail, one.hint) for one in problems(made)]  # type: ignore[arg-type]
 
 
@@ -41,7 +41,7 @@ def test_members_come_behind_what_they_wait_for_then_by_priority() -> None:
 def test_a_member_that_would_start_at_once_is_refused() -> None:
     """A wave that is rolled back would lose what its guest wrote, without asking anybody."""
     made = wave(member("a"), member("erp", plan=plan("erp").model_copy(update={"instant": True})))
-    [(field, detail, hint)] = told(made)
+    [(field, detail, hint)] = problems_of(made)
     assert field == "members[1].plan.instant"
     assert "'erp'" in detail
     assert hint
@@ -59,7 +59,7 @@ def test_a_member_that_would_start_at_once_is_refused() -> None:
     ],
 )
 def test_a_cycle_is_named_in_full(made: object, shown: str) -> None:
-    [(field, detail, hint)] = told(made)
+    [(field, detail, hint)] = problems_of(made)
     assert field == "members[0].after" or field.startswith("members[")
     assert detail.endswith(f": {shown}")
     assert hint
@@ -68,7 +68,7 @@ def test_a_cycle_is_named_in_full(made: object, shown: str) -> None:
 
 
 def test_who_waits_for_his_own_group_is_reported() -> None:
-    [(_, detail, _)] = told(wave(member("a", "g", group="g"), groups=[Group(name="g")]))
+    [(_, detail, _)] = problems_of(wave(member("a", "g", group="g"), groups=[Group(name="g")]))
     assert detail == "'a' waits for itself: a → g (group) → a"
 
 
@@ -80,7 +80,7 @@ def test_each_wrong_name_is_reported_with_the_nearest() -> None:
         groups=[Group(name="data")],
         windows=[night("night")],
     )
-    assert told(made) == [
+    assert problems_of(made) == [
         ("members[1].after[0]", "the wave has no member or group called 'db-11'", "did you mean db-1?"),
         ("members[1].group", "the wave has no group called 'dta'", "did you mean data?"),
         ("members[1].window_id", "the wave has no window called 'nite'", "did you mean night?"),
@@ -97,7 +97,7 @@ def test_what_stands_twice_is_reported() -> None:
         groups=[Group(name="data"), Group(name="data")],
         windows=[night("n"), night("n")],
     )
-    assert [field for field, _, _ in told(made)] == [
+    assert [field for field, _, _ in problems_of(made)] == [
         "members[1].id",
         "groups[1].name",
         "windows[1].id",
@@ -107,7 +107,7 @@ def test_what_stands_twice_is_reported() -> None:
 
 
 def test_a_window_that_cannot_be_is_a_problem_of_its_rule() -> None:
-    [(field, detail, hint)] = told(wave(member("a"), windows=[night("ok"), night("n", "FREQ=SECONDLY")]))
+    [(field, detail, hint)] = problems_of(wave(member("a"), windows=[night("ok"), night("n", "FREQ=SECONDLY")]))
     assert field == "windows[1].rrule"
     assert "SECONDLY" in detail
     assert hint
@@ -116,10 +116,10 @@ def test_a_window_that_cannot_be_is_a_problem_of_its_rule() -> None:
 def test_a_group_that_cuts_over_together_has_one_window() -> None:
     windows = [night("n1"), night("n2")]
     made = [member("a", group="g", window_id="n1"), member("b", group="g", window_id="n2")]
-    [(field, detail, _)] = told(wave(*made, groups=[Group(name="g")], windows=windows))
+    [(field, detail, _)] = problems_of(wave(*made, groups=[Group(name="g")], windows=windows))
     assert field == "members[1].window_id"
     assert "'a' has n1 and 'b' has n2" in detail
-    assert told(wave(*made, groups=[Group(name="g", rule="apart")], windows=windows)) == []
+    assert problems_of(wave(*made, groups=[Group(name="g", rule="apart")], windows=windows)) == []
 
 
 def test_a_broken_wave_of_thousands_is_reported_in_short() -> None:

@@ -29,7 +29,7 @@ def vm(name: str, vm_id: str, vcenter: str = VCENTER, source: int = 1) -> KnownV
 KNOWN = [vm("shop-db-01", "vm-101"), vm("shop-web-01", "vm-102"), vm("wiki", "vm-103"), vm("twin", "vm-1"), vm("twin", "vm-2")]
 
 
-def told(content: str | bytes, known: list[KnownVm] = KNOWN) -> list[tuple[int, str, str, str | None]]:
+def problems_of(content: str | bytes, known: list[KnownVm] = KNOWN) -> list[tuple[int, str, str, str | None]]:
     found = take_in(content.encode() if isinstance(content, str) else content, known)
     assert not found.members or not found.problems
     return [(one.row, one.column, one.detail, one.hint) for one in found.problems]
@@ -76,7 +76,7 @@ def test_a_csv_as_others_save_it(encoding: str) -> None:
 
 
 def test_every_mistake_is_reported_by_row_and_column() -> None:
-    found = told(
+    found = problems_of(
         "id,vm,vcenter,vm_id,app,depends_on,window,priority,outage_budget_min,rule,checks\n"
         "a,wikki,,,,,,,,,\n"
         'b,twin,,,,,,high,,,"[{}]"\n'
@@ -106,18 +106,18 @@ def test_every_mistake_is_reported_by_row_and_column() -> None:
 
 
 def test_ids_and_dependencies_are_checked_over_all_rows() -> None:
-    assert told("id,vm,depends_on\na,wiki,\na,shop-db-01,\n") == [(3, "id", "'a' is the id of row 2", "give it its own")]
-    assert told("id,vm,depends_on\nalpha,wiki,alfa\nbeta,shop-db-01,alpha\n") == [
+    assert problems_of("id,vm,depends_on\na,wiki,\na,shop-db-01,\n") == [(3, "id", "'a' is the id of row 2", "give it its own")]
+    assert problems_of("id,vm,depends_on\nalpha,wiki,alfa\nbeta,shop-db-01,alpha\n") == [
         (2, "depends_on", "no row or app is called 'alfa'", "did you mean alpha?")
     ]
 
 
 def test_a_column_that_is_none_of_ours_is_a_mistake_and_of_rvtools_is_passed_over() -> None:
-    [(row, column, _, hint)] = told("id,vm,dependson\na,wiki,\n")
+    [(row, column, _, hint)] = problems_of("id,vm,dependson\na,wiki,\n")
     assert (row, column, hint) == (1, "dependson", "did you mean depends_on?")
     assert vms(take_in(b"VM,Powerstate,Annotation\nwiki,poweredOn,x\n", KNOWN)) == ["vm-103"]
-    assert told("window\nw\n")[0][2] == "no column says which VM is meant"
-    assert told("vm,VM\nwiki,wiki\n")[0][2] == "the column occurs twice"
+    assert problems_of("window\nw\n")[0][2] == "no column says which VM is meant"
+    assert problems_of("vm,VM\nwiki,wiki\n")[0][2] == "the column occurs twice"
 
 
 @pytest.mark.parametrize(

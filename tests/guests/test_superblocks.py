@@ -27,7 +27,7 @@ def number(name: str, text: str) -> int:
     return int(found[1])
 
 
-def said(image: Path) -> str:
+def superblock_of(image: Path) -> str:
     """Also where the library does not read the rest of it."""
     with windows(image) as parts:
         found = inside.opened(parts)
@@ -50,7 +50,7 @@ def test_ext(kind: str, features: str, block: str, tmp_path: Path) -> None:
     shown = printed(need("dumpe2fs", "e2fsprogs"), "-h", image)
     size, blocks, free = (number(name, shown) for name in ("Block size", "Block count", "Free blocks"))
     used = "" if "meta_bg" in features else f", {(blocks - free) * size} of {blocks * size} bytes"
-    assert said(image) == f"{kind} «a label» {UUID}{used}"
+    assert superblock_of(image) == f"{kind} «a label» {UUID}{used}"
 
 
 def test_xfs(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_xfs(tmp_path: Path) -> None:
     subprocess.run([need("mkfs.xfs", "xfsprogs"), "-q", *label, image], check=True)
     shown = printed(need("xfs_db", "xfsprogs"), "-r", "-c", "sb 0", "-c", "print", image)
     size, blocks, free = (number(name, shown) for name in ("blocksize", "dblocks", "fdblocks"))
-    assert said(image) == f"xfs «a label» {UUID}, {(blocks - free) * size} of {blocks * size} bytes"
+    assert superblock_of(image) == f"xfs «a label» {UUID}, {(blocks - free) * size} of {blocks * size} bytes"
 
 
 def test_ntfs(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_ntfs(tmp_path: Path) -> None:
     printed(need("mkntfs", "ntfs-3g"), "-q", "-F", "-Q", "-L", "a label", image)
     shown = printed(need("ntfsinfo", "ntfs-3g"), "-m", image)
     cluster, clusters, free = (number(name, shown) for name in ("Cluster Size", "Volume Size in Clusters", "Free Clusters"))
-    found = re.fullmatch(r"ntfs «a label» [0-9a-f]{16}, (\d+) of (\d+) bytes", said(image))
+    found = re.fullmatch(r"ntfs «a label» [0-9a-f]{16}, (\d+) of (\d+) bytes", superblock_of(image))
     assert found
     assert (int(found[1]), int(found[2]) // cluster) == ((clusters - free) * cluster, clusters)
 

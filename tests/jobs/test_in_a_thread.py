@@ -18,13 +18,13 @@ def test_a_task_that_is_cancelled_twice_ends_with_its_thread() -> None:
         let_go.wait(60)
         ended.set()
 
-    def heard() -> None:
+    def on_cancel() -> None:
         reported.append(1)
         if len(reported) == 2:
             let_go.set()
 
     async def cancelled_twice() -> None:
-        task = asyncio.ensure_future(in_a_thread(work, heard))
+        task = asyncio.ensure_future(in_a_thread(work, on_cancel))
         for count in (1, 2):
             await asyncio.sleep(0.01)
             assert not task.done()

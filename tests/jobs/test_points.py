@@ -76,14 +76,14 @@ DAMAGED = {
 }
 
 
-def said(found: list[Any]) -> list[object]:
+def details(found: list[Any]) -> list[object]:
     return [one.detail if isinstance(one, RepositoryDamaged) else one for one in found]
 
 
 def test_a_child_reads_as_a_reader_here_does(caged: CagedPoints) -> None:
     many = [made(), *DAMAGED.values(), made()]
-    assert said(caged.manifests(many)) == said(HERE.manifests(many))
-    assert said(caged.shown(many)) == said(HERE.shown(many))
+    assert details(caged.manifests(many)) == details(HERE.manifests(many))
+    assert details(caged.shown(many)) == details(HERE.shown(many))
     assert [isinstance(one, Manifest) for one in caged.manifests(many)] == [True, *[False] * len(DAMAGED), True]
     assert caged.manifests([]) == []
     whole = made()

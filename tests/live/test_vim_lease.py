@@ -143,13 +143,13 @@ def test_what_neither_way_reads_is_reported(
 # ── which way, and what is told of it ────────────────────────────────────────────────────────────────────────────────
 
 
-def told(access: SourceAccess) -> tuple[str, str | None, list[str]]:
+def way_of(access: SourceAccess) -> tuple[str, str | None, list[str]]:
     manifest = ask(access, lambda adapter: adapter.inspect(VM))
     return manifest.concerns[0].assessment, manifest.cbt_reason, [one.id for one in manifest.concerns]
 
 
 def test_files_are_read_where_they_can_be(platform: VCenter, disk: Path) -> None:
-    assessment, reason, _ = told(platform.access())
+    assessment, reason, _ = way_of(platform.access())
     assert "/folder" in assessment
     assert reason is None
 
@@ -157,7 +157,7 @@ def test_files_are_read_where_they_can_be(platform: VCenter, disk: Path) -> None
 @pytest.mark.parametrize("kind", ["vsan", "VVOL"])
 def test_disks_that_are_objects_are_read_by_a_lease(platform: VCenter, disk: Path, kind: str) -> None:
     platform.control("store", type=kind)
-    assessment, reason, concerns = told(platform.access())
+    assessment, reason, concerns = way_of(platform.access())
     assert "export lease" in assessment
     assert f"of type {kind}" in assessment
     assert "no deltas" in str(reason)
@@ -167,7 +167,7 @@ def test_disks_that_are_objects_are_read_by_a_lease(platform: VCenter, disk: Pat
 
 def test_a_user_who_may_not_read_files_reads_by_a_lease(platform: VCenter, disk: Path) -> None:
     platform.fault("HasPrivilegeOnEntities", "deny:Datastore.Browse", times=100)
-    assessment, reason, _ = told(platform.access())
+    assessment, reason, _ = way_of(platform.access())
     assert "Datastore.Browse" in assessment
     assert "no deltas" in str(reason)
     assert isinstance(ask(platform.access(), opened), LeaseSpec)
@@ -194,7 +194,7 @@ def test_a_cold_copy_of_a_mostly_empty_disk_fetches_what_is_allocated(
     by_any_way: VimHouse, platform: VCenter, mostly_empty: Path, kind: str, calls: dict[str, int]
 ) -> None:
     """And goes on by its file where the lease fails, which costs no second lease."""
-    assert "vim.mostly_empty" in told(platform.access())[2]
+    assert "vim.mostly_empty" in way_of(platform.access())[2]
     if kind == "no lease":
         platform.fault("ExportSnapshot", "NoPermission", times=1000)
     elif kind:
@@ -276,15 +276,15 @@ def test_a_pass_knows_whatever_a_worker_says_of_a_datastores_file() -> None:
 
 def test_a_platform_that_does_not_tell_privileges_is_tried_by_files(platform: VCenter, disk: Path) -> None:
     platform.fault("HasPrivilegeOnEntities", "NotSupported", times=100)
-    assert "/folder" in told(platform.access())[0]
+    assert "/folder" in way_of(platform.access())[0]
     assert isinstance(ask(platform.access(), opened), DatastoreSpec)
 
 
 def test_the_operators_choice_goes_before_all(platform: VCenter, disk: Path) -> None:
     platform.control("store", type="vsan")
     access = platform.access(fingerprint_sha256=platform.fingerprint, transport="datastore")
-    assert [one.partition(":")[0] for one in told(access)[2]] == ["vim.read_by", "disk-in-objects"]
-    assert "export lease" in told(by_lease(platform))[0]
+    assert [one.partition(":")[0] for one in way_of(access)[2]] == ["vim.read_by", "disk-in-objects"]
+    assert "export lease" in way_of(by_lease(platform))[0]
 
 
 def test_a_delta_by_a_lease_is_refused(platform: VCenter, disk: Path) -> None:

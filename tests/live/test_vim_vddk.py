@@ -49,7 +49,7 @@ def vddk(installed: Vddk, monkeypatch: pytest.MonkeyPatch) -> Vddk:
     """As new; our nbdkit goes before all others."""
     monkeypatch.setenv("PATH", f"{installed.libdir}:{os.environ['PATH']}")
     installed.forget()
-    installed.tell(user=USER, password=PASSWORD, vm=f"moref={VM}", snapshot="*", transports="nbdssl:nbd")
+    installed.set(user=USER, password=PASSWORD, vm=f"moref={VM}", snapshot="*", transports="nbdssl:nbd")
     return installed
 
 
@@ -72,9 +72,7 @@ def spec(vddk: Vddk, door: tuple[int, Certificate], tmp_path: Path) -> VddkSpec:
     port, certificate = door
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "disk-flat.vmdk").write_bytes(disk_content())
-    vddk.tell(
-        server="127.0.0.1", port=port, thumbprint=thumbprint("127.0.0.1", port), snapshot="snapshot-7", datastore=tmp_path
-    )
+    vddk.set(server="127.0.0.1", port=port, thumbprint=thumbprint("127.0.0.1", port), snapshot="snapshot-7", datastore=tmp_path)
     return VddkSpec(
         host="127.0.0.1",
         port=port,
@@ -137,7 +135,7 @@ def test_what_vddk_refuses_is_reported_in_its_words(
     spec: VddkSpec, vddk: Vddk, fails: dict[str, object], error: type[SynvirtError], said: str
 ) -> None:
     """nbdkit serves by then: it closes the connection, and says no more to its client."""
-    vddk.tell(**fails)
+    vddk.set(**fails)
     with pytest.raises(error, match="VDDK cannot open") as caught:
         open_reader(spec)
     assert said in caught.value.detail
@@ -148,7 +146,7 @@ def test_what_vddk_refuses_is_reported_in_its_words(
 
 @pytest.mark.parametrize(("code", "error"), [(1, DiskReadFailed), (14009, SourceUnreachable)])
 def test_a_read_that_fails_says_where_and_why(spec: VddkSpec, vddk: Vddk, code: int, error: type[SynvirtError]) -> None:
-    vddk.tell(read_fails_at=2 * MIB + 5, read_error=code)
+    vddk.set(read_fails_at=2 * MIB + 5, read_error=code)
     with pytest.raises(error, match=r"VDDK cannot read at offset 2097152 of \[.*") as caught:
         read(spec)
     assert ("Unknown error" if code == 1 else "The server refused connection") in caught.value.detail
@@ -181,7 +179,7 @@ def test_a_guest_is_moved_warm_and_only_what_changed_is_read_again(platform: VCe
     disk = platform.add_disk(VM, disk_content())
     place = urlsplit(platform.url)
     host, port = str(place.hostname), int(place.port or 0)
-    vddk.tell(server=host, port=port, thumbprint=thumbprint(host, port), datastore=disk.parent.parent)
+    vddk.set(server=host, port=port, thumbprint=thumbprint(host, port), datastore=disk.parent.parent)
     (tmp_path / "house").mkdir()
     house = VddkHouse(tmp_path / "house", platform)
     house.libdir = vddk.libdir

@@ -15,7 +15,7 @@ SEED, JOBS, FAULTS_DRAWN = 4, 6, 12
 @pytest.mark.timeout(600)
 def test_every_job_ends_with_the_right_bytes_and_leaves_nothing(tmp_path: Path) -> None:
     outcome = run(tmp_path, jobs=JOBS, faults=FAULTS_DRAWN, seed=SEED)
-    assert outcome.wrong == [], outcome.told()
-    assert outcome.right == JOBS, outcome.told()
+    assert outcome.wrong == [], outcome.summary()
+    assert outcome.right == JOBS, outcome.summary()
     assert outcome.faults.total() == FAULTS_DRAWN
     assert set(outcome.faults) == set(FAULTS)

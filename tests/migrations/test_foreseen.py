@@ -122,13 +122,13 @@ def test_what_a_dry_run_says_is_what_then_runs(tmp_path: Path, fields: dict[str,
     ways = {one.way for one in found.ways} - {"skipped"}
     assert ways == {"file" if offline else str(ended.mode_effective).lower()}
 
-    def told(differences: Iterable[Difference]) -> list[tuple[str, str | None, str | None, str]]:
+    def rows(differences: Iterable[Difference]) -> list[tuple[str, str | None, str | None, str]]:
         return [
             (one.what, one.source, None if "mac" in one.what or one.what == "uuid" else one.here, one.why)
             for one in differences
         ]
 
-    assert told(found.differences) == told(ended.domain.differences)
+    assert rows(found.differences) == rows(ended.domain.differences)
     assert [one.id for one in found.concerns] == [one.id for one in ended.manifest.concerns]
     house.close()
 

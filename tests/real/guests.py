@@ -34,7 +34,7 @@ def counters(image: Path) -> list[int]:
     return sorted(int.from_bytes(content[place : place + 2], "little") for place in places)
 
 
-def says(text: str) -> bytes:
+def prints(text: str) -> bytes:
     """Prints by BIOS int 10h, AH=0Eh, and halts."""
     return bytes.fromhex("31c08ed8be197cfcac84c07409b40ebb0700cd10ebf2f4ebfd") + text.replace("\n", "\r\n").encode() + b"\0"
 

@@ -59,7 +59,7 @@ class Room:
         return (short_root(self.connection.uri) or self.folder) / "boot-tests"
 
     def service(self) -> Backups:
-        def nobody(*_: object) -> object:
+        def no_guest(*_: object) -> object:
             raise NotImplementedError
 
         repositories = Repositories(self.store.backups, host="local", keyring=self.folder / "keyring", **self._caches())
@@ -67,7 +67,7 @@ class Room:
             self.store.backups,
             repositories,
             host="local",
-            open_guest=nobody,  # type: ignore[arg-type]
+            open_guest=no_guest,  # type: ignore[arg-type]
             exports=self.folder / "exports",
             restore_host=self.restore_host,
             working=Working(self.workers),

@@ -22,7 +22,7 @@ from synvirt.settings import Settings
 from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job, never
 from tests.needs import need
-from tests.real.guests import RESETS, WRITES, boot_sector, kernel, says
+from tests.real.guests import RESETS, WRITES, boot_sector, kernel, prints
 
 # Emulated, on a busy machine. A test that needs all of it has failed.
 PATIENCE_S = 120.0
@@ -107,7 +107,7 @@ def test_a_reset_loop_is_seen(host: LibvirtHost, tmp_path: Path) -> None:
 )
 def test_what_a_guest_shows_is_read(host: LibvirtHost, tmp_path: Path, family: str, shows: str, cause: str) -> None:
     """A Windows guest's firmware does not speak on the serial console: all there is, is the screen."""
-    error = fails(host, started(host, boot_sector(tmp_path / "says.raw", says(shows)), family=family))
+    error = fails(host, started(host, boot_sector(tmp_path / "says.raw", prints(shows)), family=family))
     assert cause in error.summary
     assert shows.splitlines()[0].rstrip() in error.detail
     assert ("its console ends" in error.detail) == (family == "linux")
@@ -123,7 +123,7 @@ def test_a_guest_that_only_writes_has_booted(host: LibvirtHost, tmp_path: Path) 
 
 
 def test_a_guest_that_hangs_is_seen_when_its_time_is_over(host: LibvirtHost, tmp_path: Path) -> None:
-    error = fails(host, started(host, boot_sector(tmp_path / "hangs.raw", says("starting...\n"))), timeout_s=12)
+    error = fails(host, started(host, boot_sector(tmp_path / "hangs.raw", prints("starting...\n"))), timeout_s=12)
     assert "no sign of life within 12 s" in error.summary
     assert error.other_bus_may_help
 
@@ -144,7 +144,7 @@ def test_a_uefi_guest_without_a_loader_ends_in_the_shell(host: LibvirtHost, tmp_
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("firmware", ["bios", "uefi"])
 def test_a_tpm_is_there_and_goes_with_its_domain(host: LibvirtHost, data_dir: Path, tmp_path: Path, firmware: str) -> None:
-    migration = started(host, boot_sector(tmp_path / "x.raw", says("here\n")), firmware=firmware, tpm=True)
+    migration = started(host, boot_sector(tmp_path / "x.raw", prints("here\n")), firmware=firmware, tpm=True)
     state = data_dir / "libvirt/lib/swtpm" / str(migration.id) / "tpm2"
     assert (state / "tpm2-00.permall").stat().st_size > 0, "swtpm_setup made its keys"
     running = subprocess.run(["pgrep", "-f", f"swtpm socket.*{migration.id}"], capture_output=True, text=True)

@@ -240,14 +240,14 @@ def test_a_guest_that_ran_as_root_goes_on_and_is_no_root_after_its_next_start(tm
         assert status(process_of(uuid))["Uid"][0] == "0"
         now = [sys.executable, "-m", "tests.real.guest_child", str(tmp_path)]
         # Found by a service of this version, it runs on: `start` of what runs does nothing.
-        assert said(*now, "go on", str(uuid)).startswith("started")
+        assert printed(*now, "go on", str(uuid)).startswith("started")
         assert status(process_of(uuid))["Uid"][0] == "0"
-        assert said(sys.executable, "-c", RESTART, str(tmp_path), str(uuid)) == "restarted"
+        assert printed(sys.executable, "-c", RESTART, str(tmp_path), str(uuid)) == "restarted"
         assert status(process_of(uuid))["Uid"][0] == str(pwd.getpwnam("libvirt-qemu").pw_uid)
     finally:
         earlier.kill()
         earlier.wait()
-        assert said(sys.executable, "-m", "tests.real.guest_child", str(tmp_path), "end", str(uuid)) == "gone"
+        assert printed(sys.executable, "-m", "tests.real.guest_child", str(tmp_path), "end", str(uuid)) == "gone"
     assert (tmp_path / "disk.raw").stat().st_uid == 0
 
 
@@ -265,7 +265,7 @@ print("restarted")
 """
 
 
-def said(*argv: str) -> str:
+def printed(*argv: str) -> str:
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     return re.sub(r"\n.*", "", ran.stdout.strip(), flags=re.DOTALL)

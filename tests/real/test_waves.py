@@ -159,7 +159,7 @@ class Night:
         jobs = [one.job_id for one in wave.members if one.job_id is not None]
         return sum(mark.bytes_done for job_id in jobs for mark in self.store.watermarks(job_id, 1).values())
 
-    def told(self, wave_id: UUID) -> list[WaveUpdate]:
+    def updates(self, wave_id: UUID) -> list[WaveUpdate]:
         """What happened to members, in its order."""
         events = self.store.waves.events_after(0, job_id=wave_id, limit=10_000)
         told = [WaveUpdate.model_validate_json(one.document) for one in events]
@@ -247,7 +247,7 @@ def test_six_guests_over_two_services(night: Night) -> None:
         assert off_at >= opened_at, "no cut-over begins outside of its window"
     assert night.powered("web", "off")[0] >= night.booted("db")[0]
     assert night.powered("pair-2", "off")[0] >= night.booted("pair-1")[0]
-    told = night.told(made.id)
+    told = night.updates(made.id)
     for state in (S.SYNCING, S.CUTTING_OVER):
         assert most_at_once(told, state) == {"first": 1, SECOND: 1, "all": WAVE_AT_ONCE}
     assert [night.platform.vm(name)["snapshots"] for name in GUESTS] == [{}] * len(GUESTS)

@@ -40,13 +40,13 @@ class Vddk:
     def libdir(self) -> Path:
         return self.folder / "vddk"
 
-    def tell(self, **settings: object) -> None:
+    def set(self, **settings: object) -> None:
         """What it shall know, and how it fails: the keys are library.c's. For readers that are opened from now on."""
-        self.told.update(settings)
-        (self.libdir / "stand-in").write_text("".join(f"{key}={value}\n" for key, value in self.told.items()))
+        self.settings.update(settings)
+        (self.libdir / "stand-in").write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
 
     def forget(self) -> None:
-        self.told = {"log": self.libdir / "log"}
+        self.settings: dict[str, object] = {"log": self.libdir / "log"}
         (self.libdir / "log").unlink(missing_ok=True)
         (self.libdir / "said").unlink(missing_ok=True)
 
