@@ -2,7 +2,7 @@
 
     POST ─▶ answered ─▶ the guest's console has output ─▶ its agent answers ─▶ copied, and on its volume
 
-The measure: its console has output 15 s after POST at most; the rest is its boot. A real service, libvirt and QEMU; the sample's
+The measure: its console has output within 15 s; the rest is its own boot. A real service, libvirt and QEMU; the sample's
 guest (syslinux, Debian's kernel, an agent) on a disk that is grown to that size and is empty beyond. Its boot alone is that of
 the same guest, copied first. That one is then backed up to a folder, and restored beside itself.
 """

@@ -34,7 +34,7 @@ class Vddk:
     """`libdir` as an operator unpacks it; it holds our nbdkit too, and goes before all else in PATH."""
 
     folder: Path
-    told: dict[str, object] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
 
     @property
     def libdir(self) -> Path:
@@ -46,7 +46,7 @@ class Vddk:
         (self.libdir / "stand-in").write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
 
     def forget(self) -> None:
-        self.settings: dict[str, object] = {"log": self.libdir / "log"}
+        self.settings = {"log": self.libdir / "log"}
         (self.libdir / "log").unlink(missing_ok=True)
         (self.libdir / "said").unlink(missing_ok=True)
 
