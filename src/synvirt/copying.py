@@ -105,7 +105,9 @@ def copy(
         with _Crew(one_pass) as crew:
             return _oversee(one_pass, crew, flush_every_s, on_progress, on_watermark)
     finally:
-        one_pass.error = None  # its traceback's frames refer to it again: a cycle, which would keep the reader and the writer
+        # Both refer to themselves again, by their frames: cycles, which would keep the reader and the writer.
+        one_pass.error = None
+        one_pass.plan.end()
 
 
 def _threads(wanted: int | None, reader: DiskReader, writer: DiskWriter) -> int:
@@ -246,6 +248,10 @@ class _Plan:
             request = next(self._requests, None)
             self.position = self._size if request is None else request.start + request.length
             return request
+
+    def end(self) -> None:
+        """There are no more requests: the reader's extents are let go of, where a failure left some."""
+        self._requests = iter(())
 
     def _cut(self, extents: Iterator[Extent]) -> Iterator[_Request]:
         start = end = data_bytes = 0  # the open span: bytes to copy in one request, small zero extents included
