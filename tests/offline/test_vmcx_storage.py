@@ -40,15 +40,22 @@ def has_key(content: bytes, folder: Path) -> bool:
         return vmcx_storage.has_key(file, "m.vmrs", frozenset({"savedstate"}))
 
 
+def repeated(pieces: st.SearchStrategy[Any], length_max: int) -> st.SearchStrategy[Any]:
+    """Of any length, though few characters are drawn: Hypothesis keeps all that it draws, and took 200 MiB for them."""
+    return st.builds(lambda piece, length: (piece * length)[:length], pieces, st.integers(0, length_max))
+
+
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=60)
 LEAVES = (
     st.booleans()
     | st.integers(-(1 << 63), (1 << 64) - 1)
     | st.floats(allow_nan=False)
-    | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=1500)
-    | st.binary(max_size=2047)
+    | repeated(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20), 1500)
+    | repeated(st.binary(min_size=1, max_size=20), 2047)
 )
-TREES = st.dictionaries(NAMES, st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=8), max_leaves=60))
+TREES = st.dictionaries(
+    NAMES, st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=8), max_leaves=60), max_size=20
+)
 
 
 @settings(max_examples=150)
