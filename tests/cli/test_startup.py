@@ -132,12 +132,13 @@ def test_the_worker_waits_for_no_importer_and_no_model() -> None:
 
 
 def test_the_service_keeps_no_memory_for_what_it_does_not_do() -> None:
-    """numpy is 12 MiB: for who opens images, looks into a repository or simulates a wave. rich draws for terminals."""
+    """numpy is 12 MiB: for who opens images, looks into a repository or simulates a wave. rich draws for terminals.
+    joserfc is for services with an OpenID provider, alembic for a store of an earlier version."""
     parts = "logs, main, api.app, backups.service, fleet.forecasting, live.registry, migrations.rooms, offline.registry, web"
     imports = "; ".join(f"import synvirt.{part}" for part in parts.split(", "))
     code = f"import sys, json; {imports}; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(json.loads(done.stdout)) & {"numpy", "rich", "pygments", "httpx", "dbos"} == set()
+    assert set(json.loads(done.stdout)) & {"numpy", "rich", "pygments", "httpx", "dbos", "joserfc", "alembic"} == set()
 
 
 def test_the_help_of_all_commands_is_quick() -> None:

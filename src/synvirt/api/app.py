@@ -1,12 +1,12 @@
 """The HTTP interface, assembled: routes, authentication, errors, the OpenAPI document."""
 
+import json
 import threading
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache, partial
-from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from pydantic import BaseModel
 
 from synvirt import __version__
@@ -106,9 +106,12 @@ def create_app(
     app.include_router(metrics_router(metrics))
     app.openapi = cache(lambda: described(app, api_prefix=api_prefix))  # type: ignore[method-assign]
 
+    # Written once: it is half a megabyte, and to write it takes many times its memory.
+    written = cache(lambda: json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode())
+
     @app.get("/openapi.json", include_in_schema=False)
-    def document() -> dict[str, Any]:
-        return app.openapi()
+    def document() -> Response:
+        return Response(written(), media_type="application/json")
 
     app.add_middleware(Heads)
     store = intake.store

@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 import structlog
@@ -25,10 +25,12 @@ from starlette.responses import Response
 
 from synvirt.accounts import Role
 from synvirt.api.callers.networks import network_of
-from synvirt.api.callers.provider import Provider
 from synvirt.errors import BadRequest, Forbidden, SynvirtError, Unauthorized
 from synvirt.settings import Settings
 from synvirt.transport import Trust
+
+if TYPE_CHECKING:
+    from synvirt.api.callers.provider import Provider
 
 # Identifies the browser; SameSite=Lax, as it comes back from the provider's site.
 COOKIE: Final = "__Host-synvirt-oidc"
@@ -81,7 +83,7 @@ class Oidc:
 
     def __init__(
         self,
-        provider: Provider,
+        provider: "Provider",
         *,
         redirect_uri: str,
         scopes: tuple[str, ...],
@@ -192,6 +194,9 @@ def oidc(settings: Settings) -> Oidc | None:
     """The provider of the settings; None, if they name no issuer. BadRequest, if a needed setting is missing."""
     if not settings.oidc_issuer:
         return None
+    # Imported only here: it costs memory, and few services have a provider.
+    from synvirt.api.callers.provider import Provider
+
     settings.check_oidc()
     secret_file = settings.oidc_client_secret_file
 
