@@ -7,6 +7,7 @@ backups.py        the parts of backups
 fleet.py          the parts of waves
 ways_in.py        the API's routes and the page's
 commands.py       synvirt serve and synvirt demo
+arenas.py         how little memory the service's threads keep
 
 Heavy modules are imported where they are used, so that `synvirt --help` is fast.
 """

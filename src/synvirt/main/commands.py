@@ -12,6 +12,7 @@ from synvirt.cli.completion import VARIABLE
 from synvirt.cli.interrupts import end_at_once
 from synvirt.cli.named import named
 from synvirt.cli.options import Options, with_options
+from synvirt.main.arenas import keep_few_arenas
 from synvirt.main.running import service
 
 
@@ -50,6 +51,7 @@ def serve(
 
     settings = load(config=options.config, flags={"data_dir": options.data_dir, "listen": listen})
     log_to(settings.log_level, sys.stderr)
+    keep_few_arenas()
     _say_layers()
     with service(settings, announce=partial(typer.echo, err=True)) as running:
         running.run(on_ready=lambda: typer.echo(f"SynVirt serves at {running.address}", err=True))
