@@ -14,19 +14,31 @@ FILTERED = "2"
 
 def children(parent: int | None = None) -> dict[int, str]:
     """The living descendants of a process (by default this one), with their command lines. Zombies do not live."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents[int(stat.parent.name)] = int(fields[1])
-    found = {parent or os.getpid()}
-    while new := {pid for pid, its_parent in parents.items() if its_parent in found} - found:
-        found |= new
-    found.discard(parent or os.getpid())
-    return {pid: command_line(pid) for pid in found}
+    assert Path("/proc/thread-self/children").exists(), "a kernel without CONFIG_PROC_CHILDREN"
+    found: dict[int, str] = {}
+    of = [parent or os.getpid()]
+    while of:
+        for pid in _begun_by(of.pop()):
+            if _is_alive(pid):
+                found[pid] = command_line(pid)
+                of.append(pid)
+    return found
+
+
+def _begun_by(parent: int) -> list[int]:
+    """By each of its threads. To look through all processes of the machine costs two hundred times as much."""
+    begun: list[int] = []
+    for thread in Path(f"/proc/{parent}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            begun += map(int, thread.read_text().split())
+    return begun
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def command_line(pid: int) -> str:
