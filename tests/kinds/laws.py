@@ -4,12 +4,13 @@ killed      the service dies there, and is started again: the job completes, wit
 cancelled   the operator cancels there: the job ends Cancelled, all is as it was found
 both        nothing is left: volumes, snapshots, files, domains, ledger, slots, processes
 
-A service that has died does nothing any more: its store answers nobody, so no thread of it gets further than that.
+A service that has died does nothing any more: its store answers nobody, so no thread of it gets further than that. Or it is not
+killed at all, but what a kill would leave is copied at each moment (tests/kinds/copies.py): then one run serves all moments.
 """
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from synvirt.errors import BackupConflict, Conflict
 from synvirt.store import Store
 from synvirt.store.tables import slots
 from tests.house import Crash
+from tests.kinds.copies import copy_as_killed
 from tests.processes import workers
 
 # More moments than any job here has: one that never ends is a failure, not a long test.
@@ -115,6 +117,8 @@ class Kind:
     """A line of the table. `name`: as the product calls it. `ends`: as it does when nothing happens to it.
 
     `once`: what it prepares is a job too, and the same each time.
+    `copied`: it runs once, and its place is copied at each moment. For kinds of which one thread alone commits, and whose
+    files all lie in its folder: the others run anew up to each moment.
     `parts`: how many tests share its moments. `taken`: those of its parts that are run, where lines of one course and other
     trouble take them all together. `surely`: so many moments at least.
     `kills`, `cancels`: whether that law is asked of it.
@@ -130,6 +134,7 @@ class Kind:
     taken: Sequence[int] | None = None
     real: bool = False
     once: bool = False
+    copied: bool = False
     threads: bool = False
     kills: bool = True
     cancels: bool = True
@@ -143,14 +148,14 @@ class Kind:
 
 
 class Moments:
-    """Of a service: counted from 1, over all its threads. `then` is called at the given one, after what was done there; who
+    """Of a service: counted from 1, over all its threads. `then` is called at each of `at`, after what was done there; who
     `is_dead` takes no step any more."""
 
     def __init__(
         self,
         world: World,
-        at: int,
-        then: Callable[[], None],
+        at: Container[int],
+        then: Callable[[int], None],
         patched: pytest.MonkeyPatch,
         is_dead: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -177,16 +182,18 @@ class Moments:
             self._is_over = True
 
     def _happened(self) -> None:
-        if self._is_it():
-            self._then()
+        moment = self._counted_now()
+        if moment in self._at:
+            self._then(moment)
 
-    def _is_it(self) -> bool:
+    def _counted_now(self) -> int:
+        """0 where it is none."""
         with self._lock:
             if self._is_over or not self._is_moment():
-                return False
+                return 0
             self.count += 1
-            self.is_reached |= self.count == self._at
-            return self.count == self._at
+            self.is_reached |= self.count in self._at
+            return self.count
 
 
 class Death:
@@ -196,7 +203,7 @@ class Death:
         self.happened = False
         event.listen(store._engine, "before_cursor_execute", self._asked)
 
-    def happens(self) -> None:
+    def happens(self, moment: int = 0) -> None:
         self.happened = True
         raise Crash
 
@@ -222,7 +229,7 @@ def killed_at(kind: Kind, place: Place, moment: int) -> bool:
     """Whether the job had that moment."""
     with first(kind, place) as world, pytest.MonkeyPatch.context() as patched:
         death = Death(world.store)
-        moments = Moments(world, moment, death.happens, patched, lambda: death.happened)
+        moments = Moments(world, {moment}, death.happens, patched, lambda: death.happened)
         ended: End | None = None
         with suppress(Crash):
             job_id = world.submit()
@@ -236,6 +243,33 @@ def killed_at(kind: Kind, place: Place, moment: int) -> bool:
     kind.meanwhile(place, moment)
     _goes_on(kind, place)
     return True
+
+
+def killed_at_each(kind: Kind, place: Place, moments: range, places: Callable[[str], Place]) -> None:
+    """The same as `killed_at`, of a job that is run once. Services that go on from a copy find it where it was made: rows name
+    files by their paths."""
+    left: list[tuple[int, Path, dict[str, Any]]] = []
+
+    def leave(moment: int) -> None:
+        copied = place.folder.with_name(f"{place.folder.name}-{moment}")
+        copy_as_killed(place.folder, copied)
+        left.append((moment, copied, deepcopy(place.outside)))
+
+    with place.closing, first(kind, place) as world, pytest.MonkeyPatch.context() as patched:
+        counted = Moments(world, moments, leave, patched)
+        job_id = world.submit()
+        ended = world.run(job_id)
+        counted.over()
+        assert ended == kind.ends, problem_of(world, job_id)
+        _well(kind, world, job_id)
+    assert MOMENTS_MAX > counted.count >= kind.surely, f"{counted.count} moments: is it the whole job?"
+    for moment, copied, outside in left:
+        shutil.rmtree(place.folder)
+        copied.rename(place.folder)
+        again = replace(places(f"gone-on-{moment}"), folder=place.folder, outside=outside, prepared=place.prepared)
+        with again.closing:
+            kind.meanwhile(again, moment)
+            _goes_on(kind, again)
 
 
 def _goes_on(kind: Kind, place: Place) -> None:
@@ -266,7 +300,7 @@ def cancelled_at(kind: Kind, place: Place, moment: int) -> bool:
     """Whether the job had that moment. Nobody can cancel a job whose id is not known yet: moments before are passed over."""
     with first(kind, place) as world, pytest.MonkeyPatch.context() as patched:
         known: list[UUID] = []
-        moments = Moments(world, moment, lambda: _wish(world, known), patched)
+        moments = Moments(world, {moment}, lambda _: _wish(world, known), patched)
         known.append(world.submit())
         reported = moments.count
         ended = world.run(known[0])
@@ -381,6 +415,10 @@ def holds(law: Law, kind: Kind, part: int, places: Callable[[str], Place]) -> No
 
 def _holds(law: Law, kind: Kind, part: int, places: Callable[[str], Place]) -> None:
     prepared: list[Prepared] = []
+    if law is killed_at and kind.copied:
+        place = replace(places(law.__name__), prepared=prepared)
+        killed_at_each(kind, place, range(1 + part, MOMENTS_MAX, kind.parts), places)
+        return
     for moment in range(1 + part, MOMENTS_MAX, kind.parts):
         place = replace(places(f"{law.__name__}-{moment}"), prepared=prepared)
         with place.closing:

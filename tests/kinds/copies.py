@@ -1,0 +1,55 @@
+"""The folder of a service, copied as a kill would leave it at that moment."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+# A kernel's clock for files moves on every 10 ms at the latest.
+TICK_NS = 10**7
+TIMES_MAX = 100
+
+
+def copy_as_killed(folder: Path, to: Path) -> None:
+    """Holes stay holes. A file that a thread wrote meanwhile would make it a state that never was: then it is copied again.
+
+    The files in `imports` are their users', whom a job trusts to be the same file all the time: they are, in each copy.
+
+    By a process: one that opens and closes a database of its own, for a copy, loses its locks on it (fcntl(2))."""
+    for _ in range(TIMES_MAX):
+        seen = _at_rest(folder)
+        copied = subprocess.run(["cp", "-a", "--reflink=auto", folder, to], stderr=subprocess.DEVNULL).returncode
+        if copied == 0 and _files(folder) == seen:
+            for path in (folder / "imports").rglob("*"):
+                if path.is_file():
+                    _put_link(path, to / path.relative_to(folder))
+            return
+        shutil.rmtree(to, ignore_errors=True)
+    raise AssertionError(f"{folder} does not rest")
+
+
+def _put_link(path: Path, to: Path) -> None:
+    to.unlink()
+    to.hardlink_to(path)
+
+
+def _at_rest(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """The files, all written longer than a tick ago: whatever is written from now on changes a time."""
+    while True:
+        found = _files(folder)
+        if time.time_ns() - max(written_ns for _, _, written_ns in found.values()) > TICK_NS:
+            return found
+        time.sleep(TICK_NS / 10**9)
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """Without what SQLite maps into memory (-shm), which it makes again from its log."""
+    found = {}
+    for path in (folder, *folder.rglob("*")):
+        try:
+            about = path.lstat()
+        except FileNotFoundError:  # removed meanwhile: its folder says so
+            continue
+        if not path.name.endswith("-shm"):
+            found[path] = (about.st_ino, about.st_size, about.st_mtime_ns)
+    return found
