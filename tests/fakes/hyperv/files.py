@@ -4,6 +4,7 @@ What the guest sees is kept as a raw file beside; files are brought up to it bef
 """
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.disks.vhdx_images import FULL, MIB, NOT_PRESENT, PARTIAL, Block, Vhdx
 from tests.fakes.contents import Content, fill
 
 SECTOR = 512
+# The arguments of one qemu-io: some 100 bytes for each write.
+ORDERS_AT_ONCE = 500
 
 
 @dataclass
@@ -74,13 +77,16 @@ class DiskFiles:
         if self.below:
             self._differ()
             return
-        piece = self.raw.with_suffix(".piece")
-        with self.raw.open("rb") as raw:
-            for offset, length in dirty:
-                start, end = offset // SECTOR * SECTOR, min(-(-(offset + length) // SECTOR) * SECTOR, self.size)
-                raw.seek(start)
-                piece.write_bytes(raw.read(end - start))
-                orders = ["-c", f"write -s {piece} {start} {end - start}"]
+        with tempfile.TemporaryDirectory(dir=self.raw.parent) as folder, self.raw.open("rb") as raw:
+            areas = _joined(dirty, self.size)
+            for first in range(0, len(areas), ORDERS_AT_ONCE):
+                orders: list[str] = []
+                for offset, length in areas[first : first + ORDERS_AT_ONCE]:
+                    piece = Path(folder, str(offset))
+                    raw.seek(offset)
+                    piece.write_bytes(raw.read(length))
+                    orders += ["-c", f"write -s {piece} {offset} {length}"]
+                # One process for all: each takes longer to start than to write.
                 run(["qemu-io", "-f", "vhdx", *orders, str(self.chain[0])], timeout_s=60)
 
     def exported(self, path: Path, grains: list[int] | None = None) -> None:
@@ -140,6 +146,18 @@ def _identity(path: Path, folder: Path) -> UUID:
         return reader.header.data_write_guid
     finally:
         reader.close()
+
+
+def _joined(written: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """Whole sectors, ascending; what touches is one area."""
+    areas: list[tuple[int, int]] = []
+    for offset, length in sorted(written):
+        start, end = offset // SECTOR * SECTOR, min(-(-(offset + length) // SECTOR) * SECTOR, size)
+        if areas and start <= sum(areas[-1]):
+            first, long = areas.pop()
+            start, end = first, max(end, first + long)
+        areas.append((start, end - start))
+    return areas
 
 
 def _differences(old: Path, new: Path, step: int = 4096) -> list[tuple[int, int]]:
