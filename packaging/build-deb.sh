@@ -48,8 +48,8 @@ chmod 640 "$tree/etc/synvirt/synvirt.toml"
 install -m 644 "$here/packaging/apparmor/synvirt" "$tree/etc/apparmor.d/synvirt"
 cp "$here"/docs/*.md "$tree/usr/share/doc/synvirt/"
 # What it is made of, in CycloneDX: each locked package with its hashes. The tool has an environment of its own, which is not packed.
-"$here/.venv/bin/python" -m venv "$tools"
-"$tools/bin/pip" install $quiet --require-hashes -r "$here/packaging/requirements-sbom.txt"
+"$here/.venv/bin/python" -m venv --without-pip "$tools"
+"$pip" --python "$tools/bin/python" install $quiet --require-hashes -r "$here/packaging/requirements-sbom.txt"
 "$tools/bin/cyclonedx-py" requirements "$here/requirements.txt" --pyproject "$here/pyproject.toml" --mc-type application \
     --output-reproducible --output-format JSON --output-file "$tree/usr/share/doc/synvirt/sbom.cdx.json" 2>"$tools/told" || { cat "$tools/told" >&2; exit 1; }
 gzip -9nc "$here/CHANGELOG.md" > "$tree/usr/share/doc/synvirt/changelog.gz"
