@@ -196,8 +196,8 @@ def test_who_leaves_out_a_change_is_found_by_the_row_at_the_latest(host: Host, m
 
 def test_a_few_samples_find_who_leaves_out_everything(host: Host) -> None:
     size = 50 * CHUNK_BYTES
-    _, made = host.take(Disk(size, {number: chunk(1) for number in range(50)}))
-    taken, made = host.take(Disk(size, {number: chunk(2) for number in range(50)}), made, list)
+    _, made = host.take(Disk(size, dict.fromkeys(range(50), chunk(1))))
+    taken, made = host.take(Disk(size, dict.fromkeys(range(50), chunk(2))), made, list)
     assert taken.whole
     assert host.chunk(made, 30) == chunk(2)
 

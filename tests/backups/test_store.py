@@ -188,8 +188,8 @@ def test_a_folder_of_this_host_holds_a_sparse_disk(tmp_path: Path) -> None:
     image, folder = tmp_path / "disk.raw", tmp_path / "repository"
     folder.mkdir()
     with image.open("wb") as file:
-        file.truncate(40 * CHUNK_BYTES)
-        file.seek(17 * CHUNK_BYTES + 5)
+        file.truncate(12 * CHUNK_BYTES)
+        file.seek(5 * CHUNK_BYTES + 5)
         file.write(Random(1).randbytes(3 * CHUNK_BYTES))
     create(HostFolder(folder), KEY)
     repository = Repository(HostFolder(folder), KEY)
