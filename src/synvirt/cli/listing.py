@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Options of every list that has pages.
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most this many")]
-Cursor = Annotated[str | None, typer.Option(help="The page behind this `next_cursor`")]
+Cursor = Annotated[str | None, typer.Option(help="The page that follows this `next_cursor`")]
 
 # With fewer columns, a UUID leaves no room for the rest of a row.
 NARROW = 110

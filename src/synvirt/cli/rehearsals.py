@@ -31,7 +31,7 @@ def rehearse(
         list[str] | None,
         typer.Option("--check", help="A program in the guest that must end with 0, with its arguments"),
     ] = None,
-    ports: Annotated[list[int] | None, typer.Option("--port", help="A TCP port that must take a connection")] = None,
+    ports: Annotated[list[int] | None, typer.Option("--port", help="A TCP port that must accept a connection")] = None,
     roles: Annotated[list[str] | None, typer.Option("--role", help="What the guest is for: dns, web, sql-server …")] = None,
     urls: Annotated[list[str] | None, typer.Option("--url", help="A page that must answer with a status below 400")] = None,
     within_s: Annotated[float, typer.Option("--within", min=1, max=3600, help="Seconds that each check may take")] = 120,

@@ -191,7 +191,7 @@ def collect(
     repository: Repository,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, only count")] = False,
     bandwidth: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="At most so much is read a second, for example 50MiB")
+        str | None, typer.Option(metavar="SIZE", help="At most this much is read per second, for example 50MiB")
     ] = None,
 ) -> None:
     """Remove what no restore point needs, in two steps a day apart; each backup run does so at its end.

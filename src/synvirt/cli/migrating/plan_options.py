@@ -52,38 +52,38 @@ class PlanOptions:
     ] = "cold"
     cutover: Annotated[
         str,
-        typer.Option(help="Of a warm one: auto, or manual: by migrations cutover", metavar="WHEN"),
+        typer.Option(help="Warm: auto, or manual: by migrations cutover", metavar="WHEN"),
         Sets("warm.cutover", words=("auto", "manual")),
     ] = "auto"
     verify: Annotated[
         str,
         typer.Option(
-            help="Of a warm one: full compares all that the source reports as unchanged, not a sample; auto if there is time",
+            help="Warm: full compares all that the source reports as unchanged, not a sample; auto if there is time",
             metavar="HOW",
         ),
         Sets("warm.verify", words=("auto", "sample", "full")),
     ] = "auto"
     confidence: Annotated[
         float | None,
-        typer.Option(min=0.5, max=0.9999, help="Of a warm one: the confidence of the samples' result, by default 0.95"),
+        typer.Option(min=0.5, max=0.9999, help="Warm: the confidence of the samples' result, by default 0.95"),
         Sets("warm.confidence"),
     ] = None
     untracked: Annotated[
         str,
-        typer.Option(help="Of a warm one whose changes the source cannot tell: it is copied cold, or it fails", metavar="WHAT"),
+        typer.Option(help="Warm, and the source cannot track changes: copy it cold, or fail", metavar="WHAT"),
         Sets("warm.untracked", words=("cold", "fail")),
     ] = "cold"
     max_passes: Annotated[
-        int | None, typer.Option(min=1, help="Of a warm one: after this many deltas it fails"), Sets("warm.max_passes")
+        int | None, typer.Option(min=1, help="Warm: after this many deltas it fails"), Sets("warm.max_passes")
     ] = None
     delta_threshold: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Of a warm one: a delta as small as this is the last before the cut-over"),
+        typer.Option(metavar="SIZE", help="Warm: a delta as small as this is the last before the cut-over"),
         Sets("warm.delta_threshold_bytes", value=size_given),
     ] = None
     interval: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Of a warm one: the pause between two deltas"),
+        typer.Option(min=0, metavar="SECONDS", help="Warm: the pause between two deltas"),
         Sets("warm.interval_s"),
     ] = None
     start_at: Annotated[
@@ -167,7 +167,10 @@ class PlanOptions:
     ] = "auto"
     shutdown: Annotated[
         str,
-        typer.Option(metavar="HOW", help="The source's guest before its last copy: polite, hold (never by force) or force"),
+        typer.Option(
+            metavar="HOW",
+            help="How the source's guest is shut down before the last copy: polite, hold (never by force) or force",
+        ),
         Sets("shutdown", words=("polite", "hold", "force")),
     ] = "polite"
     shutdown_timeout: Annotated[
@@ -177,7 +180,7 @@ class PlanOptions:
     ] = None
     outage_budget: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Of a warm one: hold until the expected outage is no longer (p95)"),
+        typer.Option(metavar="SECONDS", help="Warm: hold until the expected outage is no longer (p95)"),
         Sets("outage_budget_s"),
     ] = None
     on_overrun: Annotated[
