@@ -222,8 +222,8 @@ def stream_with(folder: Path, number: int, record: Callable[[bytes], bytes]) -> 
     ("record", "words"),
     [
         (lambda old: struct.pack("<Q", 99) + old[8:], "marker is of sector 99"),
-        (lambda old: old[:8] + struct.pack("<I", 0) + old[12:], "marker says 0 bytes"),
-        (lambda old: old[:8] + struct.pack("<I", 0xFFFF_FFFF) + old[12:], "marker says 4294967295 bytes"),
+        (lambda old: old[:8] + struct.pack("<I", 0) + old[12:], "marker announces 0 bytes"),
+        (lambda old: old[:8] + struct.pack("<I", 0xFFFF_FFFF) + old[12:], "marker announces 4294967295 bytes"),
         (lambda old: old[:8] + struct.pack("<I", 100) + old[12:], "is damaged: "),
         (lambda old: old[:12] + bytes(len(old) - 12), "is damaged: "),
         (lambda old: old[:200] + bytes([old[200] ^ 1]) + old[201:], "is damaged: "),

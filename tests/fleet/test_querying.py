@@ -57,7 +57,7 @@ def test_names_that_are_alike_empty_or_hostile_become_ids() -> None:
         ({"folder": "DC0/Finanse"}, "folder: no VM", "DC0/Finance"),
         ({"folder": "DC0/Finance", "host": "esx3"}, "host: no VM that matches so far has 'esx3'", "there is esx2, esx1"),
         ({"vm": "web"}, "vm: no VM", "web-01"),
-        ({"power_state": "suspended", "guest_os": "linux"}, "guest_os: no VM", "says nothing of it for any of them"),
+        ({"power_state": "suspended", "guest_os": "linux"}, "guest_os: no VM", "reports no value of it for any of them"),
     ],
 )
 def test_a_word_that_fits_none_is_an_error_with_the_nearest(words: dict[str, Any], detail: str, hint: str) -> None:

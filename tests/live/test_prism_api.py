@@ -442,7 +442,7 @@ def test_a_vm_that_is_off_is_read_by_images_where_no_better_way_is_open(cluster:
     assert isinstance(spec, DownloadSpec)
     assert "s3cret" not in repr(spec)
     assert not manifest.cbt_available
-    assert "image download knows no changes" in str(manifest.cbt_reason)
+    assert "image download cannot report changes" in str(manifest.cbt_reason)
     assert "by an image" in manifest.concerns[0].assessment
     assert read(spec)[0] == content()
     assert cluster.names() == ["image synvirt-a-1 sata.1", "image synvirt-a-1 scsi.0"]

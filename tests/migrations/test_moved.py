@@ -70,7 +70,7 @@ def test_a_platform_that_says_nothing_is_a_row_to_look_at(house: House, monkeypa
     assert job.moved is not None
     (row,) = [one for one in job.moved.differ if one.grade != "expected"]
     assert (row.item, row.source, row.clone, row.grade) == ("what runs in it", None, None, "look")
-    assert "nothing tells of the guest at its source" in row.reason
+    assert "no agent and no tools report the guest at its source" in row.reason
 
 
 def test_a_guest_that_is_not_started_is_compared_as_a_machine(house: House) -> None:

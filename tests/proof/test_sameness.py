@@ -261,7 +261,7 @@ def test_one_who_says_nothing_is_one_row(source: dict[str, str], clone: dict[str
 def test_a_platform_that_says_nothing_is_a_row_though_the_guest_here_was_not_asked() -> None:
     (row,) = compared({}, {}, (), is_expected=True)
     assert (row.item, row.source, row.clone, row.grade) == ("what runs in it", None, None, "look")
-    assert "nothing tells of the guest at its source" in row.reason
+    assert "no agent and no tools report the guest at its source" in row.reason
     assert compared({}, {}, ()) == ()
 
 
