@@ -1,0 +1,48 @@
+"""How virt-v2v-in-place is started. What it does: tests/real/test_windows.py."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synvirt.guests import virt_v2v
+from synvirt.guests.virt_v2v import VirtV2vInPlace
+from tests.guests.conversions import NAME, manifest
+
+MINE = "LIBGUESTFS_APPEND"
+
+
+@pytest.mark.parametrize(
+    ("kvm", "set_by_administrator", "parameters", "backend"),
+    [
+        (False, None, "nr_cpus=1 mitigations=off", "force_tcg"),
+        (False, "nr_cpus=2", "nr_cpus=2", "force_tcg"),
+        (True, None, None, None),
+        (True, "nr_cpus=2", "nr_cpus=2", None),
+    ],
+)
+def test_an_appliance_without_kvm_has_one_processor_unless_an_administrator_says_otherwise(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    kvm: bool,
+    set_by_administrator: str | None,
+    parameters: str | None,
+    backend: str | None,
+) -> None:
+    seen: dict[str, str] = {}
+
+    def started(argv: list[str], *, env: Mapping[str, str], **_: Any) -> None:
+        seen.update(env)
+
+    monkeypatch.setattr(virt_v2v, "run", started)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    monkeypatch.delenv(MINE, raising=False)
+    if set_by_administrator is not None:
+        monkeypatch.setenv(MINE, set_by_administrator)
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(bytes(1 << 20))
+    preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: kvm)
+    preparer.convert(NAME, manifest(), [str(disk)], lambda *_: None, lambda: False)
+    assert (seen.get(MINE), seen.get("LIBGUESTFS_BACKEND_SETTINGS")) == (parameters, backend)
