@@ -140,7 +140,7 @@ def test_a_service_that_is_killed_while_it_holds_the_guest(site: Site, nth: int,
     (guest,) = site.guests()
     layers = [_volume(site), *site.served(job.id).parent.glob("*.qcow2")]
     held = [digest(layer) for layer in layers]
-    time.sleep(1)  # it writes 20 times a second
+    time.sleep(1)  # it writes some 15 times a second
     assert [digest(layer) for layer in layers] == held, "it is paused"
     with site.service() as client:
         _completed(client, job)
