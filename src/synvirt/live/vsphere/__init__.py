@@ -14,7 +14,7 @@
     reading      a snapshot's disks, opened by one of these ways             blocking
     files        the datastore's files                                       blocking
     lease        the export lease                                            blocking
-    lease_guard  a process that ends a lease whose service was killed
+    lease_guard  starts a process that ends a lease whose service was killed
     hosts        the ESXi hosts that can be reached from here                blocking
     nvram        UEFI variables in VMware's form                             no I/O
     power        off, on, marked                                             blocking
