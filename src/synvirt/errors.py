@@ -400,3 +400,28 @@ def unreadable(path: "Path", error: OSError, *, what: str = "") -> BadRequest:
     from synvirt.nearest import hint_for  # a command without errors does not need it
 
     return BadRequest(f"{what}{path} cannot be read: {error.strerror}", hint=hint_for(path, error))
+
+
+# Documents and keys that people name are far smaller; /dev/zero has no end.
+NAMED_BYTES_MAX = 64 << 20
+
+
+def content_of(path: "Path", *, what: str = "") -> bytes:
+    """All of a file that a person named. BadRequest, if it cannot be read or is larger than NAMED_BYTES_MAX. `what`: words
+    before its name."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(NAMED_BYTES_MAX + 1)
+    except OSError as error:
+        raise unreadable(path, error, what=what) from error
+    if len(content) > NAMED_BYTES_MAX:
+        raise BadRequest(f"{what}{path} is larger than {NAMED_BYTES_MAX >> 20} MiB: another file is meant")
+    return content
+
+
+def text_of(path: "Path", *, what: str = "") -> str:
+    """The same as a text in UTF-8. BadRequest, if it is none."""
+    try:
+        return content_of(path, what=what).decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{what}{path} is not a text in UTF-8") from error

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from synvirt.durable import sweep
-from synvirt.errors import BadRequest, unreadable
+from synvirt.errors import BadRequest, text_of
 from synvirt.mistakes import worded
 from synvirt.model.plan import DestinationName
 from synvirt.model.values import Received
@@ -54,8 +54,15 @@ def default_data_dir() -> Path:
     return Path("/var/lib/synvirt") if os.geteuid() == 0 else Path.home() / ".local/share/synvirt"
 
 
+def _given(value: Any) -> Any:
+    """The text of a path. ValueError, if it can be none: an empty one would be the folder in which the service was started."""
+    if str(value) == "" or "\0" in str(value):
+        raise ValueError("a path is needed, and this text is empty" if str(value) == "" else "a path has no NUL character")
+    return value
+
+
 # A relative path is meant from where the service was started. Its workers have other folders, so they need the whole path.
-Place = Annotated[Path, AfterValidator(Path.absolute)]
+Place = Annotated[Path, BeforeValidator(_given), AfterValidator(Path.absolute)]
 
 
 class DirectorySetting(Received):
@@ -395,9 +402,7 @@ def _origins(layers: list[_Layer]) -> dict[str, str]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise unreadable(path, error, what="settings file ") from error
+        return tomllib.loads(text_of(path, what="settings file "))
     except tomllib.TOMLDecodeError as error:
         raise BadRequest(f"settings file {path}: {error}") from error
 

@@ -1,5 +1,6 @@
 """What the service is set to, told with where each value came from; and every command reads the service's own settings."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from synvirt import settings
 from synvirt.cli import app
+from synvirt.cli.program import FAILED, failed
 from synvirt.errors import BadRequest
 from synvirt.settings import load, origins, service_config
 from tests.cli.conftest import Run
@@ -139,3 +141,58 @@ def test_a_folder_on_a_read_only_file_system_is_said(
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*there[:8], there.f_flag | os.ST_RDONLY, there.f_namemax)))
     done = run("config", command, "--data-dir", tmp_path / "new")
     assert (done.exit_code, "Read-only file system" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\xff\xfe", "is not a text in UTF-8"),
+        (b'data_dir = ""', "setting data_dir"),
+        (b'data_dir = "a\\u0000b"', "setting data_dir"),
+        (b'remote_ca_file = ""', "setting remote_ca_file"),
+        (b'[destinations.fast]\nkind = "directory"\npath = ""', "this text is empty"),
+    ],
+)
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_settings_file_that_says_nothing_sensible_is_wrong_usage(file: Path, command: str, content: bytes, why: str) -> None:
+    file.write_bytes(content)
+    code, _, stderr = run("config", command, "--config", file)
+    assert (code, why in stderr, "E_MIG_BAD_REQUEST" in stderr) == (2, True, True)
+
+
+def test_an_empty_variable_is_not_the_folder_in_which_a_command_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYNVIRT_DATA_DIR", "")
+    code, _, stderr = run("config", "show")
+    assert (code, "environment SYNVIRT_DATA_DIR" in stderr, "empty" in stderr) == (2, True, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "config check --config /dev/zero",
+        "migrations submit /dev/zero",
+        "sources add x https://h --kind pve_api --source-user root --credential f=@/dev/zero",
+    ],
+)
+def test_a_document_without_an_end_is_refused(run: Run, line: str) -> None:
+    done = run(*line.split())
+    assert done.exit_code == 2
+
+
+@pytest.mark.parametrize("option", ["--data-dir", "--config", "--cacert"])
+def test_an_empty_option_is_no_path_either(run: Run, option: str) -> None:
+    done = run("config", "show", option, "")
+    assert (done.exit_code, "this text is empty" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("address", "why"), [("foo", "not an address"), ("http://host", "in clear"), ("https://", "address")])
+def test_a_wrong_address_is_said_before_a_password_is_asked_for(run: Run, address: str, why: str) -> None:
+    done = run("migrations", "list", "--server", address)
+    assert (done.exit_code, why in done.stderr, "assword of" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_takes_nothing_is_no_mistake_of_the_program(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    assert failed(OSError(number, os.strerror(number), "/data/keyring/tls.key")) == FAILED
+    said = capsys.readouterr().err
+    assert said.startswith(f"E_MIG_DISK_WRITE_FAILED: /data/keyring/tls.key cannot be written: {os.strerror(number)}\nhint: ")

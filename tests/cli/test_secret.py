@@ -37,7 +37,7 @@ def test_without_a_terminal_it_is_of_the_environment_or_the_first_line(typed: st
 def test_nobody_gave_one(typed: str) -> None:
     done = alone(typed)
     assert done.returncode != 0
-    assert "BadRequest: The peer's password: is missing" in done.stderr
+    assert "BadRequest: The peer's password is missing" in done.stderr
     assert "GetPassWarning" not in done.stderr
 
 

@@ -84,14 +84,23 @@ class Client(AbstractContextManager["Client"]):
         hint = f"start it: synvirt serve --data-dir {shlex.quote(str(data_dir))}"
         return cls(http, where=str(socket_path), hint=hint, socket_path=socket_path)
 
-    @classmethod
-    def remote(cls, url: str, *, user: str, password: str, ca_file: Path | None = None, verify: bool = True) -> Self:
-        """`url` is https://host:port, with {base_url} behind it if the service has one."""
-        parsed = httpx.URL(url)
+    @staticmethod
+    def checked_address(url: str) -> httpx.URL:
+        """BadRequest, if it is no address of a service, or a password must not be sent there."""
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL:
+            parsed = httpx.URL()
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise BadRequest(f"{url!r} is not an address of a service", hint="for example https://host:8441")
         if parsed.scheme == "http" and not _is_loopback(parsed.host):
             raise BadRequest(f"{url} would send the password in clear", hint="use https://")
+        return parsed
+
+    @classmethod
+    def remote(cls, url: str, *, user: str, password: str, ca_file: Path | None = None, verify: bool = True) -> Self:
+        """`url` is https://host:port, with {base_url} behind it if the service has one."""
+        parsed = cls.checked_address(url)
         http = httpx.Client(
             verify=_trust(ca_file, verify=verify) if parsed.scheme == "https" else _without_authorities(),
             auth=httpx.BasicAuth(user, password),

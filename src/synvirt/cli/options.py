@@ -90,6 +90,7 @@ class Options:
         if self.address is None:
             settings = self.settings
             return Client.local(settings.socket_path, base_url=settings.base_url)
+        Client.checked_address(self.address)  # before it asks for a password in vain
         self._check_cacert()
         user = self.user or os.environ.get("SYNVIRT_USER") or "admin"
         password = secret(f"Password of {user} at {self.address}", variable="SYNVIRT_PASSWORD")
@@ -117,22 +118,33 @@ def confirm(options: Options, question: str, *, sure: bool) -> None:
 
 
 # Panel: the commands' own options come first in their help.
-def _option(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel="Service", show_default=False)
+def _option(*names: str, help: str, **kind: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Service", show_default=False, **kind)
+
+
+def _place(text: str) -> Path:
+    """A path. An empty one, of an unset variable say, would be the folder in which the command was called."""
+    if not text:
+        raise typer.BadParameter("a path is needed, and this text is empty")
+    return Path(text)
+
+
+_PATH: dict[str, Any] = {"parser": _place, "metavar": "<path>"}
 
 
 # A row for each option of `Options`, in its order.
 SHARED: dict[str, Any] = {
     "data_dir": Annotated[
-        Path | None, _option("--data-dir", help="The service's folder [env: SYNVIRT_DATA_DIR]; its Unix socket is in it")
+        Path | None,
+        _option("--data-dir", help="The service's folder [env: SYNVIRT_DATA_DIR]; its Unix socket is in it", **_PATH),
     ],
-    "config": Annotated[Path | None, _option("--config", help="The service's settings file [env: SYNVIRT_CONFIG]")],
+    "config": Annotated[Path | None, _option("--config", help="The service's settings file [env: SYNVIRT_CONFIG]", **_PATH)],
     "json": Annotated[bool, _option("--json", help="Print exactly what the service answers")],
     "server": Annotated[str | None, _option("--server", help="A service elsewhere: https://HOST:8441 [env: SYNVIRT_SERVER]")],
     "user": Annotated[
         str | None, _option("--user", help="Its user [env: SYNVIRT_USER]; the password: env SYNVIRT_PASSWORD, or asked for")
     ],
-    "cacert": Annotated[Path | None, _option("--cacert", help="Trust this certificate of the service")],
+    "cacert": Annotated[Path | None, _option("--cacert", help="Trust this certificate of the service", **_PATH)],
     "insecure": Annotated[
         bool, _option("--insecure", help="Trust any certificate: an attacker in between can read the password")
     ],

@@ -3,11 +3,14 @@
 0 done · 1 the job failed, or the service refused or is not there · 2 wrong usage
 """
 
+import errno
 import os
 import sys
 
-from synvirt.errors import BadRequest, Internal, SynvirtError
+from synvirt.errors import BadRequest, DiskWriteFailed, Internal, SynvirtError
 
+# What a disk says that takes nothing more, whichever file a command writes there.
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -24,6 +27,9 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
         return WRONG_USAGE if isinstance(error, BadRequest) else FAILED
     if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
         raise error
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        what = f"{error.filename or 'a file of this command'} cannot be written: {error.strerror}"
+        return failed(DiskWriteFailed(what, hint="free some space there, or name another folder"), as_json=as_json)
     detail = f"something unexpected went wrong in this command: {type(error).__name__}: {error}"
     return failed(Internal(detail, hint="SYNVIRT_LOG_LEVEL=debug shows where; please report it"), as_json=as_json)
 

@@ -25,7 +25,7 @@ def secret(what: str, *, variable: str | None = None, confirm: bool = False) -> 
     if not found:
         set_it = f"set {variable}, or " if variable else ""
         raise BadRequest(
-            f"{what}: is missing: there is no terminal to ask on, and no line in the standard input",
+            f"{what} is missing: there is no terminal to ask on, and no line in the standard input",
             hint=f"{set_it}run the command in a terminal, or send it as the first line of the standard input",
         )
     return found

@@ -413,14 +413,9 @@ def _tested(source: dict[str, Any]) -> str:
 
 
 def _text(path: Path) -> str:
-    from synvirt.errors import BadRequest, unreadable
+    from synvirt.errors import text_of
 
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"{path} is not a text file") from error
+    return text_of(path)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import typer
 from synvirt.cli.migrating.plan_options import ROWS, option_of
 from synvirt.cli.options import Options
 from synvirt.cli.program import FAILED, shown
-from synvirt.errors import BadRequest, SynvirtError, unreadable
+from synvirt.errors import BadRequest, SynvirtError, content_of
 from synvirt.sizes import counted, duration, sized
 
 if TYPE_CHECKING:
@@ -69,12 +69,10 @@ def speaking_as_options() -> Iterator[None]:
 def plan_in(path: Path) -> dict[str, Any]:
     """The plan in a file, with or without its envelope. BadRequest."""
     try:
-        content = sys.stdin.buffer.read(_PLAN_BYTES_MAX + 1) if str(path) == "-" else path.read_bytes()
+        content = sys.stdin.buffer.read(_PLAN_BYTES_MAX + 1) if str(path) == "-" else content_of(path)
         if len(content) > _PLAN_BYTES_MAX:
             raise BadRequest(f"{path} has over {_PLAN_BYTES_MAX} bytes; a plan has some thousand")
         document = json.loads(content)
-    except OSError as error:
-        raise unreadable(path, error) from error
     except ValueError as error:
         raise BadRequest(f"{path} is not JSON: {error}") from error
     plan = document.get("plan", document) if isinstance(document, dict) else None

@@ -107,13 +107,11 @@ def _of_environment(scheme: str, environ: "os._Environ[str] | dict[str, str]") -
 def _of_file(path: Path) -> dict[str, str]:
     import tomllib
 
-    from synvirt.errors import BadRequest, unreadable
+    from synvirt.errors import BadRequest, text_of
 
     try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        content = tomllib.loads(text_of(path))
+    except tomllib.TOMLDecodeError:
         raise BadRequest(f"{path} is not a TOML file", hint='one line for each credential: password = "…"') from None
     if not all(isinstance(value, str) for value in content.values()):
         raise BadRequest(f"{path}: every credential is a text in quotes")

@@ -21,12 +21,9 @@ def read(document: Path) -> Any:
 
 def content(document: Path) -> bytes:
     """The bytes of a file; of stdin, if the file is «-». BadRequest."""
-    from synvirt.errors import unreadable
+    from synvirt.errors import content_of
 
-    try:
-        return document.read_bytes() if str(document) != "-" else typer.get_binary_stream("stdin").read()
-    except OSError as error:
-        raise unreadable(document, error) from error
+    return content_of(document) if str(document) != "-" else typer.get_binary_stream("stdin").read()
 
 
 def parsed(document: Path, content: bytes) -> Any:
