@@ -7,6 +7,7 @@ has no business on a host, and a second kernel even less.
 import lzma
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +183,8 @@ def _fetch(package: str, folder: Path) -> None:
         partial.rename(folder)
     except (ProgramFailed, StopIteration) as error:
         raise Internal(f"the Debian package {package} cannot be had: {error}", hint="apt-get update, then try again") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _is_static(program: Path) -> bool:

@@ -1,0 +1,26 @@
+"""What the sample is made of is fetched whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from synvirt.errors import Internal
+from synvirt.programs import ProgramFailed
+from synvirt.sample import pieces
+
+
+@pytest.mark.parametrize("fails_at", ["apt-get", "dpkg-deb"])
+@pytest.mark.parametrize("how", [ProgramFailed("apt-get", 100, "no network"), KeyboardInterrupt()])
+def test_a_package_that_cannot_be_had_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: BaseException, fails_at: str
+) -> None:
+    def run(argv: list[str], *, timeout_s: float, cwd: Path | None = None) -> None:
+        if cwd is not None:
+            (cwd / "agent.deb").write_bytes(b"half")
+        if argv[0] == fails_at:
+            raise how
+
+    monkeypatch.setattr(pieces, "run", run)
+    with pytest.raises(KeyboardInterrupt if isinstance(how, KeyboardInterrupt) else Internal):
+        pieces._fetch("agent", tmp_path / "cache" / "agent")
+    assert list((tmp_path / "cache").iterdir()) == []
