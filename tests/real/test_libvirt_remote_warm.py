@@ -37,13 +37,13 @@ from tests.real.test_service import _guests, service
 BOOT_TIMEOUT_S = 240
 DELTA_BYTES = 24 * MIB
 
-# Eight lines a second, and 256 KiB of other blocks with each.
+# Three lines a second, and 256 KiB of other blocks with each: each costs an emulated guest a twentieth of a second.
 WRITER = """\
 export PATH=/bin; i=0; line=begin
 while :; do
     i=$((i + 1)); line="$i $(echo -n "$line" | sha256sum | cut -c1-64)"; echo "$line" >> /chain
     dd if=/dev/urandom of=/churn bs=64k count=4 seek=$((i % 64 * 4)) conv=notrunc 2>/dev/null
-    sync; usleep 100000
+    sync; usleep 250000
 done
 """
 
