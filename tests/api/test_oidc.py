@@ -237,7 +237,7 @@ def test_it_is_reached_by_the_guard_and_held_to_its_certificate(site: Site) -> N
     for changed in ({"oidc_fingerprint_sha256": "00" * 32}, {"oidc_fingerprint_sha256": ""}):
         with pytest.raises(SourceUnreachable):
             made(site, **changed).begin("", "")
-    with pytest.raises(SourceUnreachable, match="says of itself"):
+    with pytest.raises(SourceUnreachable, match="names itself"):
         made(site, oidc_issuer=f"{site.provider.issuer}/").begin("", "")
     assert made(site).begin("", "").url.startswith(f"{site.provider.issuer}/authorize/?")
 
