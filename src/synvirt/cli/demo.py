@@ -125,7 +125,7 @@ def _tidy(service: RunningService, client: "Client", sample: "Sample") -> None:
             client.cancel(item["id"])
         with display(quiet=True) as show:
             ended = watch(client, client.migration(item["id"]), show=show)
-        if ended.state is State.COMPLETED:
+        if ended.state is not State.CANCELLED:  # a guest that was interrupted as it booted has failed, which keeps its volume
             service.remove(ended)
 
 

@@ -45,7 +45,7 @@ class Service:
         return self.rooms.hypervisor.read_guest_file(uuid, path)
 
     def remove(self, job: "Migration") -> None:
-        """Removes what a completed job made here."""
+        """Removes what an ended job made here, and left. Idempotent."""
         if job.domain is not None:
             self.rooms.hypervisor.undefine(UUID(job.domain.uuid), job.id)
         for disk in job.disks:
