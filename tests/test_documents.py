@@ -15,9 +15,17 @@ def test_every_setting_is_described_once() -> None:
 
 def test_every_link_within_the_documents_leads_somewhere() -> None:
     for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
+        for target, section in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", document.read_text()):
             if "://" not in target:
-                assert (document.parent / target).exists(), f"{document.name}: {target}"
+                leads_to = document.parent / target if target else document
+                assert leads_to.exists(), f"{document.name}: {target}"
+                assert not section or section in _sections(leads_to), f"{document.name}: {target}#{section}"
+
+
+def _sections(document: Path) -> set[str]:
+    """The addresses of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_dependency_is_justified() -> None:
