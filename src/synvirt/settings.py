@@ -314,7 +314,7 @@ class Settings(Received):
 
     def check_data_dir(self) -> None:
         """BadRequest, if {data_dir} can be no folder of a service: a file is in its way, or its file system is read-only."""
-        with _said_as_bad_request(self):
+        with _as_bad_request(self):
             _look_where_it_would_be(self.data_dir)
 
     def check_oidc(self) -> None:
@@ -422,14 +422,14 @@ def prepare_data_dir(settings: Settings) -> None:
     keyring. Idempotent. BadRequest, as in `check_host_id` and `check_data_dir`."""
     settings.check_host_id()
     settings.check_data_dir()
-    with _said_as_bad_request(settings):
+    with _as_bad_request(settings):
         _make_data_dir(settings)
     sweep(settings.keyring_dir)
 
 
 @contextmanager
-def _said_as_bad_request(settings: Settings) -> Iterator[None]:
-    """Within the block, an OSError is about {data_dir}."""
+def _as_bad_request(settings: Settings) -> Iterator[None]:
+    """Raises an OSError of the block, which is about {data_dir}, as BadRequest."""
     try:
         yield
     except OSError as error:
@@ -451,11 +451,10 @@ def _look_where_it_would_be(folder: Path) -> None:
             if at.is_symlink():
                 raise FileExistsError(errno.EEXIST, "it is a symbolic link to nothing", str(at)) from None
             continue
-        number = 0 if stat.S_ISDIR(mode) else errno.ENOTDIR
-        if not number and os.statvfs(at).f_flag & os.ST_RDONLY:
-            number = errno.EROFS
-        if number:
-            raise OSError(number, os.strerror(number), str(at))
+        if not stat.S_ISDIR(mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(at))
+        if os.statvfs(at).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(at))
         return
 
 

@@ -49,7 +49,7 @@ class InProcess:
                 raise _Gone
             try:
                 line = message.to_line()
-                assert len(line) <= process.LINE_BYTES_MAX, "a process would not be received any more"
+                assert len(line) <= process.LINE_BYTES_MAX, "the line of a process would not be read any more"
                 asyncio.run_coroutine_threadsafe(received(message_of(line)), loop).result()
             except BaseException as error:  # the service's own: the order did not fail
                 self._error = error

@@ -126,12 +126,12 @@ class Progress:
     """Sends the messages of one disk's copy, only as often as they are read."""
 
     def __init__(self, key: str, wire: Wire) -> None:
-        self._key, self._wire, self._said_at = key, wire, 0.0
+        self._key, self._wire, self._reported_at = key, wire, 0.0
 
     def moved(self, copied: Copied) -> None:
         """Sends the figures of the copy, at most once in PROGRESS_EVERY_S."""
-        if time.monotonic() - self._said_at >= PROGRESS_EVERY_S:
-            self._said_at = time.monotonic()
+        if time.monotonic() - self._reported_at >= PROGRESS_EVERY_S:
+            self._reported_at = time.monotonic()
             self._wire.say(
                 Moved(
                     key=self._key,

@@ -1,7 +1,7 @@
 """A separate process aborts an export lease when the service is killed: a lease that was not ended blocks the next one for five
 minutes, and locks the VM's files meanwhile.
 
-The process is disks/vsphere/lease_end.py, and its input is said there.
+The process is disks/vsphere/lease_end.py, which describes its input.
 """
 
 import json
