@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,7 +90,8 @@ def test_a_windows_host_is_understood(tmp_path: Path, monkeypatch: pytest.Monkey
             session.run("list")
         assert "winrm" in reported.value.detail
         texts: list[str] = []
-        monkeypatch.setattr("synvirt.live.hyperv.session.json.loads", lambda text, **_: texts.append(text))
+        as_json = SimpleNamespace(loads=lambda text, **_: texts.append(text), JSONDecodeError=json.JSONDecodeError)
+        monkeypatch.setattr("synvirt.live.hyperv.session.json", as_json)
         session.run("list")
         assert texts[0].startswith("winrm")
         assert "Windows Remote Management" in texts[0]

@@ -97,7 +97,10 @@ class FakeNetwork:
 
 
 class Stage:
-    """A house, its rehearsals, and a job that holds and syncs on, each in a thread, as the service has them."""
+    """A house, its rehearsals, and a job that holds and syncs on, each in a thread, as the service has them. `open`: those that
+    were not closed; jobs of a test that has failed must not run into the next."""
+
+    open: ClassVar[list["Stage"]] = []
 
     def __init__(
         self,
@@ -128,6 +131,7 @@ class Stage:
         self.died: list[BaseException] = []
         self.let_go = threading.Event()
         self._conversion = conversion
+        self.open.append(self)
 
     def submit(self) -> Migration:
         self.house.platform.add_vm(VM, {DISK: CONTENT})
@@ -185,6 +189,7 @@ class Stage:
 
     def close(self) -> None:
         """As a service that ends, whatever the test has come to."""
+        self.house.store.on_commit = lambda: None
         with contextlib.suppress(Crash):
             for job in self.house.store.unended():
                 self.house.store.request_cancel(job.id)
@@ -193,6 +198,8 @@ class Stage:
 
     def die(self) -> None:
         """As a service that was killed: its jobs are as they are."""
+        if self in self.open:
+            self.open.remove(self)
         self.join()
         self.rehearsals.close()
         self.house.close()

@@ -125,6 +125,20 @@ def test_they_are_there_for_each_other_in_one_network(stage: Stage) -> None:
     assert watched(stage).domains == {}
 
 
+def test_their_network_goes_before_the_last_of_them_has_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[RehearsalState] = []
+
+    def closed(network: Network) -> None:
+        states.extend(one.state for job in jobs for one in stage.asking.of(job.id))
+        FakeNetwork.close(network)
+
+    monkeypatch.setattr(Network, "close", closed)
+    jobs = jobs_of(stage, 2)
+    found = together(stage, jobs)
+    assert [one.state for one in found] == [RehearsalState.PASSED] * 2
+    assert RehearsalState.SWEEPING in states
+
+
 def test_one_that_does_not_boot_holds_up_nobody(stage: Stage) -> None:
     jobs = jobs_of(stage)
     asked = stage.asking.ask_together(TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs)))

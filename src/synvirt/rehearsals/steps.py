@@ -417,6 +417,7 @@ def sweeping(under_way: UnderWay) -> dict[str, object]:
     job = under_way.job
     steps: list[Callable[[], object]] = [
         lambda: rooms.hypervisor.undefine(rehearsal.id, rehearsal.id),
+        under_way.close,
         lambda: rooms.hypervisor.forget_screenshot(rehearsal.id),
         lambda: rooms.preparer.discard(str(rehearsal.id)),
     ]
