@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from synvirt.blocks import coalesced
-from synvirt.disks.entries import entries_of
+from synvirt.disks.entries import STRETCH, entries_of
 from synvirt.disks.qcow2.bitmaps import _set_bits
 from synvirt.disks.qcow2.entries import Begin, Entries, Kind
 from synvirt.disks.qcow2.header import Autoclear, Header, Incompatible
@@ -38,16 +38,16 @@ HEADER = Header(
 EXTENDED = replace(HEADER, incompatible=Incompatible.EXTENDED_L2)
 EXTERNAL = replace(HEADER, incompatible=Incompatible.DATA_FILE, data_file="disk.data")
 
-# A stretch of entries: the first, what each adds to the one before, how many. Some reach the bits above an offset.
+# A stretch of entries: the first, what each adds to the one before, how many. Some reach the bits above an offset, and some
+# are long: those are compared as one number.
 PLACES = st.one_of(st.integers(0, 20), st.sampled_from([(1 << 39) - 1, (1 << 39) + 3, (1 << 40) - 2])).map(
     lambda n: n * CLUSTER
 )
 FLAGS = st.sampled_from([COPIED, COPIED, 0, COMPRESSED, COPIED | 1, 1, COPIED | 1 << 60, 0x3F << 56])
-STRETCHES = st.lists(
-    st.tuples(st.builds(int.__or__, PLACES, FLAGS), st.sampled_from([CLUSTER, CLUSTER, 0, 2 * CLUSTER]), st.integers(1, 5)),
-    min_size=1,
-    max_size=6,
-)
+FIRSTS, STEPS = st.builds(int.__or__, PLACES, FLAGS), st.sampled_from([CLUSTER, CLUSTER, 0, 2 * CLUSTER])
+STRETCHES = st.lists(st.tuples(FIRSTS, STEPS, st.integers(1, 5)), min_size=1, max_size=6)
+LONG_COUNTS = st.one_of(st.integers(1, 5), st.sampled_from([STRETCH - 1, STRETCH, STRETCH + 1, 2 * STRETCH + 3]))
+LONG_STRETCHES = st.lists(st.tuples(FIRSTS, STEPS, LONG_COUNTS), min_size=1, max_size=3)
 BITMAPS = st.one_of(
     st.sampled_from([0, ALL, ALL << SUBCLUSTERS, 0xFF, 0xFFFF_0000 << SUBCLUSTERS | 0xFFFF, 1 << 31, 1 << 63]),
     st.builds(lambda data, zero: data | (zero & ~data) << SUBCLUSTERS, st.integers(0, ALL), st.integers(0, ALL)),
@@ -91,7 +91,8 @@ def subcluster(entry: int, bitmap: int, number: int) -> tuple[Kind, int]:
 
 
 @cases(300)
-@given(stretches=STRETCHES)
+@given(stretches=st.one_of(STRETCHES, LONG_STRETCHES))
+@example(stretches=[(COPIED | CLUSTER, CLUSTER, 2 * STRETCH), (0, 0, 2 * STRETCH), (1, 0, 2 * STRETCH)])
 @example(stretches=[(COPIED | (1 << 56) - CLUSTER, CLUSTER, 3)])
 def test_standard_entries(stretches: list[tuple[int, int, int]]) -> None:
     entries = numbers_of(stretches)
@@ -126,7 +127,7 @@ def test_extended_entries(stretches: list[tuple[list[tuple[int, int, int]], int]
         (EXTENDED, (COPIED | 0x50000, 1 << 32 | 1), "both allocated and zeros"),
     ],
 )
-@pytest.mark.parametrize("before", [0, 1, 5])
+@pytest.mark.parametrize("before", [0, 1, 5, 2 * STRETCH])
 def test_an_error_names_the_cluster(header: Header, entry: tuple[int, ...], message: str, before: int) -> None:
     guest = 1 << 30
     good = [(COPIED | guest + number * CLUSTER, ALL)[: len(entry)] for number in range(before)]

@@ -1,7 +1,8 @@
 """The entries of qcow2's L2 tables: QEMU's docs/interop/qcow2.txt, sections «L2 table entry», «Extended L2 Entries».
 
-Most clusters lie behind the cluster before, or are missing like it. Their entries are known beforehand, and cost a comparison
-and an addition each. Only the others, where runs begin, are looked at.
+Most clusters lie behind the cluster before, or are missing like it. Their entries are known beforehand: whole stretches are
+compared as one long number, and elsewhere each costs a comparison and an addition. Only the others, where runs begin, are
+looked at.
 """
 
 from array import array
@@ -10,6 +11,7 @@ from enum import IntEnum
 from itertools import takewhile
 from typing import Final, TypeAlias
 
+from synvirt.disks.entries import STRETCH, goes_on
 from synvirt.disks.qcow2.header import Header
 from synvirt.errors import MalformedArchive
 
@@ -66,22 +68,27 @@ class Entries:
     def _standard(self, words: Words, guest: int) -> Iterator[Begin]:
         cluster_size, odd = self._cluster_size, self._odd
         expected, step, last = _NOTHING, 0, _NOTHING
-        for at, entry in zip(range(guest, guest + len(words) * cluster_size, cluster_size), words, strict=True):
-            if entry == expected:
-                expected += step
+        for first in range(0, len(words), STRETCH):
+            stretch, start = words[first : first + STRETCH], guest + first * cluster_size
+            if goes_on(stretch, expected, step):
+                expected += STRETCH * step
                 continue
-            host = entry & OFFSET_MASK
-            if host and not entry & odd:
-                kind = DATA
-            elif entry:
-                kind, host = self._odd_cluster(entry, at)
-            else:
-                kind = BACKING
-            if kind != last or kind >= DATA:
-                yield at, kind, host
-                last = kind
-            step = cluster_size if host or kind == DATA else 0
-            expected = entry + step if host < _EXPECTED_BELOW and kind != COMPRESSED else _NOTHING
+            for at, entry in zip(range(start, start + len(stretch) * cluster_size, cluster_size), stretch, strict=True):
+                if entry == expected:
+                    expected += step
+                    continue
+                host = entry & OFFSET_MASK
+                if host and not entry & odd:
+                    kind = DATA
+                elif entry:
+                    kind, host = self._odd_cluster(entry, at)
+                else:
+                    kind = BACKING
+                if kind != last or kind >= DATA:
+                    yield at, kind, host
+                    last = kind
+                step = cluster_size if host or kind == DATA else 0
+                expected = entry + step if host < _EXPECTED_BELOW and kind != COMPRESSED else _NOTHING
 
     def _odd_cluster(self, entry: int, guest: int) -> tuple[int, int]:
         """Kind and host of any standard entry."""
