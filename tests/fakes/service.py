@@ -8,10 +8,9 @@ from pathlib import Path
 from uuid import UUID
 
 import httpx
-from fastapi import APIRouter
 
 from synvirt.accounts import FileAccounts, Role, set_password
-from synvirt.api import Server, create_app
+from synvirt.api import Server, Site, create_app
 from synvirt.api.callers.auth import Check, Remembering
 from synvirt.api.routes.backups import mount
 from synvirt.api.routes.destinations import destinations_router
@@ -58,7 +57,7 @@ from synvirt.proof.signing import HostKey
 from synvirt.rehearsals.asking import Rehearsing
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
-from synvirt.web import web_routers
+from synvirt.web import website
 from synvirt.web.finding import Finder
 from tests.fakes.backups import FakeGuests, backups_of
 from tests.fakes.clones import CopyingDirectory
@@ -190,8 +189,8 @@ class Service:
         importer = Importer(self.waves, lambda: self.sources.page(limit=SOURCES_MAX, cursor=None)[0], self.sources.inventory)
         forecaster = Forecaster(self.waves, self.store, self.sources.rows, host="local", destination="directory")
 
-        def pages(stopping: Callable[[], bool]) -> tuple[APIRouter, ...]:
-            return web_routers(
+        def pages(stopping: Callable[[], bool]) -> Site:
+            return website(
                 self.intake,
                 self.settings,
                 screenshot=self.screenshots.get,
@@ -215,7 +214,7 @@ class Service:
             self.settings,
             authenticate=Remembering(check_password, role_of=role_of),
             routers=routers,
-            pages=pages if has_pages else lambda stopping: (),
+            pages=pages if has_pages else lambda stopping: Site(),
             pace=pace,
             checkup=lambda: self.checkup,
         )

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
 
@@ -18,7 +19,7 @@ from synvirt.api.callers.roles import connects_out, needed_role, shows_key
 from synvirt.api.callers.sessions import Sessions
 from synvirt.api.document import described
 from synvirt.api.metrics import Metrics, Timed, metrics_router
-from synvirt.api.problems import install
+from synvirt.api.problems import AsPage, install
 from synvirt.api.routes.audit import Audited, audit_router, write
 from synvirt.api.routes.migrations import migrations_router
 from synvirt.api.routes.peer import confined
@@ -48,13 +49,21 @@ class Health(BaseModel):
     detail: Checkup | None = None
 
 
+@dataclass(frozen=True)
+class Site:
+    """The pages, mounted at {base_url}. `as_page`: makes a page of an error; None: browsers get problems, too."""
+
+    routers: tuple[APIRouter, ...] = ()
+    as_page: AsPage | None = None
+
+
 def create_app(
     intake: Intake,
     settings: Settings,
     *,
     authenticate: Authenticate,
     routers: tuple[APIRouter, ...] = (),
-    pages: Callable[[Callable[[], bool]], tuple[APIRouter, ...]] = lambda stopping: (),
+    pages: Callable[[Callable[[], bool]], Site] = lambda stopping: Site(),
     pace: Pace | None = None,
     checkup: Callable[[], tuple[datetime, list[Finding]] | None] = lambda: None,
 ) -> FastAPI:
@@ -81,7 +90,8 @@ def create_app(
     for router in routers:
         migrator.include_router(router)
     app.include_router(migrator)
-    for page in pages(stopping.is_set):
+    site = pages(stopping.is_set)
+    for page in site.routers:
         app.include_router(page, prefix=base_url, include_in_schema=False)
 
     @app.get("/healthz", tags=["service"], response_model_exclude_none=True)
@@ -143,5 +153,5 @@ def create_app(
     )
     app.add_middleware(Headed, tls=settings.tls)
     app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", f"{api_prefix}/backup"))
-    install(app)
+    install(app, site.as_page)
     return app

@@ -1,11 +1,11 @@
-"""Makes `application/problem+json` (RFC 9457) of errors; no other module does.
+"""Makes `application/problem+json` (RFC 9457) of errors; no other module does. A browser outside the API gets a page instead.
 
 A SynvirtError gives its code, detail and hint. An unexpected error gives only an incident number, and the log has the rest: so
 no traceback, secret or path of the host leaves the service.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
 from typing import Any
@@ -15,6 +15,7 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import compile_path
@@ -65,6 +66,30 @@ def problem(error: SynvirtError, *, status: int | None = None, headers: Mapping[
         media_type=MEDIA_TYPE,
         headers=dict(headers or {}) | ({"WWW-Authenticate": CHALLENGE} if isinstance(error, Unauthorized) else {}),
     )
+
+
+# An error as a page, with this status.
+AsPage = Callable[[SynvirtError, int], Response]
+
+
+def answered(
+    scope: Scope, error: SynvirtError, *, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The error as a page for a person's browser, else as a problem. `status`: as in `problem`."""
+    as_page = _as_page(scope)
+    if as_page is None:
+        return problem(of_its_side(scope["path"], error), status=status, headers=headers)
+    page = as_page(error, status or error.status)
+    page.headers.update(headers or {})
+    return page
+
+
+def _as_page(scope: Scope) -> AsPage | None:
+    """What makes pages of errors; None, where the request is none of a person's browser, or one to the API."""
+    if "app" not in scope or "text/html" not in Headers(scope=scope).get("accept", "") or "/api/v1/" in f"{scope['path']}/":
+        return None
+    found: AsPage | None = scope["app"].state.as_page
+    return found
 
 
 # RFC 7617: the browser's password box appears, and passwords are UTF-8.
@@ -139,14 +164,15 @@ class Incidents:
         try:
             await self._app(scope, receive, sending)
         except Exception as error:
-            answer = problem(error if isinstance(error, SynvirtError) else incident(error))
+            answer = answered(scope, error if isinstance(error, SynvirtError) else incident(error))
             if started:
                 raise  # the answer has begun and cannot be changed: the server closes the connection
             await answer(scope, receive, send)
 
 
-def install(app: FastAPI) -> None:
-    """Call it last: `Incidents` must be the outermost of the app's layers."""
+def install(app: FastAPI, as_page: AsPage | None = None) -> None:
+    """Call it last: `Incidents` must be the outermost of the app's layers. `as_page`: for browsers; None: they get problems."""
+    app.state.as_page = as_page
     app.add_exception_handler(SynvirtError, _on_ours)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_routing)
@@ -192,13 +218,13 @@ def _on_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method[:NAME_CHARS_SHOWN]} {request.url.path[:NAME_CHARS_SHOWN]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
-        nothing = NotFound(f"nothing is served at {where}", hint="/openapi.json lists all paths")
-        return problem(of_its_side(request.url.path, nothing))
+        if _as_page(request.scope) is not None:
+            return answered(request.scope, NotFound(f"there is no page at {request.url.path[:NAME_CHARS_SHOWN]}"))
+        return answered(request.scope, NotFound(f"nothing is served at {where}", hint="/openapi.json lists all paths"))
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = ", ".join(_methods(request))
-    refusal = of_its_side(request.url.path, BadRequest(f"{where}: {error.detail}"))
-    return problem(refusal, status=error.status_code, headers=headers)
+        headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "")  # a page is in no document
+    return answered(request.scope, BadRequest(f"{where}: {error.detail}"), status=error.status_code, headers=headers)
 
 
 def _methods(request: Request) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
+    from synvirt.api import Site
     from synvirt.api.routes.waves import Fleet
     from synvirt.backups.service import Backups
     from synvirt.doctor import Checkup
@@ -69,13 +70,13 @@ def make_pages(
     looking: "Looking",
     fleet: "Fleet",
     rehearsing: "Rehearsing",
-) -> "Callable[[Callable[[], bool]], tuple[APIRouter, ...]]":
-    """The routers of the web page."""
-    from synvirt.web import web_routers
+) -> "Callable[[Callable[[], bool]], Site]":
+    """The web pages."""
+    from synvirt.web import website
     from synvirt.web.finding import Finder
 
     finder = Finder(sources, uploads, rooms.destinations, rooms.remote_rules, keyring, looking)
-    return lambda stopping: web_routers(
+    return lambda stopping: website(
         intake,
         settings,
         screenshot=rooms.hypervisor.screenshot,

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from uuid import UUID
 
-from fastapi import APIRouter
-
+from synvirt.api import Site
 from synvirt.api.stream import Pace
 from synvirt.backups.service import Backups
 from synvirt.doctor import Checkup
@@ -35,10 +34,10 @@ from synvirt.web.sources import sources_router
 from synvirt.web.uploads import uploads_router
 from synvirt.web.waves.wave import waves_router
 
-__all__ = ["web_routers"]
+__all__ = ["website"]
 
 
-def web_routers(
+def website(
     intake: Intake,
     settings: Settings,
     *,
@@ -56,13 +55,13 @@ def web_routers(
     rehearsing: Rehearsing,
     stopping: Callable[[], bool],
     pace: Pace | None = None,
-) -> tuple[APIRouter, ...]:
+) -> Site:
     """`screenshot`: of a job, if there is one. `receipts`: None, if the settings switch them off. `networks`: what a guest's
     card can be connected to here, the default first. `stopping` ends the streams."""
     path = settings.base_url.strip("/")
     pages, pace = Pages(f"/{path}" if path else ""), pace or Pace()
     beginning, setup = Beginning(pages, sources, finder.uploads), Setup(pages, finder, intake, networks)
-    return (
+    routers = (
         static_router(pages),
         login_router(pages),
         jobs_router(pages, intake, stopping=stopping, pace=pace),
@@ -80,3 +79,4 @@ def web_routers(
         doctor_router(pages, checkup),
         audit_router(pages, intake.store.audit),
     )
+    return Site(routers, pages.failure)

@@ -102,8 +102,9 @@ class Pages:
         """Adds filters to the templates, each by its own name."""
         self._environment.filters |= {function.__name__: function for function in words}
 
-    def failure(self, error: SynvirtError) -> Response:
-        return self.page("failure.html", status=error.status, error=error)
+    def failure(self, error: SynvirtError, status: int | None = None) -> Response:
+        """`status`: replaces the error's own."""
+        return self.page("failure.html", status=status or error.status, error=error)
 
     def _address(self, name: str) -> str:
         """The address with a hash of the content: a browser keeps it permanently, and asks again after an upgrade."""

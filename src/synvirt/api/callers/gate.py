@@ -26,7 +26,7 @@ from synvirt.api.callers.coming import BASIC, OIDC, PAGE, TOKEN, Caller, Coming,
 from synvirt.api.callers.oidc import Began, Oidc, browser_in
 from synvirt.api.callers.origin import READING
 from synvirt.api.callers.sessions import Sessions, secret_in
-from synvirt.api.problems import of_its_side, problem
+from synvirt.api.problems import answered, of_its_side, problem
 from synvirt.errors import Forbidden, NotFound, SynvirtError, Unauthorized
 
 
@@ -116,17 +116,15 @@ class Gate:
             scope[CALLER] = Caller("local", Role.ADMIN)
         elif scope["type"] == "http" and self._is_asked(scope):
             try:
-                caller = await self._admit(scope)
-                await self._permit(caller, scope)
+                scope[CALLER] = await self._admit(scope)
+                await self._permit(scope[CALLER], scope)
             except (Unauthorized, Forbidden) as error:
-                await self._refusal(scope, error)(scope, receive, send)
+                with _acting_for(scope.get(CALLER)):
+                    refusal = self._refusal(scope, error)
+                await refusal(scope, receive, send)
                 return
-            scope[CALLER], scope[KNOWN] = caller, True
-        known: Caller | None = scope.get(CALLER)
-        if known is None:
-            await self._app(scope, receive, send)
-            return
-        with acting(Act(shown_account(known), known.role, by_session=known.by_session)):
+            scope[KNOWN] = True
+        with _acting_for(scope.get(CALLER)):
             await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Caller:
@@ -234,8 +232,10 @@ class Gate:
     def _refusal(self, scope: Scope, error: SynvirtError) -> Response:
         """A browser is sent to the page's log-in, as its own password box keeps the password until the browser closes."""
         headers = Headers(scope=scope)
+        if not isinstance(error, Unauthorized):
+            return answered(scope, error)
         refusal = problem(of_its_side(scope["path"], error))
-        if not isinstance(error, Unauthorized) or "authorization" in headers or "sec-fetch-site" not in headers:
+        if "authorization" in headers or "sec-fetch-site" not in headers:
             return refusal
         login, reading = f"{self._base_url}/login", scope["method"] in READING
         if headers.get("sec-fetch-mode") == "navigate" and (reading or headers["sec-fetch-site"] == "same-origin"):
@@ -277,6 +277,12 @@ class Gate:
         paths = self._confined.get(user.strip().casefold())
         if paths is not None and not any(scope["path"] == path or scope["path"].startswith(f"{path}/") for path in paths):
             raise Unauthorized("this account may use only the folder that is offered to it", hint=f"call {paths[0]}")
+
+
+def _acting_for(caller: Caller | None) -> contextlib.AbstractContextManager[object]:
+    if caller is None:
+        return contextlib.nullcontext()
+    return acting(Act(shown_account(caller), caller.role, by_session=caller.by_session))
 
 
 class FromSocket:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from synvirt.api.problems import of_its_side, problem
+from synvirt.api.problems import answered
 from synvirt.errors import Forbidden
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -31,7 +31,7 @@ class SameOrigin:
                 "the request came from another site's page, and was refused",
                 hint="do it on the service's own page, at the address that the browser shows for it",
             )
-            await problem(of_its_side(scope["path"], refusal))(scope, receive, send)
+            await answered(scope, refusal)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
