@@ -3,6 +3,7 @@
 import json
 import random
 import subprocess
+import sys
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -234,6 +235,25 @@ def test_a_receipt_that_is_not_as_it_was_signed_repairs_nothing(moved: tuple[Pat
     neither = disk("verify", volume)
     assert neither.exit_code == 2
     assert "give either --ledger or --receipt" in neither.stderr
+
+
+@pytest.mark.parametrize("line", ["disk verify {volume} --receipt {receipt} --key", "receipt verify {receipt} --key"])
+def test_a_key_file_without_an_end_is_not_read_into_memory(moved: tuple[Path, Path, Path], tmp_path: Path, line: str) -> None:
+    folder, _ = _receipt(moved[1], tmp_path)
+    refused = _bounded(*line.format(volume=moved[1], receipt=folder).split(), "/dev/zero")
+    assert (refused.returncode, "/dev/zero is larger than 64 MiB" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_a_ledger_without_a_line_end_is_not_read_into_memory(moved: tuple[Path, Path, Path]) -> None:
+    refused = _bounded("disk", "verify", str(moved[1]), "--ledger", "/dev/zero")
+    assert (refused.returncode, "line 1 is not a line of a ledger" in refused.stderr) == (1, True), refused.stderr
+
+
+def _bounded(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command with a bound on its memory: without a limit of its own it fails there, and not this machine."""
+    program = "import sys; from synvirt.__main__ import main; main()"
+    argv = ["prlimit", f"--as={2 << 30}", sys.executable, "-c", program, *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
 def _receipt(volume: Path, tmp_path: Path) -> tuple[Path, HostKey]:

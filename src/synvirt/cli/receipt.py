@@ -9,7 +9,7 @@ import typer
 from synvirt.cli.listing import full_id
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
-from synvirt.errors import BadRequest, Conflict, DiskWriteFailed, MalformedArchive, NotFound
+from synvirt.errors import BadRequest, Conflict, DiskWriteFailed, MalformedArchive, NotFound, text_of
 from synvirt.nearest import did_you_mean_file
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
         if named is not None and not named.exists():
             fetched = "`synvirt receipt get` fetches a receipt" if named is folder else None
             raise NotFound(f"there is no {named}", hint=did_you_mean_file(named) or fetched)
-    trusted = None if key_file is None else PublicKey.from_signers(_read(key_file), key_file.name)
+    trusted = None if key_file is None else PublicKey.from_signers(text_of(key_file, what="key file "), key_file.name)
     found = checked(folder, trusted)
     problems = list(found.problems)
     for each in volume or []:
@@ -176,10 +176,3 @@ def _differing(folder: Path, statement: dict[str, Any] | None, wanted: str) -> l
     named = [f"disk {name}: block {block} (at {block * BLOCK_BYTES}) is not what was copied" for block in blocks[:NAMED_MOST]]
     more = len(blocks) - NAMED_MOST
     return named + ([f"disk {name}: {more} more blocks are not what was copied"] if more > 0 else [])
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(f"{file} cannot be read") from error

@@ -10,11 +10,11 @@ from synvirt.blocks import Extent
 from synvirt.cli.disk.images import Found
 from synvirt.cli.program import FAILED, shown
 from synvirt.disks import open_reader
-from synvirt.disks.checking.ledger import Ledger, Row
+from synvirt.disks.checking.ledger import LINE_BYTES_MAX, Ledger, Row
 from synvirt.disks.checking.repairing import Repaired, differing_rows, refuse_in_use, repair
 from synvirt.disks.raw.files import RawWriter, open_block_writer, open_file_writer
 from synvirt.disks.specs import RawSpec
-from synvirt.errors import BadRequest, MalformedArchive, NotFound, cause_of
+from synvirt.errors import BadRequest, MalformedArchive, NotFound, cause_of, text_of
 
 # The most extents that are listed, for people and in JSON.
 NAMED_MOST: Final = 20
@@ -80,9 +80,10 @@ def ledger_of(ledger: Path | None, receipt: Path | None, disk: str | None, key: 
     try:
         if ledger is not None:
             with ledger.open(encoding="utf-8") as file:
-                return Ledger.from_lines(file, ledger.name)
+                # By pieces: a file without line ends, such as /dev/zero, must not fill the memory.
+                return Ledger.from_lines(iter(lambda: file.readline(LINE_BYTES_MAX + 1), ""), ledger.name)
         assert receipt is not None
-        return _of_receipt(receipt, disk, None if key is None else key.read_text())
+        return _of_receipt(receipt, disk, None if key is None else text_of(key, what="key file "))
     except (OSError, UnicodeDecodeError) as error:
         raise NotFound(f"the ledger cannot be read: {cause_of(error)}") from error
 
