@@ -110,6 +110,13 @@ def test_a_folder_that_cannot_be_made_is_said_with_its_cause(tmp_path: Path, nam
     assert "--data-dir" in (reported.value.hint or "")
 
 
+@pytest.mark.parametrize("name", ["/proc/x", "/sys/x/y", "/proc", "link/x"])
+def test_the_kernels_own_file_systems_are_no_place_for_a_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to("/proc")
+    with pytest.raises(BadRequest, match="the kernel's own file system"):
+        Settings(data_dir=tmp_path / name).check_data_dir()
+
+
 @pytest.mark.parametrize(("uri", "through"), [("", 0), ("qemu:///system", 0o001)])
 def test_a_libvirtd_s_qemu_gets_through_to_its_volumes_and_lists_nothing(tmp_path: Path, uri: str, through: int) -> None:
     """As the service makes them, whose umask is narrow."""

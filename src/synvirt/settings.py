@@ -439,6 +439,10 @@ def _as_bad_request(settings: Settings) -> Iterator[None]:
         ) from error
 
 
+# proc(5), sysfs(5): even root can make nothing in them.
+_OF_THE_KERNEL = (Path("/proc"), Path("/sys"))
+
+
 def _look_where_it_would_be(folder: Path) -> None:
     """OSError, if no user could make and write this folder. Nothing is made, and what this user may not see passes: the
     service may be another user."""
@@ -453,6 +457,8 @@ def _look_where_it_would_be(folder: Path) -> None:
             continue
         if not stat.S_ISDIR(mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(at))
+        if any(at.resolve().is_relative_to(kernels) for kernels in _OF_THE_KERNEL):
+            raise OSError(errno.EROFS, "the kernel's own file system, which holds no other files", str(at))
         if os.statvfs(at).f_flag & os.ST_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(at))
         return
