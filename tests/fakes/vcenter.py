@@ -131,7 +131,7 @@ def vcenter(folder: Path, *, vms: int = 1) -> Iterator[VCenter]:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as child:
         try:
             assert child.stdout is not None
-            said = json.loads(child.stdout.readline())
-            yield VCenter(said["url"], said["fingerprint"], said["control"])
+            started = json.loads(child.stdout.readline())
+            yield VCenter(started["url"], started["fingerprint"], started["control"])
         finally:
             end_group(child)

@@ -209,8 +209,8 @@ def locked_state(folder: Path) -> Iterator[dict[str, Any]]:
 def answered(folder: Path, command: str, arguments: list[str]) -> str:
     """What it prints. Refused."""
     with locked_state(folder) as state:
-        said = COMMANDS[command](folder, state, arguments)
-    return "" if said is None else f"{said}\n"
+        output = COMMANDS[command](folder, state, arguments)
+    return "" if output is None else f"{output}\n"
 
 
 def main() -> int:

@@ -44,18 +44,18 @@ vmm, vmm_client = client("vmm")
 prism, prism_client = client("prism")
 points, points_client = client("dataprotection")
 groups, groups_client = client("volumes")
-said = {"version": None}
+seen = {"version": None}
 
 vms = vmm.VmApi(vmm_client)
 listed = vms.list_vms(_page=0, _limit=50)
-said["version"] = vmm_client.get_negotiated_version()
-said["names"] = [one.name for one in listed.data]
+seen["version"] = vmm_client.get_negotiated_version()
+seen["names"] = [one.name for one in listed.data]
 vm = vms.get_vm_by_id(listed.data[0].ext_id)
-said["disks"] = [[one.disk_address.bus_type, one.backing_info.disk_size_bytes] for one in vm.data.disks]
-said["boot"] = type(vm.data.boot_config).__name__
+seen["disks"] = [[one.disk_address.bus_type, one.backing_info.disk_size_bytes] for one in vm.data.disks]
+seen["boot"] = type(vm.data.boot_config).__name__
 etag = vmm.ApiClient.get_etag(vm)
-said["off"] = ended(vms.power_off_vm(vm.data.ext_id, if_match=etag))
-said["power"] = vms.get_vm_by_id(vm.data.ext_id).data.power_state
+seen["off"] = ended(vms.power_off_vm(vm.data.ext_id, if_match=etag))
+seen["power"] = vms.get_vm_by_id(vm.data.ext_id).data.power_state
 
 api = points.RecoveryPointsApi(points_client)
 config = points.models.dataprotection.v4.config
@@ -65,10 +65,10 @@ wanted = config.RecoveryPoint.RecoveryPoint(
     expiration_time="2030-01-01T00:00:00Z",
     vm_recovery_points=[config.VmRecoveryPoint.VmRecoveryPoint(vm_ext_id=vm.data.ext_id)],
 )
-said["point"] = ended(api.create_recovery_point(wanted))
+seen["point"] = ended(api.create_recovery_point(wanted))
 made = api.list_recovery_points(_filter="name eq 'by the SDK'").data[0]
 held = made.vm_recovery_points[0]
-said["held"] = len(held.disk_recovery_points)
+seen["held"] = len(held.disk_recovery_points)
 disk = held.disk_recovery_points[0]
 content = points.models.dataprotection.v4.content
 reference = content.VmDiskRecoveryPointReference.VmDiskRecoveryPointReference(
@@ -80,18 +80,18 @@ spec = content.ClusterDiscoverSpec.ClusterDiscoverSpec(
     operation="COMPUTE_CHANGED_REGIONS",
     spec=content.ComputeChangedRegionsClusterDiscoverSpec.ComputeChangedRegionsClusterDiscoverSpec(disk_recovery_point=reference),
 )
-said["token"] = len(api.discover_cluster_for_recovery_point_id(made.ext_id, spec).data.jwt_token) > 20 if hasattr(
+seen["token"] = len(api.discover_cluster_for_recovery_point_id(made.ext_id, spec).data.jwt_token) > 20 if hasattr(
     api, "discover_cluster_for_recovery_point_id") else len(api.discover_cluster(made.ext_id, spec).data.jwt_token) > 20
 
 volumes = groups.VolumeGroupsApi(groups_client)
 group = groups.models.volumes.v4.config.VolumeGroup.VolumeGroup(
     name="sdk", cluster_reference=vm.data.cluster.ext_id, sharing_status="NOT_SHARED"
 )
-said["group"] = ended(volumes.create_volume_group(group))
+seen["group"] = ended(volumes.create_volume_group(group))
 group_id = volumes.list_volume_groups(_filter="name eq 'sdk'").data[0].ext_id
-said["target"] = volumes.get_volume_group_by_id(group_id).data.target_name.startswith("sdk-")
-said["gone"] = [ended(volumes.delete_volume_group_by_id(group_id)), ended(api.delete_recovery_point_by_id(made.ext_id))]
-json.dump(said, sys.stdout)
+seen["target"] = volumes.get_volume_group_by_id(group_id).data.target_name.startswith("sdk-")
+seen["gone"] = [ended(volumes.delete_volume_group_by_id(group_id)), ended(api.delete_recovery_point_by_id(made.ext_id))]
+json.dump(seen, sys.stdout)
 """
 
 

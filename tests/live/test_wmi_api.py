@@ -398,20 +398,20 @@ def test_an_array_that_powershell_wrapped_is_an_array() -> None:
 
 class Kept:
     def __init__(self) -> None:
-        self.told: list[tuple[str, str, Any, Any]] = []
+        self.calls: list[tuple[str, str, Any, Any]] = []
 
     def answered(self, method: str, path: str, query: Mapping[str, str], sent: bytes | None, answer: Answer) -> None:
-        self.told.append((method, path, json.loads(sent or b"null"), answer.json()))
+        self.calls.append((method, path, json.loads(sent or b"null"), answer.json()))
 
 
 def test_a_recorder_is_given_each_script_its_parameters_and_its_answer(hyperv: FakeHost, vm: FakeVm) -> None:
     kept = Kept()
     vm.notes = "call Anna, 555-0123"
     in_session(lambda: WmiApi(replace(hyperv.access(), recorder=kept)), lambda adapter: adapter.inspect(vm.id))
-    assert [(method, path) for method, path, *_ in kept.told] == [("POST", "/wsman/about.ps1"), ("POST", "/wsman/inspect.ps1")]
-    assert kept.told[1][2] == {"VmId": vm.id}
-    assert kept.told[1][3]["name"] == vm.name
-    assert not any(one in str(kept.told) for one in ("p@ss", "Anna", "mover"))
+    assert [(method, path) for method, path, *_ in kept.calls] == [("POST", "/wsman/about.ps1"), ("POST", "/wsman/inspect.ps1")]
+    assert kept.calls[1][2] == {"VmId": vm.id}
+    assert kept.calls[1][3]["name"] == vm.name
+    assert not any(one in str(kept.calls) for one in ("p@ss", "Anna", "mover"))
 
 
 def test_a_share_that_is_cut_in_the_middle_is_read_on(hyperv: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:

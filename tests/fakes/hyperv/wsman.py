@@ -254,8 +254,8 @@ def _clixml(text: str) -> str:
 
 
 def _failed(error: Refusal) -> str:
-    said = json.dumps({"call": error.call, "code": error.code, "text": error.text})
-    shown = _clixml(f"SYNVIRT {said}")
+    failure = json.dumps({"call": error.call, "code": error.code, "text": error.text})
+    shown = _clixml(f"SYNVIRT {failure}")
     return (
         f'<Obj RefId="0"><MS><I32 N="PipelineState">{FAILED}</I32><Obj N="ExceptionAsErrorRecord" RefId="1"><TN RefId="0">'
         f"<T>System.Management.Automation.ErrorRecord</T><T>System.Object</T></TN><ToString>{shown}</ToString><MS>"

@@ -69,9 +69,9 @@ def nfs_server(folder: Path, state: State) -> Iterator[tuple[int, int]]:
 REREAD = "Reread exports complete"
 
 
-def _wait(child: "subprocess.Popen[bytes]", log: Path, said: str, before: int) -> None:
+def _wait(child: "subprocess.Popen[bytes]", log: Path, line: str, before: int) -> None:
     until = time.monotonic() + START_TIMEOUT_S
-    while not log.exists() or log.read_text().count(said) <= before:
+    while not log.exists() or log.read_text().count(line) <= before:
         assert child.poll() is None, log.read_text()[-2000:] if log.exists() else "it said nothing"
         assert time.monotonic() < until, log.read_text()[-2000:] if log.exists() else "it said nothing"
         time.sleep(0.02)

@@ -130,12 +130,12 @@ def _check_scalar(name: str, kind: str, value: Any, where: str) -> None:
 def _check_choice(name: str, choices: list[str], value: Any, where: str) -> None:
     """Of several types, the one that the value says itself, or the only one that takes it."""
     if isinstance(value, dict):
-        said = value.get("$objectType")
-        if said is None:
+        chosen = value.get("$objectType")
+        if chosen is None:
             raise Unknown(f"{where}: of several types, and it has no $objectType")
-        if said not in choices:
-            raise Unknown(f"{where}: {said} is none of {choices}")
-        check(name, said, value, where)
+        if chosen not in choices:
+            raise Unknown(f"{where}: {chosen} is none of {choices}")
+        check(name, chosen, value, where)
         return
     refusals = []
     for choice in choices:

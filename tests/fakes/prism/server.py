@@ -166,8 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refused(self, path: str, refusal: Refusal) -> Any:
         if _V4.fullmatch(path):
-            return {"data": {"error": [{"message": refusal.said, "severity": "ERROR"}]}}
-        return {"state": "ERROR", "code": refusal.status, "message_list": [{"message": refusal.said, "reason": "ERROR"}]}
+            return {"data": {"error": [{"message": refusal.message, "severity": "ERROR"}]}}
+        return {"state": "ERROR", "code": refusal.status, "message_list": [{"message": refusal.message, "reason": "ERROR"}]}
 
     def _file(self, path: str) -> None:
         """The whole file, whatever range is asked for."""

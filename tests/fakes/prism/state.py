@@ -23,9 +23,9 @@ BLOCK = 65536
 class Refusal(Exception):
     """A status and what it says."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
-        self.status, self.said = status, said
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
 
 
 def stamp() -> str:

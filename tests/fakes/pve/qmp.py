@@ -57,13 +57,13 @@ class BackupAccess:
         with socket.socket(socket.AF_UNIX) as qemu:
             qemu.settimeout(60)
             qemu.connect(str(self._back))
-            heard, said = qemu.makefile("r"), client.makefile("r")
-            client.sendall(heard.readline().encode())
+            from_qemu, from_client = qemu.makefile("r"), client.makefile("r")
+            client.sendall(from_qemu.readline().encode())
 
             def asked(line: str) -> dict[str, Any]:
                 qemu.sendall(line.encode())
                 while True:
-                    answer: dict[str, Any] = json.loads(heard.readline())
+                    answer: dict[str, Any] = json.loads(from_qemu.readline())
                     if "event" not in answer:
                         return answer
 
@@ -73,7 +73,7 @@ class BackupAccess:
                     raise Refused(answer["error"]["desc"])
                 return answer["return"]
 
-            for line in said:
+            for line in from_client:
                 question = json.loads(line)
                 command = str(question["execute"])
                 if command in loaded()["commands"]:
@@ -147,8 +147,8 @@ class BackupAccess:
 
 
 def _support() -> dict[str, Any]:
-    said = {name: True for name, kind in loaded()["structs"]["ProxmoxSupportStatus"].items() if kind.startswith("bool")}
-    return {**said, "pbs-library-version": "1.5.1 (played)"}
+    supported = {name: True for name, kind in loaded()["structs"]["ProxmoxSupportStatus"].items() if kind.startswith("bool")}
+    return {**supported, "pbs-library-version": "1.5.1 (played)"}
 
 
 def _check(given: Mapping[str, Any], members: Mapping[str, str]) -> None:
@@ -160,7 +160,7 @@ def _check(given: Mapping[str, Any], members: Mapping[str, str]) -> None:
         raise Refused(f"Parameter '{lacking[0]}' is missing")
     kinds = {"str": str, "bool": bool, "int": int, "size": int, "[": list}
     for name, value in given.items():
-        said = members.get(name, members.get(f"{name}*", ""))
-        kind = next((kind for word, kind in kinds.items() if said.startswith(word)), str)
+        declared = members.get(name, members.get(f"{name}*", ""))
+        kind = next((kind for word, kind in kinds.items() if declared.startswith(word)), str)
         if not isinstance(value, kind):
-            raise Refused(f"Invalid parameter type for '{name}', expected: {said}")
+            raise Refused(f"Invalid parameter type for '{name}', expected: {declared}")

@@ -36,12 +36,12 @@ def route(method: str, path: str) -> tuple[str, dict[str, Any], dict[str, str]] 
     return None
 
 
-def wrong_request(said: Mapping[str, Any], path: str, given: Mapping[str, str]) -> dict[str, str]:
+def wrong_request(method: Mapping[str, Any], path: str, given: Mapping[str, str]) -> dict[str, str]:
     """What Proxmox VE would answer 400 with: a parameter a line."""
-    params = dict(said["params"])
-    for name in said.get("same_as_config_POST", ()):
+    params = dict(method["params"])
+    for name in method.get("same_as_config_POST", ()):
         params[name] = loaded()["paths"][path]["POST"]["params"][name]
-    errors = {name: "property is missing and it is not optional" for name in said["required"] if name not in given}
+    errors = {name: "property is missing and it is not optional" for name in method["required"] if name not in given}
     for name, text in given.items():
         about = params.get(name) or params.get(re.sub(r"[0-9]+$", "[n]", name))
         if about is None:
@@ -67,12 +67,12 @@ def _wrong_text(text: str, about: Mapping[str, Any]) -> str | None:
     return None
 
 
-def wrong_answer(said: Mapping[str, Any], path: str, answer: Any) -> str | None:
+def wrong_answer(method: Mapping[str, Any], path: str, answer: Any) -> str | None:
     """Why the vendor's own API would not have answered this."""
-    returns = dict(said.get("returns", {}))
-    if "returns_same_as_config_POST" in said:
+    returns = dict(method.get("returns", {}))
+    if "returns_same_as_config_POST" in method:
         params = loaded()["paths"][path]["POST"]["params"]
-        same = {name: {**params[name], "optional": 1} for name in said["returns_same_as_config_POST"]}
+        same = {name: {**params[name], "optional": 1} for name in method["returns_same_as_config_POST"]}
         returns = {**returns, "properties": {**same, **returns.get("properties", {})}}
     return _wrong(answer, returns, "answer")
 

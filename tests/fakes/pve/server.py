@@ -59,9 +59,9 @@ class PveServer:
         return {"username": name, "ticket": ticket, "CSRFPreventionToken": csrf}
 
     def user(self, method: str, headers: Mapping[str, str]) -> str:
-        said = headers.get("authorization", "")
-        if said.startswith("PVEAPIToken="):
-            name, _, secret = said.removeprefix("PVEAPIToken=").rpartition("=")
+        authorization = headers.get("authorization", "")
+        if authorization.startswith("PVEAPIToken="):
+            name, _, secret = authorization.removeprefix("PVEAPIToken=").rpartition("=")
             if name not in self.cluster.users or self.cluster.users[name].secret != secret:
                 raise Refused(401, "no such token" if name not in self.cluster.users else "invalid token value!")
             return name
@@ -78,21 +78,21 @@ class PveServer:
         found = schema.route(method, path)
         if found is None:
             raise Refused(501, f"Method '{method} {path}' not implemented")
-        known, said, gaps = found
+        known, declared, gaps = found
         given = {**given, **{name: unquote(value) for name, value in gaps.items()}}
-        if errors := schema.wrong_request(said, known, given):
+        if errors := schema.wrong_request(declared, known, given):
             raise Refused(400, json.dumps(errors))
         if known == "/access/ticket":
             return self.login(given)
         user = self.user(method, headers)
-        self._permit(user, said["perm"], given)
+        self._permit(user, declared["perm"], given)
         answer = self.cluster.answer(user, method, known, {name: given[name] for name in gaps}, given)
-        if (why := schema.wrong_answer(said, known, answer)) is not None:
+        if (why := schema.wrong_answer(declared, known, answer)) is not None:
             self.wrong.append(f"{method} {path}: {why}")
         return answer
 
-    def _permit(self, user: str, said: Mapping[str, Any], given: Mapping[str, str]) -> None:
-        check = said.get("check")
+    def _permit(self, user: str, declared: Mapping[str, Any], given: Mapping[str, str]) -> None:
+        check = declared.get("check")
         if check is None:
             return
         kind, path, names, *options = check

@@ -16,7 +16,7 @@ for word in "$@"; do
   [ "$word" != vddk ] || word={plugin}
   words+=("$word")
 done
-printf '%s\\n' "$*" >>{said}  # but in a cage
+printf '%s\\n' "$*" >>{command_lines}  # but in a cage
 exec {nbdkit} "${{words[@]}}"
 """
 
@@ -48,14 +48,14 @@ class Vddk:
     def forget(self) -> None:
         self.settings = {"log": self.libdir / "log"}
         (self.libdir / "log").unlink(missing_ok=True)
-        (self.libdir / "said").unlink(missing_ok=True)
+        (self.libdir / "command-lines").unlink(missing_ok=True)
 
     def calls(self) -> list[str]:
         log = self.libdir / "log"
         return log.read_text().splitlines() if log.exists() else []
 
     def command_lines(self) -> str:
-        return (self.libdir / "said").read_text()
+        return (self.libdir / "command-lines").read_text()
 
 
 def made(folder: Path) -> Vddk:
@@ -68,7 +68,7 @@ def made(folder: Path) -> Vddk:
     copy = vddk.libdir / "nbdkit-vddk-plugin.so"
     copy.write_bytes(plugin().read_bytes())
     script = vddk.libdir / "nbdkit"
-    script.write_text(NBDKIT.format(plugin=copy, nbdkit=need("nbdkit", "nbdkit"), said=vddk.libdir / "said"))
+    script.write_text(NBDKIT.format(plugin=copy, nbdkit=need("nbdkit", "nbdkit"), command_lines=vddk.libdir / "command-lines"))
     script.chmod(0o755)
     vddk.forget()
     return vddk

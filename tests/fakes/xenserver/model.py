@@ -95,11 +95,11 @@ def _split(parameters: str) -> list[str]:
     return [one.strip() for one in re.split(r",(?![^(]*\))", parameters) if one.strip()]
 
 
-def check_parameters(told: Message, given: list[Any]) -> None:
-    expected, received = len(told.parameters), len(given)
-    if not expected - told.optional <= received <= expected:
-        raise Failure("MESSAGE_PARAMETER_COUNT_MISMATCH", told.name, str(expected), str(received))
-    for (name, kind), value in zip(told.parameters, given, strict=False):
+def check_parameters(message: Message, given: list[Any]) -> None:
+    expected, received = len(message.parameters), len(given)
+    if not expected - message.optional <= received <= expected:
+        raise Failure("MESSAGE_PARAMETER_COUNT_MISMATCH", message.name, str(expected), str(received))
+    for (name, kind), value in zip(message.parameters, given, strict=False):
         if not fits(value, kind):
             raise Failure("FIELD_TYPE_ERROR", name)
 

@@ -222,14 +222,14 @@ class Pool:
             return self._background(session, reported, parameters)
         return self._answered(session, reported, parameters)
 
-    def _answered(self, session: str, told: model.Message, parameters: list[Any]) -> Any:
+    def _answered(self, session: str, message: model.Message, parameters: list[Any]) -> Any:
         with self.lock:
             for number, (method, failure, times) in enumerate(self.faults):
-                if method == told.name and times:
+                if method == message.name and times:
                     self.faults[number] = (method, failure, times - 1)
                     raise failure
-            answer = self._carried_out(session, told, parameters)
-        assert self._allowed(answer, told.result), f"{told.name} answers {answer!r}, which is no {told.result}"
+            answer = self._carried_out(session, message, parameters)
+        assert self._allowed(answer, message.result), f"{message.name} answers {answer!r}, which is no {message.result}"
         return answer
 
     def _allowed(self, answer: Any, kind: str) -> bool:
@@ -237,21 +237,21 @@ class Pool:
             return all(one.keys() == model.fields("vdi_nbd_server_info").keys() for one in answer)
         return model.fits(answer, kind)
 
-    def _refuse_wrong_references(self, told: model.Message, parameters: list[Any]) -> None:
-        for (_, kind), value in zip(told.parameters, parameters, strict=False):
+    def _refuse_wrong_references(self, message: model.Message, parameters: list[Any]) -> None:
+        for (_, kind), value in zip(message.parameters, parameters, strict=False):
             if kind.endswith(" ref") and (named := kind.removesuffix(" ref")) in self.tables and named != "session":
                 self.at(named, value)
 
-    def _background(self, session: str, told: model.Message, parameters: list[Any]) -> str:
-        task = self.add("task", name_label=f"Async.{told.name}", status="pending", created=self._clock)
-        doing: Record = self.at("VM", parameters[0])["current_operations"] if told.name == "VM.snapshot" else {}
+    def _background(self, session: str, message: model.Message, parameters: list[Any]) -> str:
+        task = self.add("task", name_label=f"Async.{message.name}", status="pending", created=self._clock)
+        doing: Record = self.at("VM", parameters[0])["current_operations"] if message.name == "VM.snapshot" else {}
         doing[task] = "snapshot"
 
         def run() -> None:
             record = self.tables["task"][task]
             self.at_work.wait(60)
             try:
-                answer = self._answered(session, told, parameters)
+                answer = self._answered(session, message, parameters)
             except Failure as failure:
                 record |= {"error_info": failure.description, "status": "failure"}
             else:
@@ -262,17 +262,17 @@ class Pool:
         threading.Thread(target=run, daemon=True).start()
         return task
 
-    def _carried_out(self, session: str, told: model.Message, parameters: list[Any]) -> Any:
-        kind, _, name = told.name.partition(".")
+    def _carried_out(self, session: str, message: model.Message, parameters: list[Any]) -> Any:
+        kind, _, name = message.name.partition(".")
         own: Callable[..., Any] | None = getattr(self, f"{kind.lower()}_{name}", None)
         if own is not None:
-            return own(*([session] if kind == "session" or name == "get_nbd_info" else []), *parameters) or self._void(told)
-        return self._plain(kind, name, told, parameters)
+            return own(*([session] if kind == "session" or name == "get_nbd_info" else []), *parameters) or self._void(message)
+        return self._plain(kind, name, message, parameters)
 
-    def _void(self, told: model.Message) -> Any:
-        return "" if told.result == "void" else model.empty(told.result)
+    def _void(self, message: model.Message) -> Any:
+        return "" if message.result == "void" else model.empty(message.result)
 
-    def _plain(self, kind: str, name: str, told: model.Message, parameters: list[Any]) -> Any:  # noqa: C901 - a table
+    def _plain(self, kind: str, name: str, message: model.Message, parameters: list[Any]) -> Any:  # noqa: C901 - a table
         """The calls that every class has."""
         table = self.tables[kind]
         if name == "get_all_records":
@@ -305,13 +305,13 @@ class Pool:
             case "destroy", "":
                 del table[parameters[0]]
             case _:
-                raise Failure("NOT_IMPLEMENTED", told.name)
-        return self._void(told)
+                raise Failure("NOT_IMPLEMENTED", message.name)
+        return self._void(message)
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _log_in(self, address: str, told: model.Message, given: list[Any]) -> str:
-        model.check_parameters(told, given)
+    def _log_in(self, address: str, message: model.Message, given: list[Any]) -> str:
+        model.check_parameters(message, given)
         if address != self.master:
             raise Failure("HOST_IS_SLAVE", self.master)
         user, password = given[:2]
