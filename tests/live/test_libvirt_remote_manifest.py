@@ -191,5 +191,5 @@ def test_an_ordinary_definition_reaches_nowhere() -> None:
 
 def test_of_a_thousand_things_that_reach_some_are_shown() -> None:
     many = "".join(f"<filesystem{number} type='mount'/>" for number in range(1000))
-    (said,) = [one for one in manifest(parse(of("", many)), seen()).concerns if one.id == LEFT_OUT]
-    assert said.assessment.endswith("; and 980 more")
+    (left_out,) = [one for one in manifest(parse(of("", many)), seen()).concerns if one.id == LEFT_OUT]
+    assert left_out.assessment.endswith("; and 980 more")

@@ -19,7 +19,7 @@ from tests.needs import lacking
 
 
 @pytest.mark.parametrize(
-    ("said", "reported"),
+    ("stderr", "reported"),
     [
         ("Could not create '/s/x.scratch': Permission denied", "AppArmor or SELinux"),
         ("Failed to bind socket to /s/x.sock: Permission denied", "AppArmor or SELinux"),
@@ -31,8 +31,8 @@ from tests.needs import lacking
         ("something that nobody foresaw", None),
     ],
 )
-def test_a_refusal_that_is_known_says_what_to_do(said: str, reported: str | None) -> None:
-    hint = _hint(said, Server("/s"))
+def test_a_refusal_that_is_known_says_what_to_do(stderr: str, reported: str | None) -> None:
+    hint = _hint(stderr, Server("/s"))
     assert (hint is None) if reported is None else reported in str(hint)
 
 
@@ -58,7 +58,7 @@ def test_a_host_that_cannot_be_read_is_reported_before_its_guest_is_shut_down(
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "reported"),
+    ("code", "message", "reported"),
     [
         ("AUTH_UNAVAILABLE", "no polkit agent available to authenticate action 'org.libvirt.unix.manage'", "put mover into"),
         ("AUTH_FAILED", "authentication failed: access denied by policy", "into the group libvirt there"),
@@ -70,14 +70,14 @@ def test_a_host_that_cannot_be_read_is_reported_before_its_guest_is_shut_down(
         ("SYSTEM_ERROR", "Cannot create '/s/x.scratch': Permission denied", None),
     ],
 )
-def test_a_right_that_is_missing_is_named_with_who_lacks_it(code: str, said: str, reported: str | None) -> None:
+def test_a_right_that_is_missing_is_named_with_who_lacks_it(code: str, message: str, reported: str | None) -> None:
     try:
         libvirt = load(SynvirtError)
     except SynvirtError:
         lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
     host = Host(*FORM.read(SourceAccess("qemu+ssh://mover@kvm7/system")))
-    error = libvirt.libvirtError(said)
-    error.err = (getattr(libvirt, f"VIR_ERR_{code}"), 10, said, 1, None, None, None, 0, 0)
+    error = libvirt.libvirtError(message)
+    error.err = (getattr(libvirt, f"VIR_ERR_{code}"), 10, message, 1, None, None, None, 0, 0)
     found = host.translated(error, "domain web cannot be read", Internal)
     assert type(found) is (Internal if reported is None else AuthFailed)
     assert (found.hint is None) if reported is None else reported in str(found.hint)
@@ -96,10 +96,10 @@ def test_a_right_that_is_missing_is_named_with_who_lacks_it(code: str, said: str
 def test_ciphers_are_those_that_the_processor_is_fast_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None, chosen: bool
 ) -> None:
-    said = tmp_path / "cpuinfo"
+    path = tmp_path / "cpuinfo"
     if cpuinfo is not None:
-        said.write_text(cpuinfo)
-    monkeypatch.setattr(libvirt_remote_ssh, "_CPUINFO", said)
+        path.write_text(cpuinfo)
+    monkeypatch.setattr(libvirt_remote_ssh, "_CPUINFO", path)
     libvirt_remote_ssh._has_aes.cache_clear()
     argv = Door(host="kvm7", port=22, user=None, folder=tmp_path).argv()
     libvirt_remote_ssh._has_aes.cache_clear()

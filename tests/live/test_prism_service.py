@@ -94,8 +94,8 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, by_nfs: 
         run("sources", "remove", "lab")
     assert FILTERED in seen
     assert by_nfs.names() == []
-    said = (data_dir.parent / "serve.log").read_text()
-    assert PASSWORD not in said
+    log = (data_dir.parent / "serve.log").read_text()
+    assert PASSWORD not in log
     assert files_that_hold(data_dir, PASSWORD) == []
 
 

@@ -127,8 +127,8 @@ def test_concerns(config: dict[str, Any], concern: str) -> None:
 
 
 def test_each_key_of_the_vendors_schema_is_read_or_reported_or_left_out_for_a_reason() -> None:
-    said = schema.loaded()["paths"]["/nodes/{node}/qemu/{vmid}/config"]
-    keys_of_all = {*said["POST"]["params"], *said["GET"].get("returns", {}).get("properties", {})}
+    methods = schema.loaded()["paths"]["/nodes/{node}/qemu/{vmid}/config"]
+    keys_of_all = {*methods["POST"]["params"], *methods["GET"].get("returns", {}).get("properties", {})}
     assert {key for key in keys_of_all if keys.kind(key) not in keys._ALL} == set()
     groups = (keys.IN_MANIFEST, keys.WITH_CONCERN, keys.NOT_TAKEN_OVER, keys._NO_ACCOUNT)
     assert sum(map(len, groups)) == len(keys._ALL)  # none is in two

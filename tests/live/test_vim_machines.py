@@ -220,11 +220,11 @@ def test_each_disk_goes_its_own_way_and_says_so() -> None:
     assert not one.cbt_available
     reported = [disk.cbt_reason for disk in one.disks]
     assert reported[0] is None
-    for part, said in zip(
+    for part, reason in zip(
         ("Hard disk 2 is read by an export lease", "Hard disk 3 is read", "Hard disk 4 is ind"), reported[1:], strict=True
     ):
-        assert part in str(said)
-        assert str(said) in str(one.cbt_reason)
+        assert part in str(reason)
+        assert str(reason) in str(one.cbt_reason)
     assert one.cbt_reason_without(["2001", "2002", "2003"]) is None
     assert "vsan" in str(one.cbt_reason_without(["2002", "2003"]))
     assert critical(one) == ["disk-not-held:2003"]

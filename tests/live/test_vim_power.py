@@ -63,8 +63,8 @@ def test_a_guest_that_is_held_is_asked_and_not_powered_off(platform: VCenter, he
 
     async def use(adapter: VimApi) -> None:
         # The deadline of the job's plan goes before that of its source.
-        for given_s, said in ((None, "after 1 s"), (0.0, "after 0 s")):
-            with pytest.raises(GuestStaysOn, match=f"still runs {said}"):
+        for given_s, waited in ((None, "after 1 s"), (0.0, "after 0 s")):
+            with pytest.raises(GuestStaysOn, match=f"still runs {waited}"):
                 await adapter.shutdown(VM, "hold", given_s)
         assert (await adapter.inspect(VM)).power_state == "on"
         await adapter.shutdown(VM, "force")

@@ -55,6 +55,6 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, platform
         run("sources", "remove", "lab")
     assert platform.snapshots() == []
     assert platform.sessions() == 0
-    said = (data_dir.parent / "serve.log").read_text()
-    assert PASSWORD not in said
+    log = (data_dir.parent / "serve.log").read_text()
+    assert PASSWORD not in log
     assert files_that_hold(data_dir, PASSWORD) == []

@@ -349,7 +349,7 @@ def test_a_vcenter_that_restarts_costs_a_warm_job_nothing(
 
 
 @pytest.mark.parametrize(
-    ("theirs", "spoken"),
+    ("theirs", "version"),
     [
         ([], "6.5"),
         (["6.5", "6.0", "5.5"], "6.5"),
@@ -360,13 +360,13 @@ def test_a_vcenter_that_restarts_costs_a_warm_job_nothing(
         (["99.0", "6.7.3"], "6.7.3"),
     ],
 )
-def test_the_oldest_version_that_has_all_we_need_is_spoken(theirs: list[str], spoken: str) -> None:
-    assert chosen("vc", theirs, library().versions) == spoken
+def test_the_oldest_version_that_has_all_we_need_is_spoken(theirs: list[str], version: str) -> None:
+    assert chosen("vc", theirs, library().versions) == version
 
 
-@pytest.mark.parametrize(("theirs", "said"), [(["6.0", "5.5"], "up to 6.0"), (["99.1", "99.0"], "from 99.0 on")])
-def test_a_platform_that_is_too_old_or_too_new_is_refused_with_the_reason(theirs: list[str], said: str) -> None:
-    with pytest.raises(UnsupportedFormat, match=said):
+@pytest.mark.parametrize(("theirs", "message"), [(["6.0", "5.5"], "up to 6.0"), (["99.1", "99.0"], "from 99.0 on")])
+def test_a_platform_that_is_too_old_or_too_new_is_refused_with_the_reason(theirs: list[str], message: str) -> None:
+    with pytest.raises(UnsupportedFormat, match=message):
         chosen("vc", theirs, library().versions)
 
 

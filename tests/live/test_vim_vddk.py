@@ -118,7 +118,7 @@ def test_reads_at_odd_places(spec: VddkSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fails", "error", "said"),
+    ("fails", "error", "message"),
     [
         ({"password": "another"}, AuthFailed, "Insufficient permissions in the host operating system"),
         ({"thumbprint": "00:11"}, SourceUnreachable, "Failed to verify SSL certificate"),
@@ -132,13 +132,13 @@ def test_reads_at_odd_places(spec: VddkSpec) -> None:
     ],
 )
 def test_what_vddk_refuses_is_reported_in_its_words(
-    spec: VddkSpec, vddk: Vddk, fails: dict[str, object], error: type[SynvirtError], said: str
+    spec: VddkSpec, vddk: Vddk, fails: dict[str, object], error: type[SynvirtError], message: str
 ) -> None:
     """nbdkit serves by then: it closes the connection, and says no more to its client."""
     vddk.set(**fails)
     with pytest.raises(error, match="VDDK cannot open") as caught:
         open_reader(spec)
-    assert said in caught.value.detail
+    assert message in caught.value.detail
     assert type(caught.value) is error
     assert PASSWORD not in str(caught.value)
     assert caught.value.hint

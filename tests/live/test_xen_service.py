@@ -63,9 +63,9 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path) -> None:
             assert pool.tables["VM"][pool.vm(vm_id)]["power_state"] == "Halted"
             run("sources", "remove", "lab")
         assert (pool.snapshots(), pool.sessions) == ([], {})
-    said = (data_dir.parent / "serve.log").read_text()
+    log = (data_dir.parent / "serve.log").read_text()
     for secret in (PASSWORD, "session_id=", "OpaqueRef:"):
-        assert secret not in said
+        assert secret not in log
         assert files_that_hold(data_dir, secret) == []
 
 

@@ -57,9 +57,9 @@ def test_every_entry_of_the_control_plane_answers_internal() -> None:
 @pytest.mark.usefixtures("_left_out")
 def test_the_service_says_at_its_start_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synvirt.live.vsphere.session.find_spec", lambda _: None)
-    with structlog.testing.capture_logs() as said:
+    with structlog.testing.capture_logs() as lines:
         warn_if_missing()
-    assert [(line["log_level"], line["event"]) for line in said] == [("warning", "vSphere is not served")]
+    assert [(line["log_level"], line["event"]) for line in lines] == [("warning", "vSphere is not served")]
 
 
 def test_a_malformed_source_is_refused() -> None:

@@ -29,10 +29,12 @@ def test_a_task_that_fails_is_reported_with_the_platforms_words(platform: VCente
     assert ask(platform.access(), lambda adapter: adapter.inspect(VM)).power_state == "off"
 
 
-@pytest.mark.parametrize(("kind", "said"), [("TaskInProgress", "TaskInProgress"), ("InvalidState", "present state")])
-def test_a_vm_that_cannot_be_asked_now_is_not_powered_off_by_force(platform: VCenter, disk: Path, kind: str, said: str) -> None:
+@pytest.mark.parametrize(("kind", "message"), [("TaskInProgress", "TaskInProgress"), ("InvalidState", "present state")])
+def test_a_vm_that_cannot_be_asked_now_is_not_powered_off_by_force(
+    platform: VCenter, disk: Path, kind: str, message: str
+) -> None:
     platform.fault("ShutdownGuest", kind)
-    with pytest.raises(SourceUnreachable, match=said):
+    with pytest.raises(SourceUnreachable, match=message):
         ask(platform.access(), lambda adapter: adapter.shutdown(VM))
     assert platform.calls("PowerOffVM_Task") == 0
     assert platform.guest_writes(VM, 0, b"it still runs")
