@@ -106,9 +106,9 @@ def test_the_socket_needs_none(service: Service, client: httpx.Client) -> None:
 def test_the_first_start_makes_admin_and_shows_the_password_once(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     prepare_data_dir(settings)
-    said: list[str] = []
-    check = authenticator(settings, announce=said.append)
-    [line] = said
+    lines: list[str] = []
+    check = authenticator(settings, announce=lines.append)
+    [line] = lines
     password = line.split("password ")[1].split(":")[0]
     check.check("admin", password, "")
     with pytest.raises(Unauthorized):
@@ -116,8 +116,8 @@ def test_the_first_start_makes_admin_and_shows_the_password_once(tmp_path: Path)
     users = settings.keyring_dir / "users"
     assert users.stat().st_mode & 0o777 == 0o600
     assert password not in users.read_text()
-    authenticator(settings, announce=said.append).check("admin", password, "")
-    assert len(said) == 1, "the second start says nothing"
+    authenticator(settings, announce=lines.append).check("admin", password, "")
+    assert len(lines) == 1, "the second start says nothing"
 
 
 # ── remembering and throttling ───────────────────────────────────────────────────────────────────────────────────────
@@ -225,9 +225,9 @@ def test_it_watches_a_bounded_number_of_addresses() -> None:
 def test_polling_is_not_slowed_by_scrypt(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     prepare_data_dir(settings)
-    said: list[str] = []
-    check = authenticator(settings, announce=said.append)
-    password = said[0].split("password ")[1].split(":")[0]
+    lines: list[str] = []
+    check = authenticator(settings, announce=lines.append)
+    password = lines[0].split("password ")[1].split(":")[0]
     check.check("admin", password, "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accounts, "_scrypt", lambda *arguments: pytest.fail("scrypt ran again"))

@@ -197,10 +197,10 @@ def test_a_state_is_good_once_in_the_browser_that_has_begun(site: Site) -> None:
 
 def test_an_answer_that_is_none(site: Site) -> None:
     answers: list[dict[str, str]] = [{"error": "access_denied"}, {}, {"code": ""}, {"code": "x" * 5000}, {"code": "made-up"}]
-    for said in answers:
+    for answer in answers:
         address, cookie = site.begin()
-        query = {"state": parse_qs(urlsplit(address).query)["state"][0], **said}
-        assert site.come(f"{site.provider.redirect_uri}?{urlencode(query)}", cookie).status_code == 401, said
+        query = {"state": parse_qs(urlsplit(address).query)["state"][0], **answer}
+        assert site.come(f"{site.provider.redirect_uri}?{urlencode(query)}", cookie).status_code == 401, answer
     address, cookie = site.begin()
     mixed = logged_in_at(address, "anna") + "&iss=https%3A%2F%2Felsewhere.example"
     assert "another provider answered" in site.come(mixed, cookie).text

@@ -315,16 +315,16 @@ def quick_to_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET"]
+    "sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET"]
 )
-def test_who_says_nothing_more_is_let_go(quick_to_let_go: tuple[str, int], said: bytes) -> None:
+def test_who_says_nothing_more_is_let_go(quick_to_let_go: tuple[str, int], sent: bytes) -> None:
     with socket.create_connection(quick_to_let_go, timeout=60) as connection:
-        connection.sendall(said)
-        heard = b""
+        connection.sendall(sent)
+        received = b""
         with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(4096):
-                heard += part
-    assert heard.startswith(b"HTTP/1.1 200") is (b"\r\n\r\n" in said)
+                received += part
+    assert received.startswith(b"HTTP/1.1 200") is (b"\r\n\r\n" in sent)
 
 
 def test_one_address_does_not_have_all_connections(quick_to_let_go: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,11 +279,11 @@ def test_a_sheet_into_a_draft_keeps_its_windows_and_comes_out_again(
         done = CliRunner().invoke(app, ["waves", *argv, "--data-dir", str(service.settings.data_dir)])
         return done.exit_code, done.output
 
-    code, said = run("import", str(file), "--into", "night", "--dry-run")
-    assert (code, "son" in said) == (1, True), said
+    code, output = run("import", str(file), "--into", "night", "--dry-run")
+    assert (code, "son" in output) == (1, True), output
     file.write_text("id,vm,window\ndb,shop-db-01,sat\nweb,shop-web-01,\n")
-    code, said = run("import", str(file), "--into", "night")
-    assert (code, "a draft with 2 members" in said) == (0, True), said
+    code, output = run("import", str(file), "--into", "night")
+    assert (code, "a draft with 2 members" in output) == (0, True), output
     whole = client.get(f"{WAVES}/{draft['id']}").json()
     assert ([one["id"] for one in whole["members"]], whole["windows"][0]["id"]) == (["db", "web"], "sat")
     code, exported = run("export", "night", "--format", "csv")

@@ -194,5 +194,5 @@ def test_a_wrong_address_is_said_before_a_password_is_asked_for(run: Run, addres
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_disk_that_takes_nothing_is_no_mistake_of_the_program(capsys: pytest.CaptureFixture[str], number: int) -> None:
     assert failed(OSError(number, os.strerror(number), "/data/keyring/tls.key")) == FAILED
-    said = capsys.readouterr().err
-    assert said.startswith(f"E_MIG_DISK_WRITE_FAILED: /data/keyring/tls.key cannot be written: {os.strerror(number)}\nhint: ")
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"E_MIG_DISK_WRITE_FAILED: /data/keyring/tls.key cannot be written: {os.strerror(number)}\nhint: ")

@@ -226,7 +226,7 @@ def test_options_before_the_command_count_and_the_program_leaves_with_its_code(r
 def test_what_is_no_target_is_said_and_nothing_is_replaced(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     before = Path(shutil.copy(raw, tmp_path / "before.raw"))
-    for target, said in (
+    for target, message in (
         (tmp_path / "out", f"{tmp_path / 'out'} is a folder\nhint: name the file to make: {tmp_path / 'out' / 'disk.raw'}"),
         (
             tmp_path / "uot" / "web.raw",
@@ -239,7 +239,7 @@ def test_what_is_no_target_is_said_and_nothing_is_replaced(raw: Path, tmp_path: 
         ),
     ):
         done = disk("convert", "--force", raw, target)
-        assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+        assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
     assert filecmp.cmp(raw, before, shallow=False)
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -58,8 +58,8 @@ def test_says_what_verifying_took_and_writes_the_ledger(image_format: str, raw: 
 def test_says_which_hash_it_verified_by(raw: Path, tmp_path: Path) -> None:
     result = disk("convert", "--json", "--verify", raw, tmp_path / "target.raw")
     assert json.loads(result.stdout)["ledger"] == {"algorithm": "xxh3-128", "rows": 5}
-    said = disk("convert", "--verify", raw, tmp_path / "other.raw").stdout
-    assert "; verified by XXH3-128: 12.0 MiB read back in " in said
+    stdout = disk("convert", "--verify", raw, tmp_path / "other.raw").stdout
+    assert "; verified by XXH3-128: 12.0 MiB read back in " in stdout
 
 
 def test_the_ledger_of_a_disk_is_the_same_from_any_format(raw: Path, tmp_path: Path) -> None:

@@ -89,13 +89,13 @@ def test_a_plan_in_a_file_is_dry_run_and_makes_no_job(service: Service, run: Run
     assert service.begun == []
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "is not JSON"), ("[]", "holds no plan"), (None, "cannot be read")])
-def test_a_file_that_holds_no_plan(service: Service, run: Run, tmp_path: Path, content: str | None, said: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [("{", "is not JSON"), ("[]", "holds no plan"), (None, "cannot be read")])
+def test_a_file_that_holds_no_plan(service: Service, run: Run, tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "plan.json"
     if content is not None:
         file.write_text(content)
     done = run("migrations", "dry-run", file)
-    assert (done.exit_code, said in done.stderr) == (2, True)
+    assert (done.exit_code, message in done.stderr) == (2, True)
 
 
 def test_import_dry_runs_too(service: Service, run: Run) -> None:

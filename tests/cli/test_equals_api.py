@@ -203,8 +203,8 @@ def _fields(document: dict[str, Any]) -> Iterator[tuple[str, set[str]]]:
         inner = [names(one) for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key, [])]
         return set(schema.get("properties", {})).union(*inner)
 
-    for operation, said in _bodies(document):
-        yield operation, set().union(*(names(form.get("schema", {})) for form in said["content"].values()))
+    for operation, body in _bodies(document):
+        yield operation, set().union(*(names(form.get("schema", {})) for form in body["content"].values()))
 
 
 def _bodies(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

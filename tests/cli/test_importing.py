@@ -110,7 +110,7 @@ def test_what_was_sent_for_a_plan_that_is_refused_stays(service: Service, run: R
 
 
 @pytest.mark.parametrize(
-    ("at", "said"),
+    ("at", "what_stays"),
     [
         ("/host-files/inspect", "no job is created\n"),
         ("/inspect", "no job is created; the file stays at the service until it expires: synvirt uploads show "),
@@ -118,7 +118,7 @@ def test_what_was_sent_for_a_plan_that_is_refused_stays(service: Service, run: R
     ],
 )
 def test_an_interrupt_prints_what_stays(
-    service: Service, run: Run, ova: Path, monkeypatch: pytest.MonkeyPatch, at: str, said: str
+    service: Service, run: Run, ova: Path, monkeypatch: pytest.MonkeyPatch, at: str, what_stays: str
 ) -> None:
     ask = Client.ask
 
@@ -132,7 +132,7 @@ def test_an_interrupt_prints_what_stays(
     if not sent:
         ova = ova.rename(service.settings.imports_dir / ova.name)
     done = run("import", ova, *sent)
-    assert (done.exit_code, f"Interrupted: {said}" in done.stderr) == (130, True), done.stderr
+    assert (done.exit_code, f"Interrupted: {what_stays}" in done.stderr) == (130, True), done.stderr
 
 
 def test_a_file_that_was_sent_to_be_tried_stays(service: Service, run: Run, ova: Path) -> None:

@@ -44,7 +44,7 @@ FORKED = """
 @contextmanager
 def forked(tmp_path: Path, step: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     argv = [sys.executable, "-c", textwrap.dedent(FORKED), str(tmp_path / "ends"), str(step), *arguments]
-    with (tmp_path / "said").open("wb") as said, subprocess.Popen(argv, stdout=said, stderr=said) as process:
+    with (tmp_path / "output").open("wb") as output, subprocess.Popen(argv, stdout=output, stderr=output) as process:
         try:
             yield process
         finally:
@@ -53,9 +53,9 @@ def forked(tmp_path: Path, step: int, *arguments: str) -> Iterator[subprocess.Po
 
 def ends(tmp_path: Path) -> set[int]:
     """How they ended, where all of them held their tongue."""
-    said = (tmp_path / "said").read_text()
+    output = (tmp_path / "output").read_text()
     for word in ("Traceback", "Exception ignored", "panicked", "Error"):
-        assert word not in said
+        assert word not in output
     found = (tmp_path / "ends").read_text().split()
     assert len(found) > 5
     return set(map(int, found))
@@ -63,11 +63,11 @@ def ends(tmp_path: Path) -> set[int]:
 
 def test_a_service_that_starts_ends_without_a_word_and_one_that_serves_in_order(tmp_path: Path) -> None:
     with forked(tmp_path, 1499, "serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0") as process:
-        until(lambda: "SynVirt serves at" in (tmp_path / "said").read_text() or process.poll() is not None, 240)
+        until(lambda: "SynVirt serves at" in (tmp_path / "output").read_text() or process.poll() is not None, 240)
         # By somebody who waits no longer, and says so again.
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, (tmp_path / "said").read_text()
+        assert process.wait(60) == 0, (tmp_path / "output").read_text()
     assert ends(tmp_path) <= {-signal.SIGINT, 130}
 
 

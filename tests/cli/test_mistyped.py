@@ -82,7 +82,7 @@ def test_what_lies_in_the_import_root_is_named_by_the_service(service: Service, 
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("sources show lba", "did you mean lab?"),
         ("sources vms lba", "did you mean lab?"),
@@ -100,16 +100,16 @@ def test_what_lies_in_the_import_root_is_named_by_the_service(service: Service, 
         ("migrations list --state Faild", "did you mean Failed?"),
     ],
 )
-def test_a_name_that_is_nearly_called_so_is_named(service: Service, run: Run, line: str, said: str) -> None:
+def test_a_name_that_is_nearly_called_so_is_named(service: Service, run: Run, line: str, message: str) -> None:
     added = run("sources", "add", "lab", "https://vc.example", "--kind", "vim_api", "--source-user", "u", typed="secret\n")
     assert added.exit_code == 0, added.stderr
     done = run(*line.split())
-    assert (done.exit_code != 0, said in done.stderr) == (True, True), done.stderr
+    assert (done.exit_code != 0, message in done.stderr) == (True, True), done.stderr
 
 
 @pytest.mark.parametrize("at", ["before", "after"])
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("import web.ova --nmae x", "--nmae"),
         ("import web.ova --cpus many", "must be a whole number"),
@@ -127,7 +127,7 @@ def test_a_name_that_is_nearly_called_so_is_named(service: Service, run: Run, li
     ],
 )
 def test_wrong_usage_is_json_where_json_is_asked_for(
-    run: Run, capfd: pytest.CaptureFixture[str], line: str, said: str, at: str
+    run: Run, capfd: pytest.CaptureFixture[str], line: str, message: str, at: str
 ) -> None:
     typed = ("--json", *line.split()) if at == "before" else (*line.split(), "--json")
     done = run(*typed)
@@ -136,7 +136,7 @@ def test_wrong_usage_is_json_where_json_is_asked_for(
     error = json.loads(done.stdout or out)["error"]
     assert error["code"] == "E_MIG_BAD_REQUEST"
     for words in (error["detail"], done.stderr + err):
-        assert said in words
+        assert message in words
         assert "Input should" not in words
 
 

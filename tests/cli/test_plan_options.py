@@ -53,9 +53,9 @@ def test_an_option_of_a_few_words_has_the_fields_words(name: str) -> None:
 
 
 def test_what_was_not_given_is_the_plans_default() -> None:
-    said = {"source": {"Offline": "qcow2"}, "source_ref": {"kind": "offline_host_path", "path": "/x"}}
-    plain = MigrationPlan.model_validate({**said, "mode": "Cold"})
-    assert MigrationPlan.model_validate({**said, **as_plan(PlanOptions())}) == plain
+    required = {"source": {"Offline": "qcow2"}, "source_ref": {"kind": "offline_host_path", "path": "/x"}}
+    plain = MigrationPlan.model_validate({**required, "mode": "Cold"})
+    assert MigrationPlan.model_validate({**required, **as_plan(PlanOptions())}) == plain
 
 
 def test_options_arrive_in_their_fields() -> None:
@@ -92,6 +92,6 @@ def test_what_is_no_value_names_its_option(chosen: PlanOptions, named: str) -> N
 
 @pytest.mark.parametrize("row", [row for row in ROWS.values() if "." in row.field], ids=lambda row: row.field)
 def test_a_field_is_called_by_its_option(row: Sets) -> None:
-    said = as_options(f"set {row.field} to something, or {row.field}[0] to another")
-    assert row.field not in said
-    assert "--" in said
+    message = as_options(f"set {row.field} to something, or {row.field}[0] to another")
+    assert row.field not in message
+    assert "--" in message

@@ -50,10 +50,10 @@ def ends(service: Service, *, state: State = State.COMPLETED, **found: object) -
 
 def test_a_repair_is_a_job_of_its_own(service: Service, run: Run) -> None:
     job = service.submit(PLAN)
-    said = run("migrations", "repair", str(job.id)[:8], "--check-only")
+    result = run("migrations", "repair", str(job.id)[:8], "--check-only")
     made = service.store.get(service.begun[-1])
     assert made.repair == Repair(of=job.id, check_only=True, disks=(DiskRepair(key=KEY, volume="web.raw"),))
-    assert (said.exit_code, f"synvirt migrations watch {made.id}" in said.stdout) == (0, True)
+    assert (result.exit_code, f"synvirt migrations watch {made.id}" in result.stdout) == (0, True)
     second = run("migrations", "repair", job.id)
     assert (second.exit_code, "E_MIG_CONFLICT" in second.stderr, str(made.id) in second.stderr) == (1, True, True)
     service.move(made.id, State.COMPLETED)
@@ -65,7 +65,7 @@ SPAN = Span(start=8 * MIB, length=4 * MIB)
 
 
 @pytest.mark.parametrize(
-    ("asked", "found", "exit_code", "said"),
+    ("asked", "found", "exit_code", "message"),
     [
         (["--check-only"], {"differs": (SPAN,)}, 1, f"{KEY}: {4 * MIB} bytes at {8 * MIB}: differs from the receipt"),
         (["--check-only"], {}, 0, f"{KEY}: holds what the receipt says"),
@@ -74,12 +74,12 @@ SPAN = Span(start=8 * MIB, length=4 * MIB)
     ],
 )
 def test_what_it_found_is_said_at_its_end(
-    asked: list[str], found: dict[str, object], exit_code: int, said: str, service: Service, run: Run
+    asked: list[str], found: dict[str, object], exit_code: int, message: str, service: Service, run: Run
 ) -> None:
     job = service.submit(PLAN)
     service.begin = ends(service, **found)  # type: ignore[arg-type]
     result = run("migrations", "repair", job.id, *asked, "--watch")
-    assert (result.exit_code, said in result.stdout + result.stderr) == (exit_code, True), result.output
+    assert (result.exit_code, message in result.stdout + result.stderr) == (exit_code, True), result.output
     (repair,) = [one for one in _jobs(service) if one.repair is not None]
     shown = run("migrations", "show", repair.id).stdout
     assert f"of job {job.id}" in shown

@@ -100,8 +100,8 @@ def test_a_file_over_the_cap_is_refused_before_it_is_sent(tmp_path: Path, run: R
         done = run("uploads", "add", large, "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["error"]["code"] == "E_MIG_UPLOAD_REJECTED"
-    said = "the file has 10.0 GiB (10737418240 bytes), and the limit is 1.0 MiB (1048576 bytes)"
-    assert done.stderr.startswith(f"E_MIG_UPLOAD_REJECTED: {said}")
+    message = "the file has 10.0 GiB (10737418240 bytes), and the limit is 1.0 MiB (1048576 bytes)"
+    assert done.stderr.startswith(f"E_MIG_UPLOAD_REJECTED: {message}")
     service.close()
 
 
@@ -263,18 +263,18 @@ def test_a_service_that_dies_is_reported(tmp_path: Path, run: Run, file: Path) -
 
 
 def test_lines_come_at_each_tenth_and_each_ten_seconds() -> None:
-    said: list[str] = []
+    printed: list[str] = []
     now = [0.0]
-    lines = Lines("x\x1b.ova", out=said.append, clock=lambda: now[0])
+    lines = Lines("x\x1b.ova", out=printed.append, clock=lambda: now[0])
     for sent in range(1, 1001):
         now[0] += 0.01
         lines.sent(sent, 1000)
-    assert len(said) == 10
-    assert "\x1b" not in said[0]
-    assert "10 %" in said[0]
+    assert len(printed) == 10
+    assert "\x1b" not in printed[0]
+    assert "10 %" in printed[0]
     now[0] += 10
     lines.sent(1000, 1000)
-    assert len(said) == 11
+    assert len(printed) == 11
 
 
 def _eventually_nothing(service: Service) -> None:

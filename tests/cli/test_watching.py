@@ -276,9 +276,9 @@ def test_figures_without_a_total() -> None:
 
 def test_of_a_guest_that_is_not_to_be_started_nothing_says_that_it_starts() -> None:
     quiet = PLAN.model_copy(update={"target": Target(start=False)})
-    for plan, said, shown_as in ((PLAN, "Starting", "Starting"), (quiet, "Defining", "Defining")):
+    for plan, stage_name, shown_as in ((PLAN, "Starting", "Starting"), (quiet, "Defining", "Defining")):
         job = Migration(id=uuid4(), name="a", plan=plan, state=State.STARTING, mode_effective=Mode.COLD, created_at=now())
-        assert stage(job) == said
+        assert stage(job) == stage_name
         assert state_words(job.state, plan.target.start) == shown_as
         assert stage(job.model_copy(update={"state": State.COMPLETED})) == "Completed"
 

@@ -48,9 +48,9 @@ def test_all_that_run_are_followed_to_their_ends(service: Service, capsys: pytes
         pause = stepping(service, jobs, [State.COPYING_FULL, State.COMPLETED])
         ended = watching_several.watch_several(client, [], as_json=False, pause=pause)
     assert [(job.name, job.state) for job in ended] == [("web", State.COMPLETED), ("database", State.COMPLETED)]
-    said = [line.split()[1:] for line in capsys.readouterr().out.splitlines()]
-    assert [str(jobs[1].id)[:8], "CopyingFull", "database"] in said
-    assert len(said) == 6
+    lines = [line.split()[1:] for line in capsys.readouterr().out.splitlines()]
+    assert [str(jobs[1].id)[:8], "CopyingFull", "database"] in lines
+    assert len(lines) == 6
 
 
 def test_one_that_failed_is_the_exit_code_of_all(service: Service, run: Run) -> None:

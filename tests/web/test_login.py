@@ -43,7 +43,10 @@ def test_by_an_openid_provider(browser: Browser, tmp_path: Path) -> None:
             context = opened(browser, address, log_in=False)
             page = context.new_page()
             complaints: list[str] = []
-            page.on("console", lambda said: complaints.append(said.text) if "Content Security Policy" in said.text else None)
+            page.on(
+                "console",
+                lambda message: complaints.append(message.text) if "Content Security Policy" in message.text else None,
+            )
             page.goto("/uploads")
             look_at(page, "login-oidc")
             page.get_by_role("button", name="Log in by Lab").click()

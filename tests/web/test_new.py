@@ -300,9 +300,9 @@ def test_a_file_elsewhere_is_looked_into_and_its_password_shown_nowhere(page: Pa
         page.click("text=Credentials and certificate")
         page.fill("#f-username", USER_THERE)
         page.fill("#f-password", PASSWORD_THERE)
-        said: list[str] = []
+        answers: list[str] = []
         page.on(
-            "response", lambda answer: said.append(answer.text()) if answer.request.method == "POST" and answer.ok else None
+            "response", lambda answer: answers.append(answer.text()) if answer.request.method == "POST" and answer.ok else None
         )
         page.click("text=Look inside")
         expect(page.locator("h1")).to_have_text("there")
@@ -312,8 +312,8 @@ def test_a_file_elsewhere_is_looked_into_and_its_password_shown_nowhere(page: Pa
         page.click("text=Start the migration")
         job = begun(service, page)
     assert job.plan.source_ref.kind == "remote_url"
-    assert len(said) >= 3
-    assert not any(PASSWORD_THERE in text for text in [*said, job.model_dump_json()])
+    assert len(answers) >= 3
+    assert not any(PASSWORD_THERE in text for text in [*answers, job.model_dump_json()])
     assert service.store.sealed(job.id) is not None
 
 

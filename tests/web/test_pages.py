@@ -99,7 +99,7 @@ def test_the_screen_of_a_guest_that_did_not_boot_is_shown_where_there_is_one(pag
 
 
 def test_the_lines_of_a_guests_console_stay_lines_and_holes_are_no_part_of_what_was_read(page: Page, service: Service) -> None:
-    said = "the guest did nothing; its console ends:\nBooting from Hard Disk...\nNo bootable device."
+    message = "the guest did nothing; its console ends:\nBooting from Hard Disk...\nNo bootable device."
     job_id = jobs.added(
         service,
         "console",
@@ -107,11 +107,11 @@ def test_the_lines_of_a_guests_console_stay_lines_and_holes_are_no_part_of_what_
         (State.COPYING_FULL, 8),
         (State.STARTING, 5),
         (State.FAILED, 1),
-        last_error=jobs.NO_BOOT.model_copy(update={"message": said}),
+        last_error=jobs.NO_BOOT.model_copy(update={"message": message}),
         disks=(DiskProgress(key="disk0", label="disk0", state="copied", bytes_zero=GIB, volume="web.raw"),),
     )
     page.goto(f"/migrations/{job_id}")
-    assert said in page.locator("#banner").inner_text()
+    assert message in page.locator("#banner").inner_text()
     expect(page.locator("#disks .cards")).to_contain_text("0 B of 0 B, 1.0 GiB zeros")
     page.goto(f"/migrations/{job_id}/remove")
     expect(page.locator(".lead")).to_have_text("console has failed.")

@@ -24,9 +24,9 @@ def test_an_appliance_that_is_dropped_becomes_a_domain(
     monkeypatch.setenv("SYNVIRT_BASE_URL", BASE)
     data_dir = tmp_path / "data"
     with service(data_dir):
-        said = (tmp_path / "serve.log").read_text()
-        address = re.search(r"SynVirt serves at (\S+)", said)
-        password = re.search(r"with the password (\S+):", said)
+        log = (tmp_path / "serve.log").read_text()
+        address = re.search(r"SynVirt serves at (\S+)", log)
+        password = re.search(r"with the password (\S+):", log)
         assert address
         assert password
         with opened(browser, address[1], password=password[1], base=BASE) as context:
