@@ -109,10 +109,10 @@ def test_what_nothing_needs_is_collected(folder: Folder) -> None:
 def test_a_place_that_is_no_folder_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "gone").symlink_to("nothing")
-    for name, said in (
+    for name, message in (
         ("file", "is there, and is no folder"),
         ("gone", "is there, and is no folder"),
         ("x", "there is no folder"),
     ):
-        with pytest.raises(RepositoryUnreachable, match=said):
+        with pytest.raises(RepositoryUnreachable, match=message):
             HostFolder(tmp_path / name)

@@ -148,15 +148,15 @@ def test_a_guest_that_is_not_there_fails_the_run_and_keeps_the_points_before_it(
 
 
 @pytest.mark.parametrize(
-    ("vm_ids", "said"), [(("web", "wbe"), "wbe"), (("web", "web"), "one guest"), (("web", "id-of-web"), "one guest")]
+    ("vm_ids", "message"), [(("web", "wbe"), "wbe"), (("web", "web"), "one guest"), (("web", "id-of-web"), "one guest")]
 )
-def test_a_job_names_guests_that_are_there_and_each_once(house: House, vm_ids: tuple[str, ...], said: str) -> None:
+def test_a_job_names_guests_that_are_there_and_each_once(house: House, vm_ids: tuple[str, ...], message: str) -> None:
     house.image("web", disk_content())
     repository = house.repository()
-    with pytest.raises(BackupBadRequest, match=said):
+    with pytest.raises(BackupBadRequest, match=message):
         house.job(*vm_ids, repository=repository)
     job = house.job("web", repository=repository)
-    with pytest.raises(BackupBadRequest, match=said):
+    with pytest.raises(BackupBadRequest, match=message):
         house.backups.change_job(job.id, BackupJobChange(vm_ids=vm_ids))
     assert [one.vm_ids for one in house.backups.all_jobs()] == [("web",)]
 

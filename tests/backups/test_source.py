@@ -207,7 +207,7 @@ def failing() -> list[Extent]:
 
 
 @pytest.mark.parametrize(
-    ("size", "changed", "because", "said"),
+    ("size", "changed", "because", "doubt"),
     [
         (9, list, "", "resized from"),
         (11, list, "", "resized from"),
@@ -218,13 +218,13 @@ def failing() -> list[Extent]:
     ],
 )
 def test_any_doubt_reads_the_whole_disk(
-    host: Host, size: int, changed: Callable[[], list[Extent]] | None, because: str, said: str
+    host: Host, size: int, changed: Callable[[], list[Extent]] | None, because: str, doubt: str
 ) -> None:
     _, made = host.take(Disk(10 * CHUNK_BYTES, {1: chunk(1)}))
     disk = Disk(size * CHUNK_BYTES, {1: chunk(1), 2: chunk(2)})
     taken, second = host.take(disk, made, changed, whole_because=because)
     assert taken.whole
-    assert said in host.doubts[0]
+    assert doubt in host.doubts[0]
     assert [host.chunk(second, number) for number in (1, 2, 3)] == [chunk(1), chunk(2), bytes(CHUNK_BYTES)]
 
 

@@ -177,8 +177,8 @@ def test_what_was_found_is_not_copied_for_each_pack_in_which_it_was(folder: Memo
     verify_point(Repository(folder, KEY), point, on_looked=lambda looked: found.append(looked.broken))
     assert all(one is found[0] for one in found)
     assert len(found[0]) == CHUNKS
-    heard = PacksLooked()
-    assert PacksLooked(broken={"a": "b"}).after(heard).broken is heard.broken
+    before = PacksLooked()
+    assert PacksLooked(broken={"a": "b"}).after(before).broken is before.broken
 
 
 @pytest.mark.parametrize("count", [0, 1, LISTED_MAX, LISTED_MAX + 1, 7 * LISTED_MAX])
@@ -187,14 +187,14 @@ def test_parts_are_short_and_lose_nothing(count: int) -> None:
     names = [f"{number:06}" + "\udc80" * 249 for number in range(count)]
     broken = {name: f"pack {name} has changed" for name in names}
     known = PacksLooked(bytes_read=1, packs=1, broken=dict([*broken.items()][: count // 3]))
-    seen, heard = PacksLooked(bytes_read=9, packs=count, broken=broken), known
+    seen, received = PacksLooked(bytes_read=9, packs=count, broken=broken), known
     parts = [*seen.parts(known, len(known.broken))]
     for part in parts:
-        assert heard.bytes_read == known.bytes_read, "only the last says how far it is"
+        assert received.bytes_read == known.bytes_read, "only the last says how far it is"
         line = Result(name="looked", content=dataclass_json.plain(PacksSeen(looked=part))).to_line()
         assert len(line) < LINE_BYTES_MAX
-        heard = over_the_wire(part).after(heard)
-    assert heard == seen
+        received = over_the_wire(part).after(received)
+    assert received == seen
     ids = tuple(uuid4() for _ in names)
     report, joined = Report(packs=count, wrongs=tuple(names), damaged_points=ids[::2], damaged_packs=()), Report()
     for piece in report.parts():

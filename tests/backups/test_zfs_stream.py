@@ -86,7 +86,7 @@ def test_all_that_may_differ_is_named_and_other_objects_are_passed_over() -> Non
 
 
 @pytest.mark.parametrize(
-    ("stream", "said"),
+    ("stream", "message"),
     [
         (b"", "cut off"),
         (begin(magic=MAGIC + 1) + END, "not a stream"),
@@ -109,8 +109,8 @@ def test_all_that_may_differ_is_named_and_other_objects_are_passed_over() -> Non
         (begin() + END + b"\0", "after their end"),
     ],
 )
-def test_what_is_not_understood_is_refused(stream: bytes, said: str) -> None:
-    with pytest.raises(DeltaFallback, match=said):
+def test_what_is_not_understood_is_refused(stream: bytes, message: str) -> None:
+    with pytest.raises(DeltaFallback, match=message):
         areas(stream)
 
 

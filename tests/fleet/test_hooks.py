@@ -278,14 +278,14 @@ def anybodys() -> Iterator[Path]:
 
 
 def test_a_command_of_the_settings_gets_the_event_and_few_rights(night: HookedNight, anybodys: Path) -> None:
-    said = anybodys / "said"
-    script = f'printf %s "$SYNVIRT_HOOK_BODY" > {said}; cat /proc/self/status >> {said}'
+    output = anybodys / "output"
+    script = f'printf %s "$SYNVIRT_HOOK_BODY" > {output}; cat /proc/self/status >> {output}'
     night.commands["note"] = WaveCommandSetting(argv=("sh", "-c", script))
     night.anew(LOCAL)
     made = night.hooked({"command": "note"})
     night.waves.go(made.id)
     assert night.sent().answer == "sh ended with 0"
-    text = said.read_text()
+    text = output.read_text()
     assert json.JSONDecoder().raw_decode(text)[0]["event"] == "wave_began"
     assert "NoNewPrivs:\t1" in text
     if os.geteuid() == 0:

@@ -44,17 +44,17 @@ class Site:
                 version="",
                 jobs=0,
                 destinations=(
-                    HostDestination(name="fast", kind="zfs", free_bytes=said.get("free", 1000 * GIB)),
+                    HostDestination(name="fast", kind="zfs", free_bytes=room.get("free", 1000 * GIB)),
                     HostDestination(name="ceph", kind="rbd", free_bytes=1000 * GIB, shared_id="pool"),
                 ),
                 room=HostRoom(
-                    free_memory_bytes=said.get("memory", 16) * GIB,
+                    free_memory_bytes=room.get("memory", 16) * GIB,
                     free_cpus=64,
-                    networks=said.get("networks", ("network:default",)),
-                    unreachable_sources=said.get("unreachable", ()),
+                    networks=room.get("networks", ("network:default",)),
+                    unreachable_sources=room.get("unreachable", ()),
                 ),
             )
-            for name, said in self.rooms.items()
+            for name, room in self.rooms.items()
         ]
 
     def vm_of(self, _source_id: UUID, vm_id: str) -> VmRow | None:

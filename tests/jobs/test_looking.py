@@ -112,8 +112,8 @@ def bad() -> Iterator[CagedLooking]:
 def test_what_misbehaves_fails_and_the_next_look_is_served(bad: CagedLooking, imports: Path, name: str) -> None:
     missing = [layer for layer, there in layers().items() if not there]
     assert not missing, f"this host lacks {missing}"
-    does, error, said = MISBEHAVIOUR[name]
-    with pytest.raises(error, match=said) as failed:
+    does, error, message = MISBEHAVIOUR[name]
+    with pytest.raises(error, match=message) as failed:
         bad.inspect(imports, "web.ova", vm=does)
     assert failed.value.code.startswith("E_MIG_")
     with pytest.raises(UnsupportedFormat):

@@ -154,13 +154,13 @@ def test_a_slot_that_is_left_is_given_on_at_once_and_what_a_lost_run_left_goes_w
     alone = destination("alone", most=1)
 
     async def main() -> list[str]:
-        said: list[str] = []
+        order: list[str] = []
         waiting = asyncio.Event()
 
         async def later() -> None:
             waiting.set()
             async with slots.held(second, [alone], at_once):
-                said.append("second")
+                order.append("second")
 
         async with slots.held(first, [alone], at_once) as held:
             task = asyncio.create_task(later())
@@ -169,8 +169,8 @@ def test_a_slot_that_is_left_is_given_on_at_once_and_what_a_lost_run_left_goes_w
             async with asyncio.timeout(60):
                 await task
             await held.take()
-            said.append("first again")
-        return said
+            order.append("first again")
+        return order
 
     assert asyncio.run(main()) == ["second", "first again"]
     assert take(store, first, ESX1)

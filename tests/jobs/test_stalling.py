@@ -24,12 +24,12 @@ class Watch:
         self.now_s = 0.0
         self.stall = Stall(watched, after_s, lambda: self.now_s)
 
-    def after(self, seconds: float, *said: Message) -> bool:
+    def after(self, seconds: float, *messages: Message) -> bool:
         """Each is said after so long; whether it is over by then."""
-        for message in said:
+        for message in messages:
             self.now_s += seconds
             self.stall.on_message(message)
-        if not said:
+        if not messages:
             self.now_s += seconds
         return self.stall.look()
 

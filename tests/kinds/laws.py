@@ -409,7 +409,7 @@ def holds(law: Law, kind: Kind, part: int, places: Callable[[str], Place]) -> No
     with pytest.MonkeyPatch.context() as patched:
         # A thread that dies with its service does not fail the test.
         reported = threading.excepthook
-        patched.setattr(threading, "excepthook", lambda said: None if said.exc_type is Crash else reported(said))
+        patched.setattr(threading, "excepthook", lambda raised: None if raised.exc_type is Crash else reported(raised))
         _holds(law, kind, part, places)
 
 

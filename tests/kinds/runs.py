@@ -336,7 +336,7 @@ class Collection(Upkeep):
         for one in (alone, *shared):
             self._removed(*one)
         self.place.outside |= {"condemned": condemned[1], "garbage": alone[1].union(*(made for _, made in shared))}
-        self.place.outside["said"] = garbage.collect(repository, now=moment, dry_run=True)
+        self.place.outside["dry_run"] = garbage.collect(repository, now=moment, dry_run=True)
         self._of_small_packs()
 
     def _made(self, content: bytes) -> tuple[UUID, set[str]]:
@@ -370,17 +370,17 @@ class Collection(Upkeep):
     def check(self, job_id: UUID) -> None:
         assert len(self.points()) == 1
         repository = self.backups.repositories.opened(self.place.outside["repository"])
-        there, collected, said = (
+        there, collected, dry_run = (
             set(repository.pack_sizes()),
             self.backups.runs.get(job_id).collected,
-            self.place.outside["said"],
+            self.place.outside["dry_run"],
         )
         assert there.isdisjoint(self.place.outside["condemned"])
         assert there >= self.place.outside["garbage"], "it is condemned now, and deleted a day later"
         assert self.place.outside["garbage"] <= condemned_packs(repository.folder)
         assert collected is not None
         # What was moved is counted with the pack that it was moved out of, which is condemned a moment later.
-        assert collected.model_copy(update={"bytes_moved": said.bytes_moved}) == said
+        assert collected.model_copy(update={"bytes_moved": dry_run.bytes_moved}) == dry_run
 
 
 def _noise(seed: int) -> bytes:

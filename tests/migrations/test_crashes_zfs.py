@@ -29,11 +29,11 @@ class CrashingZfs(Zfs):
         self.left = turn
 
     def __call__(self, *arguments: str) -> str:
-        said = super().__call__(*arguments)
+        output = super().__call__(*arguments)
         self.left -= 1
         if self.left == 0:
             raise Crash
-        return said
+        return output
 
 
 @pytest.fixture

@@ -142,11 +142,11 @@ def test_an_appliance_whose_description_does_not_say_how_much_it_holds_is_refuse
     path = appliances.folder(house.imports / "web", files)
     for free in (0, holds - 1):
         monkeypatch.setattr(house.destination, "free_bytes", lambda free=free: free)
-        said = f"hold at least {sized(holds)}, and the destination has {sized(free)} free"
-        with pytest.raises(InvalidPlan, match=f"target-too-small.*{said}"):
+        message = f"hold at least {sized(holds)}, and the destination has {sized(free)} free"
+        with pytest.raises(InvalidPlan, match=f"target-too-small.*{message}"):
             house.intake.submit(offline_plan(path))
         [problem] = dry_run(house.rooms, offline_plan(path)).problems
-        assert said in problem.detail
+        assert message in problem.detail
     monkeypatch.setattr(house.destination, "free_bytes", lambda: holds)
     assert dry_run(house.rooms, offline_plan(path)).problems == ()
     assert house.run(house.intake.submit(offline_plan(path)).id).state == State.COMPLETED

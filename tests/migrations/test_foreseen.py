@@ -134,7 +134,7 @@ def test_what_a_dry_run_says_is_what_then_runs(tmp_path: Path, fields: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("fields", "field", "said", "hint"),
+    ("fields", "field", "message", "hint"),
     [
         (
             {"target": {"network_map": [{"source": "VM Network", "target": "bridge:br9"}]}},
@@ -156,13 +156,13 @@ def test_what_a_dry_run_says_is_what_then_runs(tmp_path: Path, fields: dict[str,
     ],
 )
 def test_a_mistake_is_said_with_its_field_and_what_would_be_right(
-    rooms: Rooms, fields: dict[str, Any], field: str, said: str, hint: str | None
+    rooms: Rooms, fields: dict[str, Any], field: str, message: str, hint: str | None
 ) -> None:
     found = problems(rooms, live_plan(**fields))
     assert set(found) == {field}
-    assert said in found[field][0]
+    assert message in found[field][0]
     assert hint is None or found[field][1] == hint
-    with pytest.raises(SynvirtError, match=said.replace("[", r"\[")):
+    with pytest.raises(SynvirtError, match=message.replace("[", r"\[")):
         check_plan(rooms, live_plan(**fields))
 
 
@@ -253,7 +253,7 @@ def test_a_live_vm_that_does_not_fit(rooms: Rooms, house: House, monkeypatch: py
 
     rooms = replace(rooms, connect=connect)
     monkeypatch.setattr(house.rooms.destination, "free_bytes", lambda: 10 * KIB)
-    assert [(field, "target-too-small" in said) for field, (said, _) in problems(rooms, live_plan()).items()] == [
+    assert [(field, "target-too-small" in message) for field, (message, _) in problems(rooms, live_plan()).items()] == [
         ("waive_concerns", True)
     ]
     assert problems(rooms, live_plan(skip_disks=["disk-1"])) == {}

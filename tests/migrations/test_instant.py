@@ -220,16 +220,16 @@ def test_a_guest_that_was_shut_down_meanwhile_is_not_started_again(house: House)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"target": {"start": False}}, "starts nothing"),
         ({"conversion": "always"}, "drivers"),
         ({"on_host_lost": "restart_elsewhere"}, "would lose"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused_at_the_field(house: House, fields: dict[str, Any], said: str) -> None:
+def test_a_plan_that_cannot_be_is_refused_at_the_field(house: House, fields: dict[str, Any], message: str) -> None:
     plan = _plan(house, **fields)
-    with pytest.raises(InvalidPlan, match=said):
+    with pytest.raises(InvalidPlan, match=message):
         check_plan(house.rooms, plan)
     assert [problem.field for problem in dry_run(house.rooms, plan).problems] == ["instant"]
 
@@ -258,7 +258,7 @@ def _elsewhere(url: str) -> RawSpec:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         (RAW, None),
         (ImageSpec(format="vmdk", over=RAW, parent=ImageSpec(format="vmdk", over=RAW)), None),
@@ -271,9 +271,9 @@ def _elsewhere(url: str) -> RawSpec:
         (QemuSpec(driver="luks", path="/imports/x"), "another program"),
     ],
 )
-def test_a_disk_that_comes_as_a_stream_is_refused(spec: ReaderSpec, said: str | None) -> None:
-    if said is None:
+def test_a_disk_that_comes_as_a_stream_is_refused(spec: ReaderSpec, message: str | None) -> None:
+    if message is None:
         instant.refuse_readers([spec])
         return
-    with pytest.raises(InvalidPlan, match=said):
+    with pytest.raises(InvalidPlan, match=message):
         instant.refuse_readers([spec])

@@ -50,8 +50,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     house.close()
 
 
-def code(told: Problem | None) -> tuple[str, bool] | None:
-    return None if told is None else (told.code, told.fatal)
+def code(problem: Problem | None) -> tuple[str, bool] | None:
+    return None if problem is None else (problem.code, problem.fatal)
 
 
 def copied_once(house: House, job: Migration) -> bool:

@@ -207,7 +207,7 @@ def test_a_live_job_is_not_taken_up_while_another_is_at_work_on_its_machine(hous
 
 
 @pytest.mark.parametrize(
-    ("patch", "said"),
+    ("patch", "message"),
     [
         ({"source_ref": {"path": "/imports/other"}}, "plan.source_ref: cannot be changed any more: its copy was made so"),
         ({"skip_disks": [DISK]}, "plan.skip_disks: cannot"),
@@ -217,9 +217,9 @@ def test_a_live_job_is_not_taken_up_while_another_is_at_work_on_its_machine(hous
         ({"mode": None}, "plan.mode: is required"),
     ],
 )
-def test_what_took_effect_or_is_wrong_is_not_changed(house: House, patch: dict[str, Any], said: str) -> None:
+def test_what_took_effect_or_is_wrong_is_not_changed(house: House, patch: dict[str, Any], message: str) -> None:
     before = failed(house)
-    with pytest.raises(InvalidPlan, match=re.escape(said)):
+    with pytest.raises(InvalidPlan, match=re.escape(message)):
         house.intake.retry(before.id, patch)
     assert house.store.get(before.id).retried_by is None
 

@@ -202,15 +202,15 @@ def test_files_of_a_host_and_names_that_are_taken_here_are_waited_for(fleet: Fle
     assert [fleet.b.store.host_of(job.id) for job in (of_a_file, live)] == ["a", "a"]
 
 
-@pytest.mark.parametrize("said", ["by the setting", "by the plan"])
-def test_a_job_on_disks_of_its_host_waits_or_starts_over(apart: Fleet, said: str) -> None:
-    plan = live_plan() if said == "by the setting" else live_plan(on_host_lost="restart_elsewhere")
+@pytest.mark.parametrize("decided", ["by the setting", "by the plan"])
+def test_a_job_on_disks_of_its_host_waits_or_starts_over(apart: Fleet, decided: str) -> None:
+    plan = live_plan() if decided == "by the setting" else live_plan(on_host_lost="restart_elsewhere")
     waits = live_plan(on_host_lost="wait", source_ref={**plan.source_ref.model_dump(), "vm_id": "vm-2"}, name="waits")
     job = apart.a.intake.submit(plan)
     waiting = apart.a.intake.submit(waits)
     left = apart.killed_at(12, job)
     assert left.state is State.COPYING_FULL
-    apart.taking_over("restart_elsewhere" if said == "by the setting" else "wait").look()
+    apart.taking_over("restart_elsewhere" if decided == "by the setting" else "wait").look()
     store = apart.b.store
     assert store.host_of(waiting.id) == "a"
     before = store.get(job.id)

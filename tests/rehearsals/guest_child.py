@@ -23,7 +23,7 @@ ADDRESS, GATEWAY = "10.77.0.5", "10.77.0.1"
 
 
 def pump(tap: Tap, wire: socket.socket) -> None:
-    select, heard = selectors.DefaultSelector(), bytearray()
+    select, received = selectors.DefaultSelector(), bytearray()
     select.register(tap.descriptor, selectors.EVENT_READ)
     select.register(wire, selectors.EVENT_READ)
     while True:
@@ -32,10 +32,10 @@ def pump(tap: Tap, wire: socket.socket) -> None:
                 came = wire.recv(1 << 16)
                 if not came:
                     os._exit(0)
-                heard += came
-                while len(heard) >= 4 and len(heard) >= (end := 4 + int.from_bytes(heard[:4], "big")):
-                    tap.write(bytes(heard[4:end]))
-                    del heard[:end]
+                received += came
+                while len(received) >= 4 and len(received) >= (end := 4 + int.from_bytes(received[:4], "big")):
+                    tap.write(bytes(received[4:end]))
+                    del received[:end]
             else:
                 frame = os.read(tap.descriptor, FRAME_BYTES_MAX)
                 wire.sendall(len(frame).to_bytes(4, "big") + frame)
@@ -84,9 +84,9 @@ def lease(*wanted: str) -> str:
     Path(script.name).chmod(0o755)
     asks = [word for address in wanted for word in ("-r", address)]
     argv = ["busybox", "udhcpc", "-i", TAP, "-n", "-q", "-f", "-t", "5", "-s", script.name, *asks]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False).stderr
+    stderr = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False).stderr
     Path(script.name).unlink()
-    return next((line for line in said.splitlines() if line.count(" ") == 2 and "/" in line), said)
+    return next((line for line in stderr.splitlines() if line.count(" ") == 2 and "/" in line), stderr)
 
 
 def main() -> None:
@@ -104,8 +104,8 @@ def main() -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        said = eval(line)
-        sys.stdout.write(f"{said!r}\n")
+        result = eval(line)
+        sys.stdout.write(f"{result!r}\n")
         sys.stdout.flush()
 
 

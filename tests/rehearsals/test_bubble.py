@@ -288,15 +288,15 @@ def test_what_is_for_one_card_goes_to_no_other_and_what_is_for_all_goes_to_each(
     with Bubble(cards) as bubble, Wire(bubble.ports[0]) as one, Wire(bubble.ports[1]) as two, Wire(bubble.ports[2]) as three:
         for wire, mac in ((one, macs[0]), (two, macs[1]), (three, macs[2])):
             wire.send(ALL + mac + b"\x88\xb5" + b"I am here")
-        told = {two.receive()[6:12], two.receive()[6:12]}  # each frame for all goes to each other card
-        assert told <= set(macs)
+        received_by_two = {two.receive()[6:12], two.receive()[6:12]}  # each frame for all goes to each other card
+        assert received_by_two <= set(macs)
         one.send(macs[1] + macs[0] + b"\x88\xb5" + b"for two alone")
         assert two.receive().endswith(b"for two alone")
         one.send(ALL + macs[0] + b"\x88\xb5" + b"for all")
-        heard: list[bytes] = []
-        while not heard or not heard[-1].endswith(b"for all"):
-            heard.append(three.receive())
-        assert not [frame for frame in heard if frame.endswith(b"for two alone")]
+        received_by_three: list[bytes] = []
+        while not received_by_three or not received_by_three[-1].endswith(b"for all"):
+            received_by_three.append(three.receive())
+        assert not [frame for frame in received_by_three if frame.endswith(b"for two alone")]
 
 
 def test_what_a_guest_does_not_take_is_dropped_and_not_kept() -> None:
@@ -376,11 +376,11 @@ def test_a_guest_gets_the_address_that_it_had(bubble: Bubble, asked: str, given:
     need("busybox", "busybox-static")
     guest = Guest(bubble)
     try:
-        said = guest.do(f"lease({asked})").strip("'")
-        assert said.startswith(given), said
+        leased = guest.do(f"lease({asked})").strip("'")
+        assert leased.startswith(given), leased
         guest.do("serve(8080)")
         guest.do("reached('10.99.0.1', 1)")
-        until(lambda: said.partition("/")[0] in bubble.addresses())
+        until(lambda: leased.partition("/")[0] in bubble.addresses())
         bubble.connect(8080, 10).close()
     finally:
         guest.close()
@@ -388,9 +388,9 @@ def test_a_guest_gets_the_address_that_it_had(bubble: Bubble, asked: str, given:
 
 def test_one_of_whom_nothing_is_known_gets_one_that_nobody_has() -> None:
     question = discover(bytes.fromhex("525400000001"))
-    said = dhcp.answer(question, MAC, {})
-    assert said is not None
-    assert socket.inet_ntoa(said[58:62]).startswith("198.18.")
+    answer = dhcp.answer(question, MAC, {})
+    assert answer is not None
+    assert socket.inet_ntoa(answer[58:62]).startswith("198.18.")
 
 
 def discover(mac: bytes) -> bytes:
@@ -406,8 +406,8 @@ def test_no_message_breaks_it(noise: bytes, at: int) -> None:
     head = question[:14]
     assert dhcp.answer(question, MAC, {}) is not None
     for frame in (noise, head + noise, question[:at] + noise, question[: at + 42] + noise + question[at + 42 :]):
-        said = dhcp.answer(frame, MAC, {})
-        assert said is None or len(said) < 400
+        answer = dhcp.answer(frame, MAC, {})
+        assert answer is None or len(answer) < 400
 
 
 # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────────

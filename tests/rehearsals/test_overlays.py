@@ -209,9 +209,9 @@ def test_a_guest_is_converted_on_its_overlay_alone(tmp_path: Path) -> None:
 
 def test_where_no_overlay_can_be_made_it_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synvirt.destinations.overlays.find", lambda program: None)
-    said = OverlayingDirectory(tmp_path).why_no_clones()
-    assert said is not None
-    assert "qemu-img is not installed" in said
+    reason = OverlayingDirectory(tmp_path).why_no_clones()
+    assert reason is not None
+    assert "qemu-img is not installed" in reason
 
 
 def test_no_overlays_where_passes_could_not_read_the_volume_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
