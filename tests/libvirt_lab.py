@@ -147,8 +147,8 @@ class LibvirtLab:
     def start_libvirtd(self) -> None:
         """Guests outlive it, and a new one finds them."""
         argv = ["unshare", "-m", "sh", "-c", _ENTER, "sh", str(self.folder), need("libvirtd", "libvirt-daemon")]
-        with (self.folder / "libvirtd.out").open("ab") as said:
-            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        with (self.folder / "libvirtd.out").open("ab") as log:
+            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self._children.append(child)
         self._daemon = child
         until(lambda: self._try_connect() or child.poll() is not None)
@@ -162,8 +162,8 @@ class LibvirtLab:
     def start_sshd(self) -> "subprocess.Popen[bytes]":
         Path("/run/sshd").mkdir(exist_ok=True)  # its place for privilege separation
         argv = [need("sshd", "openssh-server"), "-D", "-e", "-f", str(self.folder / "sshd_config")]
-        with (self.folder / "sshd.out").open("ab") as said:
-            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        with (self.folder / "sshd.out").open("ab") as log:
+            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self._children.append(child)
         until(lambda: _listens(self.ssh_port) or child.poll() is not None)
         assert child.poll() is None, (self.folder / "sshd.out").read_text()[-2000:]
@@ -327,8 +327,8 @@ class LibvirtLab:
         blocks = json.loads(libvirt_qemu.qemuMonitorCommand(domain, '{"execute":"query-block"}', 0))["return"]
         device = next(one["qdev"] for one in blocks if _target(domain, one) == key)
         as_person = libvirt_qemu.VIR_DOMAIN_QEMU_MONITOR_COMMAND_HMP
-        said = libvirt_qemu.qemuMonitorCommand(domain, f'qemu-io -d {device} "{command}"', as_person)
-        assert said.strip() == "", said
+        output = libvirt_qemu.qemuMonitorCommand(domain, f'qemu-io -d {device} "{command}"', as_person)
+        assert output.strip() == "", output
 
 
 def _target(domain: Any, block: dict[str, Any]) -> str:

@@ -98,8 +98,8 @@ class Machine:
             if key.startswith("sata") and number == 0:
                 argv += ["-device", "ahci,id=ahci0"]
             argv += ["-device", f"{kind[key.rstrip('0123456789')]},drive=drive-{key},id={key},bootindex={number + 1}"]
-        with (lab.folder / f"{vm.vmid}.log").open("ab") as said:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        with (lab.folder / f"{vm.vmid}.log").open("ab") as log:
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         # A socket is there before QEMU answers on it. `qm start` is over when QEMU says that its guest runs, and not before.
         until(lambda: self._runs() or self.process.poll() is not None)
         assert self.process.poll() is None, (lab.folder / f"{vm.vmid}.log").read_text()[-2000:]
@@ -130,8 +130,8 @@ class Machine:
     def io(self, key: str, command: str) -> None:
         """As its guest would: through QEMU's block layer, so that bitmaps and filters see it."""
         qdev = next(one["qdev"] for one in self.ask("query-block") if re.search(rf"(^|/){key}(/|$)", one.get("qdev", "")))
-        said = self.ask("human-monitor-command", **{"command-line": f'qemu-io -d {qdev} "{command}"'})
-        assert said.strip() == "", said
+        output = self.ask("human-monitor-command", **{"command-line": f'qemu-io -d {qdev} "{command}"'})
+        assert output.strip() == "", output
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -230,8 +230,8 @@ class PveLab:
         Path("/run/sshd").mkdir(exist_ok=True)
         folder = self.folder / name
         argv = ["unshare", "-m", "sh", "-c", _ENTER, "sh", str(folder), need("sshd", "openssh-server")]
-        with (folder / "sshd.out").open("ab") as said:
-            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        with (folder / "sshd.out").open("ab") as log:
+            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self._children.append(child)
         until(lambda: _listens(address, self.ssh_port) or child.poll() is not None)
         assert child.poll() is None, (folder / "sshd.out").read_text()[-2000:]
@@ -393,13 +393,13 @@ class Qmeventd:
         backup = ""
         with client, contextlib.suppress(OSError, ValueError):
             for line in client.makefile():
-                said = json.loads(line)
-                if "QMP" in said:
+                message = json.loads(line)
+                if "QMP" in message:
                     client.sendall(b'{"execute":"qmp_capabilities"}\n')
-                elif "vzdump" in said:
-                    backup = str(said["vzdump"]["vmid"])
+                elif "vzdump" in message:
+                    backup = str(message["vzdump"]["vmid"])
                     self.backups.add(backup)
-                elif said.get("event") == "SHUTDOWN":
+                elif message.get("event") == "SHUTDOWN":
                     pid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
                     self._end_dead(pid)
         if backup:

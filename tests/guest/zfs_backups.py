@@ -94,16 +94,16 @@ def test_every_block_that_changed_is_in_the_list(block_bytes: int) -> None:
         discard(name, at, random.choice([4096, 65536, 200 * KIB]))
         new = moment(name)
         after = content(Links().device(name))
-        said, zeros = bytearray(SIZE), bytearray(SIZE)
+        listed, zeros = bytearray(SIZE), bytearray(SIZE)
         for one in changed(send(new.changed(name, old.name, guid, SIZE))):
-            said[one.start : one.end] = b"\1" * one.length
+            listed[one.start : one.end] = b"\1" * one.length
             # What is said to be zeros is, unless more is said of it.
             zeros[one.start : one.end] = bytes([one.zero]) * one.length
         assert [at for at in range(0, SIZE, 512) if zeros[at] and any(after[at : at + 512])] == []
-        wrong = [at for at in range(0, SIZE, 512) if before[at : at + 512] != after[at : at + 512] and not said[at]]
+        wrong = [at for at in range(0, SIZE, 512) if before[at : at + 512] != after[at : at + 512] and not listed[at]]
         assert wrong == []
         assert before != after
-        assert said.count(1) < SIZE  # it is a list of changes, and not of everything
+        assert listed.count(1) < SIZE  # it is a list of changes, and not of everything
         old.forget()
         old, before, guid = new, after, new.mark(name)
     old.forget()

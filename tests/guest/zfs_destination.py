@@ -58,8 +58,8 @@ def test_a_volume_is_as_the_specification_wants_it(destination: ZfsDestination) 
         "synvirt:disk": name.rsplit("/", 1)[1],
         "synvirt:size": str(3 * MIB + 1),
     }
-    said = zfs("get", "-Hp", "-o", "property,value", ",".join(wanted), name).splitlines()
-    assert dict(line.split("\t") for line in said) == wanted
+    properties = zfs("get", "-Hp", "-o", "property,value", ",".join(wanted), name).splitlines()
+    assert dict(line.split("\t") for line in properties) == wanted
     assert prop(root(destination), "canmount") == "off"
     assert prop(name, "com.sun:auto-snapshot") == "false"
 
@@ -297,8 +297,8 @@ def test_a_user_without_the_right_gets_an_error_that_names_it(as_user: Callable[
         except ZfsRefused as refused:
             sys.stdout.write(f"{refused.reason} {refused.hint}")
 
-    said = as_user(work)
-    assert said.startswith("permission `synvirt doctor`"), said
+    message = as_user(work)
+    assert message.startswith("permission `synvirt doctor`"), message
 
 
 def become_the_service() -> None:

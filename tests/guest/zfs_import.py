@@ -149,17 +149,17 @@ def test_a_job_whose_service_is_killed_goes_on(house: House, tmp_path: Path, des
 def engine(folder: Path, destination: ZfsDestination) -> Iterator[int]:
     """The process id of one that is forked: a new Python would take a minute here to begin."""
     namespace = root(destination).removeprefix(f"{POOL}/").removesuffix("/migrations")
-    said, says = os.pipe()
+    reading_end, writing_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            sys.stdout = os.fdopen(says, "w")
+            sys.stdout = os.fdopen(writing_end, "w")
             serve(of_few_flushes(House(folder, destination=ZfsDestination(POOL, namespace))))
         finally:
             os._exit(1)
-    os.close(says)
+    os.close(writing_end)
     try:
-        with os.fdopen(said) as lines:
+        with os.fdopen(reading_end) as lines:
             assert lines.readline() == "ready\n"
         yield child
     finally:

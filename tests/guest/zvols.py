@@ -21,20 +21,20 @@ def zfs(*arguments: str) -> str:
 def in_a_child(does: Callable[[], object]) -> str:
     """What is said by a process of its own that does it, an exception's traceback too. It is forked: a new Python takes ten
     seconds of a processor here to begin."""
-    said, says = os.pipe()
+    reading_end, writing_end = os.pipe()
     child = os.fork()
     if child == 0:
         for standard in (1, 2):
-            os.dup2(says, standard)
-        sys.stdout = sys.stderr = os.fdopen(says, "w")
+            os.dup2(writing_end, standard)
+        sys.stdout = sys.stderr = os.fdopen(writing_end, "w")
         try:
             does()
         except BaseException:
             traceback.print_exc()
         sys.stdout.flush()
         os._exit(0)
-    os.close(says)
-    with os.fdopen(said) as lines:
+    os.close(writing_end)
+    with os.fdopen(reading_end) as lines:
         text = lines.read()
     os.waitpid(child, 0)
     return text

@@ -37,8 +37,8 @@ def mounted(images: Sequence[Path], at: Path, options: str, *made_with: str) -> 
         for image in images:
             with image.open("wb") as file:
                 file.truncate(256 * MIB)
-            said = subprocess.run(["losetup", "--find", "--show", image], check=True, capture_output=True, text=True)
-            loops.append(said.stdout.strip())
+            attached = subprocess.run(["losetup", "--find", "--show", image], check=True, capture_output=True, text=True)
+            loops.append(attached.stdout.strip())
             left.callback(_run, "losetup", "--detach", loops[-1])
         subprocess.run([need("mkfs.btrfs", "btrfs-progs"), "-q", *made_with, *loops], check=True, capture_output=True)
         devices = "".join(f",device={loop}" for loop in loops[1:])

@@ -17,14 +17,14 @@ def physical(name: str, text: str, size: int, *, offset: int = 512) -> bytes:
     header = name.encode().ljust(32) + size.to_bytes(8, "little") + struct.pack(f"<{len(areas)}Q", *areas)
     content[544 : 544 + len(header)] = header
     if text:
-        ring, said = DATA - AREA, text.encode() + b"\0"
+        ring, metadata = DATA - AREA, text.encode() + b"\0"
         head = struct.pack("<I16sIQQ", 0, b"\x20LVM2\x20x[5A%r0N*>", 1, AREA, ring) + struct.pack(
-            "<QQII", offset, len(said), 0, 0
+            "<QQII", offset, len(metadata), 0, 0
         )
         content[AREA : AREA + len(head)] = head
-        first = min(len(said), ring - offset)
-        content[AREA + offset : AREA + offset + first] = said[:first]
-        content[AREA + 512 : AREA + 512 + len(said) - first] = said[first:]
+        first = min(len(metadata), ring - offset)
+        content[AREA + offset : AREA + offset + first] = metadata[:first]
+        content[AREA + 512 : AREA + 512 + len(metadata) - first] = metadata[first:]
     return bytes(content)
 
 

@@ -59,8 +59,10 @@ def test_every_file_is_read_as_mkfs_wrote_it(node: str, checksum: str, tmp_path:
     shown = subprocess.run(
         [need("btrfs", "btrfs-progs"), "inspect-internal", "dump-super", image], check=True, capture_output=True, text=True
     )
-    said = dict(line.split(None, 1) for line in shown.stdout.splitlines() if len(line.split(None, 1)) == 2)
-    assert reported == f"btrfs «the system» {said['fsid']}, {said['bytes_used']} of {said['total_bytes']} bytes"
+    superblock = dict(line.split(None, 1) for line in shown.stdout.splitlines() if len(line.split(None, 1)) == 2)
+    assert (
+        reported == f"btrfs «the system» {superblock['fsid']}, {superblock['bytes_used']} of {superblock['total_bytes']} bytes"
+    )
 
 
 def test_parts_of_files_are_read_too(tmp_path: Path) -> None:

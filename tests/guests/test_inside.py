@@ -142,9 +142,13 @@ def test_a_linux_is_read_beside_volumes_that_are_not(tree: Path, tmp_path: Path)
     thin = lvm_disks.segment(1, 0, 1, "thin", 'thin_pool = "pool"')
     other = lvm_disks.group("data", {"pv0": third}, {"srv": thin}, extent_sectors=8192)
     with root.open("rb") as content:
-        for disk, name, said, size in ((disks[0], first, text, 64), (disks[1], second, "", 64), (disks[2], third, other, 0)):
+        for disk, name, metadata, size in (
+            (disks[0], first, text, 64),
+            (disks[1], second, "", 64),
+            (disks[2], third, other, 0),
+        ):
             with disk.open("wb") as file:
-                file.write(lvm_disks.physical(name, said, lvm_disks.DATA))
+                file.write(lvm_disks.physical(name, metadata, lvm_disks.DATA))
                 for _ in range(size):
                     file.write(content.read(MIB))
     found = facts_of([str(disk) for disk in disks])

@@ -21,9 +21,9 @@ def helper(folder: Path, config: Path, user: str = "nobody") -> Iterator[Path]:
     tool = need("systemd-socket-activate", "systemd")
     path = folder / "helper.sock"
     argv = [tool, "--accept", "--seqpacket", f"--listen={path}", sys.executable, "-P", "-m", "synvirt.privileged.helper"]
-    with (folder / "helper.log").open("wb") as said:
+    with (folder / "helper.log").open("wb") as log:
         child = subprocess.Popen(
-            [*argv, "--config", str(config), "--user", user], stdout=said, stderr=said, start_new_session=True
+            [*argv, "--config", str(config), "--user", user], stdout=log, stderr=log, start_new_session=True
         )
     try:
         deadline = time.monotonic() + START_WITHIN_S

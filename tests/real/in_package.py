@@ -71,24 +71,24 @@ def not_imported(kinds: Path, folder: Path) -> list[str]:
         wrong.append(f"{kinds} has other kinds than those that are served")
     for kind, path in lines:
         machine = ["--name", kind, "--new-identity", "--cpus", "1", "--memory", "256MiB", "--no-start"]
-        code, said = synvirt_says("import", str(folder / path), *machine, "--wait", "--json")
+        code, output = synvirt_says("import", str(folder / path), *machine, "--wait", "--json")
         if code:
-            wrong.append(f"{kind}: {said}")
+            wrong.append(f"{kind}: {output}")
             continue
-        job = json.loads(said.splitlines()[-1])
+        job = json.loads(output.splitlines()[-1])
         volume = DATA_DIR / "volumes" / job["disks"][0]["volume"]
-        code, said = synvirt_says("disk", "compare", str(volume), str(folder / "sample.raw"))
-        print(f"{kind}: {job['state']}, {said.strip()}", flush=True)
-        wrong += [f"{kind}: {volume}: {said}"] if code else []
+        code, output = synvirt_says("disk", "compare", str(volume), str(folder / "sample.raw"))
+        print(f"{kind}: {job['state']}, {output.strip()}", flush=True)
+        wrong += [f"{kind}: {volume}: {output}"] if code else []
     return wrong
 
 
 def lacking() -> list[str]:
     """What the doctor misses of what the kinds that are served need."""
-    _, said = synvirt_says("doctor", "--json")
+    _, output = synvirt_says("doctor", "--json")
     return [
         f"{one['name']}: {one['detail']}"
-        for one in json.loads(said)["checks"]
+        for one in json.loads(output)["checks"]
         if not one["found"] and (one["needed"] or "live source" in one["what_for"]) and one["name"] not in NOT_NEEDED
     ]
 

@@ -39,15 +39,15 @@ class Site:
 
     @contextmanager
     def service(self, *program: str) -> Iterator[Client]:
-        said = self.data_dir.parent / "serve.log"
-        with said.open("wb") as log:
+        log_file = self.data_dir.parent / "serve.log"
+        with log_file.open("wb") as log:
             start = subprocess.Popen if program else forked.Popen
             argv = [sys.executable, *(program or ("-m", "synvirt"))]
             argv += ["serve", "--data-dir", str(self.data_dir), "--listen", "127.0.0.1:0"]
             self.process = start(argv, stdout=log, stderr=log, env=os.environ | self.environment)
         try:
-            until(lambda: "SynVirt serves at" in said.read_text() or self.process.poll() is not None)  # type: ignore[union-attr]
-            assert self.process.poll() is None, said.read_text()[-3000:]
+            until(lambda: "SynVirt serves at" in log_file.read_text() or self.process.poll() is not None)  # type: ignore[union-attr]
+            assert self.process.poll() is None, log_file.read_text()[-3000:]
             with Client.local(self.data_dir / "synvirt.sock") as client:
                 yield client
         finally:

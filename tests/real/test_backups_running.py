@@ -31,9 +31,9 @@ class Ruler:
     """The child process."""
 
     def __init__(self, data_dir: Path, log: Path) -> None:
-        with log.open("ab") as said:
+        with log.open("ab") as stderr:
             argv = [sys.executable, "-m", "tests.real.backup_child", str(data_dir)]
-            self.process = forked.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
+            self.process = forked.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
         self._log = log
 
     def ask(self, *action: str) -> Any:
@@ -135,10 +135,10 @@ def test_every_point_is_what_the_disks_were_at_its_moment(
     check_the_guest_comes_back(data_dir, check_the_service(data_dir), kept)
 
 
-def check_quiesced(told: dict[str, Any]) -> None:
-    run, (point,) = told["run"], told["points"]
+def check_quiesced(report: dict[str, Any]) -> None:
+    run, (point,) = report["run"], report["points"]
     assert (run["status"], run["error"]) == ("completed", None)
-    assert told["same"] == [True]
+    assert report["same"] == [True]
     assert (point["quiesced"], point["consistency"]) == (True, "filesystem")
     assert 0 < point["freeze_ms"] < 10_000
     assert run["guests"][0]["way"] == "bitmap"

@@ -45,10 +45,10 @@ def ended(client: Client, job: Migration) -> Migration:
 def processes(data_dir: Path) -> list[int]:
     """QEMU and swtpm of this service. libvirt names its sockets by the short link that leads to its folder."""
     roots = [str(data_dir), *(str(link) for link in Path("/run").glob("sv-*") if link.resolve() == data_dir / "libvirt")]
-    said = {int(entry.name): command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
+    command_lines = {int(entry.name): command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
     return [
         pid
-        for pid, command in said.items()
+        for pid, command in command_lines.items()
         if ("qemu-system" in command or "swtpm" in command) and any(root in command for root in roots)
     ]
 

@@ -58,10 +58,10 @@ def process_of(uuid: UUID) -> Path:
     """QEMU's, by the UUID in its arguments."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            said = path.read_bytes()
+            command_line = path.read_bytes()
         except OSError:
             continue
-        if b"qemu-system" in said.partition(b"\0")[0] and str(uuid).encode() in said:
+        if b"qemu-system" in command_line.partition(b"\0")[0] and str(uuid).encode() in command_line:
             return path.parent
     raise AssertionError(f"no QEMU of {uuid} runs")
 
@@ -208,10 +208,10 @@ def test_a_tpm_and_uefi_variables_are_opened_by_their_users(host: LibvirtHost, d
 
 def _is_tpm_of(path: Path, uuid: UUID) -> bool:
     try:
-        said = path.read_bytes()
+        command_line = path.read_bytes()
     except OSError:
         return False
-    return b"swtpm" in said.partition(b"\0")[0] and str(uuid).encode() in said
+    return b"swtpm" in command_line.partition(b"\0")[0] and str(uuid).encode() in command_line
 
 
 # A service of an earlier version: its own qemu.conf, then a guest; and it goes, and leaves the guest.

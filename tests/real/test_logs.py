@@ -20,21 +20,21 @@ SECRET = "Zq8-vexed-otter"
 
 @pytest.mark.timeout(240)
 def test_no_secret_is_logged_and_each_line_says_whose_it_is(tmp_path: Path) -> None:
-    data_dir, said = tmp_path / "data", tmp_path / "serve.log"
+    data_dir, log_file = tmp_path / "data", tmp_path / "serve.log"
     environ = {**os.environ, "SYNVIRT_LOG_LEVEL": "debug", "SYNVIRT_REMOTE_ALLOWED_HOSTS": "127.0.0.1"}
     argv = [sys.executable, "-m", "synvirt", "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
-    with said.open("wb") as log:
+    with log_file.open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environ)
     try:
-        until(lambda: "SynVirt serves at" in said.read_text() or process.poll() is not None)
-        assert process.poll() is None, said.read_text()[-3000:]
+        until(lambda: "SynVirt serves at" in log_file.read_text() or process.poll() is not None)
+        assert process.poll() is None, log_file.read_text()[-3000:]
         with Client.local(data_dir / "synvirt.sock") as client:
             job_id = _everything_with_a_secret(client, data_dir)
     finally:
         process.terminate()
         process.wait(30)
-    lines = said.read_text().splitlines()
-    assert SECRET not in said.read_text()
+    lines = log_file.read_text().splitlines()
+    assert SECRET not in log_file.read_text()
     assert files_that_hold(data_dir, SECRET) == []
     logged = [json.loads(line) for line in lines if not _is_for_people(line)]
     assert all({"event", "level", "timestamp"} <= line.keys() for line in logged)

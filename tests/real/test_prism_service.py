@@ -48,9 +48,9 @@ def test_a_machine_is_moved_warm_and_boots_here(tmp_path: Path, by_nfs: Prisms) 
     with service(data_dir):
         add = ("sources", "add", "lab", access.endpoint, "--kind", "prism_api", "--source-user", USER)
         run(*add, *options, typed=f"{PASSWORD}\n")
-        said = run("sources", "test", "lab", "--deep", "--vm", vm.id)
-        assert "The source can be used." in said
-        assert "NFS" in said
+        output = run("sources", "test", "lab", "--deep", "--vm", vm.id)
+        assert "The source can be used." in output
+        assert "NFS" in output
         assert "web" in run("sources", "vms", "lab")
         job = json.loads(run("import", "web", "--source", "lab", "--mode", "warm", "--memory", "256M", "--wait", "--json"))
         assert (job["state"], job["mode_effective"], job["last_error"]) == ("Completed", "Warm", None)

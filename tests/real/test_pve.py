@@ -100,11 +100,11 @@ def test_the_versions_of_each_node_and_the_ways_of_each_storage_are_reported(lab
         about = in_session(lambda: pve_api(lab.access()), lambda adapter: adapter.about())
     finally:
         del lab.cluster.storages["san"]
-    said = {check.name: check for check in about.checks}
-    assert said["ssh pve1"].detail == "Proxmox VE 8.4.1, pve-qemu-kvm 7.2.22-1, qemu-server 8.4.0"
-    assert "a file (raw, qcow2 or vmdk)" in said["storage local"].detail
-    assert (said["storage san"].ok, said["storage san"].warning) == (True, True)
-    assert "cannot be moved" in said["storage san"].detail
+    checks = {check.name: check for check in about.checks}
+    assert checks["ssh pve1"].detail == "Proxmox VE 8.4.1, pve-qemu-kvm 7.2.22-1, qemu-server 8.4.0"
+    assert "a file (raw, qcow2 or vmdk)" in checks["storage local"].detail
+    assert (checks["storage san"].ok, checks["storage san"].warning) == (True, True)
+    assert "cannot be moved" in checks["storage san"].detail
 
 
 def test_a_volume_that_is_a_block_device_is_served_by_its_node(lab: PveLab) -> None:

@@ -52,9 +52,9 @@ def room(host: LibvirtHost, data_dir: Path, tmp_path: Path) -> Iterator[Room]:
     quick.close()
 
 
-def xml(path: Path, **said: str) -> str:
+def xml(path: Path, **values: str) -> str:
     known = {"type": "qemu", "name": "guest", "uuid": str(uuid4()), "machine": "q35", "format": "raw", "bridge": "nobridge0"}
-    return XML.format(**{**known, "more": "", **said}, path=path)
+    return XML.format(**{**known, "more": "", **values}, path=path)
 
 
 def image(room: Room, content: bytes | None = None, name: str = "disk.raw") -> Path:
@@ -355,11 +355,11 @@ def test_in_place_a_zfs_volume_is_rolled_back_where_the_restore_fails(
 ) -> None:
     """The order of it; real zfs is asked in the lab guest."""
     before = b"x" * (len(disk_content()) + 65536)
-    said: list[str] = []
+    commands: list[str] = []
     with loop_device(image(room, before, name="backing")) as device:
 
         def zfs(*arguments: str) -> str:
-            said.append(arguments[0])
+            commands.append(arguments[0])
             assert arguments[1].startswith("tank/volume@synvirt-restore-")
             if arguments[0] == "snapshot":
                 assert [Path(device).read_bytes() == before] == [True]
@@ -375,7 +375,7 @@ def test_in_place_a_zfs_volume_is_rolled_back_where_the_restore_fails(
         run = room.restored(point, target="in_place")
         assert "E_BAK_NO_WAY_BACK" not in {warning.code for warning in run.warnings}
         assert run.status == ("failed" if damaged else "completed")
-        assert said == (["snapshot", "rollback", "destroy"] if damaged else ["snapshot", "destroy"])
+        assert commands == (["snapshot", "rollback", "destroy"] if damaged else ["snapshot", "destroy"])
         assert [Path(device).read_bytes() == (before if damaged else disk_content() + bytes(65536))] == [True]
 
 

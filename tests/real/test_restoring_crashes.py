@@ -24,7 +24,7 @@ def killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> UUID:
     death = Death(world.store)
     with monkeypatch.context() as patched:
         patched.setattr(in_place, "_swap", lambda swap: death.happens())
-        patched.setattr("threading.excepthook", lambda said: None)
+        patched.setattr("threading.excepthook", lambda raised: None)
         job_id = world.submit()
         with pytest.raises(Crash):
             world.run(job_id)

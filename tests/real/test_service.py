@@ -33,13 +33,13 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 @contextmanager
 def service(data_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
     """`synvirt serve`, answering; ended with SIGTERM, as a supervisor does."""
-    said = data_dir.parent / "serve.log"
-    with said.open("wb") as log:
+    log_file = data_dir.parent / "serve.log"
+    with log_file.open("wb") as log:
         argv = [*SYNVIRT, "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
         process: subprocess.Popen[bytes] = forked.Popen(argv, stdout=log, stderr=log)
     try:
-        until(lambda: "SynVirt serves at" in said.read_text() or process.poll() is not None)
-        assert process.poll() is None, said.read_text()[-3000:]
+        until(lambda: "SynVirt serves at" in log_file.read_text() or process.poll() is not None)
+        assert process.poll() is None, log_file.read_text()[-3000:]
         with Client.local(data_dir / "synvirt.sock") as client:
             yield process, client
     finally:

@@ -162,8 +162,8 @@ class Night:
     def updates(self, wave_id: UUID) -> list[WaveUpdate]:
         """What happened to members, in its order."""
         events = self.store.waves.events_after(0, job_id=wave_id, limit=10_000)
-        told = [WaveUpdate.model_validate_json(one.document) for one in events]
-        return [one for one in told if one.member is not None]
+        updates = [WaveUpdate.model_validate_json(one.document) for one in events]
+        return [one for one in updates if one.member is not None]
 
 
 @pytest.fixture
@@ -247,9 +247,9 @@ def test_six_guests_over_two_services(night: Night) -> None:
         assert off_at >= opened_at, "no cut-over begins outside of its window"
     assert night.powered("web", "off")[0] >= night.booted("db")[0]
     assert night.powered("pair-2", "off")[0] >= night.booted("pair-1")[0]
-    told = night.updates(made.id)
+    updates = night.updates(made.id)
     for state in (S.SYNCING, S.CUTTING_OVER):
-        assert most_at_once(told, state) == {"first": 1, SECOND: 1, "all": WAVE_AT_ONCE}
+        assert most_at_once(updates, state) == {"first": 1, SECOND: 1, "all": WAVE_AT_ONCE}
     assert [night.platform.vm(name)["snapshots"] for name in GUESTS] == [{}] * len(GUESTS)
 
 
@@ -331,9 +331,9 @@ def dies_in_the_middle(night: Night, wave_id: UUID) -> None:
 def night_falls(night: Night, wave_id: UUID) -> float:
     """All wait for it till then. When that was."""
     seen = night.until(wave_id, lambda members: all(one.waits_for for one in members.values() if one.state is S.READY))
-    said = {one.id: one.waits_for or "" for one in seen.members}
-    assert "opens on" in said["alone"]
-    assert "db" in said["web"]
+    reasons = {one.id: one.waits_for or "" for one in seen.members}
+    assert "opens on" in reasons["alone"]
+    assert "db" in reasons["web"]
     assert [night.platform.vm(name)["powered"] for name in GUESTS if name != "canary"] == [[]] * 5
     for number, name in enumerate(GUESTS):
         night.platform.guest_writes(name, DISK, number * 128 * KIB, b"written in the evening")
@@ -355,11 +355,11 @@ def moves(night: Night, wave_id: UUID, port: int) -> Wave:
     return night.wave(wave_id)
 
 
-def most_at_once(told: list[WaveUpdate], state: MemberState) -> dict[str, int]:
+def most_at_once(updates: list[WaveUpdate], state: MemberState) -> dict[str, int]:
     """By destination, and of the whole wave."""
     states: dict[str, MemberState | None] = {}
     most = Counter[str]()
-    for one in told:
+    for one in updates:
         assert one.member is not None
         states[one.member] = one.member_state
         running = [name for name, its in states.items() if its is state]

@@ -29,7 +29,7 @@ class Lab:
         self.folder = folder
         self.disk = folder / "windows.raw"
         self.drivers = folder / "virtio-win"
-        self.said: list[tuple[str, str]] = []
+        self.messages: list[tuple[str, str]] = []
 
     def windows(self, **state: bool) -> str:
         phony_windows.disk(self.disk, self.folder, **state)
@@ -40,7 +40,7 @@ class Lab:
         return VirtV2vInPlace(self.folder / "conversions", drivers, self.folder / "no-tools", kvm=KVM)
 
     def convert(self, preparer: VirtV2vInPlace, stop: Callable[[], bool] = lambda: False) -> None:
-        preparer.convert(NAME, manifest(), [str(self.disk)], lambda kind, text: self.said.append((kind, text)), stop)
+        preparer.convert(NAME, manifest(), [str(self.disk)], lambda kind, text: self.messages.append((kind, text)), stop)
 
     def digest(self) -> str:
         with self.disk.open("rb") as file:
@@ -103,7 +103,7 @@ def test_a_cancelled_conversion_ends_its_appliance_and_leaves_the_volume(lab: La
     lab.windows()
     before = lab.digest()
     with pytest.raises(Cancelled):
-        lab.convert(lab.preparer(), stop=lambda: any("Inspecting" in text for _, text in lab.said))
+        lab.convert(lab.preparer(), stop=lambda: any("Inspecting" in text for _, text in lab.messages))
     until(lambda: not appliances(lab))
     assert lab.digest() == before
 

@@ -38,11 +38,11 @@ def test_in_the_guest(tmp_path: Path) -> None:
     compiled()
     Store(f"sqlite:///{tmp_path / 'store.db'}").close()
     variables = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
-    said = lab.run(f"cd /host && {variables} {lab.python()} {' '.join(PYTEST)} {REPORT}", tmp_path, timeout_s=GUEST_TIMEOUT_S)
-    assert said.code == 0, f"{said.output}\n{said.console}"
+    ran = lab.run(f"cd /host && {variables} {lab.python()} {' '.join(PYTEST)} {REPORT}", tmp_path, timeout_s=GUEST_TIMEOUT_S)
+    assert ran.code == 0, f"{ran.output}\n{ran.console}"
     suite = next(ET.parse(tmp_path / "results.xml").getroot().iter("testsuite"))
     assert int(suite.attrib["tests"]) > 40
-    assert suite.attrib["skipped"] == "0", said.output
+    assert suite.attrib["skipped"] == "0", ran.output
 
 
 def compiled() -> None:
