@@ -162,7 +162,8 @@ def api(document: dict[str, Any]) -> str:
             rows = [_parameter(one) for one in operation.get("parameters", []) if one["in"] != "path"]
             rows += [f"- body: {_body(operation['requestBody'])}"] if "requestBody" in operation else []
             rows.append(
-                "- answers " + ", ".join(_answer(status, said) for status, said in sorted(operation["responses"].items()))
+                "- answers "
+                + ", ".join(_answer(status, response) for status, response in sorted(operation["responses"].items()))
             )
             lines += [*rows, ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -173,16 +174,16 @@ def _first(operation: dict[str, Any]) -> str:
 
 
 def _parameter(one: dict[str, Any]) -> str:
-    said = " ".join(one.get("description", "").split())
-    return f"- `{one['name']}` ({one['in']}{', required' if one.get('required') else ''}){': ' + said if said else ''}"
+    description = " ".join(one.get("description", "").split())
+    return f"- `{one['name']}` ({one['in']}{', required' if one.get('required') else ''}){': ' + description if description else ''}"
 
 
 def _body(body: dict[str, Any]) -> str:
-    return "; ".join(f"`{media}` {_named(said.get('schema', {}))}".strip() for media, said in body["content"].items())
+    return "; ".join(f"`{media}` {_named(content.get('schema', {}))}".strip() for media, content in body["content"].items())
 
 
-def _answer(status: str, said: dict[str, Any]) -> str:
-    names = [_named(one.get("schema", {})) for one in said.get("content", {}).values()]
+def _answer(status: str, response: dict[str, Any]) -> str:
+    names = [_named(one.get("schema", {})) for one in response.get("content", {}).values()]
     named = ", ".join(dict.fromkeys(name for name in names if name and name != "ProblemDetails"))
     return f"{status} {named}".strip()
 

@@ -114,11 +114,11 @@ class Popen(subprocess.Popen[AnyStr]):
     def _try_wait(self, flags: int) -> tuple[int, int]:
         """As waitpid(2) answers."""
         try:
-            said = self._end.recv(ANSWER_BYTES, socket.MSG_DONTWAIT if flags & os.WNOHANG else 0)
+            ended = self._end.recv(ANSWER_BYTES, socket.MSG_DONTWAIT if flags & os.WNOHANG else 0)
         except BlockingIOError:
             return 0, 0
         self._end.close()
-        status, used_s = said.split() if said else (signal.SIGKILL, 0)
+        status, used_s = ended.split() if ended else (signal.SIGKILL, 0)
         _used_s.append(float(used_s))
         return self.pid, int(status)
 

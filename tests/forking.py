@@ -66,8 +66,8 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
             _say_ends(running)
         if control.fileno() not in ready:
             continue
-        said, descriptors, _, _ = socket.recv_fds(control, ORDER_BYTES, FILES_MAX)
-        if not said:
+        order, descriptors, _, _ = socket.recv_fds(control, ORDER_BYTES, FILES_MAX)
+        if not order:
             return None
         ordering, end, *files = descriptors
         pid = os.fork()
@@ -78,7 +78,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                 other.close()
             for descriptor in (woken, wakes, end):
                 os.close(descriptor)
-            return _with_files(json.loads(said), ordering, files)
+            return _with_files(json.loads(order), ordering, files)
         for descriptor in (ordering, *files):
             os.close(descriptor)
         running[pid] = socket.socket(fileno=end)

@@ -61,8 +61,8 @@ class Used:
 
     def say(self) -> None:
         most = sorted(self._programs.items(), key=lambda program: -program[1][0])[:NAMES]
-        said = ", ".join(f"{name} {seconds:.1f} s ({count:.0f})" for name, (seconds, count) in most)
-        print(f"processor time, and how many processes: {said}", file=sys.stderr)
+        table = ", ".join(f"{name} {seconds:.1f} s ({count:.0f})" for name, (seconds, count) in most)
+        print(f"processor time, and how many processes: {table}", file=sys.stderr)
 
 
 def _bury_the_rest(used: Used) -> None:

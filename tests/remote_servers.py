@@ -402,9 +402,9 @@ def scripted(script: Script) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            said = self.headers.get("Range", "bytes=0-0").removeprefix("bytes=").split("-")
+            first_and_last = self.headers.get("Range", "bytes=0-0").removeprefix("bytes=").split("-")
             headers = {key.lower(): value for key, value in self.headers.items()}
-            asked = Asked(next(counted), int(said[0]), int(said[1]), headers, self.path)
+            asked = Asked(next(counted), int(first_and_last[0]), int(first_and_last[1]), headers, self.path)
             status, answered, body = script(asked)
             self.send_response(status)
             for key, value in answered.items():

@@ -62,8 +62,10 @@ def test_what_others_do_is_reported_from_what_we_do() -> None:
 
 
 def test_figures_say_what_they_are_of() -> None:
-    said = report.provenance(1000, 3, 0.02)
-    assert re.search(r"^Measured \d{4}-\d\d-\d\d at commit \S+ by .*1000 MiB.*medians of 3.*\d+ cores.*others had 2%\.$", said)
+    sentence = report.provenance(1000, 3, 0.02)
+    assert re.search(
+        r"^Measured \d{4}-\d\d-\d\d at commit \S+ by .*1000 MiB.*medians of 3.*\d+ cores.*others had 2%\.$", sentence
+    )
 
 
 def test_a_copy_that_costs_a_fifth_more_ends_badly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

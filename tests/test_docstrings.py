@@ -77,12 +77,12 @@ def documented_elsewhere(one: Class, classes: Classes) -> set[str]:
     """The methods that a base of the class documents, or a Protocol that it implements."""
     family = list(_above(one, classes))
     has = {name for member in family for name in member.has}
-    said = [member.documented for member in family[1:]]
+    names = [member.documented for member in family[1:]]
     for protocol in (other for others in classes.values() for other in others if other.is_protocol and other is not one):
         asked = list(_above(protocol, classes))
         if {name for member in asked for name in member.methods} <= has:
-            said += [member.documented for member in asked]
-    return set().union(*said)
+            names += [member.documented for member in asked]
+    return set().union(*names)
 
 
 def undocumented(tree: ast.Module, classes: Classes) -> Iterator[tuple[int, str]]:
@@ -92,19 +92,19 @@ def undocumented(tree: ast.Module, classes: Classes) -> Iterator[tuple[int, str]
             yield from _undocumented(node, node.name, classes, set())
 
 
-def _undocumented(node: ast.ClassDef | Function, name: str, classes: Classes, said: set[str]) -> Iterator[tuple[int, str]]:
+def _undocumented(node: ast.ClassDef | Function, name: str, classes: Classes, elsewhere: set[str]) -> Iterator[tuple[int, str]]:
     if node.name.startswith("_"):
         return
     if isinstance(node, Function):
-        if not ast.get_docstring(node) and node.name not in said and not _is_simple(node):
+        if not ast.get_docstring(node) and node.name not in elsewhere and not _is_simple(node):
             yield node.lineno, name
         return
     if not ast.get_docstring(node) and "__doc__" not in Class.of(node).has:
         yield node.lineno, name
-    said = documented_elsewhere(Class.of(node), classes)
+    elsewhere = documented_elsewhere(Class.of(node), classes)
     for one in node.body:
         if isinstance(one, ast.ClassDef | Function):
-            yield from _undocumented(one, f"{name}.{one.name}", classes, said)
+            yield from _undocumented(one, f"{name}.{one.name}", classes, elsewhere)
 
 
 def _is_simple(node: Function) -> bool:

@@ -66,12 +66,12 @@ def test_numpy_starts_no_threads_where_it_is_loaded() -> None:
 
 def test_who_cannot_listen_has_changed_nothing_and_shown_no_password(tmp_path: Path) -> None:
     """The password of the first start is shown once, and would be lost among the lines of the failure."""
-    said: list[str] = []
+    lines: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = Settings(data_dir=tmp_path, listen=f"127.0.0.1:{other.getsockname()[1]}")
-        with pytest.raises(Conflict, match="in use by another program"), service(settings, announce=said.append):
+        with pytest.raises(Conflict, match="in use by another program"), service(settings, announce=lines.append):
             pytest.fail("it serves")
-    assert said == []
+    assert lines == []
     assert not (tmp_path / "keyring/users").exists()
     assert list(tmp_path.glob("migrator.db*")) == []
     assert not settings.socket_path.exists()

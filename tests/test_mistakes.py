@@ -70,7 +70,7 @@ class _Received(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("number", 0, "must be greater than or equal to 1"),
         ("number", 9, "must be less than 9"),
@@ -86,10 +86,10 @@ class _Received(BaseModel):
         ("id", "x", "must be a valid UUID"),
     ],
 )
-def test_what_is_wrong_is_said_of_the_field(field: str, value: Any, said: str) -> None:
+def test_what_is_wrong_is_said_of_the_field(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         _Received.model_validate({field: value})
-    assert worded(caught.value.errors()[0]).startswith(said)
+    assert worded(caught.value.errors()[0]).startswith(message)
 
 
 def test_a_place_is_written_as_its_reader_would() -> None:
@@ -115,11 +115,11 @@ def test_a_hint_of_the_service_names_no_command() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(("value", "said"), [("x", "must be a whole number"), ("1.5", "must be a whole number")])
-def test_a_number_of_a_query_is_reported_in_plain_words(value: str, said: str) -> None:
+@pytest.mark.parametrize(("value", "message"), [("x", "must be a whole number"), ("1.5", "must be a whole number")])
+def test_a_number_of_a_query_is_reported_in_plain_words(value: str, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(int).validate_python(value)
-    assert worded(caught.value.errors()[0]) == said
+    assert worded(caught.value.errors()[0]) == message
 
 
 class _Chosen(BaseModel):

@@ -218,8 +218,8 @@ def test_ssh_is_given_the_address_and_knows_the_key_by_the_name(tmp_path: Path, 
     with pytest.raises(BadRequest, match="not among"):
         door.led()
     # What OpenSSH itself makes of it.
-    said = subprocess.run([*argv, "-G", "--", NAME], capture_output=True, text=True, check=True).stdout
-    assert {f"hostname {MAY}", f"hostkeyalias [{NAME}]:2222"} <= set(said.splitlines())
+    stdout = subprocess.run([*argv, "-G", "--", NAME], capture_output=True, text=True, check=True).stdout
+    assert {f"hostname {MAY}", f"hostkeyalias [{NAME}]:2222"} <= set(stdout.splitlines())
 
 
 def test_a_pinned_key_is_looked_for_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,9 +193,9 @@ def test_an_environment_is_made_anew_where_its_lock_file_has_changed_alone(
         os.utime(tmp_path / name, (at, at))
     assert "packaging/" not in _would_make(tmp_path)
     os.utime(tmp_path / changed)
-    said = _would_make(tmp_path)
-    assert ("make-venv.sh" in said, "install-project.sh" in said) == (anew, in_place)
-    assert ("requirements-dev.txt" in said) is (anew or changed == "requirements-dev.txt")
+    output = _would_make(tmp_path)
+    assert ("make-venv.sh" in output, "install-project.sh" in output) == (anew, in_place)
+    assert ("requirements-dev.txt" in output) is (anew or changed == "requirements-dev.txt")
 
 
 def _would_make(folder: Path) -> str:

@@ -14,13 +14,13 @@ from synvirt.cage import layers
 from synvirt.doctor import CAGE_LAYERS
 from synvirt.main.commands import _say_layers
 
-# Run in a child: enters the cage that argv says, then does one thing, and says how it went.
+# Run in a child: enters the cage that argv describes, then does one thing and prints the result.
 CHILD = """
 import ctypes, json, os, socket, subprocess, sys, threading
 from synvirt.cage import Cage, Network, enter
-said = json.loads(sys.argv[1])
-said["network"] = Network(said.get("network", "none"))
-held = enter(Cage(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()}))
+cage = json.loads(sys.argv[1])
+cage["network"] = Network(cage.get("network", "none"))
+held = enter(Cage(**{key: tuple(value) if isinstance(value, list) else value for key, value in cage.items()}))
 try:
     found = eval(sys.argv[2])
     print(json.dumps({"held": held, "found": str(found)}))
@@ -46,9 +46,9 @@ def needs(*names: str) -> None:
 MISBEHAVIOUR = {
     "reads the password hashes": ("open('/etc/shadow').read()", "PermissionError"),
     "lists another's folder": ("os.listdir('/root')", "PermissionError"),
-    "reads beside its file": ("open(os.path.dirname(said['reads'][0]) + '/secret').read()", "PermissionError"),
+    "reads beside its file": ("open(os.path.dirname(cage['reads'][0]) + '/secret').read()", "PermissionError"),
     "reads what the service's memory has": ("open(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "PermissionError"),
-    "writes to its own source": ("open(said['reads'][0], 'r+')", "PermissionError"),
+    "writes to its own source": ("open(cage['reads'][0], 'r+')", "PermissionError"),
     "writes elsewhere": ("open('/tmp/out-of-the-cage', 'w')", "PermissionError"),
     "connects out": ("socket.create_connection(('127.0.0.1', 9), 1)", "PermissionError"),
     "connects to a daemon of the host": (
@@ -86,11 +86,11 @@ def test_a_loop_without_end_is_ended() -> None:
 
 
 WORK = {
-    "reads its file": ("open(said['reads'][0]).read()", "image"),
-    "writes its volume": ("open(said['writes'][0], 'r+').write('x')", "1"),
+    "reads its file": ("open(cage['reads'][0]).read()", "image"),
+    "writes its volume": ("open(cage['writes'][0], 'r+').write('x')", "1"),
     "starts threads": ("[t := threading.Thread(target=int, daemon=True), t.start()] and 1", "1"),
     "loads a library late": ("__import__('sqlite3').sqlite_version_info[0]", "3"),
-    "asks whether its file is there": ("os.access(said['reads'][0], os.R_OK)", "True"),
+    "asks whether its file is there": ("os.access(cage['reads'][0], os.R_OK)", "True"),
 }
 
 
@@ -134,10 +134,10 @@ def test_every_layer_that_the_host_has_takes_hold() -> None:
 
 def test_the_service_says_at_its_start_which_layers_there_are_and_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synvirt.cage.layers", lambda: {"seccomp": True, "landlock": False})
-    with capture_logs() as said:
+    with capture_logs() as lines:
         _say_layers()
-    assert [(one["log_level"], one["layers"]) for one in said] == [("info", ["seccomp"]), ("warning", ["landlock"])]
-    assert said[1]["hint"] == "synvirt doctor"
+    assert [(one["log_level"], one["layers"]) for one in lines] == [("info", ["seccomp"]), ("warning", ["landlock"])]
+    assert lines[1]["hint"] == "synvirt doctor"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has privileges to drop")

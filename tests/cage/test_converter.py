@@ -36,7 +36,7 @@ STAND_IN = """#!{python} -IS
 import ctypes, os, socket, subprocess, sys
 if "--machine-readable" in sys.argv[1:2]:
     sys.exit("input:hyperv")
-open({said!r}, "a").write(str(os.getuid()))
+open({log!r}, "a").write(str(os.getuid()))
 {does}
 """
 
@@ -55,7 +55,7 @@ class Lab:
     def install(self, does: str) -> str:
         """As virt-v2v-in-place; what it did before it misbehaved lies in its folder."""
         tool = self.folder / "bin" / "virt-v2v-in-place"
-        tool.write_text(STAND_IN.format(python="/usr/bin/python3", said="/dev/null", does=does))
+        tool.write_text(STAND_IN.format(python="/usr/bin/python3", log="/dev/null", does=does))
         tool.chmod(0o755)
         return str(tool)
 
@@ -139,8 +139,10 @@ def test_its_daemons_end_with_it_though_they_are_another_users(lab: Lab, how: st
 
 
 def test_the_volumes_are_read_and_the_overlays_written(tmp_path: Path) -> None:
-    said = converter(["cat"], reads=["/dev/zvol/a"], writes=["/var/lib/x/job"], environment={"LIBGUESTFS_CACHEDIR": "/c"})[4]
-    assert '"writes": ["/c", "/dev/kvm", "/var/lib/x/job"]' in said
-    assert '"/dev/zvol/a"]' in said
-    assert '"network": "local"' in said
-    assert '"as_root": false' in said
+    description = converter(
+        ["cat"], reads=["/dev/zvol/a"], writes=["/var/lib/x/job"], environment={"LIBGUESTFS_CACHEDIR": "/c"}
+    )[4]
+    assert '"writes": ["/c", "/dev/kvm", "/var/lib/x/job"]' in description
+    assert '"/dev/zvol/a"]' in description
+    assert '"network": "local"' in description
+    assert '"as_root": false' in description

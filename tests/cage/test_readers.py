@@ -54,9 +54,9 @@ buffer = bytearray(reader.size)
 reader.read_into(0, memoryview(buffer))
 place = getattr(getattr(getattr(reader, "_file", reader), "_connection", None), "place", None)
 native = place.native() if place is not None else None
-said = {"held": held, "sha256": hashlib.sha256(buffer).hexdigest(), "native": native.read_bytes if native else 0}
+report = {"held": held, "sha256": hashlib.sha256(buffer).hexdigest(), "native": native.read_bytes if native else 0}
 reader.close()
-print(json.dumps(said))
+print(json.dumps(report))
 """
 
 
@@ -170,7 +170,7 @@ def test_a_reader_finds_in_its_cage_what_it_needs(name: str, tmp_path: Path, clo
         env={**os.environ, "PATH": path},
     )
     assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
-    assert said["sha256"] == hashlib.sha256(content()).hexdigest()
+    report = json.loads(ran.stdout)
+    assert report["sha256"] == hashlib.sha256(content()).hexdigest()
     if isinstance(spec, RawSpec):
-        assert said["native"] > 0, "Samba's client was not of use: Python's own read the file"
+        assert report["native"] > 0, "Samba's client was not of use: Python's own read the file"

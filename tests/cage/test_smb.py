@@ -52,9 +52,9 @@ def test_the_helpers_of_an_smb_share_are_in_the_cage_of_the_copy(tmp_path: Path,
         (server.folder / "disk.vhdx").write_bytes(content)
         target = tmp_path / "target"
         target.touch()
-        said = json.dumps([server.port, LOOPBACK, PASSWORD, str(target)])
+        order = json.dumps([server.port, LOOPBACK, PASSWORD, str(target)])
         argv = [sys.executable, "-P", "-c", CHILD]
-        ran = subprocess.run(argv, input=said, capture_output=True, text=True, timeout=120, check=False)
+        ran = subprocess.run(argv, input=order, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["digest"] == hashlib.sha256(content).hexdigest()

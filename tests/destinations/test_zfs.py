@@ -87,16 +87,16 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("said", "reason"), SAID)
-def test_every_refusal_has_a_reason_and_the_words_of_zfs(tmp_path: Path, said: str, reason: str) -> None:
+@pytest.mark.parametrize(("stderr", "reason"), SAID)
+def test_every_refusal_has_a_reason_and_the_words_of_zfs(tmp_path: Path, stderr: str, reason: str) -> None:
     program = tmp_path / "zfs"
-    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 1\n")
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{stderr}\nEND\nexit 1\n")
     program.chmod(0o755)
     with pytest.raises(ZfsRefused) as caught:
         Zfs(str(program))("create", "tank/x")
     assert caught.value.reason == reason
     assert caught.value.code == "E_MIG_DISK_WRITE_FAILED"
-    assert said.partition("\n")[0] in caught.value.detail
+    assert stderr.partition("\n")[0] in caught.value.detail
     assert (caught.value.hint is None) == (reason in ("other", "missing", "exists"))
 
 

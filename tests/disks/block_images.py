@@ -59,8 +59,8 @@ def qemu(program: str, *arguments: str, cwd: Path) -> str:
     """Run one of QEMU's tools. qemu-io ends with 0 after a command that it refused, so what it says is looked at as well."""
     need(program, "qemu-utils")
     output = _run([program, *arguments], cwd)
-    said = output.stdout + output.stderr
-    assert program != "qemu-io" or "failed" not in said, said
+    text = output.stdout + output.stderr
+    assert program != "qemu-io" or "failed" not in text, text
     return output.stdout
 
 

@@ -120,15 +120,15 @@ def test_the_rest_is_what_was_not_cloned(blocks: str, cloned: list[int]) -> None
     edges = [min(at, size) for at in cloned]
     ranges = [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=False) if start < end]
     rest = Rest(MemoryReader(blocks), ranges)
-    said = bytearray(size)
+    covered = bytearray(size)
     for extent in rest.extents():
-        said[extent.start : extent.end] = (b"z" if extent.zero else b"d") * extent.length
+        covered[extent.start : extent.end] = (b"z" if extent.zero else b"d") * extent.length
     expected = bytearray(size)
     for extent in extents_of(blocks):
         expected[extent.start : extent.end] = (b"z" if extent.zero else b"d") * extent.length
     for start, end in ranges:
         expected[start:end] = bytes(end - start)
-    assert said == expected
+    assert covered == expected
     check_extents(list(rest.extents()), bytes(size), whole=False)
 
 

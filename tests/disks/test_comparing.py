@@ -58,12 +58,12 @@ def test_verdicts_and_offsets_are_those_of_qemu_img(
         first, second = folder / "1" / f"a.{first_format}", folder / "2" / f"b.{second_format}"
         make_by_writes(first, first_format, "", size, pieces)
         make_by_writes(second, second_format, "", other_size, [*pieces, *more])
-        exit_code, said = qemu_compare(first, first_format, second, second_format)
+        exit_code, stdout = qemu_compare(first, first_format, second, second_format)
         result = synvirt_disk("compare", first, second)
-        assert (result.exit_code, result.stdout) == (exit_code, said)
+        assert (result.exit_code, result.stdout) == (exit_code, stdout)
         strictly = synvirt_disk("compare", "--strict", "--json", first, second)
         # Strictly, QEMU also wants the same to be allocated; ours is about content and sizes.
-        sizes_differ = "size mismatch" in said
+        sizes_differ = "size mismatch" in stdout
         assert strictly.exit_code == (1 if sizes_differ else exit_code)
         assert json.loads(strictly.stdout)["identical"] == (strictly.exit_code == 0)
 

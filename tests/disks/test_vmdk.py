@@ -125,8 +125,8 @@ def test_qemu_reads_these_images_as_we_say(image: Image) -> None:
     image = replace(image, padding=0) if isinstance(image, Stream) else image
     with scratch() as folder:
         write_image(folder, "disk", image)
-        image.lay_over(folder / "said")
-        assert_same_file(raw_of(folder / "disk.vmdk", "vmdk"), folder / "said")
+        image.lay_over(folder / "expected")
+        assert_same_file(raw_of(folder / "disk.vmdk", "vmdk"), folder / "expected")
         reader = open_vmdk(folder / "disk.vmdk")
         assert_knows_zeros_of_qemu(reader, folder / "disk.vmdk", "vmdk")
         reader.close()

@@ -37,8 +37,8 @@ def test_an_agent_is_a_sign_at_once(check: Check) -> None:
 
 @pytest.mark.parametrize("check", ["any", "agent"])
 def test_a_login_prompt_is_a_sign_when_no_agent_follows(check: Check) -> None:
-    said = watched(lambda at: Seen(at, console=PROMPT if at >= 20 else "starting"), check)
-    assert said == ("console", 20 + AGENT_GRACE_S)
+    sign = watched(lambda at: Seen(at, console=PROMPT if at >= 20 else "starting"), check)
+    assert sign == ("console", 20 + AGENT_GRACE_S)
     assert watched(lambda at: Seen(at, console=PROMPT, agent=at >= 5), check) == ("agent", 5)
 
 

@@ -69,14 +69,14 @@ def test_the_tail_ends_where_the_console_ends_without_its_colours(tmp_path: Path
 
 
 def test_the_line_that_says_the_cause_is_quoted_wherever_it_stands() -> None:
-    said = "Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)"
+    panic = "Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)"
     trace = [f"[    3.0357{number:02}] call {number}" for number in range(20)]
-    shown = "\n".join(["Booting", said, *trace])
+    shown = "\n".join(["Booting", panic, *trace])
     cause = console.cause_of(shown)
-    assert console.quoted(shown, cause) == "\n".join([said, "…", *trace[-12:]])
+    assert console.quoted(shown, cause) == "\n".join([panic, "…", *trace[-12:]])
     assert console.quoted(shown, None) == "\n".join(trace[-12:])
-    near = "\n".join([*trace, said])
-    assert console.quoted(near, cause) == "\n".join([*trace[-11:], said])
+    near = "\n".join([*trace, panic])
+    assert console.quoted(near, cause) == "\n".join([*trace[-11:], panic])
 
 
 def test_no_console_is_an_empty_tail(tmp_path: Path) -> None:

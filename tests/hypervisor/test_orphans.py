@@ -26,9 +26,9 @@ def run(tmp_path: Path) -> Iterator[object]:
         alive.append(
             subprocess.Popen([program, "-c", "import time; print('up', flush=True); time.sleep(60)", *arguments], stdout=-1)
         )
-        said = alive[-1].stdout
-        assert said is not None
-        assert said.readline() == b"up\n"
+        stdout = alive[-1].stdout
+        assert stdout is not None
+        assert stdout.readline() == b"up\n"
         return alive[-1]
 
     yield start

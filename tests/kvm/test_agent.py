@@ -153,7 +153,7 @@ def facts_of_documents() -> dict[str, str]:
 
 
 def test_what_powershell_says() -> None:
-    said = {
+    address = {
         "services": ["W32Time", "MSSQLSERVER"],
         "users": [{"name": "Administrator", "sid": "S-1-5-21-1-500", "enabled": False}],
         "tcp": [{"port": 1433, "by": "sqlservr"}, {"port": 49664, "by": "lsass"}],
@@ -169,7 +169,7 @@ def test_what_powershell_says() -> None:
 
     def run(argv: Sequence[str]) -> str | None:
         asked.append(argv)
-        return json.dumps(said)
+        return json.dumps(address)
 
     answers = {**TRUE, "guest-get-osinfo": {"id": "mswindows", "pretty-name": "Windows Server 2022"}}
     found = agent_facts.facts_of(answers.get, None, run)

@@ -479,15 +479,15 @@ def test_an_archive_of_100_gib_is_looked_into_and_not_read(files: dict[str, byte
 
 
 @pytest.mark.parametrize(
-    ("said", "family"),
+    ("description", "family"),
     [("", "windows"), ("Other (64-bit)", "windows"), ("FreeBSD 13", "other"), ("Debian GNU/Linux 12", "linux")],
 )
-def test_a_guest_that_is_not_named_is_reported_by_its_partitions(said: str, family: str, tmp_path: Path) -> None:
+def test_a_guest_that_is_not_named_is_reported_by_its_partitions(description: str, family: str, tmp_path: Path) -> None:
     """A Windows guest whose exporter says nothing of it needs its virtio drivers all the same."""
     raw = test_partitions.disk(tmp_path / "disk", "gpt", test_partitions.ESP, test_partitions.RESERVED).read_bytes()
     text = appliances.description("qemu_user").replace(
         b'<OperatingSystemSection ovf:id="1"/>',
-        f'<OperatingSystemSection ovf:id="1"><Description>{said}</Description></OperatingSystemSection>'.encode(),
+        f'<OperatingSystemSection ovf:id="1"><Description>{description}</Description></OperatingSystemSection>'.encode(),
     )
     image = appliances.image(tmp_path, "disk1.qcow2", "qcow2", raw).read_bytes()
     vm = inspected(appliances.archive(tmp_path / "a.ova", {"a.ovf": text, "disk1.qcow2": image}))
@@ -496,7 +496,7 @@ def test_a_guest_that_is_not_named_is_reported_by_its_partitions(said: str, fami
 
 
 @pytest.mark.parametrize(
-    ("types", "said", "firmware"),
+    ("types", "element", "firmware"),
     [
         ((test_partitions.ESP, test_partitions.LINUX), "", "uefi"),
         ((test_partitions.BIOS, test_partitions.ESP, test_partitions.LINUX), "", "bios"),
@@ -505,12 +505,12 @@ def test_a_guest_that_is_not_named_is_reported_by_its_partitions(said: str, fami
     ],
 )
 def test_firmware_that_is_not_said_is_what_the_disk_boots_by(
-    types: tuple[str, ...], said: str, firmware: str, tmp_path: Path
+    types: tuple[str, ...], element: str, firmware: str, tmp_path: Path
 ) -> None:
     """The standard has no word for it: AWS and handmade descriptions leave it out, and a UEFI disk would not start by BIOS."""
     raw = test_partitions.disk(tmp_path / "disk", "gpt", *types).read_bytes()
     end = b"</VirtualHardwareSection>"
-    text = appliances.description("qemu_user").replace(end, said.encode() + end)
+    text = appliances.description("qemu_user").replace(end, element.encode() + end)
     image = appliances.image(tmp_path, "disk1.qcow2", "qcow2", raw).read_bytes()
     vm = inspected(appliances.archive(tmp_path / "a.ova", {"a.ovf": text, "disk1.qcow2": image}))
     assert vm.firmware == firmware

@@ -346,7 +346,7 @@ def test_a_forger_who_makes_the_manifests_anew_is_found_out(made: tuple[Receipts
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         (["a  0", "b  2"], "line 2 is not the hash of block 1"),
         (["a  0"], "has 1 hashes, and the volume 2 blocks"),
@@ -355,7 +355,7 @@ def test_a_forger_who_makes_the_manifests_anew_is_found_out(made: tuple[Receipts
     ],
 )
 def test_a_ledger_that_was_signed_and_is_none_of_its_disk_is_named(
-    made: tuple[Receipts, Path, Path], tmp_path: Path, rows: list[str], said: str
+    made: tuple[Receipts, Path, Path], tmp_path: Path, rows: list[str], message: str
 ) -> None:
     key = made[0].key
     lines = "".join(f"{row[0] * 64}{row[1:]}\n" for row in rows).encode()
@@ -366,7 +366,7 @@ def test_a_ledger_that_was_signed_and_is_none_of_its_disk_is_named(
     write_bag(tmp_path / "tar", root=root, predicate={"volumes": [disk]}, plan=PLAN, ledgers=[ledger], key=key)
     with (tmp_path / "tar").open("rb") as tar:
         folder = unpack(tar, tmp_path / "out", root)
-    assert [said in problem for problem in checked(folder, key.public).problems] == [True]
+    assert [message in problem for problem in checked(folder, key.public).problems] == [True]
 
 
 def test_a_flipped_byte_of_a_volume_is_named(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:

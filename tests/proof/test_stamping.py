@@ -136,12 +136,12 @@ def test_a_receipt_is_stamped_and_others_check_it_with_openssl(authority: Author
         capture_output=True,
         timeout=60,
     )
-    said = stamped(folder, authority.roots)
-    assert said is not None
-    assert said.endswith("GMT")
+    stamped_at = stamped(folder, authority.roots)
+    assert stamped_at is not None
+    assert stamped_at.endswith("GMT")
     code, reported = verify(folder, "--tsa-roots", authority.roots)
     assert code == 0
-    assert f"It existed on {said}\n" in reported
+    assert f"It existed on {stamped_at}\n" in reported
     assert "an authority that is not checked" in verify(folder)[1]
 
 
