@@ -23,7 +23,7 @@ from synvirt.live import SourceAccess
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.manifest import data_disks, parse
 from synvirt.programs import end_group
-from tests import processes
+from tests import libvirt_capabilities, processes
 from tests.needs import need, need_root
 from tests.ports import free_port
 
@@ -126,7 +126,11 @@ class LibvirtLab:
             _LIBVIRTD_CONF.format(folder=self.folder, pki=self.folder / "pki", tcp_port=self.tcp_port, tls_port=self.tls_port)
         )
         (self.folder / "sshd_config").write_text(_SSHD_CONFIG.format(folder=self.folder, port=self.ssh_port))
+        cache, kept = self.folder / "cache", libvirt_capabilities.kept_for(uid=0)
+        is_known = libvirt_capabilities.give(cache, kept)
         self.start_libvirtd()
+        if not is_known:
+            libvirt_capabilities.keep(self.connection, cache, kept)
         self.start_sshd()
         return self
 

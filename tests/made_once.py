@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from synvirt import accounts
 from synvirt.repository import sealed_key
+from tests.libvirt_capabilities import capabilities_known
 
 # What a guess of a password costs on purpose, a core's 50 ms and more and 128 MiB: test_accounts.py has that it does.
 GUESSED_AT = {module: module.SCRYPT_N for module in (accounts, sealed_key)}
@@ -42,7 +43,7 @@ def made_once() -> Iterator[None]:
             adapters[key] = self._type_adapter
         self._type_adapter = adapters[key]
 
-    with pytest.MonkeyPatch.context() as patched:
+    with capabilities_known(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(v2.ModelField, "__post_init__", of_type)
         for classified in CLASSIFIED:
             patched.setattr(models, classified, by_code(getattr(models, classified).__wrapped__))

@@ -1,0 +1,76 @@
+"""What libvirt asks each QEMU for a new folder of its own: eight processes and half a second of a core, with the same answers
+each time. Folders of tests are given the answers that the first of them got.
+
+libvirt itself judges whether they still hold: it asks again after a change of QEMU, of libvirt, of the kernel or of /dev/kvm.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synvirt.hypervisor import accel
+from synvirt.kvm import connection
+from synvirt.kvm.library import module
+from synvirt.kvm.qemu_user import QemuUser
+from synvirt.sample.pieces import cache_dir
+
+KEPT = "libvirt-capabilities"
+# Under the folder of libvirt's cache.
+ANSWERS = Path("qemu/capabilities")
+
+
+def kept_for(uid: int) -> Path:
+    """Where the answers are kept for folders whose QEMU runs as this user: another may not open /dev/kvm."""
+    _boot, *qemu = accel._host_state()
+    state = (qemu, module().getVersion(), os.uname().release, uid)
+    return cache_dir() / KEPT / hashlib.sha256(repr(state).encode()).hexdigest()[:16]
+
+
+def give(cache: Path, kept: Path) -> bool:
+    """Whether the folder has answers now. Not, where nobody has kept any."""
+    answers = cache / ANSWERS
+    if not answers.exists() and kept.exists():
+        answers.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(kept, answers)
+    return answers.exists()
+
+
+def keep(opened: Any, cache: Path, kept: Path) -> None:
+    """Has libvirt ask, and keeps the answers: all of them or none."""
+    opened.getCapabilities()
+    # Another process was quicker, or the user has no cache: it only takes longer.
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+            shutil.copytree(cache / ANSWERS, Path(scratch, "made")).rename(kept)
+
+
+@contextmanager
+def capabilities_known() -> Iterator[None]:
+    """For the embedded drivers that this process opens, and those that it forks."""
+    prepare, embedded = connection._prepare, connection._embedded
+    unknown: dict[Path, Path] = {}
+
+    def given(root: Path, user: QemuUser | None) -> None:
+        prepare(root, user)
+        kept = kept_for(user.uid if user else os.geteuid())
+        if not give(root / "cache", kept):
+            unknown[root] = kept
+
+    def kept(libvirt: Any, root: Path) -> Any:
+        opened = embedded(libvirt, root)
+        if root in unknown:
+            keep(opened, root / "cache", unknown.pop(root))
+        return opened
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(connection, "_prepare", given)
+        patched.setattr(connection, "_embedded", kept)
+        yield
