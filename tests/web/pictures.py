@@ -14,9 +14,8 @@ from synvirt.model.sources import SourceRequest
 from synvirt.sizes import GIB, TIB
 from tests.fakes.live import FakeAdapter, FakePlatform
 from tests.fakes.service import Service
-from tests.needs import need
 from tests.web import jobs
-from tests.web.conftest import QUIET, opened, serving
+from tests.web.conftest import QUIET, chromium, opened, serving
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
 VM_ID = "vm-42"
@@ -80,7 +79,7 @@ def main() -> None:
         for make in (jobs.completed, jobs.moved, jobs.unbooted, jobs.warm, jobs.downgraded):
             make(service)
         with serving(service) as address, sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=need("chromium", "chromium"), args=["--no-sandbox", *QUIET])
+            browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", *QUIET])
             with opened(browser, address, color_scheme="light", viewport={"width": 1200, "height": 844}) as context:
                 page = context.new_page()
                 page.goto("/")

@@ -18,7 +18,7 @@ from synvirt.model.repair import DiskRepair, Repair, Span
 from synvirt.model.values import now
 from tests.fakes.service import PLAN, Service
 from tests.web import jobs
-from tests.web.conftest import look_at, opened, picture, serious
+from tests.web.conftest import look_at, opened
 
 GIB = 1 << 30
 
@@ -400,21 +400,11 @@ def shown(service: Service) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("device", "width"), [("desk", 1200), ("phone", 390)])
 @pytest.mark.timeout(180)
-def test_it_can_be_read_by_everybody(
-    browser: Browser, served: tuple[Service, str], shown: dict[str, str], scheme: str, device: str, width: int
-) -> None:
-    size = {"width": width, "height": 844}
-    with opened(browser, served[1], color_scheme=scheme, viewport=size) as context:
-        page = context.new_page()
-        for name, path in (shown | {"confirm": f"{shown['warm']}/cancel"}).items():
-            page.goto(path)
-            picture(page, f"{name}-{device}-{scheme}")
-            assert serious(page) == [], name
-            too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert too_wide <= 0, f"{name} is wider than a {device}"
+def test_it_can_be_read_by_everybody(page: Page, shown: dict[str, str]) -> None:
+    for name, path in (shown | {"confirm": f"{shown['warm']}/cancel"}).items():
+        page.goto(path)
+        look_at(page, name)
 
 
 def test_it_is_read_without_javascript(browser: Browser, served: tuple[Service, str]) -> None:
