@@ -132,7 +132,8 @@ def _oversee(
 ) -> Copied:
     """Runs in the caller's thread while the others copy."""
     counted = one_pass.count.advance(COUNT_AHEAD_S)
-    on_progress(one_pass.copied())
+    if one_pass.plan.reached:
+        on_progress(one_pass.copied())
     crew.begin()
     flushing: _Flush | None = None
     flushed, flush_at = one_pass.copied(), time.monotonic() + flush_every_s
@@ -140,7 +141,7 @@ def _oversee(
     while crew.works_on(COUNT_PAUSE_S if not counted else PROGRESS_EVERY_S):
         counted = counted or one_pass.count.advance(COUNT_SLICE_S)
         now = time.monotonic()
-        if now >= report_at:
+        if now >= report_at and one_pass.plan.reached:
             on_progress(one_pass.copied())
             report_at = now + PROGRESS_EVERY_S
         if flushing is not None and not flushing.is_alive():
@@ -240,12 +241,15 @@ class _Plan:
         self._lock = threading.Lock()
         # Everything before it was handed out, or needs no copying.
         self.position = since
+        # What lies before `since` is counted: earlier figures would be less than what an interrupted pass reported.
+        self.reached = since == 0
         self.zero_bytes_passed = 0
         self.data_bytes_behind = 0
 
     def take(self) -> _Request | None:
         with self._lock:
             request = next(self._requests, None)
+            self.reached = True
             self.position = self._size if request is None else request.start + request.length
             return request
 
