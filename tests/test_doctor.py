@@ -1,6 +1,7 @@
 """The doctor finds what is here, says what is not, and judges only what the settings ask for."""
 
 import json
+import shutil
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from synvirt.errors import Internal
 from synvirt.keyring import migrator_key
 from synvirt.migrations.memory import JobMemory
 from synvirt.settings import RbdSetting, Settings, ZfsSetting, prepare_data_dir
+from synvirt.sizes import sized
 from synvirt.store import Store
 from synvirt.store.tables import backups, ledger, memory, migrations
 from tests.jobs.migrations import migration
@@ -43,6 +45,17 @@ def finding(name: str, settings: Settings) -> Finding:
 def test_every_requirement_of_the_specification_has_a_row() -> None:
     assert {check.name for check in CHECKS} >= SPECIFIED
     assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+@pytest.mark.parametrize(("free", "found"), [(0, False), (15 << 20, False), (16 << 20, True)])
+def test_a_data_folder_without_space_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, *, found: bool
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    seen = finding("data_dir", Settings(data_dir=tmp_path))
+    assert (seen.found, "is full" in seen.detail) == (found, not found)
+    assert sized(free) in seen.detail
 
 
 def test_a_ceph_pool_that_cannot_be_reached_is_missing(tmp_path: Path) -> None:

@@ -37,7 +37,13 @@ CAGE_LAYERS = {
 
 CHECKS = (
     *(Check(f"cage: {name}", what_for, how, cage_layer(name)) for name, (what_for, how) in CAGE_LAYERS.items()),
-    Check("data_dir", "all that the service keeps", "make it, and give it to the service's user", data_dir, always),
+    Check(
+        "data_dir",
+        "all that the service keeps",
+        "make it, give it to the service's user, and keep space free there",
+        data_dir,
+        always,
+    ),
     Check("import root", "where files to import lie", "chown it to the service's user; chmod 0750", import_root, always),
     Check(
         "migrator.key", "seals the credentials of sources", "chown it to the service's user; chmod 0600", sealing_key, always

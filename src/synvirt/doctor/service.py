@@ -13,13 +13,15 @@ from synvirt.doctor.finding import Missing
 from synvirt.errors import SynvirtError
 from synvirt.keyring import KEY_BYTES
 from synvirt.settings import Settings
-from synvirt.sizes import GIB
+from synvirt.sizes import MIB, sized
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection as Database
 
 # Of stored documents that cannot be read. Each has a line of its own in the service's log.
 QUARANTINED_SHOWN = 20
+# The store's log alone may need as much for a moment.
+FREE_LEAST_BYTES = 16 * MIB
 # Specification part 8.
 IMPORT_ROOT_MODE, KEY_MODE = 0o750, 0o600
 # The version, by a question that cannot be answered without reading the store.
@@ -27,7 +29,7 @@ _VERSIONS = {"sqlite": "SELECT sqlite_version(), count(*) FROM sqlite_master", "
 
 
 def data_dir(settings: Settings) -> str:
-    """The data folder and its free space. Missing where it cannot be written."""
+    """The data folder and its free space. Missing where it cannot be written, or is full."""
     folder = settings.data_dir
     # Where it is to be made, the folder above it decides.
     present = next(path for path in (folder, *folder.parents) if path.exists())
@@ -36,7 +38,10 @@ def data_dir(settings: Settings) -> str:
             pass
     except OSError as error:
         raise Missing(f"{present} cannot be written: {error.strerror}") from error
-    return f"{folder}: {shutil.disk_usage(present).free / GIB:.0f} GiB free"
+    free = shutil.disk_usage(present).free
+    if free < FREE_LEAST_BYTES:
+        raise Missing(f"the file system of {folder} is full, {sized(free)} free: jobs wait until there is space")
+    return f"{folder}: {sized(free)} free"
 
 
 def import_root(settings: Settings) -> str:

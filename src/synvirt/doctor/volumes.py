@@ -7,7 +7,7 @@ from synvirt.cage import may_open_others_files
 from synvirt.doctor.finding import LOOK_TIMEOUT_S, Missing, first_line, program_path
 from synvirt.programs import ProgramFailed, run
 from synvirt.settings import RbdSetting, Settings, ZfsSetting
-from synvirt.sizes import GIB
+from synvirt.sizes import sized
 
 
 def _zfs_settings(settings: Settings) -> list[ZfsSetting]:
@@ -77,4 +77,4 @@ def rbd_pools(settings: Settings) -> str:
     librbd(settings)
     places = [RbdPlace(conf=str(one.conf), client=one.client, pool=one.pool) for one in _rbd_settings(settings)]
     free = {place.pool: RbdDestination(place).free_bytes() for place in places}
-    return ", ".join(f"{pool}: {there / GIB:.0f} GiB free" for pool, there in free.items())
+    return ", ".join(f"{pool}: {sized(there)} free" for pool, there in free.items())
