@@ -67,6 +67,18 @@ def test_no_device_needs_no_guest(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert not runs.exists()
 
 
+def test_a_user_that_may_not_open_the_device_is_named_and_asked_again_in_its_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs = pretend_kvm(monkeypatch, tmp_path, "exit 33")
+    monkeypatch.setattr(accel, "_may_open", lambda: False)
+    found = accel.accelerator()
+    assert (found.kind, "usermod -aG kvm " in found.reason, runs.exists()) == ("tcg", True, False)
+    monkeypatch.setattr(accel, "_may_open", lambda: True)
+    monkeypatch.setattr(accel, "_known", None)
+    assert accel.accelerator().kind == "kvm"
+
+
 @pytest.mark.parametrize(
     ("script", "kind", "reason"),
     [

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from synvirt.durable import user_name
 from synvirt.errors import SynvirtError
 from synvirt.programs import ProgramFailed, find, run
 
@@ -99,6 +100,8 @@ def accelerator(remember_in: Path | None = None) -> Accelerator:
 def _probed(remember_in: Path | None) -> Accelerator:
     if not KVM_DEVICE.exists():
         return Accelerator("tcg", f"there is no {KVM_DEVICE}")
+    if not _may_open():
+        return Accelerator("tcg", f"this user may not open {KVM_DEVICE}: usermod -aG kvm {user_name(os.geteuid())}")
     trouble = boots_under("kvm")
     found = Accelerator("tcg", f"KVM does not work: {trouble}") if trouble else Accelerator("kvm", "a guest ran under KVM")
     try:
@@ -108,6 +111,10 @@ def _probed(remember_in: Path | None) -> Accelerator:
     except (OSError, RuntimeError):
         pass  # only the next process is slower for it
     return found
+
+
+def _may_open() -> bool:
+    return os.access(KVM_DEVICE, os.R_OK | os.W_OK, effective_ids=True)
 
 
 def _remembered(folder: Path | None) -> Accelerator | None:
@@ -127,9 +134,10 @@ def _file(folder: Path | None) -> Path:
 
 
 def _host_state() -> list[str]:
-    """What the answer depends on: this boot of the host (modules, permissions, nesting) and this QEMU."""
+    """What the answer depends on: this boot of the host (modules, permissions, nesting), this QEMU, and whether this user may
+    open the device, which changes when it joins a group."""
     program = find(EMULATOR)
     stat = Path(program).stat() if program else None
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    access = str(KVM_DEVICE.exists() and KVM_DEVICE.stat().st_mode)
+    access = str(KVM_DEVICE.exists() and (KVM_DEVICE.stat().st_mode, _may_open()))
     return [boot, access, str(program), str(stat and (stat.st_size, stat.st_mtime_ns))]
