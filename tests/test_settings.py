@@ -1,6 +1,7 @@
 """Flags over variables over the file over defaults; a wrong setting is named."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,56 @@ def test_a_folder_that_cannot_be_made_is_said_with_its_cause(tmp_path: Path, nam
     with pytest.raises(BadRequest, match=r"cannot be made ready: .*(exists|Not a directory|too long)") as reported:
         prepare_data_dir(Settings(data_dir=tmp_path / name))
     assert "--data-dir" in (reported.value.hint or "")
+
+
+FOREIGN = ["imports", "keyring", "volumes", "receipts", "keyring/tls.key", "migrator.db", "synvirt.lock"]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_what_another_user_s_service_left_is_named_with_both_users(foreign: str) -> None:
+    """As after `sudo synvirt serve`: the next start by the folder's own user said nothing but «Permission denied»."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be another user")
+    with tempfile.TemporaryDirectory() as name:
+        settings = Settings(data_dir=Path(name) / "data")
+        settings.data_dir.parent.chmod(0o755)
+        prepare_data_dir(settings)
+        settings.receipts_dir.mkdir()
+        for made in ("keyring/tls.key", "migrator.db", "synvirt.lock"):
+            (settings.data_dir / made).touch(0o600)
+        for path in (settings.data_dir, *settings.data_dir.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+        assert _prepared_by_nobody(settings) == ""
+        os.chown(settings.data_dir / foreign, 0, 0)
+        said = _prepared_by_nobody(settings)
+        assert said.startswith(f"{settings.data_dir / foreign} belongs to root, and this runs as nobody")
+        assert f"chown -R nobody {settings.data_dir}" in said
+        prepare_data_dir(settings)
+
+
+NOBODY = 65534
+
+
+def _prepared_by_nobody(settings: Settings) -> str:
+    """What a process of that user says; nothing, if all is right."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = ""
+        try:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            prepare_data_dir(settings)
+        except BaseException as error:
+            said = f"{error} {getattr(error, 'hint', '')}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return said
 
 
 @pytest.mark.parametrize("name", ["/proc/x", "/sys/x/y", "/proc", "link/x"])

@@ -2,9 +2,10 @@
 
 import fcntl
 import os
+import pwd
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,6 +28,27 @@ def make_open_folder(folder: Path) -> None:
     for path in [*reversed([above for above in folder.parents if not above.exists()]), folder]:
         path.mkdir()
         path.chmod(0o711)
+
+
+def of_another_user(folders: Iterable[Path], files: Iterable[Path]) -> Path | None:
+    """The first that is there and that this process cannot use: a folder of another user, as it may not change its mode, or a
+    file that it may not read. root can use all."""
+    if os.geteuid() == 0:
+        return None
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            if folder.stat().st_uid != os.geteuid():
+                return folder
+    there = (file for file in files if file.exists())
+    return next((file for file in there if not os.access(file, os.R_OK, effective_ids=True)), None)
+
+
+def user_name(number: int) -> str:
+    """A user's name; `user 1001`, where this host has no name for it."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
 
 
 def put_private_file(path: Path, content: bytes, *, replace: bool = True) -> None:

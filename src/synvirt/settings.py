@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from synvirt.durable import sweep
+from synvirt.durable import of_another_user, sweep, user_name
 from synvirt.errors import BadRequest, text_of
 from synvirt.mistakes import worded
 from synvirt.model.plan import DestinationName
@@ -423,6 +423,7 @@ def prepare_data_dir(settings: Settings) -> None:
     settings.check_host_id()
     settings.check_data_dir()
     with _as_bad_request(settings):
+        _check_owner(settings)
         _make_data_dir(settings)
     sweep(settings.keyring_dir)
 
@@ -462,6 +463,19 @@ def _look_where_it_would_be(folder: Path) -> None:
         if os.statvfs(at).f_flag & os.ST_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(at))
         return
+
+
+def _check_owner(settings: Settings) -> None:
+    """BadRequest, if another user's service was here, for example root's."""
+    folders = settings.imports_dir, settings.uploads_dir, settings.keyring_dir, settings.volumes_dir, settings.receipts_dir
+    files = settings.data_dir / "synvirt.lock", settings.data_dir / "migrator.db"
+    found = of_another_user(folders, files) or of_another_user((), sorted(settings.keyring_dir.glob("*")))
+    if found is not None:
+        owner, ours = user_name(found.stat().st_uid), user_name(os.geteuid())
+        raise BadRequest(
+            f"{found} belongs to {owner}, and this runs as {ours}",
+            hint=f"run it as {owner}, or once: chown -R {ours} {settings.data_dir}; --data-dir names another folder",
+        )
 
 
 def _make_data_dir(settings: Settings) -> None:
