@@ -22,6 +22,7 @@ from tests.costs import Costs
 from tests.kept_small import KeptSmall
 from tests.made_once import made_once
 from tests.store_template import stores_from
+from tests.workers import Workers
 
 # A service in the test's own process must not log into what a command prints: structlog's default is standard output.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
@@ -83,6 +84,7 @@ LONG = (
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs())
     config.pluginmanager.register(KeptSmall())
+    config.pluginmanager.register(Workers())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -43,18 +43,23 @@ def begin_peak() -> None:
 
 class Costs:
     def __init__(self) -> None:
-        self._used = processor_s()
+        self._used: float | None = None
         self._had_mib = self._peak_mib = 0
         self._workers: dict[str, int] = {}
         self._files: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
         self._raised: list[tuple[int, int, str]] = []
+
+    def pytest_runtest_logstart(self) -> None:
+        """What was used before the first one is no test's."""
+        if self._used is None:
+            self._used = processor_s()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
         """Where the test runs. The report takes what it is given to the process that prints."""
         report = yield
         used, peak = processor_s(), peak_mib()
-        report.processor_s = used - self._used
+        report.processor_s = used - (self._used or 0.0)
         # Before the first one is what all tests share: their modules.
         report.peak_mib = (peak, peak - self._had_mib) if self._had_mib else (peak, 0)
         self._peak_mib = max(self._peak_mib, peak)

@@ -45,6 +45,20 @@ def ordering() -> socket.socket:
     return _ordering[0]
 
 
+def share() -> None:
+    """All that are forked from here order by one process, which begins with the first order. It ends when they have ended."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        if theirs.recv(1, socket.MSG_PEEK):
+            os.set_inheritable(theirs.fileno(), True)
+            os.chdir(CHECKOUT)
+            os.execv(sys.executable, [sys.executable, "-m", "tests.forking", str(theirs.fileno())])
+        os._exit(0)
+    theirs.close()
+    _ordering[:] = [ours]
+
+
 def inherit(descriptor: int) -> None:
     """Instead of one of its own."""
     _ordering[:] = [socket.socket(fileno=descriptor)]
@@ -58,6 +72,9 @@ class Popen(subprocess.Popen[AnyStr]):
     _waitpid_lock: threading.Lock
     _close_pipe_fds: Callable[..., None]
     _handle_exitstatus: Callable[[int], None]
+
+    def _ordered_by(self) -> socket.socket:
+        return ordering()
 
     def _execute_child(
         self,
@@ -101,7 +118,7 @@ class Popen(subprocess.Popen[AnyStr]):
         self._end: socket.socket = ours
         standard: list[int] = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
         with theirs, _lock:
-            control = ordering()
+            control = self._ordered_by()
             descriptors = [control.fileno(), theirs.fileno(), *standard, *pass_fds]
             socket.send_fds(control, [json.dumps(order).encode()], descriptors)
         self.pid = int(self._end.recv(ANSWER_BYTES) or 0)

@@ -54,7 +54,8 @@ def load(made: ExitStack) -> None:
 
 
 def serve(control: socket.socket) -> dict[str, Any] | None:
-    """In each forked process: what it is to run. In this one: None, once nobody orders any more."""
+    """In each forked process: what it is to run, and the socket that it was ordered by. In this one: None, once nobody orders
+    any more."""
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
@@ -92,8 +93,7 @@ def _with_files(order: dict[str, Any], ordering: int, files: list[int]) -> dict[
     for file, number in zip(files, wanted, strict=True):
         os.dup2(file, number)
         os.close(file)
-    forked.inherit(ordering)
-    return order
+    return order | {"ordering": ordering}
 
 
 def _moved(descriptor: int, beyond: int) -> int:
@@ -118,6 +118,7 @@ def _say(end: socket.socket, what: object) -> None:
 
 def become(order: dict[str, Any], loaded: dict[str, str]) -> None:
     """`loaded`: what modules have set in the environment."""
+    forked.inherit(order["ordering"])
     if order["session"]:
         os.setsid()
     os.chdir(order["cwd"])
