@@ -1,6 +1,6 @@
 """A service in a process of its own that runs one job by an export lease, to be killed in the middle.
 
-`python -m tests.live.lease_service FOLDER JOB URL FINGERPRINT CONTROL`.
+`python -m tests.live.vim_lease.service FOLDER JOB URL FINGERPRINT CONTROL`.
 """
 
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 from tests.fakes.vcenter import VCenter
-from tests.live.test_vim_lease import LeaseHouse
+from tests.live.vim_lease.lab import LeaseHouse
 
 
 def main() -> None:
