@@ -7,9 +7,13 @@ real.
 """
 
 import contextlib
+import errno
+import hashlib
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from synvirt.programs import run
 
@@ -19,6 +23,7 @@ NTFS_BYTES = 180 * MIB
 DISK_BYTES = NTFS_BYTES + 2 * MIB
 START_SECTOR = 2048
 DISK_ID = b"1234"
+_ZEROS = bytes(MIB)
 
 _SOFTWARE = r"""
 [HKLM\SOFTWARE\Microsoft]
@@ -104,12 +109,9 @@ def disk(path: Path, work: Path, *, hibernated: bool = False, encrypted: bool = 
             file.write(_SAYS + _PROMPT)
         file.seek(440)
         file.write(DISK_ID)
-        at = START_SECTOR * 512
-        while block := part.read(MIB):
-            if block.strip(b"\0"):
-                file.seek(at)
-                file.write(block)
-            at += len(block)
+        for at, block in blocks(part):
+            file.seek(START_SECTOR * 512 + at)
+            file.write(block)
         if encrypted:
             file.seek(START_SECTOR * 512 + 3)
             file.write(b"-FVE-FS-")
@@ -117,17 +119,59 @@ def disk(path: Path, work: Path, *, hibernated: bool = False, encrypted: bool = 
     return path
 
 
+def blocks(file: BinaryIO, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """From there on, each MiB that is not all zeros, with its place. Holes are not read: they are most of such a disk."""
+    at = start
+    while (found := _data_from(file, at)) is not None:
+        at = found - (found - start) % MIB
+        block = os.pread(file.fileno(), MIB, at)
+        if block != _ZEROS[: len(block)]:
+            yield at, block
+        at += MIB
+
+
+def _data_from(file: BinaryIO, at: int) -> int | None:
+    """lseek(2), SEEK_DATA. None: there are none any more."""
+    try:
+        return os.lseek(file.fileno(), at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return None
+
+
+def digest(raw: Path) -> str:
+    """Of its content: a hole is as good as zeros."""
+    found = hashlib.sha256(str(raw.stat().st_size).encode())
+    with raw.open("rb") as file:
+        for at, block in blocks(file):
+            found.update(at.to_bytes(8, "big") + block)
+    return found.hexdigest()
+
+
 @contextlib.contextmanager
 def volume_of(raw: Path, work: Path) -> Iterator[Path]:
     """The files of the one partition of a raw disk, read-only."""
     part = work / "part.img"
+    start = START_SECTOR * 512
     with raw.open("rb") as file, part.open("wb") as out:
-        file.seek(START_SECTOR * 512)
-        while block := file.read(MIB):
-            out.seek(len(block), 1) if not block.strip(b"\0") else out.write(block)
-        out.truncate()
+        for at, block in blocks(file, start):
+            out.seek(at - start)
+            out.write(block)
+        out.truncate(raw.stat().st_size - start)
     with mounted(part, work / "look", "ro") as root:
         yield root
+
+
+def assert_converted(raw: Path, work: Path) -> None:
+    """The registry of the result, read by another tool: viostor is a service that starts at boot, and its file is there."""
+    with volume_of(raw, work) as root:
+        assert (root / "Windows/System32/drivers/viostor.sys").read_text() == "phony viostor.sys"
+        hive = root / "Windows/System32/config/SYSTEM"
+        key = r"ControlSet001\Services\viostor"
+        exported = run(["hivexregedit", "--export", "--unsafe-printable-strings", str(hive), key], timeout_s=60).stdout
+    assert '"Start"=dword:00000000' in exported
+    assert r'"ImagePath"=str(2):"system32\drivers\viostor.sys"' in exported
 
 
 @contextlib.contextmanager

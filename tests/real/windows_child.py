@@ -1,4 +1,4 @@
-"""A service in the middle of a conversion, for a test to kill: `windows_child.py FOLDER ISO DEVICE`."""
+"""A service in the middle of a conversion, for a test to kill: `windows_child.py FOLDER ISO CLONE VOLUME`."""
 
 import sys
 from pathlib import Path
@@ -8,9 +8,12 @@ from tests.guests.conversions import KVM, NAME, manifest
 
 
 def main() -> None:
-    folder, iso, device = sys.argv[1:]
+    folder, iso, clone, volume = sys.argv[1:]
     preparer = VirtV2vInPlace(Path(folder), Path(iso), kvm=KVM)
-    preparer.convert(NAME, manifest(), [device], lambda kind, text: print(kind, text, flush=True), lambda: False)
+    beneath = {clone: volume}
+    preparer.convert(
+        NAME, manifest(), [clone], lambda kind, text: print(kind, text, flush=True), lambda: False, beneath=beneath
+    )
 
 
 if __name__ == "__main__":
