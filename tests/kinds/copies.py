@@ -2,30 +2,44 @@
 
 import shutil
 import subprocess
+import threading
 import time
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 # A kernel's clock for files moves on every 10 ms at the latest.
 TICK_NS = 10**7
 TIMES_MAX = 100
+_LOCK = type(threading.Lock())
 
 
-def copy_as_killed(folder: Path, to: Path) -> None:
-    """Holes stay holes. A file that a thread wrote meanwhile would make it a state that never was: then it is copied again.
+def copy_as_killed(folder: Path, to: Path, outside: Callable[[], dict[str, Any]] = dict) -> dict[str, Any]:
+    """Copies the folder; a copy of what `outside` answers, which outlives a service too, at that same moment.
 
+    Holes stay holes. What another thread changed meanwhile would make it a state that never was: then it is copied again.
     The files in `imports` are their users', whom a job trusts to be the same file all the time: they are, in each copy.
 
     By a process: one that opens and closes a database of its own, for a copy, loses its locks on it (fcntl(2))."""
     for _ in range(TIMES_MAX):
-        seen = _at_rest(folder)
+        seen, before = _at_rest(folder), deepcopy(outside())
         copied = subprocess.run(["cp", "-a", "--reflink=auto", folder, to], stderr=subprocess.DEVNULL).returncode
-        if copied == 0 and _files(folder) == seen:
+        if copied == 0 and _files(folder) == seen and _fields(outside()) == _fields(before):
             for path in (folder / "imports").rglob("*"):
                 if path.is_file():
                     _put_link(path, to / path.relative_to(folder))
-            return
+            return before
         shutil.rmtree(to, ignore_errors=True)
     raise AssertionError(f"{folder} does not rest")
+
+
+def _fields(value: object) -> object:
+    """An object and its copy have equal ones."""
+    if isinstance(value, dict):
+        return {name: _fields(one) for name, one in value.items() if not isinstance(one, _LOCK)}
+    is_by_identity = type(value).__eq__ is object.__eq__ and hasattr(value, "__dict__")
+    return _fields(vars(value)) if is_by_identity else value
 
 
 def _put_link(path: Path, to: Path) -> None:

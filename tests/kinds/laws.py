@@ -105,6 +105,9 @@ class World:
         """Asked in the thread that has just committed."""
         return True
 
+    def remember(self) -> None:
+        """For the checks of the service that comes after it, should it die now."""
+
     def die(self) -> None:
         """Its threads end, as those of a service that was killed: whatever they ask of the store ends them."""
 
@@ -117,8 +120,8 @@ class Kind:
     """A line of the table. `name`: as the product calls it. `ends`: as it does when nothing happens to it.
 
     `once`: what it prepares is a job too, and the same each time.
-    `copied`: it runs once, and its place is copied at each moment. For kinds of which one thread alone commits, and whose
-    files all lie in its folder: the others run anew up to each moment.
+    `copied`: it runs once, and its place is copied at each moment. For kinds whose files all lie in its folder, and whose
+    hypervisor can be copied: the others run anew up to each moment.
     `parts`: how many tests share its moments. `taken`: those of its parts that are run, where lines of one course and other
     trouble take them all together. `surely`: so many moments at least.
     `kills`, `cancels`: whether that law is asked of it.
@@ -240,6 +243,7 @@ def killed_at(kind: Kind, place: Place, moment: int) -> bool:
             _well(kind, world, job_id)
             return False
         world.die()
+        world.remember()
     kind.meanwhile(place, moment)
     _goes_on(kind, place)
     return True
@@ -252,8 +256,11 @@ def killed_at_each(kind: Kind, place: Place, moments: range, places: Callable[[s
 
     def leave(moment: int) -> None:
         copied = place.folder.with_name(f"{place.folder.name}-{moment}")
-        copy_as_killed(place.folder, copied)
-        left.append((moment, copied, deepcopy(place.outside)))
+        left.append((moment, copied, copy_as_killed(place.folder, copied, outlives)))
+
+    def outlives() -> dict[str, Any]:
+        world.remember()
+        return place.outside
 
     with place.closing, first(kind, place) as world, pytest.MonkeyPatch.context() as patched:
         counted = Moments(world, moments, leave, patched)

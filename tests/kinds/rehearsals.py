@@ -6,7 +6,7 @@ from uuid import UUID
 
 from synvirt.destinations.directory import DirectoryDestination
 from synvirt.model.kinds import State
-from synvirt.model.rehearsal import REHEARSED, RehearsalRequest, RehearsalState
+from synvirt.model.rehearsal import RehearsalRequest, RehearsalState
 from tests.fakes.clones import CopyingDirectory, OverlayingDirectory
 from tests.fakes.guests import MARK
 from tests.house import VM
@@ -55,17 +55,19 @@ class Rehearsed(World):
         if not self.syncs:
             self.stage.begin_job(self.job_id)
             self.syncs = True
-        self.stage.begin(job_id)
+        rehearsing = self.stage.begin(job_id)
         until, written = time.monotonic() + WITHIN_S, 0
-        while (state := self.stage.asking.get(self.job_id, job_id).state) not in REHEARSED:
+        while rehearsing.is_alive():
             assert time.monotonic() < until, self.problem(job_id)
             if self.stage.died:
-                raise self.stage.died[0]
+                break
             if not self.is_dead and written < WRITES:  # what the passes of that time copy
                 self.stage.house.platform.guest_writes(VM, DISK, AT + written * 70_000, b"while it is rehearsed")
                 written += 1
-            time.sleep(0.01)
-        return ENDS[state]
+            rehearsing.join(0.01)
+        if self.stage.died:
+            raise self.stage.died[0]
+        return ENDS[self.stage.asking.get(self.job_id, job_id).state]
 
     def problem(self, job_id: UUID) -> str:
         return str(self.stage.asking.get(self.job_id, job_id))

@@ -359,8 +359,7 @@ class Collection(Upkeep):
     def submit(self) -> UUID:
         return self.backups.collect(self.place.outside["repository"], dry_run=False).id
 
-    def die(self) -> None:
-        super().die()
+    def remember(self) -> None:
         self.place.outside["did"] = len(self.did)
 
     def check_not_again(self) -> None:

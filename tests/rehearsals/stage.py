@@ -140,10 +140,11 @@ class Stage:
     def begin_job(self, job_id: UUID) -> None:
         self._begin(lambda: self.house.run(job_id))
 
-    def begin(self, rehearsal_id: UUID) -> None:
-        self._begin(lambda: self.rehearsals.run(rehearsal_id, self.let_go))
+    def begin(self, rehearsal_id: UUID) -> threading.Thread:
+        """The thread that ends with it."""
+        return self._begin(lambda: self.rehearsals.run(rehearsal_id, self.let_go))
 
-    def _begin(self, run: Callable[[], object]) -> None:
+    def _begin(self, run: Callable[[], object]) -> threading.Thread:
         def noted() -> None:
             try:
                 run()
@@ -153,6 +154,7 @@ class Stage:
         thread = threading.Thread(target=noted, daemon=True)
         thread.start()
         self._threads.append(thread)
+        return thread
 
     def join(self) -> None:
         for thread in self._threads:
