@@ -16,7 +16,7 @@ from synvirt.jobs.process import started
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import DiskBus
-from synvirt.model.plan import MigrationPlan
+from synvirt.model.plan import Limits, MigrationPlan
 from synvirt.programs import Output, ProgramFailed
 from synvirt.sizes import KIB, MIB
 from tests.drawn import drawn
@@ -49,6 +49,11 @@ def offline(house: House, keys: Sequence[str] = (DISK, "disk-1")) -> MigrationPl
 
 def instant(house: House) -> MigrationPlan:
     return offline(house).model_copy(update={"instant": True})
+
+
+def slowly(house: House) -> MigrationPlan:
+    """One disk, in pieces and with a limit to each second: a job has watermarks in the middle of it."""
+    return offline(house, (DISK,)).model_copy(update={"limits": Limits(bandwidth_bps=MIB)})
 
 
 def live(mode: str) -> Callable[[House], MigrationPlan]:

@@ -2,7 +2,7 @@
 
 from tests.kinds import instant_restores, rehearsals, repairs, restores, runs
 from tests.kinds.laws import Kind
-from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, instant, live, offline
+from tests.kinds.migrations import ByTool, OnZfs, Retry, RetryLive, Scenario, instant, live, offline, slowly
 from tests.kinds.running import ByBitmap
 from tests.kinds.waves import Led, LedAgain
 
@@ -12,6 +12,8 @@ _NO_BOOT = Scenario(live("Warm"), fail="boot", live=True)
 
 KINDS: tuple[Kind, ...] = (
     Kind("migration", "offline, by processes", Scenario(offline, processes=True), parts=3, surely=15, threads=True),
+    # A copy of its place would have what its threads go on to write.
+    Kind("migration", "offline, in pieces", Scenario(slowly), cancels=False, surely=12),
     Kind("migration", "offline, Windows", Scenario(offline, family="windows"), surely=15, copied=True),
     Kind("migration", "offline, no boot", Scenario(offline, fail="boot"), ends="Failed", cancels=False, surely=15, copied=True),
     Kind("migration", "warm", _WARM, parts=3, surely=25, cancelled_at=14, meanwhile=_WARM.guest_lives_on, copied=True),
