@@ -9,6 +9,7 @@ import pytest
 from synvirt.errors import RepositoryFull, SynvirtError
 from synvirt.repository import packs
 from synvirt.repository.disk import PointReader
+from synvirt.repository.folder import UNFINISHED
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
 from synvirt.repository.verify import verify_point, verify_repository
@@ -81,6 +82,8 @@ def test_each_call_fails(error: Callable[[], SynvirtError], again: bool) -> None
         with pytest.raises(SynvirtError):
             _run(Counted(inner, stop_at=number, error=error, again=again))
         _is_whole(inner, earlier)
+        if not again:  # what has no name takes no space, which a full disk does not have
+            assert inner.entries(UNFINISHED) == []
 
 
 def _damaged(folder: MemoryFolder, random: Random) -> str:

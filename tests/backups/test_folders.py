@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from blake3 import blake3
 
-from synvirt.errors import RepositoryDamaged, RepositoryUnreachable
+from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreachable
 from synvirt.repository import packs
-from synvirt.repository.folder import Folder, HostFolder, put
+from synvirt.repository.folder import UNFINISHED, Folder, HostFolder, put
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import HEADER, Repository
@@ -18,6 +18,8 @@ from tests.backups.folders import MemoryFolder
 from tests.backups.peers import Peer
 from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.fakes.disks import MemoryReader
+
+MIB = 1 << 20
 
 
 def _memory(_: Path) -> Iterator[Folder]:
@@ -43,6 +45,19 @@ def _noise(chunks: int) -> MemoryReader:
     found = disk("AAAA" * chunks)
     found.content = Random(4).randbytes(len(found.content))
     return found
+
+
+def test_a_file_that_does_not_fit_leaves_no_part_of_it(folder: Folder) -> None:
+    """It stayed for a week, each try left another one, and a full disk had less and less space for the next."""
+    folder.make_folders([UNFINISHED, "packs"])
+
+    def pieces() -> Iterator[bytes]:
+        yield bytes(MIB)
+        raise RepositoryFull("No space left on device")
+
+    with pytest.raises(RepositoryFull):
+        put(folder, "packs/one", pieces())
+    assert folder.entries(UNFINISHED) == folder.entries("packs") == []
 
 
 def test_points_are_stored_found_verified_and_restored(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

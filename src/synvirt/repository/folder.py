@@ -8,13 +8,13 @@ import errno
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreachable, StoreWriteFailed
+from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreachable, StoreWriteFailed, SynvirtError
 from synvirt.sizes import WRITE_BYTES
 
 # The folder for files that are being written and have no valid name. Garbage collection removes a crash's leftovers.
@@ -55,11 +55,17 @@ class Folder(Protocol):
 
 
 def put(folder: Folder, name: str, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-    """When this returns, the file is whole and durable under its name. When it raises or the host dies, it may have no name."""
+    """When this returns, the file is whole and durable under its name. When it raises or the host dies, it may have no name.
+    Only a host that dies leaves a part of it: on a full disk, that would take the space which the next try needs."""
     unfinished = f"{UNFINISHED}/{secrets.token_hex(8)}"
-    folder.write(unfinished, pieces)
-    folder.sync(unfinished)
-    folder.rename(unfinished, name)
+    try:
+        folder.write(unfinished, pieces)
+        folder.sync(unfinished)
+        folder.rename(unfinished, name)
+    except SynvirtError:
+        with suppress(SynvirtError):
+            folder.delete(unfinished)
+        raise
     folder.sync_folder(name.rpartition("/")[0])
 
 
