@@ -120,7 +120,7 @@ def print_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     for title in titles:
         table.add_column(title, no_wrap=title != "NAME")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell.replace("\n", "\N{REPLACEMENT CHARACTER}") for cell in row))  # a name must not look like two rows
     console.print(table)
 
 

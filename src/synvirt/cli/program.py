@@ -30,6 +30,10 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         what = f"{error.filename or 'a file of this command'} cannot be written: {error.strerror}"
         return failed(DiskWriteFailed(what, hint="free some space there, or name another folder"), as_json=as_json)
+    if "surrogates not allowed" in str(error):  # json's, httpx's and pydantic's own errors all end with Python's words
+        # A file's name of other bytes. What works on files here takes it; nothing that is JSON can have it.
+        what = "a file's name is not UTF-8, and the service takes no other"
+        return failed(BadRequest(what, hint="rename the file"), as_json=as_json)
     detail = f"something unexpected went wrong in this command: {type(error).__name__}: {error}"
     return failed(Internal(detail, hint="SYNVIRT_LOG_LEVEL=debug shows where; please report it"), as_json=as_json)
 

@@ -3,6 +3,7 @@
 A file's format is known by its first bytes. Its disk's size comes from the reader that will copy it, so the two always agree.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ _TABLES_OF_BYTES = 512 * GIB
 _EXTENTS_MAX = 200_000
 # Files that belong to a description. They are looked for by name where folders cannot be listed: digests, and their signature.
 _BESIDE = (".mf", ".cert")
+# limits.h, NAME_MAX: no file system of Linux has a longer name.
+NAME_BYTES_MAX = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +191,12 @@ def disk_spec(file: FileRange, root: Root, *, declared: str = "", inner_root: Ro
 
 def _key_beside(file: FileRange, root: Root) -> str | None:
     """The file with the passphrase of an encrypted image, if it exists: the image's or its archive's name, and `.key`."""
-    if not isinstance(root, Path):
+    beside = f"{file.path}.key"
+    # An image may itself have the longest name: then no file can be beside it.
+    if not isinstance(root, Path) or len(os.fsencode(Path(beside).name)) > NAME_BYTES_MAX:
         return None
     try:
-        return str(resolve(root, f"{file.path}.key"))
+        return str(resolve(root, beside))
     except NotFound:
         return None
 

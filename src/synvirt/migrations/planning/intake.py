@@ -14,6 +14,7 @@ from synvirt.acting import bring, submitter
 from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
 from synvirt.jobs.instant import GuestWrites, refuse_loss
+from synvirt.machines.texts import clean
 from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse, refuse_taken
 from synvirt.migrations.planning.repairable import refuse_second
 from synvirt.migrations.planning.retrying import corrected, has_kept_copy, is_taken_up, taken_up
@@ -219,6 +220,10 @@ class Intake:
         self.board.unpin(job_id)
 
     def _name_of(self, plan: MigrationPlan) -> str:
+        """By its source, in one line: a file's name may have any character, and lists and logs show it."""
+        return clean(self._source_name(plan)) or "import"
+
+    def _source_name(self, plan: MigrationPlan) -> str:
         match plan.source_ref.kind:
             case "live_vm":
                 return plan.source_ref.vm_id[:255]
