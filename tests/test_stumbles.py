@@ -64,8 +64,8 @@ TESTS: Tests = {
     "U13 a hint names an option that is not there": {
         "cli/test_commands.py": ("test_where_a_service_listens_is_an_option_of_each_that_starts_one",),
     },
-    "U14 an upload of nothing": {"api/test_uploads.py": ("test_a_malformed_body_leaves_nothing",)},
-    "U15 one field in two places": {"api/test_uploads.py": ("test_what_is_in_an_upload",)},
+    "U14 an upload of nothing": {"api/uploads/test_bodies.py": ("test_a_malformed_body_leaves_nothing",)},
+    "U15 one field in two places": {"api/uploads/test_uploads.py": ("test_what_is_in_an_upload",)},
     "U16 rows of disks that are old": {
         "api/test_migrations.py": ("test_the_rows_of_disks_are_of_now_too",),
         "api/test_stream.py": ("test_the_rows_of_disks_come_with_the_figures",),

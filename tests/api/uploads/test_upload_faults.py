@@ -1,0 +1,301 @@
+"""Uploads when something fails: callers that go away, slow and full disks, a service that crashes."""
+
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from synvirt.migrations.uploads import Incoming, Uploads
+from tests.api.test_problems import assert_problem
+from tests.api.uploads.sending import (
+    END,
+    FILE,
+    FORM,
+    KIB,
+    MIB,
+    answered,
+    assert_nothing,
+    connected,
+    incoming,
+    left,
+    part,
+    send,
+    sent,
+    sha256,
+)
+from tests.counted import bytes_read
+from tests.fakes.service import Service
+from tests.needs import need_root
+
+
+class Crash(BaseException):
+    """The service dies here: nothing of ours may catch it."""
+
+
+# ── callers that go away ────────────────────────────────────────────────────────────────────────────────
+
+
+def begun(service: Service) -> socket.socket:
+    """A caller in the middle of an upload: some of it is on the disk."""
+    sock = connected(service, "Content-Length: 500000000\r\n")
+    sock.sendall(part(FILE, b"x" * 3 * MIB)[:-2])
+    until = time.monotonic() + 60
+    while not any(path.stat().st_size for path in service.settings.uploads_dir.glob(".*/*")) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert re.fullmatch(r"\.[0-9a-f-]{36}", " ".join(left(service)))
+    return sock
+
+
+def test_a_caller_that_goes_away_leaves_nothing(service: Service, client: httpx.Client) -> None:
+    sock = begun(service)
+    assert client.get("/uploads").json()["items"] == []
+    sock.close()
+    assert_nothing(service)
+
+
+def test_a_caller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    service = Service(tmp_path, idle_s=1)
+    with service.served(), connected(service, "Content-Length: 500000\r\n") as sock:
+        sock.sendall(part(FILE, b"x" * 1000)[:-2])
+        answer = answered(sock)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"nothing came for 1 s" in answer
+        assert_nothing(service)
+    service.close()
+
+
+def test_a_service_that_ends_leaves_nothing(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    with service.served():
+        sock = begun(service)
+    sock.close()
+    assert_nothing(service)
+    service.close()
+
+
+# ── many at once, and what they cost ────────────────────────────────────────────────────────────────────
+
+
+def test_many_upload_at_once(service: Service) -> None:
+    files = [os.urandom(2 * MIB + number) for number in range(12)]
+
+    def one(data: bytes) -> dict[str, Any]:
+        with service.local() as client:
+            return sent(client, data, sha256=sha256(data))
+
+    with ThreadPoolExecutor(len(files)) as pool:
+        done = list(pool.map(one, files))
+    assert len({upload["id"] for upload in done}) == len(files)
+    for data, upload in zip(files, done, strict=True):
+        assert Path(upload["path"]).read_bytes() == data
+    assert len(left(service)) == len(files)
+
+
+def test_memory_is_bounded(service: Service, client: httpx.Client) -> None:
+    size = 300 * MIB
+
+    def body() -> Iterator[bytes]:
+        yield part(FILE, b"")[:-2]
+        for _ in range(size // MIB):
+            yield bytes(MIB)
+        yield b"\r\n" + END
+
+    sent(client, b"all modules are loaded")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak (proc(5))
+    before = _status_kib("VmRSS")
+    upload = client.post("/uploads", content=body(), headers=FORM).json()
+    assert upload["size_bytes"] == size
+    assert _status_kib("VmHWM") - before < 40 * KIB
+
+
+def test_the_digest_is_taken_in_the_pass(service: Service) -> None:
+    """Nothing that was written is read again, however large it is."""
+    incoming = service.uploads.begin("web.ova")
+    data = os.urandom(MIB)
+    for _ in range(16):
+        incoming.write(memoryview(data))
+    with bytes_read() as count:
+        upload = incoming.finish(None)
+    assert upload.sha256 == sha256(data * 16)
+    assert count.bytes < MIB
+
+
+def _status_kib(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_slow_disk_holds_up_nobody_else(service: Service, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def stuck(self: Incoming, data: memoryview) -> None:
+        entered.set()
+        assert leave.wait(100)
+
+    monkeypatch.setattr(Incoming, "write", stuck)
+
+    def one() -> None:
+        with service.local() as own:
+            assert send(own, b"data").status_code == 201
+
+    uploading = threading.Thread(target=one)
+    uploading.start()
+    assert entered.wait(60)
+    for _ in range(20):
+        assert client.get("/uploads").status_code == 200
+    leave.set()
+    uploading.join(60)
+    assert not uploading.is_alive()
+
+
+# ── a full disk ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Service]:
+    """Uploads on a file system of 24 MiB, of which 8 may be used."""
+    need_root("a small file system to fill")
+    service = Service(tmp_path)
+    folder = service.settings.uploads_dir
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], check=True)
+    try:
+        with service.served():
+            yield service
+    finally:
+        subprocess.run(["umount", folder], check=True)
+        service.close()
+
+
+def test_what_does_not_fit_is_refused_before_a_byte_of_it(tiny: Service) -> None:
+    with tiny.local() as client:
+        limits = client.get("/upload-limits", params={"size_bytes": 30_000_000}).json()
+    assert (limits["free_bytes"], "do not fit" in limits["refused"]) == (8388608, True)
+    with connected(tiny, "Content-Length: 30000000\r\n") as sock:
+        answer = answered(sock)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"28.6 MiB more (30000000 bytes) do not fit: uploads have 8.0 MiB left on this host" in answer
+        assert b"hint" in answer
+    assert_nothing(tiny)
+
+
+def test_a_disk_that_fills_up_leaves_nothing(tiny: Service) -> None:
+    """The size was not announced."""
+    whole = part(FILE, os.urandom(12 * MIB)) + END
+    with tiny.local() as client:
+        answer = client.post("/uploads", content=iter([whole[:1000], whole[1000:]]), headers=FORM)
+        assert "do not fit" in assert_problem(answer, 413, "E_MIG_UPLOAD_REJECTED")["detail"]
+        assert_nothing(tiny)
+        assert send(client, os.urandom(2 * MIB)).status_code == 201
+
+
+def test_a_full_disk_is_found_while_writing(tiny: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Uploads, "check_room", lambda self, wanted: None)
+    with tiny.local() as client:
+        problem = assert_problem(send(client, os.urandom(25 * MIB)), 413, "E_MIG_UPLOAD_REJECTED")
+        assert problem["detail"] == "the upload does not fit: No space left on device"
+    assert_nothing(tiny)
+
+
+def test_a_disk_that_cannot_be_written_is_the_hosts_fault(service: Service, client: httpx.Client) -> None:
+    service.settings.uploads_dir.rmdir()
+    problem = assert_problem(send(client, b"data"), 500, "E_MIG_PERSIST_FAILED")
+    assert problem["detail"] == "the upload could not be written: No such file or directory"
+    service.settings.uploads_dir.touch()
+    problem = assert_problem(send(client, b"data"), 500, "E_MIG_PERSIST_FAILED")
+    assert "could not be written" in problem["detail"]
+    assert str(service.settings.data_dir) not in str(problem)
+
+
+# ── crashes ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def restarted(service: Service) -> Uploads:
+    again = Uploads(service.store.uploads, service.settings)
+    again.recover()
+    return again
+
+
+def crash_on_commit(service: Service) -> None:
+    def crash() -> None:
+        raise Crash
+
+    service.store.on_commit = crash
+
+
+def test_a_crash_while_bytes_come_in_is_swept_at_the_start(service: Service) -> None:
+    killed = incoming(service)
+    assert len(left(service)) == 1
+    restarted(service)
+    assert_nothing(service)
+    killed._file.close()
+
+
+def test_a_crash_before_the_row_leaves_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any, **__: Any) -> None:
+        raise Crash
+
+    monkeypatch.setattr(service.store.uploads, "add", crash)
+    with pytest.raises(Crash):
+        incoming(service).finish(None)
+    restarted(service)
+    assert_nothing(service)
+
+
+def test_a_crash_right_after_the_row_keeps_the_upload(service: Service) -> None:
+    crash_on_commit(service)
+    with pytest.raises(Crash):
+        incoming(service).finish(None)
+    again = restarted(service)
+    [upload] = again.page(limit=10)[0]
+    assert left(service) == [str(upload.id)]
+    assert Path(upload.path).read_bytes() == b"data"
+    assert (upload.sha256, upload.size_bytes) == (sha256(b"data"), 4)
+
+
+def test_a_crash_while_removing_keeps_it_or_removes_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = incoming(service).finish(None)
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(service.store.uploads, "remove", crash)
+        with pytest.raises(Crash):
+            service.uploads.remove(upload.id)
+    assert Path(restarted(service).get(upload.id).path).read_bytes() == b"data"
+    crash_on_commit(service)
+    with pytest.raises(Crash):
+        service.uploads.remove(upload.id)
+    service.store.on_commit = lambda: None
+    restarted(service)
+    assert_nothing(service)
+
+
+def test_a_start_touches_nothing_else(service: Service) -> None:
+    upload = incoming(service).finish(None)
+    (service.settings.uploads_dir / "mine").mkdir()
+    (service.settings.uploads_dir / ".mine").mkdir()
+    (service.settings.uploads_dir / str(uuid4())).mkdir()
+    before = left(service)
+    restarted(service)
+    assert left(service) == before
+    assert Path(upload.path).read_bytes() == b"data"
+
+
+def test_a_store_that_fails_leaves_nothing(service: Service, client: httpx.Client) -> None:
+    with service.store._writing() as db:
+        db.execute(text("ALTER TABLE uploads RENAME TO lost"))
+    assert_problem(send(client, b"data"), 500, "E_MIG_PERSIST_FAILED")
+    assert left(service) == []
