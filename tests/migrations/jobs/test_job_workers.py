@@ -1,0 +1,107 @@
+"""Workers that are killed in the middle of a job, and the progress that they report."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from synvirt.jobs.wire import Flushed, Moved
+from synvirt.migrations.hearing import Tally
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.model.machine import VmManifest
+from synvirt.sizes import MIB
+from synvirt.store import Store
+from tests.fakes.live import FakeAdapter
+from tests.house import VM, House, live_plan, offline_plan
+from tests.migrations.jobs.running import DISK, imported, some_disk
+from tests.processes import workers
+
+
+def _kill_workers(store: Store, job: Migration, times: int, killed: list[int]) -> None:
+    deadline = time.monotonic() + 60
+    while len(killed) < times and time.monotonic() < deadline:
+        for worker in workers():
+            marks = store.watermarks(job.id, 1)
+            if worker not in killed and marks and marks[DISK].offset_bytes > len(killed) * MIB:
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+        time.sleep(0.01)
+
+
+def test_a_killed_worker_costs_nothing_but_the_bytes_since_its_watermark(house: House) -> None:
+    content = some_disk(8 * MIB)
+    plan = offline_plan(imported(house, {DISK: content}), limits={"bandwidth_bps": 3 * MIB // 2})
+    job = house.intake.submit(plan)
+    killed: list[int] = []
+    killer = threading.Thread(target=_kill_workers, args=(house.store, job, 2, killed))
+    killer.start()
+    ended = house.run(job.id)
+    killer.join()
+    assert len(killed) == 2
+    assert ended.state == State.COMPLETED
+    assert house.volume(ended).read_bytes() == content
+    assert workers() == []
+
+
+def test_progress_never_goes_back_and_ends_whole(house: House) -> None:
+    content = some_disk(6 * MIB)
+    job = house.intake.submit(offline_plan(imported(house, {DISK: content}), limits={"bandwidth_bps": 2 * MIB}))
+    seen: list[tuple[int, int]] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.05):
+            for _, progress in house.board.latest().values():
+                seen.append((progress.bytes_done, progress.bytes_total))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    last = house.run(job.id)
+    ended.set()
+    watcher.join()
+    done = [figures[0] for figures in seen]
+    assert done == sorted(done)
+    assert len(set(done)) >= 4
+    assert all(figures[0] <= figures[1] for figures in seen)
+    assert last.progress.bytes_done == last.progress.bytes_total
+
+
+def test_what_moves_during_a_flush_is_not_taken_back_by_its_end() -> None:
+    tally = Tally(before={})
+    tally.take(Moved(key="d", bytes_total=9, bytes_done=3, bytes_zero=1))
+    tally.take(Moved(key="d", bytes_total=9, bytes_done=5, bytes_zero=2))
+    tally.take(Flushed(key="d", offset_bytes=3, bytes_total=9, bytes_done=3, bytes_zero=1))
+    assert (tally.progress().bytes_done, tally.progress().bytes_zero) == (5, 2)
+    # Another worker goes on from the watermark: what the one before it did since is lost, and said to be.
+    tally.take(Moved(key="d", bytes_total=9, bytes_done=3, bytes_zero=1))
+    assert tally.progress().bytes_done == 3
+    tally.take(Flushed(key="d", offset_bytes=9, bytes_total=9, bytes_done=9, bytes_zero=2, finished=True, bytes_checked=4))
+    assert (tally.progress().bytes_done, tally.checked_bytes()) == (9, 4)
+
+
+def test_a_pass_says_what_it_would_see_of_the_disk_that_it_saw_least_of() -> None:
+    tally = Tally(before={})
+    for key, checked in (("a", 8), ("b", 4), ("c", 0)):
+        tally.take(
+            Flushed(key=key, offset_bytes=9, bytes_total=9, bytes_done=9, bytes_zero=0, finished=True, bytes_checked=checked)
+        )
+    assert (tally.checked_bytes(), tally.least_checked_bytes()) == (12, 4)
+
+
+def test_a_live_job_goes_by_the_name_that_people_know(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The platform's id of a VM (vm-98) tells its owner nothing, on a list or in the note that is left on the source."""
+    inspect = FakeAdapter.inspect
+
+    async def named(adapter: FakeAdapter, vm_id: str) -> VmManifest:
+        return (await inspect(adapter, vm_id)).model_copy(update={"name": "mail server"})
+
+    monkeypatch.setattr(FakeAdapter, "inspect", named)
+    house.platform.add_vm(VM, {DISK: some_disk()})
+    job = house.intake.submit(live_plan("Cold"))
+    assert job.name == VM
+    ended = house.run(job.id)
+    assert (ended.state, ended.name) == (State.COMPLETED, "mail server")
+    assert house.platform.vm(VM)["marks"] == [f"migrated to mail server ({job.id})"]

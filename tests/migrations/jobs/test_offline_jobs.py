@@ -1,0 +1,211 @@
+"""A job from an offline plan to its end, in a house of fakes with real workers, volumes and store."""
+
+import os
+import random
+import subprocess
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from synvirt.destinations.directory import DirectoryDestination
+from synvirt.model.job import DiskProgress, Progress
+from synvirt.model.kinds import Mode, State
+from synvirt.sizes import KIB, MIB
+from tests.fakes.guests import MARK, FakePreparer
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.house import House, offline_plan, states
+from tests.migrations.jobs.running import DISK, crash_when, error_code, flushed, imported, run, some_disk
+
+# ── offline ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_offline_plan_ends_as_a_running_domain_with_the_same_bytes(house: House) -> None:
+    contents = {DISK: some_disk(seed=1), "disk-1": some_disk(seed=2, size=MIB)}
+    job = run(house, offline_plan(imported(house, contents)))
+    assert states(job) == [State.QUEUED, State.COPYING_FULL, State.STARTING, State.COMPLETED]
+    for key, content in contents.items():
+        assert house.volume(job, key).read_bytes() == content
+    assert job.last_error is None
+    assert job.boot_sign is not None
+    assert job.domain is not None
+    assert list(map(str, house.hypervisor.domains)) == [job.domain.uuid]
+    assert job.progress.bytes_done == job.progress.bytes_total > 0
+    assert [one.kind for one in job.passes] == ["full"]
+    assert all(disk.state == "copied" for disk in job.disks)
+
+
+def test_the_rows_of_its_disks_are_as_new_as_its_progress(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored is as old as the last flush."""
+    seen = []
+    pin = house.board.pin
+
+    def pinned(job_id: UUID, state: State, progress: Progress, disks: tuple[DiskProgress, ...] = ()) -> None:
+        pin(job_id, state, progress, disks)
+        seen.append(house.board.current(house.store.get(job_id)))
+
+    monkeypatch.setattr(house.board, "pin", pinned)
+    job = run(house, offline_plan(imported(house)))
+    assert job.state == State.COMPLETED
+    assert seen
+    for one in seen:
+        assert sum(disk.bytes_done for disk in one.disks) == one.progress.bytes_done
+    assert all(disk.volume for one in seen for disk in one.disks)
+
+
+def test_zeros_take_no_room_on_the_volume(house: House) -> None:
+    job = run(house, offline_plan(imported(house, {DISK: bytes(8 * MIB) + b"end"})))
+    assert job.state == State.COMPLETED
+    assert house.volume(job).stat().st_size == 8 * MIB + 3
+    assert house.volume(job).stat().st_blocks * 512 <= 64 * KIB
+
+
+def test_a_windows_guest_is_prepared_before_it_starts(tmp_path: Path) -> None:
+    house = House(tmp_path, family="windows")
+    job = run(house, offline_plan(imported(house)))
+    assert states(job) == [State.QUEUED, State.COPYING_FULL, State.V2V_PROCESSING, State.STARTING, State.COMPLETED]
+    assert house.volume(job).read_bytes().startswith(MARK)
+    assert house.preparer.prepared == ["appliance"]
+    assert job.conversion is not None
+    assert job.conversion.finished_at is not None
+    assert [(one.kind, one.text) for one in job.conversion.messages] == [
+        ("message", "Opening the source"),
+        ("info", "This guest has virtio drivers installed."),
+    ]
+    assert not list((tmp_path / "conversions").iterdir())
+    house.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "conversion", "prepared"),
+    [("linux", "auto", False), ("linux", "always", True), ("windows", "auto", True), ("windows", "never", False)],
+)
+def test_the_plan_may_ask_for_a_conversion_or_forbid_it(tmp_path: Path, family: str, conversion: str, prepared: bool) -> None:
+    house = House(tmp_path, family=family)
+    job = run(house, offline_plan(imported(house), conversion=conversion))
+    assert job.state == State.COMPLETED
+    assert (State.V2V_PROCESSING in states(job)) == prepared == bool(house.preparer.prepared)
+    house.close()
+
+
+def test_a_missing_conversion_tool_is_found_before_anything_is_copied(tmp_path: Path) -> None:
+    house = House(tmp_path, family="windows", preparer=FakePreparer(missing=True))
+    job = run(house, offline_plan(imported(house)))
+    assert states(job) == [State.QUEUED, State.FAILED]
+    assert error_code(job) == "E_MIG_V2V_FAILED"
+    assert house.leftovers() == []
+    house.close()
+
+
+def test_a_failed_conversion_keeps_the_copy_and_leaves_no_domain(tmp_path: Path) -> None:
+    house = House(tmp_path, family="windows", preparer=FakePreparer(fails=True))
+    content = {DISK: some_disk()}
+    job = run(house, offline_plan(imported(house, content)))
+    assert job.state == State.FAILED
+    assert error_code(job) == "E_MIG_V2V_FAILED"
+    assert house.volume(job).read_bytes() == content[DISK]
+    assert not list((tmp_path / "conversions").iterdir())
+    assert house.hypervisor.domains == {}
+    assert house.store.ledger(job.id) == []
+    house.close()
+
+
+def test_start_false_defines_the_domain_and_leaves_it_off(house: House) -> None:
+    job = run(house, offline_plan(imported(house), target={"start": False}))
+    assert job.state == State.COMPLETED
+    assert job.boot_sign is None
+    assert [domain.running for domain in house.hypervisor.domains.values()] == [False]
+
+
+def test_skipped_disks_are_not_copied(house: House) -> None:
+    folder = imported(house, {DISK: some_disk(), "disk-1": some_disk()})
+    job = run(house, offline_plan(folder, skip_disks=["disk-1"]))
+    assert job.state == State.COMPLETED
+    assert [disk.state for disk in job.disks] == ["copied", "skipped"]
+    assert len(list((house.folder / "volumes").rglob("*.raw"))) == 1
+
+
+@pytest.mark.parametrize("skip", [["disk-9"], [DISK]])
+def test_a_plan_that_skips_what_is_not_there_or_everything_is_refused(house: House, skip: list[str]) -> None:
+    job = run(house, offline_plan(imported(house), skip_disks=skip))
+    assert (job.state, error_code(job)) == (State.FAILED, "E_MIG_INVALID_PLAN")
+    assert house.leftovers() == []
+
+
+def test_a_warm_offline_plan_says_that_it_runs_cold(house: House) -> None:
+    job = run(house, offline_plan(imported(house), mode="Warm"))
+    assert job.state == State.COMPLETED
+    assert job.mode_effective == Mode.COLD
+    assert error_code(job) == "E_MIG_CBT_UNSUPPORTED"
+
+
+def test_a_wrong_checksum_fails_the_job_and_leaves_nothing(house: House) -> None:
+    folder = imported(house)
+    (folder / "wrong").touch()
+    job = run(house, offline_plan(folder))
+    assert (job.state, error_code(job)) == (State.FAILED, "E_MIG_MALFORMED_ARCHIVE")
+    assert job.last_error is not None
+    assert "disk-0" in job.last_error.message
+    assert house.leftovers() == []
+
+
+def test_a_path_outside_the_import_root_is_refused(house: House, tmp_path: Path) -> None:
+    job = run(house, offline_plan(tmp_path / "elsewhere"))
+    assert (job.state, error_code(job)) == (State.FAILED, "E_MIG_HOST_PATH_REJECTED")
+
+
+def test_an_archive_that_changes_while_the_service_is_down_is_not_mixed(house: House) -> None:
+    """Half of one export and half of another is a disk that never was."""
+    folder = imported(house)
+    job = house.intake.submit(offline_plan(folder))
+    house.store.on_commit = crash_when(house, lambda: flushed(house, job))
+    with pytest.raises(BaseException, match="died"):
+        house.run(job.id)
+    house.store.on_commit = lambda: None
+    (folder / f"{DISK}.raw").write_bytes(some_disk(seed=99))
+    ended = house.run(job.id)
+    assert (ended.state, error_code(ended)) == (State.FAILED, "E_MIG_DISK_READ_FAILED")
+    assert ended.last_error is not None
+    assert "changed" in ended.last_error.message
+    assert house.leftovers() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
+def test_a_full_disk_while_copying_fails_with_its_cause_and_leaves_nothing(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], check=True)
+    try:
+        house = House(tmp_path, destination=DirectoryDestination(small))
+        content = random.Random(1).randbytes(6 * MIB)
+        job = run(house, offline_plan(imported(house, {DISK: content})))
+        assert (job.state, error_code(job)) == (State.FAILED, "E_MIG_DISK_WRITE_FAILED")
+        assert job.last_error is not None
+        assert "No space left" in job.last_error.message
+        assert "disk-0" in job.last_error.message
+        assert job.last_error.hint is not None
+        assert list(small.rglob("*")) == []
+        house.close()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+# ── the hypervisor ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("fault", "code"), [("define", "E_MIG_DOMAIN_DEFINE_FAILED"), ("boot", "E_MIG_GUEST_BOOT_FAILED")])
+def test_a_guest_that_does_not_come_up_keeps_its_copy_and_leaves_no_domain(tmp_path: Path, fault: str, code: str) -> None:
+    house = House(tmp_path, hypervisor=FakeHypervisor(fail=fault))
+    job = run(house, offline_plan(imported(house)))
+    assert (job.state, error_code(job)) == (State.FAILED, code)
+    assert house.volume(job).read_bytes() == some_disk()
+    assert house.hypervisor.domains == {}
+    house.close()
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_copied(house: House) -> None:
+    first = run(house, offline_plan(imported(house)))
+    assert first.state == State.COMPLETED
+    second = run(house, offline_plan(house.imports / "appliance"))
+    assert states(second) == [State.QUEUED, State.FAILED]
+    assert error_code(second) == "E_MIG_CONFLICT"

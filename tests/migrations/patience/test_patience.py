@@ -1,0 +1,235 @@
+"""What passes by itself costs a job nothing but time: a source that is away, another tool's backup, a changed password."""
+
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from synvirt.errors import SynvirtError
+from synvirt.migrations import advance, hearing, patience
+from synvirt.migrations.patience import Patience
+from synvirt.model.job import Migration
+from synvirt.model.kinds import State
+from synvirt.sizes import KIB, MIB
+from tests.fakes.live import FakeAdapter
+from tests.fakes.workers import in_process
+from tests.house import VM, Crash, House, live_plan
+from tests.migrations.patience.waiting import CODES, DISK, FOR_EVER, at_commits, code, copied_once, held, refused_once_off
+from tests.patience import no_patience, quick_tries
+
+
+@pytest.mark.parametrize("trouble", CODES)
+def test_a_held_job_waits_until_its_source_is_well_again(house: House, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    job, reached = held(house)
+    reported: list[tuple[str, bool] | None] = []
+
+    def looked(now: Migration) -> bool:
+        if not reported:
+            if reached(now):
+                house.platform.guest_writes(VM, DISK, 0, bytes(64 * KIB))
+                house.platform.fault(trouble, FOR_EVER)
+                reported.append(None)
+            return False
+        if now.last_error is None:
+            return False
+        reported.append(code(now.last_error))
+        assert now.last_error.message.count("It is tried again every") == 1
+        assert now.progress.rate_bps == 0.0
+        house.platform.fault(trouble, 0)
+        house.intake.cutover(job.id)
+        return True
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert reported == [None, (CODES[trouble], False)]
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert copied_once(house, ended)
+    assert house.platform.vm(VM)["snapshots"] == {}
+
+
+@pytest.mark.parametrize("trouble", CODES)
+def test_a_trouble_that_lasts_too_long_is_the_job_s_end(house: House, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_patience(monkeypatch)
+    job, reached = held(house)
+
+    def looked(now: Migration) -> bool:
+        if reached(now):
+            house.platform.fault(trouble, FOR_EVER)
+        return reached(now)
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert (ended.state, code(ended.last_error)) == (State.FAILED, (CODES[trouble], True))
+    assert house.platform.vm(VM)["power"] == "on"
+
+
+@pytest.mark.parametrize("trouble", ["snapshot_failed", "wrong_password"])
+def test_what_fails_before_anything_is_copied_is_said_at_once(house: House, trouble: str) -> None:
+    job = house.intake.submit(live_plan())
+
+    def looked(now: Migration) -> bool:
+        if now.state is State.COPYING_FULL:
+            house.platform.fault(trouble, FOR_EVER)
+        return now.state is State.COPYING_FULL
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert (ended.state, code(ended.last_error)) == (State.FAILED, (CODES[trouble], True))
+
+
+def test_what_was_reported_before_stands_there_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a job that is cancelled while it waits is cancelled at once."""
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    house.platform.fault("cannot_track", 1)  # so the job runs cold, and says so
+    job = house.intake.submit(live_plan())
+    seen: list[str] = []
+
+    def looked(now: Migration) -> bool:
+        code_now = None if now.last_error is None else now.last_error.code
+        if code_now is not None and [code_now] != seen[-1:]:
+            seen.append(code_now)
+            house.platform.fault("unreachable", 5 if len(seen) == 1 else 0)
+        return now.state is State.STARTING
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert seen == ["E_MIG_CBT_UNSUPPORTED", "E_MIG_SOURCE_UNREACHABLE", "E_MIG_CBT_UNSUPPORTED"]
+    assert (ended.state, code(ended.last_error)) == (State.COMPLETED, ("E_MIG_CBT_UNSUPPORTED", False))
+
+
+def test_a_service_that_died_while_it_waited_takes_back_the_trouble_it_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_tries(monkeypatch)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    house = House(tmp_path, workers=in_process)
+    house.platform.add_vm(VM, {DISK: random.Random(1).randbytes(3 * MIB)})
+    job, reached = held(house)
+
+    def dies_when_told(now: Migration) -> bool:
+        if now.last_error is not None:
+            raise Crash
+        if reached(now):
+            house.platform.fault("unreachable", FOR_EVER)
+        return False
+
+    at_commits(house, job, dies_when_told)
+    with pytest.raises(Crash):
+        house.run(job.id)
+    house.close()
+
+    house = House(tmp_path, workers=in_process)
+    assert code(house.store.get(job.id).last_error) == ("E_MIG_SOURCE_UNREACHABLE", False)
+    house.platform.fault("unreachable", 0)
+    house.intake.cutover(job.id)
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert copied_once(house, ended)
+    house.close()
+
+
+def test_a_snapshot_that_cannot_go_now_goes_later(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is copied is copied; and no snapshot before it is forgotten."""
+    no_patience(monkeypatch)
+    job, _ = held(house)
+    refused: list[str] = []
+    cleanup = FakeAdapter.cleanup
+
+    async def refusing(adapter: FakeAdapter, vm_id: str, name: str) -> None:
+        if name.endswith("-1") and len(refused) < 2:
+            refused.append(name)
+            house.platform.fault("unreachable", 1)
+        await cleanup(adapter, vm_id, name)
+
+    monkeypatch.setattr(FakeAdapter, "cleanup", refusing)
+    left: list[list[str]] = []
+
+    def looked(now: Migration) -> bool:
+        deltas = [one for one in now.passes if one.kind == "delta" and one.finished_at]
+        if len(deltas) == 2 and now.forecast is not None:
+            left.append([name[-1] for name in house.platform.vm(VM)["snapshots"]])
+        if len(deltas) == 3:
+            house.intake.cutover(job.id)
+        return len(deltas) == 3
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert len(refused) == 2
+    assert "1" not in left[-1]
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert copied_once(house, ended)
+
+
+def test_change_tracking_may_be_lost_once_more_after_a_delta_that_went_well(house: House) -> None:
+    job, _ = held(house)
+    lost: list[int] = []
+
+    def looked(now: Migration) -> bool:
+        done = len([one for one in now.passes if one.finished_at])
+        if done in (2, 5) and done not in lost:
+            lost.append(done)
+            house.platform.lose_change_ids(VM)
+        if done == 7:
+            house.intake.cutover(job.id)
+        return done == 7
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED
+    assert len([one for one in ended.passes if one.whole]) == 2
+    assert house.volume(ended).read_bytes() == house.platform.disk_path(VM, DISK).read_bytes()
+
+
+def test_a_pass_takes_as_long_as_it_copies_however_long_its_source_was_away(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forecasts are made of it."""
+    away_s = 0.0
+    wait = Patience.wait
+
+    async def waited(self: Patience, trouble: SynvirtError) -> None:
+        nonlocal away_s
+        away_s += 10_000.0
+        await wait(self, trouble)
+
+    monkeypatch.setattr(Patience, "wait", waited)
+    monkeypatch.setattr(hearing, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away_s))
+    job = house.intake.submit(live_plan())
+
+    def looked(now: Migration) -> bool:
+        begun = bool(now.passes)
+        if begun:
+            house.platform.fault("unreachable", 3)
+        return begun
+
+    at_commits(house, job, looked)
+    ended = house.run(job.id)
+    assert ended.state is State.COMPLETED
+    assert away_s == 30_000.0
+    assert sum(one.seconds for one in ended.passes) < 10_000.0
+
+
+def test_a_password_that_is_changed_while_the_guest_is_off_is_waited_for(house: House) -> None:
+    """A failed job could not power the guest on either."""
+    job = house.intake.submit(live_plan())
+    refused_once_off(house, job, times=3)
+    ended = house.run(job.id)
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert copied_once(house, ended)
+
+
+def test_a_refused_password_is_not_tried_again_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account would be locked for it."""
+    no_patience(monkeypatch)
+    monkeypatch.setattr(advance, "SWEEP_PAUSES_S", (0.01,) * 5)
+    job = house.intake.submit(live_plan())
+    refused_once_off(house, job, times=100)
+    ended = house.run(job.id)
+    assert (ended.state, code(ended.last_error)) == (State.FAILED, ("E_MIG_AUTH_FAILED", True))
+    left = [entry for entry in house.store.ledger(job.id) if entry.kind in ("source_power", "snapshot")]
+    with house.platform._state() as state:
+        assert 100 - state["faults"]["wrong_password"] <= 1 + len(left)
+    assert ("source_power", VM) in [(entry.kind, entry.name) for entry in left]
