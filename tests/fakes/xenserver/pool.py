@@ -16,12 +16,12 @@ from typing import Any
 from uuid import uuid4
 
 from tests.fakes.contents import Content, fill, size_of
-from tests.fakes.xenserver import model
+from tests.fakes.xenserver import common_calls, model
+from tests.fakes.xenserver.common_calls import Record
 from tests.fakes.xenserver.model import Failure
 
 TRACKED_BYTES = 65536
 USER, PASSWORD = "mover", "s3cret"
-Record = dict[str, Any]
 
 
 def reference() -> str:
@@ -69,10 +69,7 @@ class Pool:
         return made
 
     def at(self, kind: str, ref: str) -> Record:
-        found = self.tables[kind].get(ref)
-        if found is None:
-            raise Failure("HANDLE_INVALID", kind, ref)
-        return found
+        return common_calls.at(self.tables[kind], kind, ref)
 
     def _host(self, address: str) -> str:
         version = {"product_brand": "XCP-ng", "product_version": "8.3.0", "build_number": "cloud"}
@@ -266,47 +263,9 @@ class Pool:
         kind, _, name = message.name.partition(".")
         own: Callable[..., Any] | None = getattr(self, f"{kind.lower()}_{name}", None)
         if own is not None:
-            return own(*([session] if kind == "session" or name == "get_nbd_info" else []), *parameters) or self._void(message)
-        return self._plain(kind, name, message, parameters)
-
-    def _void(self, message: model.Message) -> Any:
-        return "" if message.result == "void" else model.empty(message.result)
-
-    def _plain(self, kind: str, name: str, message: model.Message, parameters: list[Any]) -> Any:  # noqa: C901 - a table
-        """The calls that every class has."""
-        table = self.tables[kind]
-        if name == "get_all_records":
-            return {ref: dict(record) for ref, record in table.items()}
-        if name == "get_all":
-            return list(table)
-        if name in ("get_by_uuid", "get_by_name_label"):
-            found = [ref for ref, record in table.items() if record.get(name.removeprefix("get_by_")) == parameters[0]]
-            if name == "get_by_name_label":
-                return found
-            if not found:
-                raise Failure("UUID_INVALID", kind, parameters[0])
-            return found[0]
-        record = self.at(kind, parameters[0])
-        if name == "get_record":
-            return dict(record)
-        verb, _, field = name.partition("_")
-        match verb, field:
-            case "get", _ if field in record:
-                return record[field]
-            case "set", _ if field in record:
-                record[field] = parameters[1]
-            case "add", _:
-                record_field = record[field.removeprefix("to_")]
-                if parameters[1] in record_field:
-                    raise Failure("MAP_DUPLICATE_KEY", kind, field.removeprefix("to_"), record["uuid"], parameters[1])
-                record_field[parameters[1]] = parameters[2]
-            case "remove", _:
-                record[field.removeprefix("from_")].pop(parameters[1], None)
-            case "destroy", "":
-                del table[parameters[0]]
-            case _:
-                raise Failure("NOT_IMPLEMENTED", message.name)
-        return self._void(message)
+            answer = own(*([session] if kind == "session" or name == "get_nbd_info" else []), *parameters)
+            return answer or common_calls.void(message)
+        return common_calls.carried_out(self.tables[kind], message, parameters)
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

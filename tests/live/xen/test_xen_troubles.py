@@ -1,0 +1,186 @@
+"""xen_api with a pool in trouble: another coordinator, ended sessions, failing exports, disks in use."""
+
+import asyncio
+
+import pytest
+
+from synvirt.errors import SnapshotFailed, SourceUnreachable
+from synvirt.live import VmRow
+from synvirt.live.xen.adapter import XenApi
+from synvirt.model.machine import VmManifest
+from tests.contracts.live import read
+from tests.fakes.xenserver import ADDRESSES, XenServer
+from tests.fakes.xenserver.server import certificate
+from tests.live.xen.asking import VHD_BYTES, asked, content
+
+# ── a pool in trouble ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_coordinator_that_changes_in_the_middle_is_followed(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+
+    async def use(adapter: XenApi) -> list[VmRow]:
+        await adapter.inspect(vm_id)
+        pool.pool.master = ADDRESSES[1]
+        return await adapter.list_vms()
+
+    assert [row.vm_id for row in asked(pool, use)] == [vm_id]
+    # And by who comes later: the members' certificates are known from before.
+    assert len(asked(pool, lambda adapter: adapter.list_vms())) == 1
+
+
+def test_a_stranger_as_coordinator_gets_no_password(pool: XenServer) -> None:
+    pool.pool.master = ADDRESSES[1]
+    with pytest.raises(SourceUnreachable, match="whose certificate is not known"):
+        asked(pool, lambda adapter: adapter.list_vms())
+    assert pool.pool.calls["session.login_with_password"] == 1
+
+
+def test_a_session_that_the_pool_ended_is_made_again(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+
+    async def use(adapter: XenApi) -> VmManifest:
+        for session in list(pool.pool.sessions):
+            pool.pool.end_session(session)
+        return await adapter.inspect(vm_id)
+
+    assert asked(pool, use).vm_id == vm_id
+    assert pool.pool.sessions == {}
+
+
+def test_a_disk_that_an_export_left_attached_is_let_go_of(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [content(2, VHD_BYTES)], pool.pool.add_store())
+    pool.pool.export_faults = ["leftover"]
+
+    async def use(adapter: XenApi) -> bytes:
+        snapshot = await adapter.snapshot(vm_id, "synvirt-a-1")
+        disk = (await adapter.inspect(vm_id)).disks[0]
+        found, _ = await asyncio.to_thread(read, await adapter.open_disk(vm_id, snapshot, disk, None))
+        await adapter.cleanup(vm_id, "synvirt-a-1")
+        return found
+
+    assert asked(pool, use, transport="export") == pool.pool.disk(vm_id).read_bytes()
+    assert pool.pool.snapshots() == []
+    domain = pool.pool.tables["host"][pool.pool.hosts[ADDRESSES[0]]]["control_domain"]
+    assert pool.pool.tables["VM"][domain]["VBDs"] == []
+
+
+@pytest.mark.parametrize("fault", ["body500", "500", "cut"])
+def test_an_export_that_fails_is_never_taken_for_a_disk(pool: XenServer, fault: str) -> None:
+    vm_id = pool.pool.add_vm("web", [content(2, VHD_BYTES)], pool.pool.add_store())
+    pool.pool.export_faults = [fault]
+
+    async def use(adapter: XenApi) -> bytes:
+        snapshot = await adapter.snapshot(vm_id, "synvirt-a-1")
+        disk = (await adapter.inspect(vm_id)).disks[0]
+        return (await asyncio.to_thread(read, await adapter.open_disk(vm_id, snapshot, disk, None)))[0]
+
+    with pytest.raises(SourceUnreachable, match=r"was lost while VDI .* was exported"):
+        asked(pool, use, transport="export")
+    asked(pool, lambda adapter: adapter.cleanup(vm_id, "synvirt-a-1"), transport="export")
+    assert pool.pool.snapshots() == []
+
+
+def test_nbd_that_is_down_is_reported_or_gone_around(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [content(2, VHD_BYTES)], pool.pool.add_store())
+    pool.nbd.stop()
+
+    async def use(adapter: XenApi) -> tuple[bytes, str]:
+        snapshot = await adapter.snapshot(vm_id, "synvirt-a-1")
+        disk = (await adapter.inspect(vm_id)).disks[0]
+        spec = await adapter.open_disk(vm_id, snapshot, disk, None)
+        return (await asyncio.to_thread(read, spec))[0], spec.format
+
+    assert asked(pool, use) == (pool.pool.disk(vm_id).read_bytes(), "xapi_export")
+    with pytest.raises(SourceUnreachable, match="by no NBD that we reach"):
+        asked(pool, use, transport="nbd")
+    asked(pool, lambda adapter: adapter.cleanup(vm_id, "synvirt-a-1"))
+
+
+def test_another_certificate_than_the_pool_names_serves_no_disk(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [content(2, VHD_BYTES)], pool.pool.add_store())
+    server = pool.pool.nbd_servers[0]
+    other = certificate(pool.folder / "other", "xen-1.example", ADDRESSES[0])  # the right names, and another key
+    nameless = certificate(pool.folder / "nameless", "xen-1.example")
+    for wrong in ({"cert": other}, {"subject": "other.example"}, {"cert": nameless}):
+        pool.pool.nbd_servers = [server | wrong]
+
+        async def use(adapter: XenApi) -> None:
+            snapshot = await adapter.snapshot(vm_id, "synvirt-a-1")
+            disk = (await adapter.inspect(vm_id)).disks[0]
+            await adapter.open_disk(vm_id, snapshot, disk, None)
+
+        with pytest.raises(SourceUnreachable, match="by no NBD that we reach"):
+            asked(pool, use, transport="nbd")
+
+
+def test_secrets_of_specs_are_shown_nowhere(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [content(1, VHD_BYTES)], pool.pool.add_store())
+
+    async def use(adapter: XenApi) -> str:
+        snapshot = await adapter.snapshot(vm_id, "synvirt-a-1")
+        disk = (await adapter.inspect(vm_id)).disks[0]
+        spec = await adapter.open_disk(vm_id, snapshot, disk, None)
+        (session,) = pool.pool.sessions
+        assert session not in repr(spec)
+        return spec.format
+
+    assert [asked(pool, use, transport=transport) for transport in ("nbd", "export")] == ["nbd_tls", "xapi_export"]
+
+
+def test_a_vm_that_is_off_and_whose_storage_takes_no_snapshot_is_read_as_it_is(pool: XenServer) -> None:
+    store = pool.pool.add_store("udev", cbt=False)
+    pool.pool.tables["SR"][store]["allowed_operations"] = []
+    vm_id = pool.pool.add_vm("web", [content(2, VHD_BYTES)], store)
+
+    async def use(adapter: XenApi) -> bytes:
+        snapshot = await adapter.snapshot(vm_id, "synvirt-a-1")
+        disk = (await adapter.inspect(vm_id)).disks[0]
+        spec = await adapter.open_disk(vm_id, snapshot, disk, None)
+        return (await asyncio.to_thread(read, spec))[0]
+
+    with pytest.raises(SnapshotFailed):
+        asked(pool, use)
+    pool.pool.power(vm_id, "Halted")
+    assert asked(pool, use) == pool.pool.disk(vm_id).read_bytes()
+
+
+def test_tracking_that_we_began_ends_with_the_last_snapshot(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+    vdi = pool.pool.tables["VDI"][pool.pool.vdis(vm_id)[0]]
+
+    async def use(adapter: XenApi) -> None:
+        await adapter.enable_cbt(vm_id, [vdi["uuid"]])
+        await adapter.snapshot(vm_id, "synvirt-a-1")
+        assert vdi["cbt_enabled"]
+        await adapter.cleanup(vm_id, "synvirt-a-1")
+
+    asked(pool, use)
+    assert (vdi["cbt_enabled"], vdi["other_config"]) == (False, {})
+
+
+def test_disks_that_are_left_out_are_not_held(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20), bytes(1 << 20)], pool.pool.add_store())
+    second = pool.pool.tables["VDI"][pool.pool.vdis(vm_id)[1]]["uuid"]
+    asked(pool, lambda adapter: adapter.snapshot(vm_id, "synvirt-a-1", [second]))
+    held = [vdi for vdi in pool.pool.tables["VDI"].values() if vdi["is_a_snapshot"]]
+    assert [pool.pool.tables["VDI"][vdi["snapshot_of"]]["uuid"] for vdi in held] == [second]
+    asked(pool, lambda adapter: adapter.cleanup(vm_id, "synvirt-a-1"))
+
+
+def test_a_guest_that_hears_nobody_is_ended(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+    pool.pool.deaf.add(vm_id)
+    asked(pool, lambda adapter: adapter.shutdown(vm_id))
+    assert pool.pool.tables["VM"][pool.pool.vm(vm_id)]["power_state"] == "Halted"
+
+
+# ── what changed ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_disk_in_use_is_waited_for_and_goes(pool: XenServer) -> None:
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+    asked(pool, lambda adapter: adapter.snapshot(vm_id, "synvirt-a-1"))
+    pool.pool.fault("VDI.destroy", "VDI_IN_USE", "OpaqueRef:it", "destroy")
+    asked(pool, lambda adapter: adapter.cleanup(vm_id, "synvirt-a-1"))
+    assert pool.pool.snapshots() == []
