@@ -27,7 +27,7 @@ from synvirt.outgoing import Guard
 from synvirt.settings import WaveCommandSetting
 from synvirt.store.tables import wave_deliveries, wave_hooks
 from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow
-from tests.fleet.test_carrying import Night, wave
+from tests.fleet.carrying.night import Night, wave
 from tests.processes import until
 
 SECRET = "whsec_" + base64.b64encode(b"a key of thirty-two bytes, or so").decode()

@@ -12,7 +12,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import KIB
 from tests.fakes.hypervisor import FakeHypervisor
-from tests.fleet.test_carrying import CONTENT, Night, wave
+from tests.fleet.carrying.night import CONTENT, Night, wave
 from tests.house import Crash
 from tests.kinds.laws import End, Place, World
 

@@ -1,0 +1,193 @@
+"""A wave carried out against the fake platform: real store, real engine steps, real copies; the night is a moment."""
+
+import random
+import time
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from synvirt.copying import request_bytes
+from synvirt.errors import InvalidPlan
+from synvirt.fleet.carrying import AROUND_COPY, outage_of
+from synvirt.fleet.facts import Estimate
+from synvirt.fleet.model import (
+    ApprovalRequest,
+)
+from synvirt.model.job import Forecast, Migration, OutageForecast
+from synvirt.model.kinds import Mode, State
+from synvirt.model.times import Schedule
+from synvirt.model.values import now
+from synvirt.sizes import KIB
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.fleet.carrying.night import SICK, Night, S, W, states, wave, window
+from tests.house import live_plan
+
+
+def test_a_member_leaves_its_beginning_to_the_wave(night: Night) -> None:
+    made = wave({"id": "db"})
+    schedule = Schedule(start_at=now())
+    plan = made.members[0].plan.model_copy(update={"schedule": schedule})
+    with pytest.raises(InvalidPlan, match=r"members\[0\].plan.schedule"):
+        night.waves.create(made.model_copy(update={"members": (made.members[0].model_copy(update={"plan": plan}),)}))
+
+
+@pytest.mark.parametrize("gate", ["success", "approval"])
+def test_a_canary_that_fails_holds_the_wave_before_anything_else_has_begun(night: Night, gate: str) -> None:
+    night.vms("canary", "db", "web")
+    made = night.waves.create(
+        wave({"id": "db"}, {"id": "canary", "priority": 1, "checks": [SICK]}, {"id": "web"}, canary={"count": 1, "gate": gate})
+    )
+    night.waves.go(made.id)
+    held = night.until(made.id, lambda seen: seen.state is W.HELD)
+    night.carrying.tick()
+    assert "canary failed: It booted, but false ended with 1" in (held.reason or "")
+    others = [one for one in night.waves.whole(made.id).members if one.id != "canary"]
+    assert {(one.state, one.job_id) for one in others} == {(S.WAITING, None)}
+    night.house.hypervisor.run_in_guest = lambda *_: 0  # type: ignore[method-assign]
+    night.waves.retry(made.id, "canary")
+    night.waves.go(made.id)
+    if gate == "approval":
+        waits = night.until(made.id, lambda seen: "approval" in (seen.members[0].waits_for or ""))
+        assert states(waits) == {"canary": S.HEALTHY, "db": S.WAITING, "web": S.WAITING}
+        night.waves.approve(made.id, ApprovalRequest(canary=True))
+    done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    assert set(states(done).values()) == {S.HEALTHY}
+
+
+def test_members_move_in_their_order_and_the_wave_completes(night: Night) -> None:
+    night.vms("db", "web")
+    made = night.waves.create(
+        wave({"id": "web", "after": ["db"]}, {"id": "db", "checks": [{"kind": "command", "argv": ["true"]}]})
+    )
+    night.carrying.tick()
+    assert states(night.waves.whole(made.id)) == {"web": S.WAITING, "db": S.WAITING}, "a draft moves nothing"
+    night.waves.go(made.id)
+    done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    assert states(done) == {"web": S.HEALTHY, "db": S.HEALTHY}
+    web, db = done.members
+    assert web.cut_over_at
+    assert db.healthy_at
+    assert web.cut_over_at >= db.healthy_at
+    assert all(one.outage_s is not None and one.waits_for is None for one in done.members)
+    jobs = [night.store.get(one.job_id) for one in done.members if one.job_id]
+    assert [job.state for job in jobs] == [State.COMPLETED, State.COMPLETED]
+    assert len(night.store.documents(limit=10)[0]) == 2
+
+
+def test_an_outage_is_what_this_site_measured_where_its_job_says_that() -> None:
+    (member,) = wave({"id": "a"}).members
+    job = Migration(id=UUID(int=1), name="a", plan=member.plan, mode_effective=Mode.WARM, created_at=now())
+    assert outage_of(member, None) is outage_of(member, job) is None, "no delta has said yet how much is left"
+    expected = Forecast(
+        change_rate_bps=1, throughput_bps=1, expected_delta_bytes=1, expected_downtime_s=10, converges=True, at=now()
+    )
+    guessed = job.model_copy(update={"forecast": expected})
+    assert outage_of(member, guessed) == Estimate(10 + AROUND_COPY.p50, 20 + AROUND_COPY.p95)
+    measured = guessed.model_copy(update={"outage": OutageForecast(p50_s=31, p95_s=44, at=now())})
+    assert outage_of(member, measured) == Estimate(31, 44)
+
+
+def test_nothing_is_cut_over_outside_of_its_window(night: Night) -> None:
+    night.vms("db")
+    opens = now() + timedelta(hours=1)
+    made = night.waves.create(wave({"id": "db"}, windows=(window(opens, opens + timedelta(hours=2)),)))
+    night.waves.go(made.id)
+    ready = night.until(made.id, lambda seen: bool(seen.members[0].waits_for) and seen.members[0].state is S.READY)
+    assert "opens on" in (ready.members[0].waits_for or "")
+    assert night.house.platform.vm("db")["power"] == "on"
+    night.later = timedelta(hours=1, minutes=5)
+    assert night.until(made.id, lambda seen: seen.state is W.COMPLETED).members[0].state is S.HEALTHY
+
+
+def test_a_cut_over_that_was_asked_for_expires_with_its_window(night: Night) -> None:
+    """The service was away when the window closed: the job does not begin on its own."""
+    night.vms("db")
+    job = night.house.intake.submit(
+        wave({"id": "db"}).members[0].plan.model_copy(update={"warm": live_plan(warm={"cutover": "manual"}).warm})
+    )
+    night.store.request_cutover(job.id, until=now() - timedelta(seconds=1))
+    assert not night.store.cutover_requested(job.id)
+    night.store.request_cutover(job.id, until=now() + timedelta(seconds=60))
+    assert night.store.cutover_requested(job.id)
+
+
+def test_a_window_that_closes_during_a_cut_over_gives_the_guest_back(tmp_path: Path) -> None:
+    night = Night(tmp_path / "house", FakeHypervisor(fail="silent"))
+    try:
+        night.vms("db")
+        opens = now() - timedelta(minutes=1)
+        made = night.waves.create(wave({"id": "db"}, windows=(window(opens, opens + timedelta(hours=2)),)))
+        night.waves.go(made.id)
+        night.until(made.id, lambda seen: bool((job := seen.members[0].job_id) and _is(night, job, State.STARTING)))
+        assert night.house.platform.vm("db")["power"] == "off"
+        night.later = timedelta(hours=3)
+        seen = night.until(made.id, lambda seen: seen.members[0].state is S.FAILED)
+        assert "window closed" in (seen.members[0].cause or "")
+        assert night.house.platform.vm("db")["power"] == "on"
+        assert night.house.hypervisor.domains == {}
+    finally:
+        night.close()
+
+
+def _is(night: Night, job_id: UUID, state: State) -> bool:
+    try:
+        return night.store.get(job_id).state is state
+    except Exception:
+        return False
+
+
+def test_the_copies_of_a_wave_together_keep_to_its_limit(night: Night) -> None:
+    """Three at once: as fast as one would be alone."""
+    limit_bps = disk_bytes = 512 * KIB
+    names, content = ("a", "b", "c"), random.Random(6).randbytes(disk_bytes)
+    for name in names:
+        night.house.platform.add_vm(name, {"disk-0": content})
+    given: list[float] = []
+    rows, take_rate = night.store.waves, night.store.waves.take_rate
+
+    def take(wave_id: UUID, seconds: float) -> float:
+        given.append(seconds)
+        return take_rate(wave_id, seconds)
+
+    rows.take_rate = take  # type: ignore[method-assign]
+    made = night.waves.create(wave(*({"id": name} for name in names), limits={"bandwidth_bps": limit_bps}))
+    night.waves.go(made.id)
+    began = time.monotonic()
+    done = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    took_s = time.monotonic() - began
+    jobs = [night.store.get(one.job_id) for one in done.members if one.job_id is not None]
+    copied = sum(one.bytes for job in jobs for one in job.passes)
+    assert copied >= len(names) * disk_bytes
+    assert sum(given) * limit_bps >= copied, "not a byte that was not given"
+    # Only a machine that is slow makes it longer.
+    assert took_s >= (copied - len(names) * request_bytes(limit_bps)) / limit_bps
+    assert [night.house.volume(job).read_bytes() for job in jobs] == [content] * len(names)
+
+
+def test_where_a_failure_stops_nothing_the_others_go_on_and_those_that_need_it_wait(night: Night) -> None:
+    night.vms("db", "web", "mail", "news")
+    made = night.waves.create(
+        wave(
+            {"id": "db", "checks": [SICK], "priority": 1},
+            {"id": "web", "after": ["db"]},
+            {"id": "mail"},
+            {"id": "news", "after": ["mail"]},
+            on_failure="continue",
+            limits={"wave": 1},
+        )
+    )
+    night.waves.go(made.id)
+    seen = night.until(
+        made.id, lambda seen: states(seen)["news"] is S.HEALTHY and "failed" in (seen.members[1].waits_for or "")
+    )
+    assert seen.state is W.RUNNING
+    assert states(seen) == {"db": S.FAILED, "web": S.READY, "mail": S.HEALTHY, "news": S.HEALTHY}
+    assert seen.members[1].waits_for == "It waits for db, which has failed."
+    assert night.house.platform.vm("web")["powered"] == [], "it never was cut over"
+    assert [one.domain.name for one in night.house.hypervisor.domains.values()] == ["db", "mail", "news"]
+    night.waves.skip(made.id, "web")
+    ended = night.until(made.id, lambda seen: seen.finished_at is not None)
+    assert (ended.state, ended.reason) == (W.FAILED, "1 of 4 failed, 1 were rolled back.")
+    assert night.house.platform.vm("db")["power"] == "off", "what failed is the operator's to judge"
