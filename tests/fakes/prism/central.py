@@ -6,35 +6,19 @@ import re
 from typing import Any
 from uuid import NAMESPACE_OID, uuid4, uuid5
 
+from tests.fakes.prism.answering import Answer, Answering, ipv4, typed, vm_object
 from tests.fakes.prism.state import Group, GroupDisk, Image, Kept, Refusal, State, VmState, regions
 
-Answer = tuple[int, Any, dict[str, str]]
 REGIONS_MAX = 8
 USER_ID = str(uuid4())
 
 
-def _of(type_: str, /, **fields: Any) -> dict[str, Any]:
-    """As every object of v4 comes: with its type, and with `$reserved`, into which the SDK puts the answer's ETag."""
-    return {
-        "$objectType": type_,
-        "$reserved": {"$fv": "v4.r1"},
-        **{name: value for name, value in fields.items() if value is not None},
-    }
-
-
-def _vm_type(kind: str, /, **fields: Any) -> dict[str, Any]:
-    return _of(f"vmm.v4.ahv.config.{kind}", **fields)
-
-
-def _ipv4(address: str) -> dict[str, Any]:
-    return _of("common.v1.config.IPv4Address", value=address, prefixLength=32)
-
-
-class CentralAnswers:
+class CentralAnswers(Answering):
     """`element_address`: where the cluster is reached. `token_uses`: so often the cluster takes a token."""
 
     def __init__(self, state: State, version: dict[str, int]) -> None:
-        self.state, self.version = state, version
+        super().__init__(state)
+        self.version = version
         self.element_address = "127.0.0.1"
         self.content_version = "v4.0"
         self.token_uses = 1000
@@ -61,81 +45,26 @@ class CentralAnswers:
             raise Refusal(404, "no such path")
         return 200, {"data": f"v4.{self.version[namespace]}"}, {}
 
-    # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _page(self, type_: str, entities: list[dict[str, Any]], query: dict[str, str]) -> Answer:
-        page, limit = int(query.get("$page", "0")), int(query.get("$limit", "50"))
-        if (wanted := re.fullmatch(r"name eq '([^']*)'", query.get("$filter", ""))) is not None:
-            entities = [one for one in entities if one["name"] == wanted[1]]
-        elif (wanted := re.fullmatch(r"startswith\(name, '([^']*)'\)", query.get("$filter", ""))) is not None:
-            entities = [one for one in entities if one["name"].startswith(wanted[1])]
-        elif query.get("$filter"):
-            raise Refusal(400, f"cannot filter by {query['$filter']}")
-        body = {
-            "$objectType": type_,
-            "metadata": {"totalAvailableResults": len(entities)},
-            "data": entities[page * limit : (page + 1) * limit] or None,
-        }
-        return 200, {name: value for name, value in body.items() if value is not None}, {}
-
-    def _one(self, type_: str, entity: dict[str, Any], etag: str = "") -> Answer:
-        return 200, {"$objectType": type_, "data": entity, "metadata": {}}, {"ETag": etag} if etag else {}
-
-    def _task(self, task_id: str, type_: str | None = None) -> Answer:
-        body = {"data": _of("prism.v4.config.TaskReference", extId=task_id), "metadata": {}}
-        return 202, body if type_ is None else {"$objectType": type_, **body}, {}
-
-    def _did(self, operation: str, headers: dict[str, str], failure: str | None = None) -> Answer:
-        task_id = self.state.task(operation, failure)
-        self.state.requests[headers.get("ntnx-request-id", "")] = task_id
-        return self._task(task_id)
-
-    def _matched(self, headers: dict[str, str], etag: str) -> None:
-        if "if-match" not in headers:
-            raise Refusal(428, "If-Match is needed")
-        if headers["if-match"] != etag:
-            raise Refusal(412, "the ETag is outdated")
-
-    def task(self, id_: str, **_: Any) -> Answer:
-        if id_ not in self.state.tasks:
-            raise Refusal(404, f"no task {id_}")
-        task = self.state.tasks[id_]
-        task["looks"] += 1
-        ended = task["looks"] > 1
-        entity = _of(
-            "prism.v4.config.Task",
-            extId=id_,
-            operation=task["operation"],
-            status=("FAILED" if task["failure"] else "SUCCEEDED") if ended else "RUNNING",
-            createdTime=task["created"],
-            progressPercentage=100 if ended else 50,
-            errorMessages=[_of("prism.v4.error.AppMessage", message=task["failure"])] if task["failure"] and ended else None,
-        )
-        return self._one("prism.v4.config.GetTaskApiResponse", entity)
-
-    def list_tasks(self, *, query: dict[str, str], **_: Any) -> Answer:
-        return self._page("prism.v4.config.ListTasksApiResponse", [], query)
-
     # ── VMs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _vm(self, vm: VmState) -> dict[str, Any]:
         boot = (
-            _vm_type("UefiBoot", isSecureBootEnabled=vm.secure_boot)
+            vm_object("UefiBoot", isSecureBootEnabled=vm.secure_boot)
             if vm.uefi
-            else _vm_type(
+            else vm_object(
                 "LegacyBoot",
-                bootDevice=_vm_type("BootDeviceDisk", diskAddress=_vm_type("DiskAddress", busType="SCSI", index=0)),
+                bootDevice=vm_object("BootDeviceDisk", diskAddress=vm_object("DiskAddress", busType="SCSI", index=0)),
             )
         )
-        tools = _vm_type(
+        tools = vm_object(
             "GuestTools",
             isInstalled=vm.tools,
             isEnabled=vm.tools,
             isReachable=vm.tools and vm.power == "ON",
             isVssSnapshotCapable=vm.tools and vm.holds_still,
-            guestInfo=_vm_type("GuestInfo", guestOsFullName=vm.guest),
+            guestInfo=vm_object("GuestInfo", guestOsFullName=vm.guest),
         )
-        return _vm_type(
+        return vm_object(
             "Vm",
             extId=vm.id,
             name=vm.name,
@@ -149,41 +78,41 @@ class CentralAnswers:
             powerState=vm.power,
             bootConfig=boot,
             machineType="PC",
-            vtpmConfig=_vm_type("VtpmConfig", isVtpmEnabled=vm.tpm),
+            vtpmConfig=vm_object("VtpmConfig", isVtpmEnabled=vm.tpm),
             guestTools=tools if vm.tools or vm.guest else None,
-            cluster=_vm_type("ClusterReference", extId=self.state.cluster_id),
+            cluster=vm_object("ClusterReference", extId=self.state.cluster_id),
             disks=[self._disk(disk) for disk in vm.disks],
             nics=[
-                _vm_type(
+                vm_object(
                     "Nic",
                     extId=vm.disks[0].device if vm.disks else vm.id,
-                    backingInfo=_vm_type("EmulatedNic", model="VIRTIO", macAddress="50:6b:8d:aa:bb:cc", isConnected=True),
-                    networkInfo=_vm_type(
+                    backingInfo=vm_object("EmulatedNic", model="VIRTIO", macAddress="50:6b:8d:aa:bb:cc", isConnected=True),
+                    networkInfo=vm_object(
                         "NicNetworkInfo",
                         nicType="NORMAL_NIC",
-                        subnet=_vm_type("SubnetReference", extId=self.state.subnet_id),
-                        ipv4Info=_vm_type("Ipv4Info", learnedIpAddresses=[_ipv4("10.1.2.3")]),
+                        subnet=vm_object("SubnetReference", extId=self.state.subnet_id),
+                        ipv4Info=vm_object("Ipv4Info", learnedIpAddresses=[ipv4("10.1.2.3")]),
                     ),
                 )
             ],
-            pcieDevices=[_vm_type("PcieDevice", extId=str(uuid4())) for _ in range(vm.passed_through)] or None,
-            gpus=[_vm_type("Gpu", mode="VIRTUAL", vendor="NVIDIA", name="vGPU") for _ in range(vm.gpus)] or None,
+            pcieDevices=[vm_object("PcieDevice", extId=str(uuid4())) for _ in range(vm.passed_through)] or None,
+            gpus=[vm_object("Gpu", mode="VIRTUAL", vendor="NVIDIA", name="vGPU") for _ in range(vm.gpus)] or None,
         )
 
     def _disk(self, disk: Any) -> dict[str, Any]:
         container = self.state.containers[disk.container]["storage_container_uuid"]
         backing = (
-            _vm_type("ADSFVolumeGroupReference", volumeGroupExtId=disk.group)
+            vm_object("ADSFVolumeGroupReference", volumeGroupExtId=disk.group)
             if disk.group
-            else _vm_type(
+            else vm_object(
                 "VmDisk",
                 diskExtId=disk.id,
                 diskSizeBytes=disk.size,
-                storageContainer=_vm_type("VmDiskContainerReference", extId=container),
+                storageContainer=vm_object("VmDiskContainerReference", extId=container),
             )
         )
-        address = _vm_type("DiskAddress", busType=disk.bus, index=disk.index)
-        return _vm_type("Disk", extId=disk.device, diskAddress=address, backingInfo=backing)
+        address = vm_object("DiskAddress", busType=disk.bus, index=disk.index)
+        return vm_object("Disk", extId=disk.device, diskAddress=address, backingInfo=backing)
 
     def vms(self, *, query: dict[str, str], **_: Any) -> Answer:
         """A page's alone are put into words: thousands would take longer than the client that is measured."""
@@ -222,7 +151,7 @@ class CentralAnswers:
         )
 
     def _image(self, image: Image) -> dict[str, Any]:
-        return _of(
+        return typed(
             "vmm.v4.content.Image", extId=image.id, name=image.name, type="DISK_IMAGE", sizeBytes=image.path.stat().st_size
         )
 
@@ -249,28 +178,28 @@ class CentralAnswers:
 
     def _cluster(self) -> dict[str, Any]:
         service = self.state.data_services
-        return _of(
+        return typed(
             "clustermgmt.v4.config.Cluster",
             extId=self.state.cluster_id,
             name="cluster",
-            config=_of(
+            config=typed(
                 "clustermgmt.v4.config.ClusterConfigReference",
                 clusterFunction=["AOS"],
-                buildInfo=_of("clustermgmt.v4.config.BuildReference", version="7.0.1"),
+                buildInfo=typed("clustermgmt.v4.config.BuildReference", version="7.0.1"),
             ),
-            network=_of(
+            network=typed(
                 "clustermgmt.v4.config.ClusterNetworkReference",
-                externalDataServiceIp=_of("common.v1.config.IPAddress", ipv4=_ipv4(service)) if service else None,
+                externalDataServiceIp=typed("common.v1.config.IPAddress", ipv4=ipv4(service)) if service else None,
             ),
         )
 
     def clusters(self, *, query: dict[str, str], **_: Any) -> Answer:
-        config = _of(
+        config = typed(
             "clustermgmt.v4.config.ClusterConfigReference",
             clusterFunction=["PRISM_CENTRAL"],
-            buildInfo=_of("clustermgmt.v4.config.BuildReference", version="pc.2024.3"),
+            buildInfo=typed("clustermgmt.v4.config.BuildReference", version="pc.2024.3"),
         )
-        central = _of("clustermgmt.v4.config.Cluster", extId=str(uuid4()), name="Unnamed", config=config)
+        central = typed("clustermgmt.v4.config.Cluster", extId=str(uuid4()), name="Unnamed", config=config)
         return self._page("clustermgmt.v4.config.ListClustersApiResponse", [central, self._cluster()], query)
 
     def cluster(self, id_: str, **_: Any) -> Answer:
@@ -280,19 +209,19 @@ class CentralAnswers:
 
     def containers(self, *, query: dict[str, str], **_: Any) -> Answer:
         found = [
-            _of("clustermgmt.v4.config.StorageContainer", containerExtId=one["storage_container_uuid"], name=name)
+            typed("clustermgmt.v4.config.StorageContainer", containerExtId=one["storage_container_uuid"], name=name)
             for name, one in self.state.containers.items()
         ]
         return self._page("clustermgmt.v4.config.ListStorageContainersApiResponse", found, query)
 
     def subnets(self, *, query: dict[str, str], **_: Any) -> Answer:
-        found = [_of("networking.v4.config.Subnet", extId=self.state.subnet_id, name="vlan 12")]
+        found = [typed("networking.v4.config.Subnet", extId=self.state.subnet_id, name="vlan 12")]
         return self._page("networking.v4.config.ListSubnetsApiResponse", found, query)
 
     # ── who may what ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def users(self, *, query: dict[str, str], **_: Any) -> Answer:
-        found = [_of("iam.v4.authn.User", extId=USER_ID, username="mover", userType="LOCAL", status="ACTIVE")]
+        found = [typed("iam.v4.authn.User", extId=USER_ID, username="mover", userType="LOCAL", status="ACTIVE")]
         asked = query.pop("$filter", "username eq 'mover'")
         return self._page("iam.v4.authn.ListUsersApiResponse", found if asked == "username eq 'mover'" else [], query)
 
@@ -303,14 +232,14 @@ class CentralAnswers:
         mine = {"usergroup": {"uuid": {"anyof": [str(uuid4())]}}} if self.by_group else {"user": {"uuid": {"anyof": [USER_ID]}}}
         another = {"user": {"uuid": {"anyof": [str(uuid4())]}}}
         kind = "iam.v4.authz.AuthorizationPolicy"
-        entities = [_of("iam.v4.authz.EntityFilter", entityFilter={"*": {"*": {"eq": "*"}}})]
+        entities = [typed("iam.v4.authz.EntityFilter", entityFilter={"*": {"*": {"eq": "*"}}})]
         found = [
-            _of(
+            typed(
                 kind,
                 extId=str(uuid4()),
                 displayName=f"{role}_acp",
                 role=self._role_id(role),
-                identities=[_of("iam.v4.authz.IdentityFilter", identityFilter=who)],
+                identities=[typed("iam.v4.authz.IdentityFilter", identityFilter=who)],
                 entities=entities,
             )
             for role, who in (("Super Admin", another), *((role, mine) for role in self.roles))
@@ -320,7 +249,7 @@ class CentralAnswers:
     def authz_roles(self, *, query: dict[str, str], **_: Any) -> Answer:
         names = dict.fromkeys(["Super Admin", "Prism Admin", "Prism Viewer", *self.roles])
         found = [
-            _of("iam.v4.authz.Role", extId=self._role_id(name), displayName=name, operations=[str(uuid4())]) for name in names
+            typed("iam.v4.authz.Role", extId=self._role_id(name), displayName=name, operations=[str(uuid4())]) for name in names
         ]
         return self._page("iam.v4.authz.ListRolesApiResponse", found, query)
 
@@ -328,11 +257,11 @@ class CentralAnswers:
 
     def _point(self, kept: Kept) -> dict[str, Any]:
         disks = [
-            _of("dataprotection.v4.common.DiskRecoveryPoint", diskRecoveryPointExtId=point, diskExtId=disk)
+            typed("dataprotection.v4.common.DiskRecoveryPoint", diskRecoveryPointExtId=point, diskExtId=disk)
             for disk, point in kept.disk_points.items()
         ]
-        vm = _of("dataprotection.v4.config.VmRecoveryPoint", extId=kept.vm_point, vmExtId=kept.vm, diskRecoveryPoints=disks)
-        return _of(
+        vm = typed("dataprotection.v4.config.VmRecoveryPoint", extId=kept.vm_point, vmExtId=kept.vm, diskRecoveryPoints=disks)
+        return typed(
             "dataprotection.v4.config.RecoveryPoint",
             extId=kept.id,
             name=kept.name,
@@ -380,10 +309,10 @@ class CentralAnswers:
         middle = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
         token = f"e30.{middle}.c2ln"
         self.tokens[token] = self.token_uses
-        info = _of(
+        info = typed(
             "dataprotection.v4.common.ClusterInfo",
             jwtToken=token,
-            clusterIp=_of("common.v1.config.IPAddress", ipv4=_ipv4(self.element_address)),
+            clusterIp=typed("common.v1.config.IPAddress", ipv4=ipv4(self.element_address)),
         )
         return self._one("dataprotection.v4.config.ClusterInfoApiResponse", info)
 
@@ -414,7 +343,7 @@ class CentralAnswers:
         answer = {
             "$objectType": "dataprotection.v4.content.ChangedVmRegionsApiResponse",
             "data": [
-                _of(kind, offset=at, length=length, regionType="ZEROED" if zero else "REGULAR") for at, length, zero in listed
+                typed(kind, offset=at, length=length, regionType="ZEROED" if zero else "REGULAR") for at, length, zero in listed
             ],
             "metadata": {"extraInfo": [{"name": name, "value": value} for name, value in extra]},
         }
@@ -428,7 +357,7 @@ class CentralAnswers:
         return self.state.groups[id_]
 
     def _shown_group(self, group: Group) -> dict[str, Any]:
-        return _of(
+        return typed(
             "volumes.v4.config.VolumeGroup",
             extId=group.id,
             name=group.name,
@@ -461,7 +390,7 @@ class CentralAnswers:
 
     def disks(self, id_: str, *, query: dict[str, str], **_: Any) -> Answer:
         found = [
-            _of(
+            typed(
                 "volumes.v4.config.VolumeDisk",
                 extId=one.id,
                 index=one.index,
@@ -501,7 +430,7 @@ class CentralAnswers:
     def attachments(self, id_: str, *, query: dict[str, str], **_: Any) -> Answer:
         group = self._group(id_)
         found = [
-            _of("volumes.v4.config.IscsiClientAttachment", extId=client, clusterReference=group.cluster)
+            typed("volumes.v4.config.IscsiClientAttachment", extId=client, clusterReference=group.cluster)
             for client in group.clients
         ]
         return self._page("volumes.v4.config.ListExternalIscsiAttachmentsApiResponse", found, query)

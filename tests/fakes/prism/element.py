@@ -4,7 +4,8 @@ import re
 from typing import Any
 from uuid import uuid4
 
-from tests.fakes.prism.central import Answer, image_of
+from tests.fakes.prism.answering import Answer
+from tests.fakes.prism.central import image_of
 from tests.fakes.prism.state import DiskState, Kept, Refusal, State, VmState, regions
 
 REGIONS_MAX = 8
