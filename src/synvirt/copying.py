@@ -311,7 +311,7 @@ class _Count:
         self.data_bytes = 0
 
     def advance(self, seconds: float) -> bool:
-        """Count for so long; True when there are no more extents."""
+        """Counts for `seconds` at most; True when there are no more extents."""
         until = time.monotonic() + seconds
         for extent in self._extents:
             if not extent.zero:

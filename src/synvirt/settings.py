@@ -199,7 +199,7 @@ class Settings(Received):
     qemu_user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]*$")] = "auto"
     jobs_at_once: Annotated[int, Field(ge=1, le=256)] = 4
     # How much of this host's memory and processors waves may promise to guests: memory once, as a guest that lacks it fails;
-    # each processor to so many virtual ones.
+    # each processor to this many virtual ones.
     memory_overcommit: Annotated[float, Field(ge=0.1, le=16)] = 1.0
     cpu_overcommit: Annotated[float, Field(ge=0.1, le=64)] = 8.0
     # On each host of a source: every job reads disks that the host's own guests need too.
@@ -216,19 +216,19 @@ class Settings(Received):
     on_host_lost: Literal["wait", "restart_elsewhere"] = "wait"
     # None: what `make bench` found best for this many cores.
     copy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
-    # A migration, backup, restore, verification or collection that reads no byte for so long fails. It is long, because a
+    # A migration, backup, restore, verification or collection that reads no byte for this long fails. It is long, because a
     # compressed disk that is resumed is read from its beginning.
     copy_stalled_s: Annotated[float, Field(gt=0)] = 7200
     boot_timeout_s: Annotated[float, Field(gt=0)] = 600
     boot_check: Literal["any", "agent", "running"] = "any"
-    # A guest without agent and console has booted if it has written to its disks again and again for so long.
+    # A guest without agent and console has booted if it has written to its disks again and again for this long.
     boot_activity_s: Annotated[float, Field(ge=5, le=3600)] = 60
     upload_cap_bytes: Annotated[int, Field(gt=0)] = 20 * GIB
-    # An upload that no job reads is removed after so long.
+    # An upload that no job reads is removed after this long.
     upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7
-    # Ended migrations are removed after so many days, except failed ones that kept their volumes. 0: never.
+    # Ended migrations are removed after this many days, except failed ones that kept their volumes. 0: never.
     keep_ended_days: Annotated[float, Field(ge=0, le=36500)] = 0
-    # Entries of the audit trail are removed after so many days. 0: never.
+    # Entries of the audit trail are removed after this many days. 0: never.
     audit_keep_days: Annotated[float, Field(ge=0, le=36500)] = 730
     # Hosts from which VMs may be read by URL: names (nas.example, *.example), addresses, networks (10.0.0.0/8), separated by
     # commas. Empty: all but this host itself, link-local addresses and cloud metadata.

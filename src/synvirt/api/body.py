@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 from synvirt.sizes import MIB
 
-# A thread handles so much at once: the event loop only collects.
+# A thread handles this much at once: the event loop only collects.
 PIECE_BYTES = MIB
 
 
 async def pieces(stream: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
-    """The body in pieces that are large enough for a thread. TimeoutError, if the caller sends nothing for so long."""
+    """The body in pieces that are large enough for a thread. TimeoutError, if the caller sends nothing for this long."""
     gathered = bytearray()
     while True:
         async with asyncio.timeout(idle_s):

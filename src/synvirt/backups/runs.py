@@ -157,7 +157,7 @@ class Runs:
             self._runner.pause()
 
     def let_go(self, within_s: float) -> bool:
-        """Whether all paused runs have ended. Blocks for so long."""
+        """Whether all paused runs have ended. Blocks for `within_s` seconds at most."""
         until = time.monotonic() + within_s
         while still := bool(self._cut & self._runner.running()):
             if time.monotonic() >= until:

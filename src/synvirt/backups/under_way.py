@@ -18,7 +18,7 @@ from synvirt.jobs.board import Figures
 from synvirt.jobs.rate import Rate
 from synvirt.model.job import Progress
 
-# After a kill, a run loses at most so many seconds of its figures.
+# After a kill, a run loses at most this many seconds of its figures.
 SAVE_EVERY_S = 5.0
 
 _log = structlog.get_logger("synvirt.backups")

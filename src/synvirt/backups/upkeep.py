@@ -38,7 +38,7 @@ from synvirt.repository import garbage
 from synvirt.repository.garbage import Collected, Sweep
 from synvirt.repository.verify import PacksLooked, PointLooked, Report
 
-# After a kill, a verification reads at most so many seconds again.
+# After a kill, a verification reads at most this many seconds again.
 MARK_EVERY_S = 5.0
 # The packs of 32 TiB: a verification keeps its findings in memory.
 NAMED_MAX = 1 << 19

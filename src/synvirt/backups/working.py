@@ -30,7 +30,7 @@ from synvirt.repository.specs import PointSpec
 # Pauses between attempts without progress: a host that ends workers again and again, or has no memory for them, is reported.
 RETRY_PAUSES_S = (1.0, 4.0, 16.0)
 STOP_POLL_S = 0.2
-# After a kill, a restore copies at most so many seconds again.
+# After a kill, a restore copies at most this many seconds again.
 FLUSH_EVERY_S = 5.0
 
 Message = Moved | Flushed | Result

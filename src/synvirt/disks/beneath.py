@@ -28,7 +28,7 @@ _O_PATH = os.O_PATH | os.O_CLOEXEC
 _NAME_MAX_BYTES = 4095
 # The kernel's limit for one walk (MAXSYMLINKS).
 _LINKS_MAX = 40
-# openat2 answers EAGAIN while something in the tree is renamed; a walk that loses so often is under attack.
+# openat2 answers EAGAIN while something in the tree is renamed; a walk that loses this often is under attack.
 _RACES_MAX = 128
 # A deeper path gets no suggestion in the hint.
 _TYPED_PARTS_MAX = 32

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 Entries: TypeAlias = "array[int]"
 # Entries that are compared at once.
 STRETCH: Final = 256
-# A stretch of ones, and one of 0, 1, 2, …, each read as one long number; by the size of an entry in bytes.
+# The entries 1, 1, 1, … and the entries 0, 1, 2, …, each read as one long number; by the size of an entry in bytes.
 _STRETCHES: Final = {
     array(code).itemsize: tuple(
         int.from_bytes(stretch, sys.byteorder) for stretch in (array(code, [1]) * STRETCH, array(code, range(STRETCH)))

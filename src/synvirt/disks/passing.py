@@ -13,9 +13,9 @@ from collections import deque
 from synvirt.blocks import DiskWriter
 from synvirt.sizes import MIB
 
-# So much is being written to the disk while the copy goes on; what lies before it is on the disk, and is dropped.
+# How much is being written to the disk while the copy goes on; what lies before it is on the disk, and is dropped.
 WINDOW_BYTES = 32 * MIB
-# The disk begins to write after so much; with pieces of 4 MiB it is idle a quarter of the time.
+# The disk begins to write after this much; with pieces of 4 MiB it is idle a quarter of the time.
 PIECE_BYTES = MIB
 
 # sync_file_range(2), linux/fs.h: Python has no names for them.

@@ -64,7 +64,7 @@ def _physical(volume: Bytes, at: int) -> Physical:
 
 
 def _areas(header: bytes, at: int) -> list[tuple[int, int]]:
-    """The list of areas ends with one of zeros."""
+    """The areas in the list, which ends with an entry of zeros."""
     found: list[tuple[int, int]] = []
     while len(found) < _AREAS_MAX and at + _AREA.size <= len(header):
         start, size = _AREA.unpack_from(header, at)

@@ -31,12 +31,12 @@ SIGNS: dict[Check, tuple[str, ...]] = {
 AGENT_GRACE_S = 10.0
 # With boot_check "running": a broken QEMU ends sooner than this.
 RUNNING_SETTLE_S = 10.0
-# A guest that shows why it does not boot has failed if it then does nothing for so long: an emulated guest on a busy host may
+# A guest that shows why it does not boot has failed if it then does nothing for this long: an emulated guest on a busy host may
 # need seconds between two lines.
 QUIET_S = 8.0
 # An installed guest may restart at its first start on new hardware, even twice; no system boots four times in a minute.
 RESETS_MAX, RESETS_WITHIN_S, RESETS_EVER = 4, 60.0, 8
-# The guest must have written in so many of the seconds in which activity is looked for, and in one of the last third too.
+# The guest must have written in this many of the seconds in which activity is looked for, and in one of the last third too.
 WRITING_SECONDS = 3
 
 

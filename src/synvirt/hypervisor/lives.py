@@ -13,7 +13,7 @@ from synvirt.errors import Internal
 from synvirt.hypervisor import Lived
 from synvirt.kvm.connection import load
 
-# virDomainShutoffReason: it was on before. (Of the others, one says nothing, and one that it could not be started.)
+# The values of virDomainShutoffReason for a domain that was on before. (UNKNOWN says nothing, FAILED that it never started.)
 _WAS_ON: Final = {
     "SHUTDOWN": "it was shut down",
     "DESTROYED": "it was stopped",

@@ -21,5 +21,5 @@ class Call:
             self.called.set_result(None)
 
     async def within(self, seconds: float) -> None:
-        """Waits for the call, at the most so long."""
+        """Waits for the call, this long at most."""
         await asyncio.wait({self.called}, timeout=seconds)

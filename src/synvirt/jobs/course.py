@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 # More than a chart can show; 240 samples are 6 KB in the store.
 SAMPLES_MAX = 240
 EVERY_S = 1.0
-# Seconds between two writes to the store. A restart loses so much of the course; the chart shows the mean there.
+# Seconds between two writes to the store. A restart loses this much of the course; the chart shows the mean of that time.
 KEPT_EVERY_S = 15.0
 
 

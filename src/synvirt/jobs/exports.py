@@ -2,9 +2,8 @@
 the service.
 
     serve(folder, disks) ─▶ `python -m synvirt.exporter` ─▶ caged, serving, detached: no process waits for it
-    folder/lock             locked while the exporter lives, so that it is found again, and not mistaken for a later process
-    with
-                            its number; the second byte is locked once all disks are served
+    folder/lock             locked while the exporter lives: so it is found again, and no later process with its number is
+                            mistaken for it; the second byte is locked once all disks are served
     folder removed          it ends by itself
 
 Exports are read-only, so they need no lease: the host that has the job ends them, or finds them and goes on. Blocking code.

@@ -28,7 +28,7 @@ from synvirt.store.hosts import Fence
 log = structlog.get_logger(__name__)
 
 LEASE_S, RENEW_EVERY_S, LOOK_EVERY_S = 60.0, 10.0, 1.0
-# So long after the end of its lease a host counts as dead. It ended its jobs long before: SELF_FENCE_S after the last renewal.
+# This long after the end of its lease a host counts as dead. It ended its jobs before: SELF_FENCE_S after the last renewal.
 GRACE_S = 30.0
 SELF_FENCE_S = 40.0
 # How long to try to begin: the database may keep the session of a process that was just killed for a moment.

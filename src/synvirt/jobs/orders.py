@@ -45,7 +45,7 @@ class DiskOrder(WireModel):
 
 @record
 class WantedRate(WireModel):
-    """A `result` of the worker, where its rate is shared: it asks to read so many bytes."""
+    """A `result` of the worker, where its rate is shared: it asks to read this many bytes."""
 
     bytes: int
 
@@ -94,7 +94,7 @@ class DiskRepairOrder(WireModel):
 
 @record
 class RepairOrder(Order):
-    """Its Flushed says up to where a volume is compared and repaired."""
+    """An order to compare and repair volumes. The worker's Flushed messages say how far each volume is."""
 
     kind: Literal["repair"] = "repair"
     disks: tuple[DiskRepairOrder, ...]
@@ -103,8 +103,8 @@ class RepairOrder(Order):
 
 @record
 class DiskSpans(WireModel):
-    """The worker's `result` named DIFFERING: what is not as the ledger says, start and length; it waits for Noted before it
-    writes there. And of that named LEFT: what the source does not hold either."""
+    """The worker's `result` named DIFFERING: the ranges (start, length) that are not as the ledger says. The worker waits for
+    Noted before it writes there. The `result` named LEFT has the ranges among them that the source does not have either."""
 
     key: str
     spans: tuple[tuple[int, int], ...]
@@ -112,6 +112,6 @@ class DiskSpans(WireModel):
 
 @record
 class Noted(WireModel):
-    """The service's line that answers DIFFERING: it is in the store."""
+    """The service's answer to DIFFERING: the ranges are in the store now."""
 
     key: str

@@ -43,7 +43,7 @@ class WorkerDied(Internal):
 @dataclass(frozen=True)
 class Ended:
     """How an order ended. `broken`: the worker's error; `returncode` is negative for a signal. `stalled_s`: the worker was
-    ended because it made no progress for so long."""
+    ended because it made no progress for this long."""
 
     broken: Broken | None = None
     returncode: int = 0
@@ -85,7 +85,7 @@ Workers = Callable[[], AbstractAsyncContextManager[Worker]]
 @asynccontextmanager
 async def started(silence_s: float = SILENCE_S, *, stalled_s: float | None = None) -> AsyncIterator[Worker]:
     """A started worker that waits for its order. It can start while the disks are opened, as both take about as long.
-    `silence_s`: for tests, whose leases are shorter. `stalled_s`: an order without progress for so long fails."""
+    `silence_s`: for tests, whose leases are shorter. `stalled_s`: an order without progress for this long fails."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",  # no modules from the folder in which the service was started

@@ -18,8 +18,9 @@ from synvirt.errors import Cancelled, PersistFailed
 from synvirt.jobs.calls import Call
 from synvirt.store.slots import SlotRows
 
-# How often a waiting job looks. A slot that a job of this process leaves is passed on at once; for those of other hosts it must
-# look. A job that waits for its turn is called, as there may be thousands; it looks only in case a loop has ended.
+# How often a waiting job looks for a free slot, and for its turn. A slot that a job of this process leaves is passed on at
+# once, but that of another host's job must be looked for. A job that waits for its turn is called, as thousands
+# may wait; it looks by itself only in case the event loop that should call it has ended.
 LOOK_EVERY_S, TURN_EVERY_S = 2.0, 30.0
 # How often a waiting thread looks whether it is to stop.
 STOP_POLL_S = 0.2
@@ -29,7 +30,7 @@ OrStop = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Something that at most so many jobs use at the same time, over all hosts. `key` names it in the store."""
+    """Something that at most this many jobs use at the same time, over all hosts. `key` names it in the store."""
 
     key: str
     most: int

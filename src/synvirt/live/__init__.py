@@ -165,11 +165,11 @@ class LiveAdapter(Protocol):
     - `about`: the platform's name and version, and each missing privilege by name.
     - `enable_cbt`: from now on the changes of these disks, named by key, are tracked.
     - `snapshot(vm_id, name, disks)`: a snapshot of the VM at one moment. `disks`: the disks that will be read, by key (None:
-      all). A platform that can, leaves out the others, and one that has lost a disk leaves out that one.
+      all). If the platform can, the snapshot leaves out the others; a disk that the VM has lost is left out, too.
     - `open_disk(vm_id, snapshot, disk, since)`: the disk as it was in the snapshot. With `since`, a change id of an earlier
       snapshot, the reader's extents are only the changed ones.
-    - `last_start`: a text for the VM's last start, which is another one after the next start. It may change for other reasons
-      too; that counts as a start. Starting a VM only to read its disks does not count, as long as it stays the same start.
+    - `last_start`: a text that identifies the VM's last start, and changes with each start. If it changes for another reason,
+      that counts as a start. Starting a VM only to read its disks does not count, as long as the text then stays the same.
       Asked after `snapshot` of a VM that is off, and again before the guest starts here.
     - `shutdown`: the VM is off on return. `polite`: the guest is asked, and powered off after `timeout_s` (None: the source's
       own); `force`: it is powered off at once; `hold`: it is asked, and GuestStaysOn is raised if it is not off by then.

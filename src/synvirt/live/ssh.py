@@ -25,7 +25,7 @@ from synvirt.errors import AuthFailed, BadRequest, SourceUnreachable, SynvirtErr
 from synvirt.programs import ProgramFailed, end_group, run, start
 
 CONNECT_TIMEOUT_S = 20
-# After so long without an answer (three questions) the other host counts as gone.
+# After this long without an answer (three questions) the other host counts as gone.
 ALIVE_EVERY_S, ALIVE_MISSED_MAX = 5, 3
 _MESSAGE_CHARS = 400
 SSH_FAILED = 255

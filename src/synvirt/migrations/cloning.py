@@ -64,7 +64,7 @@ async def _fold(job: Job) -> None:
         ]
 
     async def on_message(message: object) -> None:
-        """What it says is of no pass."""
+        """Ignores the worker's messages: they belong to no pass."""
 
     if disks := await job.in_thread(orders):
         async with job.rooms.workers() as worker:

@@ -28,7 +28,7 @@ from synvirt.store import Watermark
 # Where a disk must be unchanged: the signature and the partition tables, or the labels of whole-disk volumes. The boot loader,
 # which a conversion may change, comes before.
 _TABLE = (440, 4096 - 440)
-# Behind that, pages with data: one in each of so many windows, spread over the first extents. 64 MiB take a moment, and no two
+# Behind that, pages with data: one in each of these windows, spread over the first extents. 64 MiB take a moment, and no two
 # disks agree in all of them.
 _WINDOWS, _WINDOW_BYTES, _EXTENTS_LOOKED_AT, _PAGE_BYTES = 64, 1 << 20, 4096, 4096
 

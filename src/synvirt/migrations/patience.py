@@ -35,7 +35,7 @@ PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     SourceUnreachable: (1, 2, 4, 8, 16, 30, 60),
     SnapshotNotMade: (60,),
     AuthFailed: (300,),
-    # A guest that must not be powered off by force: its updates end some time, or its owner shuts it down.
+    # The guest must not be powered off by force: its updates will end, or its owner will shut it down.
     GuestStaysOn: (60,),
 }
 # From the first error, including the time before it in which the source did not answer. A short interruption is not shown; a

@@ -61,7 +61,7 @@ class Removal:
         log.info("job removed", job=str(job.id), volumes=volumes if kept else None)
 
     def remove_older(self, days: float) -> None:
-        """Removes the jobs of this host that ended so many days ago and have no kept volumes. Never raises."""
+        """Removes the jobs of this host that ended this many days ago and have no kept volumes. Never raises."""
         before = now() - timedelta(days=days)
         try:
             for job in self.store.ended(host=self._here):

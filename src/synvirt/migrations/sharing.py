@@ -32,7 +32,7 @@ STOPPED_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class SharedRate:
-    """`take(seconds)`: takes the next so many seconds of the whole rate, and gives in how many seconds they begin. Blocks.
+    """`take(seconds)`: takes the next `seconds` of the whole rate, and gives in how many seconds they begin. Blocks.
     SynvirtError."""
 
     bps: int

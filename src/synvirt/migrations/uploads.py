@@ -72,7 +72,7 @@ class Uploads:
         return None
 
     def check_room(self, wanted_bytes: int) -> None:
-        """UploadTooLarge, when so many more bytes do not fit."""
+        """UploadTooLarge, when this many more bytes do not fit."""
         free = self.free_bytes()
         if wanted_bytes > free:
             raise UploadTooLarge(

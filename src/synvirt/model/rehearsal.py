@@ -12,7 +12,7 @@ from synvirt.model.values import WHOLE, Model, Received, Time
 CHECKS_MAX = 32
 # Two at least: a single job has its own rehearsal.
 MEMBERS_LEAST = 2
-# At most so many: each is a running guest, with all of its memory.
+# The most members: each is a running guest, with all of its memory.
 MEMBERS_MAX = 32
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from synvirt.model.values import Bytes, Model
 
-# Of each disk so many spans are listed: the document is written again and again.
+# How many spans of each disk are listed: the document is written again and again.
 SPANS_LISTED: Final = 200
 
 

@@ -36,7 +36,7 @@ CONFIG_BYTES_MAX = 1 << 20
 REQUEST_WITHIN_S = 10.0
 # PAM may wait for a directory that does not answer: the process ends then, and with it the call.
 ENDS_WITHIN_S = 50
-# Beside PAM's own pause, which a service of PAM may lack: so many guesses a second come through, no matter who asks.
+# Beside PAM's own pause, which a service of PAM may lack: this many guesses a second come through, no matter who asks.
 WRONG_PAUSE_S = 1.0
 FIRST_PASSED_FD = 3  # sd_listen_fds(3)
 _CREDENTIALS = struct.Struct("3i")

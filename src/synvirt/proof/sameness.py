@@ -16,7 +16,7 @@ from synvirt.model.facts import NOT_READ
 from synvirt.model.job import Difference
 from synvirt.model.rehearsal import Grade, Sameness
 
-# A running guest writes: its used space may change by so much until its clone is read.
+# A running guest writes: its used space may change by this much until its clone is read.
 USED_SHARE, USED_BYTES = 0.1, 256 << 20
 # Agents differ in whether they count the space reserved for root: one twentieth on ext4.
 RESERVED_SHARE = 0.06

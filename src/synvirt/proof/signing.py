@@ -157,7 +157,7 @@ def _string(value: bytes) -> bytes:
 
 
 def _strings(raw: bytes, count: int) -> list[bytes]:
-    """The strings. ValueError, if there are not exactly so many."""
+    """The strings. ValueError, if there are not exactly this many."""
     found, at = [], 0
     for _ in range(count):
         if at + 4 > len(raw):

@@ -68,7 +68,7 @@ class Rehearsing:
         if len(set(ids)) < MEMBERS_LEAST or len(set(ids)) != len(ids) or len(ids) > MEMBERS_MAX:
             raise Conflict(
                 f"{len(set(ids))} jobs are to be rehearsed together",
-                hint=f"name {MEMBERS_LEAST} to {MEMBERS_MAX} jobs, each once, or a wave with so many members that copy warm",
+                hint=f"name {MEMBERS_LEAST} to {MEMBERS_MAX} jobs, each once, or a wave with this many members that copy warm",
             )
         hosts = [self._store.host_of(one) for one in ids]
         here = {self._may_be(job, host) for (_, job), host in zip(members, hosts, strict=True)}

@@ -111,7 +111,7 @@ class UnderWay:
             raise Cancelled
 
     def pause(self, seconds: float) -> None:
-        """Waits for so many seconds. LetGo, if the service ends meanwhile."""
+        """Waits for this many seconds. LetGo, if the service ends meanwhile."""
         if self.let_go.wait(seconds):
             raise LetGo
 

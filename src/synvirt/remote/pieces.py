@@ -111,7 +111,8 @@ class Kept:
 class Pieces:
     """One file's pieces. They never overlap, and are found by their start.
 
-    `readers_enough`: so many readers at once keep the place busy without read-ahead. `closed`: set when the place is closed."""
+    `readers_enough`: this many readers at once keep the place busy without read-ahead. `closed`: set when the place is
+    closed."""
 
     def __init__(
         self, file: RemoteFile, *, kept: Kept, pool: ThreadPoolExecutor, closed: threading.Event, readers_enough: int

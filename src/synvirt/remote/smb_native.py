@@ -35,7 +35,7 @@ WORTH_BYTES: Final = 256 * KIB
 # Time for Python's start, and at worst a login with Kerberos.
 BEGIN_TIMEOUT_S: Final = 30.0
 ANSWER_TIMEOUT_S: Final = 60.0
-# After so many files that it fails to read, Python's SMB reads all.
+# After this many files that it fails to read, Python's SMB reads all.
 FAILURES_MAX: Final = 3
 _HELPER: Final = Path(__file__).with_name("smb_helper.py")
 

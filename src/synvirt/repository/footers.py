@@ -18,7 +18,7 @@ from synvirt.sizes import MIB
 
 # The size of footers in memory: some 10 KiB for each pack of 64 MiB, so that a disk's next chunks are found without a query.
 HELD_BYTES = 8 * MIB
-# Up to so many are queried one by one; for more, the whole file is read.
+# Up to this many are queried one by one; for more, the whole file is read.
 _FEW = 100
 _BUSY_S = 10.0
 

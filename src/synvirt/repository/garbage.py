@@ -32,7 +32,7 @@ from synvirt.sizes import counted
 GRACE_S = 24 * 3600
 # Nothing needs yet what an unfinished run has written. This is longer than any run takes.
 YOUNG_S = 7 * 24 * 3600
-# New packs, 64 MiB each, that are filled before the old ones are condemned: after a kill, a collection moves at most so much
+# New packs, 64 MiB each, that are filled before the old ones are condemned: after a kill, a collection moves at most this much
 # again. Each list of condemned packs is a file that every run reads.
 MOVED_AT_ONCE = 16
 # Deleted and condemned packs in one part of a sweep: half a MiB of names, which is stored before the part is done.

@@ -58,7 +58,7 @@ class Report(Model):
             yield self._cut(at)
 
     def after(self, before: "Report") -> "Report":
-        """One of `parts`, joined to those before it."""
+        """This part of a report, joined to the parts before it."""
         return self.model_copy(update={name: (*getattr(before, name), *getattr(self, name)) for name in _LISTS})
 
     def listed(self) -> "Report":
@@ -90,7 +90,7 @@ class Looked:
             yield replace(self if is_last else before, broken=dict(new[at : at + LISTED_MAX]))
 
     def after(self, before: Self) -> Self:
-        """One of `parts`, joined to what was known before it. The dictionary of that grows."""
+        """This part, joined to what was known before. It is added to the dictionary of `before` itself."""
         before.broken.update(self.broken)
         return replace(self, broken=before.broken)
 

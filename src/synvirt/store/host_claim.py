@@ -13,7 +13,7 @@ from synvirt.errors import Conflict, PersistFailed
 
 # The lock is a pair of numbers: this one, "host", and the hash of the host's id.
 SPACE = 0x686F7374
-# After so long the server ends the session of a host that is gone (by default after two hours), so that the host can start
+# After this long the server ends the session of a host that is gone (by default after two hours), so that the host can start
 # again.
 KEEPALIVES = ("tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 4", "tcp_user_timeout = 30000")
 

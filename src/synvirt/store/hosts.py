@@ -54,8 +54,8 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """A host. `left_s`: seconds left of its lease; negative: since when it is over. `document`: how the host describes itself,
-    as JSON."""
+    """A host. `left_s`: seconds left of its lease; negative, if the lease ended that many seconds ago. `document`: how the host
+    describes itself, as JSON."""
 
     id: str
     epoch: int

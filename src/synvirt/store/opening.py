@@ -12,7 +12,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from synvirt.errors import BadRequest
 
-# How long a writer waits for another before it fails. A commit takes milliseconds; so long means a stuck disk.
+# How long a writer waits for another before it fails. A commit takes milliseconds; this long means a stuck disk.
 BUSY_TIMEOUT_S = 20
 # A lost network to the database is noticed within half a minute: before the lease of this host is over.
 POSTGRESQL_LIMITS = {

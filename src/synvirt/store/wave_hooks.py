@@ -111,7 +111,7 @@ class HookRows:
             if row is None:
                 raise NotFound(f"wave {wave_id} has no delivery {number}")
             if row.state != GIVEN_UP:
-                raise Conflict(f"delivery {number} is {row.state}", hint="only one that was given up is sent again")
+                raise Conflict(f"delivery {number} is {row.state}", hint="only a delivery that was given up is sent again")
             at = time.time()
             values = {"state": PENDING, "attempts": 0, "made_at": at, "next_at": at}
             db.execute(update(wave_deliveries).where(*same).values(**values))

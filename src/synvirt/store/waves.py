@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 EVENTS_KEPT = 50_000
 # The lock of the host that leads the waves: "wave".
 LEADER_LOCK = 0x77617665
-# After so long without `keep_lead` a leader that hangs, or was frozen, loses the lead.
+# After this long without `keep_lead` a leader that hangs, or was frozen, loses the lead.
 LEADER_IDLE_S = 30
 # SQLite takes at most 32,766 parameters in a statement.
 ROWS_A_STATEMENT = 1000
@@ -324,13 +324,13 @@ class WaveRows:
             db.execute(_CHANGED_MEMBER, rows)
 
     def jobs(self, wave_id: UUID, but: Sequence[str]) -> dict[UUID, tuple[str, str, str]]:
-        """Of members that are in no state of `but`: host, document and version of each job."""
+        """The jobs of the members whose state is not in `but`: host, document and version, by the job's id."""
         with self._reading() as db:
             found = db.execute(_JOBS, {"wave": str(wave_id), "but": list(but)})
             return {UUID(id_): (host, document, version) for id_, host, document, version in found}
 
     def job(self, job_id: UUID) -> tuple[str, str, str] | None:
-        """Its host, document and version. None: there is no such job."""
+        """The job's host, document and version. None: there is no such job."""
         query = select(migrations.c.host, migrations.c.document, migrations.c.version).where(migrations.c.id == str(job_id))
         with self._reading() as db:
             row = db.execute(query).first()
@@ -339,15 +339,15 @@ class WaveRows:
     # ── what its copies share ────────────────────────────────────────────────────────────────────────────────────────
 
     def of_jobs(self, job_ids: Iterable[UUID]) -> WaveRow | None:
-        """The wave that one of these jobs is a member's of."""
+        """The wave that has one of these jobs, or None. If several waves have one, the newest."""
         member = select(wave_members.c.wave_id).where(wave_members.c.job_id.in_([str(one) for one in job_ids]))
         with self._reading() as db:
             row = db.execute(select(waves).where(waves.c.id.in_(member)).order_by(waves.c.number.desc()).limit(1)).first()
         return None if row is None else WaveRow(row.number, UUID(row.id), row.state, row.document, row.version)
 
     def take_rate(self, wave_id: UUID, seconds: float) -> float:
-        """The next `seconds` of the whole rate, behind what was given already to copies on all hosts: in how many seconds they
-        begin. 0, where the wave was removed."""
+        """Takes the next `seconds` of the whole rate, after the turns that copies on all hosts already have. Returns in how
+        many seconds this turn begins; 0 if the wave was removed."""
         chosen = waves.c.id == str(wave_id)
         with self._writing() as db:
             at = now(db)
@@ -360,7 +360,8 @@ class WaveRows:
 
     @contextmanager
     def leading(self) -> Iterator[bool]:
-        """False: another host leads now. SQLite is one host's. A leader calls `keep_lead` before LEADER_IDLE_S are over."""
+        """Whether this host leads the waves during the block; if not, another host does. A SQLite store has only one host,
+        which always leads. A leader calls `keep_lead` at least every LEADER_IDLE_S seconds."""
         with self._reading() as db:
             if db.dialect.name != "postgresql":
                 yield True
@@ -390,7 +391,7 @@ class WaveRows:
             return OF_WAVES.last_id(db)
 
     def events_after(self, event_id: int, *, job_id: UUID | None, limit: int) -> list[Event]:
-        """`job_id`: a wave's."""
+        """The events after `event_id`, in order. `job_id`: only those of the wave with this id."""
         with self._reading() as db:
             return OF_WAVES.after(db, event_id, job_id=job_id, limit=limit)
 

@@ -32,7 +32,7 @@ RESOURCE_CHARS_MAX, METHOD_CHARS_MAX = 500, 10
 # A caller that sends credentials with each request is new again when a session would have ended.
 NEW_AFTER_S = AGE_S
 COUNTED_FOR_S = 600.0
-# More accounts and addresses at once are not distinguished: 256 entries in ten minutes, and one that counts the rest.
+# More accounts and addresses at once are not distinguished: 256 entries in ten minutes, and one entry for all others.
 COUNTED_MAX, KNOWN_MAX = 256, 4096
 LOOK_EVERY_S = 60.0
 

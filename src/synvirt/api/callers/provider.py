@@ -23,7 +23,7 @@ from joserfc.jwk import KeySet
 from synvirt.errors import SourceUnreachable, Unauthorized
 from synvirt.transport import Answer, HttpClient, Trust
 
-# Its description and its keys are kept for so long; an unknown key is looked up at most once a minute.
+# Its description and its keys are kept for this long; an unknown key is looked up at most once a minute.
 FOUND_FOR_S: Final = 3600.0
 KEYS_AGAIN_S: Final = 60.0
 # A person waits for it.

@@ -36,8 +36,8 @@ _log = structlog.get_logger("synvirt.backups")
 
 @dataclass(frozen=True, slots=True)
 class SourceDisk:
-    """`changes`: lists what may differ from the base's disk of the same target; None: not known. `whole_because`: why it is
-    known to be unknown; empty, if that was not expected. `mark`: what the next run can count from."""
+    """`changes`: lists what may differ from the base's disk of the same target; None: not known. `whole_because`: why the
+    changes are not known; empty, if nobody expected them to be. `mark`: what the next run can count from."""
 
     target: str
     path: str

@@ -31,8 +31,8 @@ NEVER_S = 1e9
 @dataclass(frozen=True)
 class ToTake:
     """A disk of a guest. `changed`: what may differ from the base's disk of the same target, in any order; it may raise a
-    SynvirtError, which says why that is not known after all. `whole_because`: why it was known to be unknown; empty, if
-    knowledge was not expected. `stored`: chunks that an interrupted run has named already; `on_named` gets the others."""
+    SynvirtError, which says why that is not known after all. `whole_because`: why the changes are not known; empty, if
+    nobody expected them to be. `stored`: chunks that an interrupted run has named already; `on_named` gets the others."""
 
     target: str
     open: Callable[[], DiskReader]

@@ -18,13 +18,13 @@ BLOCK_BYTES = 4 * KIB
 LEAST_BLOCKS = 64
 SHARE = 0.01
 # The largest sample: each block is a request of its own, one after the other, and in the last pass the guest is off meanwhile.
-# If a source is wrong about one block in a thousand, so many almost always find one.
+# If a source is wrong about one block in a thousand, this many samples almost always find one.
 MOST_BLOCKS = 4096
 # How often a report about a sample is right.
 CONFIDENCE = 0.95
 # For parts that were never written: each block is a request of its own over a network.
 UNWRITTEN_BLOCKS = 64
-# So many places are tried per wanted block: where nearly all has changed, few are left.
+# This many places are tried per wanted block: where nearly all has changed, few are left.
 TRIES_A_BLOCK = 4
 # The search around a block that was found: each 4 KiB is a request over a network.
 LOST_BYTES_MAX = 1024 * KIB
@@ -39,9 +39,9 @@ def blocks_to_check(delta_bytes: int) -> int:
 
 
 def would_see(checked_bytes: int, confidence: float = CONFIDENCE) -> float:
-    """The smallest share of wrong blocks, of those reported as unchanged, of which a sample of so many bytes finds at least one
-    with this confidence: n blocks miss a share s with a chance of (1 - s)^n. Only evenly drawn blocks count, at least half of
-    them, as wrong blocks may be anywhere. 0 to 1."""
+    """The smallest share of wrong blocks that a sample of this many bytes finds with this confidence, 0 to 1. The share is of
+    the blocks reported as unchanged; to find it means to find one wrong block. n blocks miss a share s with a chance of
+    (1 - s)^n. Only evenly drawn blocks count, at least half of them, as wrong blocks may be anywhere."""
     blocks = checked_bytes // BLOCK_BYTES // 2
     return float(1 - (1 - confidence) ** (1 / blocks)) if blocks else 1.0
 
@@ -83,7 +83,7 @@ def lost_around(source: DiskReader, copy: DiskReader, at: int) -> Extent:
 
 
 def _chosen(source: DiskReader, copy: DiskReader, draw: random.Random, blocks: int, *, zeros: bool) -> list[int]:
-    """Offsets of so many blocks that the source reports as unchanged, in random order: all parts are read early."""
+    """Offsets of this many blocks that the source reports as unchanged, in random order: all parts are read early."""
     evenly = dict.fromkeys(_evenly(source, draw, blocks))
     data = dict.fromkeys(at for at in _where_data_is(source, copy, draw, blocks) if at not in evenly)
     unchanged = set(_unchanged(source, sorted([*evenly, *data]), zeros=zeros))

@@ -19,7 +19,7 @@ from synvirt.programs import start
 
 CONNECT_TIMEOUT_S: Final = 3.0
 START_TIMEOUT_S: Final = 10.0
-# After so long without an answer, QEMU repeats a request.
+# After this long without an answer, QEMU repeats a request.
 _SILENCE_TIMEOUT_S: Final = 30
 _CONNECTIONS: Final = 4
 

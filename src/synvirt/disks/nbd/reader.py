@@ -44,7 +44,7 @@ MORE_CONNECTIONS_TIMEOUT_S = 5.0
 # moment. Then twice as long each time.
 MORE_AGAIN_S = 10.0
 MORE_AGAIN_MOST_S = 300.0
-# With no byte for so long, a server counts as gone.
+# With no byte for this long, a server counts as gone.
 SILENCE_TIMEOUT_S = 60.0
 # Pauses before each new connection after a lost one.
 RECONNECT_DELAYS_S = (0.1, 1.0, 5.0)

@@ -22,13 +22,13 @@ from synvirt.sizes import MIB
 
 # The default limit of a request («Block size constraints»).
 REQUEST_BYTES_MAX = 32 * MIB
-# So many requests are read in parallel, over all connections, each with its own buffer.
+# This many requests are read in parallel, over all connections, each with its own buffer.
 THREADS = 4
 CONNECTIONS_MAX = 64
 # The largest option: an export's name has at most 4096 bytes, and a client asks for a few contexts.
 OPTION_BYTES_MAX = 64 << 10
 HANDSHAKE_TIMEOUT_S = 20.0
-# A client that takes no byte of an answer for so long is disconnected: it holds a thread that others need.
+# A client that takes no byte of an answer for this long is disconnected: it holds a thread that others need.
 SEND_TIMEOUT_S = 60
 # Extents in one answer; the client asks again from its end.
 EXTENTS_MAX = 8192

@@ -33,7 +33,7 @@ from synvirt.transport import https, tls
 log = logging.getLogger(__name__)  # structlog would load rich into each worker
 
 CONNECT_TIMEOUT_S: Final = 20.0
-# With no byte for so long, a server counts as gone.
+# With no byte for this long, a server counts as gone.
 SILENCE_TIMEOUT_S: Final = 60.0
 # Pauses before each new attempt after a failed one.
 RETRY_DELAYS_S: Final = (0.1, 1.0, 5.0)
@@ -45,7 +45,7 @@ HTTPS_PORT: Final = 443
 COOKIE: Final = "vmware_soap_session"
 # The cookie with a ticket for a host.
 TICKET_COOKIE: Final = "vmware_cgi_ticket"
-# A host that answered before is given up after so many failures in a row; one that never did, after the first.
+# A host that answered before is given up after this many failures in a row; one that never did, after the first.
 DIRECT_FAILURES_MAX: Final = 3
 # A host on the same network accepts a connection quickly, or a firewall drops it.
 DIRECT_CONNECT_TIMEOUT_S: Final = 5.0

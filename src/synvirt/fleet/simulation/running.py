@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # imported only to simulate a wave: 12 MiB that the rest of t
     from numpy.typing import NDArray
 
 S = MemberState
-# A guest that has missed its window so often will miss the next one too.
+# A guest that has missed its window this often will miss the next one too.
 WINDOWS_MISSED_MAX = 3
 # Keeping copies fresh never uses all of a source host: this share is left for new copies.
 _COPIES_LEAST_SHARE = 0.1

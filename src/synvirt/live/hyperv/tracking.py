@@ -4,7 +4,7 @@
     release ─▶ ConvertToReferencePoint: the new files are merged, RCT ids stay
     areas ─▶ GetVirtualDiskChanges(the frozen file of the next snapshot, the RCT id of the one before)
 
-The cycle is that of Microsoft's sample xHyper-VBackup. The journal in the VM's notes lists those of these that are ours.
+The cycle is that of Microsoft's sample xHyper-VBackup. The journal in the VM's notes lists which of these objects are ours.
 """
 
 import time
@@ -78,7 +78,7 @@ def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = 
             write(host, vm_id, state, journal | {name: journal[name].model_copy(update={"s": present})})
         return _reference(state, name, present)
     if name in journal:
-        cleanup(host, vm_id, name)  # what is left of one that was removed or released: it is made again
+        cleanup(host, vm_id, name)  # the leftovers of a snapshot that was removed or released: it is made again
     for other in [one for one in journal if one != name and journals.same_job(one, name)]:
         release(host, vm_id, other)
     state = state_of(host, vm_id)
@@ -296,7 +296,7 @@ def _adopt(host: Runs, vm_id: str, state: State, name: str) -> None:
 
 
 def cleanup(host: Runs, vm_id: str, name: str) -> None:
-    """Removes all of that name, with its entry. VmNotFound: the VM is gone, and all of ours with it."""
+    """Removes all of that snapshot, with its entry in the journal. VmNotFound: the VM is gone, and our objects with it."""
     state = state_of(host, vm_id)
     entry = journals.read(state["notes"]).get(name)
     if entry is None:

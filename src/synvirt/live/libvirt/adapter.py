@@ -55,11 +55,11 @@ log = structlog.get_logger(__name__)
 LEAST_VERSION: Final = 7_006_000
 # Debian 11's, which can back up whole disks: a cold copy. Ubuntu 20.04's 6.0 cannot even do that.
 OLDEST_VERSION: Final = 7_000_000
-# A checkpoint that is only made to test whether one can be. A service that is killed meanwhile leaves it, and a domain that was
-# started for it: the next cleanup of one of our jobs removes both.
+# A checkpoint that is made only to test whether the domain can have checkpoints. A service that is killed meanwhile leaves the
+# checkpoint, and the domain that was started for it: the next cleanup of one of our jobs removes both.
 PROBE: Final = f"{backup.PREFIX}probe"
-# No answer takes so long: a wait for a domain's lock ends after half a minute, a freeze and a thaw take at most two minutes and
-# a half, and a guest with much memory starts within a few. A call that takes longer hangs.
+# No answer takes this long: a wait for a domain's lock ends after half a minute, a freeze and a thaw end after two and a half
+# minutes, and a guest with much memory starts within a few. A call that takes longer hangs.
 ANSWER_TIMEOUT_S: Final = 600.0
 # For a call that is running when its session is closed: a login's limit, and some more. It is waited for, since the next
 # session cleans up what it makes on the other host, and that must exist by then.

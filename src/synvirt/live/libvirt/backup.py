@@ -84,7 +84,7 @@ def running(domain: Any) -> Running | None:
 
 
 def backed_up(domain: Any, disks: Collection[str] | None) -> list[str]:
-    """The disks of these, by key, that a backup job can freeze; None: of all. SnapshotFailed, where it can freeze none."""
+    """The keys of those of `disks` (None: all) that a backup job can freeze. SnapshotFailed, if it can freeze none of them."""
     found = [key for key, _ in backed_up_disks(parse(domain.XMLDesc(0))) if disks is None or key in disks]
     if not found:
         raise SnapshotFailed(f"{domain.name()} has no disk to read")
@@ -149,7 +149,7 @@ def _begin_at_free_port(
 
 
 def _ports(name: str, server: Server) -> Iterator[int | None]:
-    """All ports, from one that depends on the name: so two jobs seldom try the same first."""
+    """All ports. The first depends on the name, so that two jobs seldom try the same port first."""
     if server.address is None:
         yield None
         return

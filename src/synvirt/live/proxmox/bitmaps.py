@@ -25,7 +25,7 @@ from synvirt.live.proxmox.qmp import Qmp, QmpError, rows
 
 # The smallest unit worth a request of its own; an overlay copies by it.
 GRANULARITY_BYTES: Final = 65536
-# A write of the guest waits at most so long for its old bytes to be saved; then our snapshot is given up.
+# A write of the guest waits at most this long for its old bytes to be saved; then our snapshot is given up.
 SAVE_TIMEOUT_S: Final = 30
 END_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05

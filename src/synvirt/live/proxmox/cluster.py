@@ -26,7 +26,7 @@ SETTLE_S: Final = 120.0
 START_TIMEOUT_S: Final = 300.0
 TASK_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.5
-# So long the API waits for the agent of a guest that hangs.
+# How long the API waits for the agent of a guest that hangs.
 AGENT_TIMEOUT_S: Final = 10.0
 DESCRIPTION_CHARS_MAX: Final = 8192
 # PVE::QemuServer::Agent, agent_available: before it says the first, it has waited some seconds for the agent.

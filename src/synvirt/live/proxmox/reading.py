@@ -112,8 +112,8 @@ class Reading:
                 if other != name and other.rpartition("-")[0] != job:
                     raise SnapshotFailed(f"{self.what} is read by another job ({other})", hint="wait until it is over")
                 if other != name or name in backup_access.held(qmp).values():
-                    # Its pass is done, and its bitmap stays: its frozen data is not needed any more. Nor is one of ours that
-                    # was cut off before any reader had its nodes' names.
+                    # The pass of that snapshot is done, and its bitmap stays: its frozen data is not needed any more. The same
+                    # is true of a snapshot of this name that was cut off before any reader had its nodes' names.
                     self._end(qmp, other, forget=False)
             by_access = self._options.backup_access and backup_access.offered(qmp)
         overlays = self._overlays(name, there)

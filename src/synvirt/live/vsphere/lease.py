@@ -22,7 +22,7 @@ from synvirt.live.vsphere.session import VimSession, library
 
 READY_TIMEOUT_S: Final = 120.0
 READY_POLL_S: Final = 0.5
-# vSphere's own limit is 300 s: so long the lease of a crash blocks the next one.
+# vSphere's own limit is 300 s: for that long the lease of a crash blocks the next one.
 BUSY_TIMEOUT_S: Final = 360.0
 BUSY_POLL_S: Final = 5.0
 # How often it is renewed, or three times within the lease's time where that is short.

@@ -15,7 +15,7 @@ from synvirt.machines.xenapi import NULL, Record, Records, listed, table, text
 from synvirt.model.machine import Concern, Disk, VmManifest
 from synvirt.sizes import GIB
 
-# The storage manager refuses a snapshot of a disk with so many layers; it joins them over time.
+# The storage manager refuses a snapshot of a disk with this many layers; it joins them over time.
 CHAIN_MAX: Final = 30
 # Our judgement: a warm job's snapshots add at most two, and others may take some, too.
 CHAIN_RISKY: Final = 24

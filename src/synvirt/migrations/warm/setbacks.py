@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 # Change tracking may be lost once by accident (a host crashed): then whole disks are compared. A source that loses it again
 # before a delta succeeded will never converge.
 CBT_RESETS_MAX = 1
-# A snapshot may be gone because its host was restarted during a pass. After so many times the pass fails.
+# A snapshot may be gone because its host was restarted during a pass. After this many times the pass fails.
 RETAKES_MAX = 3
 
 

@@ -22,7 +22,7 @@ from synvirt.migrations.warm.snapshots import track_changes
 from synvirt.model.job import Pass
 from synvirt.sizes import sized
 
-# After so many shutdowns the job gives up on a guest that is started again each time.
+# After this many shutdowns the job gives up on a guest that is started again each time.
 SHUT_DOWNS_MAX = 3
 
 

@@ -48,7 +48,7 @@ _POINTS_AT_VALUE = 0x01
 _ENTRIES_MAX, _TABLES_MAX = 100_000, 4096
 # The most memory for a file's content: 4096 tables of 4 KiB, and as much text beside them.
 _KEPT_BYTES_MAX = 32 << 20
-# A saved state has one object per mebibyte of memory: so many directories with 227 each are 1.8 TiB. A directory of 64 KiB
+# A saved state has one object per mebibyte of memory: this many directories with 227 each are 1.8 TiB. A directory of 64 KiB
 # holds 3640.
 _DIRECTORIES_MAX, _DIRECTORY_OBJECTS_MAX = 8192, 3640
 # Tables have 4 KiB, and data is aligned to at most 64 KiB.
