@@ -73,9 +73,9 @@ def provided(folder: Path, redirect_uri: str) -> Iterator[Provider]:
 def logged_in_at(url: str, user: str) -> str:
     """Where the provider sends a person who came to `url` and logged in there."""
     with httpx.Client(verify=False, timeout=60) as browser:
-        asked = browser.get(url)
-        assert asked.status_code == 302, asked.text
-        page_url = asked.next_request.url if asked.next_request else httpx.URL("")
+        response = browser.get(url)
+        assert response.status_code == 302, response.text
+        page_url = response.next_request.url if response.next_request else httpx.URL("")
         page = browser.get(page_url)
         [token] = re.findall(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
         form = {"csrfmiddlewaretoken": token, "username": user, "password": user}

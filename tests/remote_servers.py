@@ -381,7 +381,7 @@ def wire(upstream: int) -> Iterator[Wire]:
 
 
 @dataclass
-class Asked:
+class RangeRequest:
     """A request as a scripted server sees it."""
 
     number: int
@@ -392,7 +392,7 @@ class Asked:
 
 
 # Status, headers, body of the answer to a request.
-Script = Callable[[Asked], tuple[int, dict[str, str], bytes]]
+Script = Callable[[RangeRequest], tuple[int, dict[str, str], bytes]]
 
 
 @contextlib.contextmanager
@@ -404,8 +404,8 @@ def scripted(script: Script) -> Iterator[str]:
         def do_GET(self) -> None:
             first_and_last = self.headers.get("Range", "bytes=0-0").removeprefix("bytes=").split("-")
             headers = {key.lower(): value for key, value in self.headers.items()}
-            asked = Asked(next(counted), int(first_and_last[0]), int(first_and_last[1]), headers, self.path)
-            status, answered, body = script(asked)
+            request = RangeRequest(next(counted), int(first_and_last[0]), int(first_and_last[1]), headers, self.path)
+            status, answered, body = script(request)
             self.send_response(status)
             for key, value in answered.items():
                 self.send_header(key, value)
@@ -428,15 +428,15 @@ def scripted(script: Script) -> Iterator[str]:
         server.server_close()
 
 
-def honest(content: bytes, asked: Asked, etag: str = '"v1"') -> tuple[int, dict[str, str], bytes]:
+def honest(content: bytes, request: RangeRequest, etag: str = '"v1"') -> tuple[int, dict[str, str], bytes]:
     """What a good server answers."""
-    end = min(asked.end + 1, len(content))
+    end = min(request.end + 1, len(content))
     headers = {
-        "Content-Range": f"bytes {asked.start}-{end - 1}/{len(content)}",
-        "Content-Length": str(end - asked.start),
+        "Content-Range": f"bytes {request.start}-{end - 1}/{len(content)}",
+        "Content-Length": str(end - request.start),
         "ETag": etag,
     }
-    return 206, headers, content[asked.start : end]
+    return 206, headers, content[request.start : end]
 
 
 def remote(url: str, **fields: object) -> Remote:

@@ -30,8 +30,8 @@ class Replay:
         self._answers: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._lock = threading.Lock()
         for one in exchanges:
-            asked = one["request"]
-            key = _key(asked["method"], asked["path"], asked["query"], asked.get("body"))
+            request = one["request"]
+            key = _key(request["method"], request["path"], request["query"], request.get("body"))
             self._answers[key].append(one["answer"])
 
     def answer(self, method: str, target: str, sent: bytes = b"") -> dict[str, Any]:
@@ -57,8 +57,8 @@ def _key(method: str, path: str, query: dict[str, str], body: Any) -> str:
     if isinstance(body, dict) and "soap" in body:
         given = {} if body["soap"] == "Login" else body["given"]
         # A view is made again each time, and named by its session: what is asked of it says what it is.
-        asked = re.sub(r'session\[[^"]*', "session", json.dumps(given))
-        rpc = f" {body['soap']} {asked}"
+        parameters = re.sub(r'session\[[^"]*', "session", json.dumps(given))
+        rpc = f" {body['soap']} {parameters}"
     if isinstance(body, dict) and "jsonrpc" in body:
         given = [] if ".login" in body["method"] else body["params"][1:]
         rpc = f" {body['method']} {json.dumps(given)}"

@@ -79,9 +79,9 @@ def documented_elsewhere(one: Class, classes: Classes) -> set[str]:
     has = {name for member in family for name in member.has}
     names = [member.documented for member in family[1:]]
     for protocol in (other for others in classes.values() for other in others if other.is_protocol and other is not one):
-        asked = list(_above(protocol, classes))
-        if {name for member in asked for name in member.methods} <= has:
-            names += [member.documented for member in asked]
+        protocols = list(_above(protocol, classes))
+        if {name for member in protocols for name in member.methods} <= has:
+            names += [member.documented for member in protocols]
     return set().union(*names)
 
 

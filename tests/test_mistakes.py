@@ -32,8 +32,8 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 def test_each_form_that_is_asked_for_has_words() -> None:
     forms = [model for one in PLATFORMS for model in (one.form.credentials, one.form.options)]
-    asked = [documents.openapi(), Settings.model_json_schema(), *(model.model_json_schema() for model in forms)]
-    assert set(_patterns(asked)) == FORMS.keys()
+    schemas = [documents.openapi(), Settings.model_json_schema(), *(model.model_json_schema() for model in forms)]
+    assert set(_patterns(schemas)) == FORMS.keys()
 
 
 class _Unknown(BaseModel):

@@ -85,9 +85,9 @@ def test_prometheus_takes_the_rules() -> None:
 def test_prometheus_takes_the_boards_expressions(tmp_path: Path) -> None:
     """As rules, with the board's variables filled in: promtool parses each."""
     tool = need("promtool", "prometheus")
-    asked = [expression.replace("$instance", ".*") for expression in expressions() if "(" in expression or "{" in expression]
-    asked = [expression for expression in asked if not expression.startswith("label_values")]
-    rules = [{"record": f"board:{number}", "expr": expression} for number, expression in enumerate(asked)]
+    queries = [expression.replace("$instance", ".*") for expression in expressions() if "(" in expression or "{" in expression]
+    queries = [expression for expression in queries if not expression.startswith("label_values")]
+    rules = [{"record": f"board:{number}", "expr": expression} for number, expression in enumerate(queries)]
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "board", "rules": rules}]}))
     done = subprocess.run([tool, "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

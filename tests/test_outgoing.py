@@ -224,16 +224,16 @@ def test_ssh_is_given_the_address_and_knows_the_key_by_the_name(tmp_path: Path, 
 
 def test_a_pinned_key_is_looked_for_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     key = "ssh-ed25519 " + base64.b64encode(b"a key").decode()
-    asked: list[list[str]] = []
+    calls: list[list[str]] = []
 
     def scanned(argv: list[str], **_: object) -> object:
-        asked.append(argv)
+        calls.append(argv)
         return SimpleNamespace(stdout=f"{MAY} {key}\n")
 
     monkeypatch.setattr(ssh_of, "run", scanned)
     monkeypatch.setattr(socket, "getaddrinfo", Names(MAY, MAY_NOT))
     assert ssh_of.pinned_key(NAME, 22, ssh_of.key_fingerprint(f"x {key}")) == f"{NAME} {key}\n"
-    assert asked[0][-1] == MAY
+    assert calls[0][-1] == MAY
 
 
 def test_libvirt_without_tls_is_given_the_address(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:

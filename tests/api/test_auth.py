@@ -204,11 +204,11 @@ def test_an_address_that_was_wrong_too_often_must_wait_and_others_need_not() -> 
     for _ in range(auth.FAILURES_ALLOWED):
         with pytest.raises(Unauthorized):
             check("eve", "wrong", "192.0.2.1")
-    asked = inner.count
+    before = inner.count
     with pytest.raises(Unauthorized, match="too many") as raised:
         check("eve", "right", "192.0.2.1")
     assert "60 s" in str(raised.value.hint)
-    assert inner.count == asked, "it is refused unasked"
+    assert inner.count == before, "it is refused unasked"
     check("eve", "right", "192.0.2.2")
     now[0] = 61
     check("eve", "right", "192.0.2.1")

@@ -42,8 +42,8 @@ def ask(service: Service, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def repository(ask: Callable[..., Any], tmp_path: Path) -> str:
-    asked = {"name": "here", "kind": "local", "path": str(tmp_path / "here")}
-    return str(ask("POST", "/repositories", 201, asked)["id"])
+    request = {"name": "here", "kind": "local", "path": str(tmp_path / "here")}
+    return str(ask("POST", "/repositories", 201, request)["id"])
 
 
 def test_runs_after_a_change_count_from_no_point_before_it(

@@ -38,8 +38,8 @@ def point(service: Service, tmp_path: Path) -> str:
 
 
 def backed_up(service: Service, tmp_path: Path) -> str:
-    asked = BackupRepositoryRequest(name="here", kind="local", path=str(tmp_path / "repository"))
-    repository = service.backups.add_repository(asked)
+    request = BackupRepositoryRequest(name="here", kind="local", path=str(tmp_path / "repository"))
+    repository = service.backups.add_repository(request)
     job = service.backups.add_job(BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=repository.id))
     return str(ended(service.backups, service.backups.run_job(job.id).id).restore_point_ids[0])
 
@@ -72,8 +72,8 @@ def test_a_guest_runs_at_once_and_only_who_means_it_loses_what_it_wrote(tmp_path
         assert (code, run["status"], run["instant"]["state"]) == (0, "completed", "done")
         assert hypervisor.domains[UUID(run["id"])].running, "--instant is --start too"
         hypervisor.fail = "pivot"
-        asked = RestoreRequest(target="new_domain", name="again", start=True, instant=True)
-        again = service.backups.restore(UUID(point), asked).id
+        request = RestoreRequest(target="new_domain", name="again", start=True, instant=True)
+        again = service.backups.restore(UUID(point), request).id
         until(lambda: service.backups.runs.get(again).error)
         code, output = printed(service, "cancel", str(again))
         assert (code, "E_BAK_CONFLICT" in output, "--lose-guest-writes" in output) == (1, True, True)

@@ -154,9 +154,9 @@ def test_the_service_s_end_is_the_streams_end_and_nobody_looks_for_nobody() -> N
         with pytest.raises(StopAsyncIteration):
             await waiting[0]
         house.stopping = False
-        asked = house.asked
+        before = house.asked
         await asyncio.sleep(0.02)
-        assert house.asked == asked
+        assert house.asked == before
 
     asyncio.run(run())
 

@@ -206,12 +206,12 @@ def full(tmp_path: Path) -> Iterator[Store]:
 
 def test_a_look_at_5000_jobs_reads_no_document_and_grows_by_no_line(full: Store) -> None:
     metrics = Metrics(full, Board(), host="local", jobs_at_once=4)
-    asked: list[str] = []
-    event.listen(full._engine, "before_cursor_execute", lambda *seen: asked.append(seen[2]))
+    calls: list[str] = []
+    event.listen(full._engine, "before_cursor_execute", lambda *seen: calls.append(seen[2]))
     text, _ = metrics.text("")
     assert 'synvirt_jobs{state="Completed"} 5000.0' in text.decode()
     assert len(text.splitlines()) < 200
-    queries = [query for query in asked if query.startswith("SELECT")]
+    queries = [query for query in calls if query.startswith("SELECT")]
     # Ended events, events of waves, jobs by state and host, slots held and waited for, jobs under way.
     assert len(queries) == 5, queries
 

@@ -106,13 +106,13 @@ def test_a_person_logs_in_and_has_the_role_of_a_group(site: Site) -> None:
 
 
 def test_requests_to_the_provider(site: Site) -> None:
-    asked = parse_qs(urlsplit(site.begin()[0]).query)
+    query = parse_qs(urlsplit(site.begin()[0]).query)
     again = parse_qs(urlsplit(site.begin()[0]).query)
-    assert (asked["response_type"], asked["client_id"], asked["code_challenge_method"]) == (["code"], [CLIENT], ["S256"])
-    assert asked["scope"] == ["openid profile email"]
+    assert (query["response_type"], query["client_id"], query["code_challenge_method"]) == (["code"], [CLIENT], ["S256"])
+    assert query["scope"] == ["openid profile email"]
     for name in ("state", "nonce", "code_challenge"):
-        assert (len(asked[name][0]), asked[name] != again[name]) == (43, True)
-    assert len({asked[name][0] for name in ("state", "nonce", "code_challenge")}) == 3
+        assert (len(query[name][0]), query[name] != again[name]) == (43, True)
+    assert len({query[name][0] for name in ("state", "nonce", "code_challenge")}) == 3
 
 
 def test_log_out(site: Site) -> None:
@@ -250,9 +250,9 @@ def test_a_role_ends_with_the_settings_that_gave_it(site: Site, tmp_path: Path) 
 
 def test_a_log_in_that_was_begun_is_forgotten() -> None:
     at = 0.0
-    asked = Asked("https://localhost/o", CLIENT, secret=str, trust=Trust(), clock=lambda: at)
+    provider = Asked("https://localhost/o", CLIENT, secret=str, trust=Trust(), clock=lambda: at)
     known = Oidc(
-        asked,
+        provider,
         redirect_uri="https://here/login/oidc/callback",
         scopes=("openid",),
         roles_claim="realm_access.roles",
@@ -261,7 +261,7 @@ def test_a_log_in_that_was_begun_is_forgotten() -> None:
         label="",
         clock=lambda: at,
     )
-    asked._found = (0.0, made_up())
+    provider._found = (0.0, made_up())
     begun = [known.begin("192.0.2.1", "") for _ in range(BEGUN_MAX_NETWORK + 1)]
     state = [parse_qs(urlsplit(one.url).query)["state"][0] for one in begun]
     for lost in (0,):

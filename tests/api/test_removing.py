@@ -27,9 +27,9 @@ def _failed(service: Service) -> Migration:
 
 def test_a_failed_job_goes_with_its_volumes(client: httpx.Client, service: Service) -> None:
     job = _failed(service)
-    asked = client.delete(f"/migrations/{job.id}")
-    assert (asked.status_code, asked.json()["code"]) == (409, "E_MIG_CONFLICT")
-    assert "keep or destroy" in asked.json()["hint"]
+    answer = client.delete(f"/migrations/{job.id}")
+    assert (answer.status_code, answer.json()["code"]) == (409, "E_MIG_CONFLICT")
+    assert "keep or destroy" in answer.json()["hint"]
     assert client.delete(f"/migrations/{job.id}", params={"volumes": "all"}).status_code == 400
     assert client.delete(f"/migrations/{job.id}", params={"volumes": "destroy"}).status_code == 204
     assert service.destroyed == ["v-1"]

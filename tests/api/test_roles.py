@@ -367,8 +367,8 @@ def test_the_gets_that_connect_elsewhere_are_those_that_are_named(
             "credentials": {"username": "x", "password": "y"},
             "fingerprint_sha256": ":".join(["00"] * 32),
         }
-        asked = {"name": "far", "kind": "peer", "peer": peer}
-        repository = service.backups.add_repository(BackupRepositoryRequest.model_validate(asked))
+        request = {"name": "far", "kind": "peer", "peer": peer}
+        repository = service.backups.add_repository(BackupRepositoryRequest.model_validate(request))
     service.backups.repositories._open.clear()  # as after a start
     asks: list[str] = []
 

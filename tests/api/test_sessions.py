@@ -74,15 +74,15 @@ def test_a_session_opens_what_its_account_may_until_it_is_ended(client: httpx.Cl
 
 
 def test_a_stranger_with_a_browser_is_led_to_the_log_in_and_back(client: httpx.Client) -> None:
-    asked = "/kvm/sources?cursor=1"
-    led = client.get(asked, headers=BROWSER)
+    path = "/kvm/sources?cursor=1"
+    led = client.get(path, headers=BROWSER)
     assert led.status_code == 303
     page = client.get(led.headers["Location"], headers=BROWSER)
     assert (page.status_code, 'value="/kvm/sources?cursor=1"' in page.text, "<nav" in page.text) == (200, True, True)
     assert "Log out" not in page.text
     assert ">Sources<" not in page.text
     [following] = parse_qs(urlsplit(led.headers["Location"]).query)["next"]
-    assert log_in(client, "viewer", next=following).headers["Location"] == asked
+    assert log_in(client, "viewer", next=following).headers["Location"] == path
     form = client.post("/kvm/doctor", headers=BROWSER | {"Sec-Fetch-Site": "same-origin"})
     assert (form.status_code, form.headers["Location"]) == (303, "/kvm/login"), "a form of a session that has ended"
     part = client.get("/kvm/sources", headers=OURS | {"HX-Request": "true"})

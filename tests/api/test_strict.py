@@ -36,10 +36,10 @@ def test_an_unknown_parameter_is_refused(refusing: httpx.Client, path: str, code
 def test_every_parameter_that_the_document_has_is_known(service: Service, client: httpx.Client) -> None:
     """Those that a route takes as one model too. Whatever else is wrong with the request is said of something else."""
     for path, methods in service.app.openapi()["paths"].items():
-        asked = [each["name"] for each in methods.get("get", {}).get("parameters", []) if each["in"] == "query"]
-        if asked and "/peer/" not in path and not path.endswith("/stream"):
+        parameters = [each["name"] for each in methods.get("get", {}).get("parameters", []) if each["in"] == "query"]
+        if parameters and "/peer/" not in path and not path.endswith("/stream"):
             some = "/".join(str(UUID(int=1)) if part.startswith("{") else part for part in path.split("/"))
-            answer = client.get(f"http://synvirt{some}", params=dict.fromkeys(asked, "1"))
+            answer = client.get(f"http://synvirt{some}", params=dict.fromkeys(parameters, "1"))
             assert "is not a parameter" not in answer.text, path
 
 
@@ -102,8 +102,8 @@ def test_the_list_is_narrowed_by_state_name_and_source(service: Service, client:
     live = _job(service, "web", State.COMPLETED, live_plan())
     source_id = live_plan().model_dump(mode="json")["source_ref"]["source_id"]
 
-    def found(**asked: object) -> list[str]:
-        answer = client.get("/migrations", params=asked)  # type: ignore[arg-type]
+    def found(**parameters: object) -> list[str]:
+        answer = client.get("/migrations", params=parameters)  # type: ignore[arg-type]
         assert answer.status_code == 200
         return [item["id"] for item in answer.json()["items"]]
 

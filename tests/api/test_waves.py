@@ -79,9 +79,9 @@ def test_what_is_wrong_with_a_wave_is_named_and_nothing_is_kept(client: httpx.Cl
 
 
 def test_wishes_move_a_wave_and_are_on_the_stream_and_in_the_audit_trail(client: httpx.Client, service: Service) -> None:
-    asked = body("a", "b", canary={"count": 1, "gate": "approval"})
-    asked["members"][1]["approvers"] = ["db team"]
-    wave_id = client.post(WAVES, json=asked).json()["id"]
+    request = body("a", "b", canary={"count": 1, "gate": "approval"})
+    request["members"][1]["approvers"] = ["db team"]
+    wave_id = client.post(WAVES, json=request).json()["id"]
     url = f"{WAVES}/{wave_id}"
     assert client.post(f"{url}/hold").status_code == 409
     assert client.post(f"{url}/go").json()["state"] == "running"
@@ -95,7 +95,7 @@ def test_wishes_move_a_wave_and_are_on_the_stream_and_in_the_audit_trail(client:
     assert client.post(f"{url}/members/a/skip").json()["state"] == "skipped"
     assert client.post(f"{url}/members/a/retry").json()["state"] == "waiting"
     assert client.post(f"{url}/members/nobody/skip").status_code == 404
-    assert client.put(url, json=asked).status_code == 409
+    assert client.put(url, json=request).status_code == 409
     assert client.delete(url).status_code == 409
     with client.stream("GET", f"{WAVES}/stream", params={"wave_id": wave_id}, headers={"Last-Event-ID": "0"}) as stream:
         reported = []
@@ -170,9 +170,9 @@ def test_a_wave_that_is_not_there(client: httpx.Client, wish: str) -> None:
 def test_the_wave_of_the_guide_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs" / "waves.md").read_text()
     block, what_if, hook = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    asked = WaveRequest.model_validate_json(block, strict=True)
-    check(asked)
-    assert [one.id for one in asked.members] == ["db01", "web01"]
+    request = WaveRequest.model_validate_json(block, strict=True)
+    check(request)
+    assert [one.id for one in request.members] == ["db01", "web01"]
     assert WhatIf.model_validate_json(what_if, strict=True) != WhatIf()
     assert Hook.model_validate_json(hook).url == "https://ops.example/hooks/waves"
 

@@ -96,8 +96,8 @@ def test_ssh_keygen_says_the_same(shared: Shared, tmp_path: Path) -> None:
     (tmp_path / "sig").write_text(signature.sshsig)
     for purpose, expected in (("synvirt-backup", 0), ("synvirt-receipt", 255)):
         files = ("-f", tmp_path / "signers", "-s", tmp_path / "sig")
-        asked: list[str | Path] = [tool, "-Y", "verify", *files, "-I", "synvirt@kvm2", "-n", purpose]
-        assert subprocess.run(asked, input=signed, capture_output=True, check=False).returncode == expected
+        argv: list[str | Path] = [tool, "-Y", "verify", *files, "-I", "synvirt@kvm2", "-n", purpose]
+        assert subprocess.run(argv, input=signed, capture_output=True, check=False).returncode == expected
 
 
 def test_a_file_of_signers_that_is_none_is_an_error(shared: Shared, tmp_path: Path) -> None:
@@ -396,8 +396,8 @@ def swap_after_check(monkeypatch: pytest.MonkeyPatch, folder: Path, repositories
         inner.pop("signature", None)
         inner["vm_name"] = "evil"
 
-    def warned(*asked: Any) -> Author | None:
-        author = warn(*asked)
+    def warned(*arguments: Any) -> Author | None:
+        author = warn(*arguments)
         path = folder / f"repository/points/{point.id}.point"
         rewritten(path, master, in_json(lambda outer, inner: swapped(inner)))
         return author

@@ -224,10 +224,10 @@ def test_one_that_is_stopped_has_done_a_part_and_the_next_does_the_rest() -> Non
         repository.remove(back_up(repository, disk(blocks)))
     folder.now += LATE
     collect(repository, now=folder.now)
-    asked = iter((False, True))
+    stops = iter((False, True))
     plans: list[Sweep] = []
     with pytest.raises(Cancelled):
-        collect(repository, now=folder.now + GRACE_S, on_sweep=plans.append, stop=lambda: next(asked))
+        collect(repository, now=folder.now + GRACE_S, on_sweep=plans.append, stop=lambda: next(stops))
     assert len(Repository(folder, KEY).pack_sizes()) == 2
     done = collect(Repository(folder, KEY), now=folder.now + GRACE_S, before=plans[0])
     assert (done.packs_deleted, done) == (3, plans[0].collected())

@@ -56,8 +56,8 @@ class Place:
         self.guests.image("web", disk_content())
         (folder / "repository").mkdir()
         self.begin()
-        asked = BackupRepositoryRequest(name="here", kind="local", path=str(folder / "repository"))
-        self.repository = self.backups.add_repository(asked).id
+        request = BackupRepositoryRequest(name="here", kind="local", path=str(folder / "repository"))
+        self.repository = self.backups.add_repository(request).id
         self.job = self.backups.add_job(BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=self.repository)).id
         (self.point,) = ended(self.backups, self.backups.run_job(self.job).id).restore_point_ids
 
@@ -78,8 +78,8 @@ class Place:
         self.begin()
 
     def restore(self, bandwidth_bps: int | None = None, **fields: Any) -> "Restored":
-        asked = {"target": "new_domain", "name": "again", "start": True, "instant": True, "bandwidth_bps": bandwidth_bps}
-        return Restored(self, self.backups.restore(self.point, RestoreRequest.model_validate(asked | fields)).id)
+        request = {"target": "new_domain", "name": "again", "start": True, "instant": True, "bandwidth_bps": bandwidth_bps}
+        return Restored(self, self.backups.restore(self.point, RestoreRequest.model_validate(request | fields)).id)
 
     def damage(self) -> None:
         for pack in (self.folder / "repository/packs").rglob("*.pack"):
@@ -234,15 +234,15 @@ def test_a_store_that_is_away_for_a_moment_loses_nothing(place: Place, monkeypat
     restored.runs()
     expected = restored.writes()
     with monkeypatch.context() as patched:
-        asked = []
+        calls = []
 
         def away(*_: object, **__: object) -> None:
-            asked.append(1)
+            calls.append(1)
             raise PersistFailed("the disk is full")
 
         patched.setattr(type(place.store.backups), "put_all", away)
         patched.setattr(type(place.store.backups), "put", away)
-        until(lambda: len(asked) > 5)
+        until(lambda: len(calls) > 5)
     restored.completed(expected)
 
 
@@ -277,8 +277,8 @@ def test_exports_that_are_gone_are_made_again(place: Place) -> None:
     restored.runs()
     place.exports.failing = DiskReadFailed("the repository is away")
     until(lambda: restored.state == "waiting")
-    place.exports.failing, asked = None, place.exports.served
-    until(lambda: place.exports.served > asked)
+    place.exports.failing, served_before = None, place.exports.served
+    until(lambda: place.exports.served > served_before)
     restored.completed(disk_content())
 
 
@@ -434,9 +434,9 @@ class OnCeph(DirectoryDestination):
 
 @pytest.mark.parametrize("fields", [{"start": False}, {"target": "export", "start": False}, {"target": "in_place"}])
 def test_what_cannot_be_is_refused_at_the_field(place: Place, fields: dict[str, Any]) -> None:
-    asked = {"target": "new_domain", "start": True, "instant": True} | fields
+    request = {"target": "new_domain", "start": True, "instant": True} | fields
     with pytest.raises(BackupBadRequest, match=r"^instant"):
-        place.backups.restore(place.point, RestoreRequest.model_validate(asked))
+        place.backups.restore(place.point, RestoreRequest.model_validate(request))
 
 
 def test_no_guest_gets_onto_ceph_while_it_runs(place: Place) -> None:

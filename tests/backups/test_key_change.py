@@ -233,8 +233,8 @@ def test_a_key_is_not_changed_while_a_run_uses_the_repository(
         known = []
         for name in ("here", "there"):
             (tmp_path / name).mkdir()
-            asked = {"name": name, "kind": "local", "path": str(tmp_path / name)}
-            known.append(backups.add_repository(BackupRepositoryRequest.model_validate(asked)))
+            request = {"name": name, "kind": "local", "path": str(tmp_path / name)}
+            known.append(backups.add_repository(BackupRepositoryRequest.model_validate(request)))
         here, there = (one.id for one in known)
         job = backups.add_job(BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=here))
         (point,) = ended(backups, backups.run_job(job.id).id).restore_point_ids

@@ -265,7 +265,7 @@ def test_a_peer_is_a_repository_as_others_are_and_its_password_is_sealed(peer: P
     (tmp_path / "keyring").mkdir()
     store = Store(f"sqlite:///{tmp_path / 'test.db'}")
     repositories = Repositories(store.backups, host="local", keyring=tmp_path / "keyring", caches=tmp_path / "caches")
-    asked = {
+    request = {
         "name": "elsewhere",
         "kind": "peer",
         "peer": {
@@ -274,7 +274,7 @@ def test_a_peer_is_a_repository_as_others_are_and_its_password_is_sealed(peer: P
             "credentials": {"username": USER, "password": PASSWORD},
         },
     }
-    made = repositories.add(BackupRepositoryRequest.model_validate(asked))
+    made = repositories.add(BackupRepositoryRequest.model_validate(request))
     assert (made.kind, made.state, made.path) == ("peer", "ready", None)
     assert made.capacity_bytes is not None
     point = back_up(repositories.opened(made.id), _noise(2))
@@ -288,8 +288,8 @@ def test_a_peer_is_a_repository_as_others_are_and_its_password_is_sealed(peer: P
     key = again.recovery_key(made.id)
     again.forget(made.id)
     with pytest.raises(BackupBadRequest):
-        again.add(BackupRepositoryRequest.model_validate(asked | {"peer": asked["peer"] | {"credentials": {"token": "x"}}}))  # type: ignore[operator]
-    back = again.add(BackupRepositoryRequest.model_validate(asked | {"recovery_key": key}))
+        again.add(BackupRepositoryRequest.model_validate(request | {"peer": request["peer"] | {"credentials": {"token": "x"}}}))  # type: ignore[operator]
+    back = again.add(BackupRepositoryRequest.model_validate(request | {"recovery_key": key}))
     assert again.opened(back.id).point_ids() == [point]
     for one in (repositories, again):
         one.close()
@@ -308,8 +308,8 @@ def test_runs_on_a_peer_keep_what_it_keeps_and_restore(tmp_path: Path) -> None:
             "fingerprint_sha256": home.place.fingerprint_sha256,
             "credentials": {"username": USER, "password": PASSWORD},
         }
-        asked = BackupRepositoryRequest.model_validate({"name": "there", "kind": "peer", "peer": peer})
-        repository = backups.add_repository(asked)
+        request = BackupRepositoryRequest.model_validate({"name": "there", "kind": "peer", "peer": peer})
+        repository = backups.add_repository(request)
         lines = {"name": "nightly", "vm_ids": ("web",), "repository_id": repository.id, "retention": {"keep_last": 1}}
         guests.image("web", b"")
         job = backups.add_job(BackupJobRequest.model_validate(lines))

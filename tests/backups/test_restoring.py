@@ -117,7 +117,7 @@ def test_what_a_service_before_made_goes_where_a_restore_is_cancelled_while_it_w
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"target": "export", "start": True},
         {"target": "new_domain", "format": "qcow2"},
@@ -127,15 +127,15 @@ def test_what_a_service_before_made_goes_where_a_restore_is_cancelled_while_it_w
         {"target": "in_place"},
     ],
 )
-def test_what_says_nothing_to_a_target_is_refused(house: House, asked: dict[str, object]) -> None:
+def test_what_says_nothing_to_a_target_is_refused(house: House, fields: dict[str, object]) -> None:
     (point,) = house.run(house.job("web")).restore_point_ids
     with pytest.raises(BackupBadRequest):
-        house.backups.restore(point, RestoreRequest.model_validate(asked))
+        house.backups.restore(point, RestoreRequest.model_validate(fields))
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"target": "tape"}, {"target": "export", "name": "../x"}, {"target": "export", "path": "x"}]
+    "fields", [{}, {"target": "tape"}, {"target": "export", "name": "../x"}, {"target": "export", "path": "x"}]
 )
-def test_what_cannot_be_meant_is_no_request(asked: dict[str, object]) -> None:
+def test_what_cannot_be_meant_is_no_request(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        RestoreRequest.model_validate(asked)
+        RestoreRequest.model_validate(fields)

@@ -81,14 +81,14 @@ def test_a_repository_is_used_again_by_a_sealed_copy(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'test.db'}")
     for name in ("keyring", "here", "other"):
         (tmp_path / name).mkdir()
-    asked = {"name": "one", "kind": "local", "path": str(tmp_path / "here")}
+    request = {"name": "one", "kind": "local", "path": str(tmp_path / "here")}
     first = Repositories(store.backups, host="local", keyring=tmp_path / "keyring")
-    known = first.add(BackupRepositoryRequest.model_validate(asked))
+    known = first.add(BackupRepositoryRequest.model_validate(request))
     point = back_up(first.opened(known.id), disk("AB"))
     copy = first.sealed_copy(known.id, SealedKeyRequest.model_validate({"passphrase": PASSPHRASE}))
     first.close()
     other = Repositories(store.backups, host="other", keyring=tmp_path / "other")
-    again = asked | {"recovery_key": copy, "passphrase": PASSPHRASE}
+    again = request | {"recovery_key": copy, "passphrase": PASSPHRASE}
     with pytest.raises(RepositoryKeyWrong):
         other.add(BackupRepositoryRequest.model_validate(again | {"passphrase": "another one, and long"}))
     back = other.add(BackupRepositoryRequest.model_validate(again))

@@ -51,8 +51,8 @@ class House:
 
     def repository(self, *, recovery_key: str | None = None) -> UUID:
         path = str(self.folder / "repository")
-        asked = BackupRepositoryRequest(name="here", kind="local", path=path, recovery_key=recovery_key)
-        return self.backups.add_repository(asked).id
+        request = BackupRepositoryRequest(name="here", kind="local", path=path, recovery_key=recovery_key)
+        return self.backups.add_repository(request).id
 
     def job(self, *vm_ids: str, repository: UUID | None = None, retention: Retention | None = None) -> BackupJob:
         return self.backups.add_job(

@@ -58,8 +58,8 @@ def _check_whole(house: House, points: int) -> None:
 
 @pytest.mark.parametrize("status", [Status.QUEUED, Status.PREPARING, Status.TRANSFERRING, Status.COMMITTING])
 def test_a_cancel_at_each_state_leaves_nothing_half_made(house: House, monkeypatch: pytest.MonkeyPatch, status: Status) -> None:
-    job, asked = house.job("web"), threading.Event()
-    house.guests.gate = lambda: status != Status.QUEUED or asked.wait(60)
+    job, cancelled = house.job("web"), threading.Event()
+    house.guests.gate = lambda: status != Status.QUEUED or cancelled.wait(60)
     with monkeypatch.context() as patched:
         move = UnderWay.move
 
@@ -72,7 +72,7 @@ def test_a_cancel_at_each_state_leaves_nothing_half_made(house: House, monkeypat
         run = house.backups.run_job(job.id)
         if status == Status.QUEUED:
             house.backups.runs.cancel(run.id)
-            asked.set()
+            cancelled.set()
         run = house.ended(run)
     made = 1 if run.status == "completed" else 0
     assert made == 0 or status == Status.COMMITTING, "the last moment may be too late"

@@ -86,8 +86,8 @@ def test_a_worker_that_is_killed_is_replaced_and_the_service_reads_nothing_meanw
     assert open_files(image) == []
     done = house.ended(run)
     assert (done.status, done.error) == ("completed", None)
-    asked = RestoreRequest(target="export", name="out", bandwidth_bps=SLOW_BPS)
-    restoring = house.backups.restore(done.restore_point_ids[0], asked)
+    request = RestoreRequest(target="export", name="out", bandwidth_bps=SLOW_BPS)
+    restoring = house.backups.restore(done.restore_point_ids[0], request)
     until(lambda: _moved(house, restoring))
     (worker,) = workers()
     os.kill(worker, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_a_collection_moves_in_its_worker_and_the_next_one_goes_on(house: House,
     monkeypatch.setenv("PYTHONPATH", str(house.folder))
     monkeypatch.setattr(working, "RETRY_PAUSES_S", (0.0,))
     read: list[object] = []
-    monkeypatch.setattr(packs, "bytes_of_frame", lambda *asked: read.append(asked))
+    monkeypatch.setattr(packs, "bytes_of_frame", lambda *arguments: read.append(arguments))
     run = house.ended(house.backups.collect(job.repository_id, dry_run=False))
     assert (run.status, run.error) == ("completed", None)
     assert read == []

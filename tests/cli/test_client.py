@@ -64,10 +64,10 @@ def test_a_line_without_end_is_refused() -> None:
 @pytest.mark.parametrize("method", ["ask", "send"])
 def test_a_parameter_is_sent_where_it_was_given(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty one was given: the service says what is wrong with it, or finds nothing."""
-    asked: list[httpx.URL] = []
+    urls: list[httpx.URL] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url)
+        urls.append(request.url)
         return httpx.Response(200, text="")
 
     with answering(200, b"") as client:
@@ -75,8 +75,8 @@ def test_a_parameter_is_sent_where_it_was_given(method: str, monkeypatch: pytest
         params: dict[str, Any] = {"given": "x", "not_given": None, "empty": "", "no": False, "none": 0, "all": []}
         client.ask("GET", "/uploads", params=params) if method == "ask" else client.send("/uploads", b"", params=params)
         client.ask("POST", "/uploads?of=the-path")
-    assert dict(asked[0].params) == {"given": "x", "empty": "", "no": "false", "none": "0"}
-    assert dict(asked[1].params) == {"of": "the-path"}, "no parameters leave it as it is"
+    assert dict(urls[0].params) == {"given": "x", "empty": "", "no": "false", "none": "0"}
+    assert dict(urls[1].params) == {"of": "the-path"}, "no parameters leave it as it is"
 
 
 @contextmanager

@@ -77,8 +77,8 @@ def test_wrong_urls(service: Service, run: Run, wrong: str) -> None:
 def test_credentials_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "nas.toml"
     file.write_text('username = "importer"\npassword = "hush"\ndomain = "LAB"\n')
-    asked = request("smb://nas/share/x.vhdx", ElsewhereOptions(credentials=file), environ={})
-    assert asked["credentials"] == {"username": "importer", "password": "hush", "domain": "LAB"}
+    body = request("smb://nas/share/x.vhdx", ElsewhereOptions(credentials=file), environ={})
+    assert body["credentials"] == {"username": "importer", "password": "hush", "domain": "LAB"}
     file.write_text("password = 5")
     with pytest.raises(Exception, match="text in quotes"):
         request("smb://nas/share/x.vhdx", ElsewhereOptions(credentials=file), environ={})
@@ -98,8 +98,8 @@ def test_credentials_of_the_environment() -> None:
         "AWS_ENDPOINT_URL_S3": "https://minio.example",
         "SYNVIRT_REMOTE_TOKEN": "t",
     }
-    asked = request("s3://bucket/a@b/x.ova", ElsewhereOptions(), environ=environ)
-    assert asked == {
+    body = request("s3://bucket/a@b/x.ova", ElsewhereOptions(), environ=environ)
+    assert body == {
         "url": "s3://bucket/a@b/x.ova",
         "credentials": {"access_key_id": "AKIA", "secret_access_key": "hush"},
         "options": {"endpoint": "https://minio.example", "region": "eu-west-1"},

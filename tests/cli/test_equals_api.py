@@ -225,8 +225,8 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
         if not path.startswith("/api/v1") or SPOKEN_BY_SERVICES in path:
             continue
         for method, operation in methods.items():
-            asked = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
-            yield _operation(method, path), asked
+            parameters = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
+            yield _operation(method, path), parameters
 
 
 def test_every_operation_has_a_command_and_every_parameter_an_option(tmp_path: Path) -> None:
@@ -238,14 +238,14 @@ def test_every_operation_has_a_command_and_every_parameter_an_option(tmp_path: P
     commands = dict(_commands(typer.main.get_command(app)))
     assert set(operations) == set(COMMANDS), "a new operation needs a command, or a row that is no more is left"
     missing = []
-    for operation, asked in operations.items():
+    for operation, parameters in operations.items():
         called = [word for word in COMMANDS[operation].split() if "=" not in word]
         otherwise = dict(word.split("=") for word in COMMANDS[operation].split() if "=" in word)
         options = commands.get(" ".join(called))
         if options is None:
             missing.append(f"{operation}: {' '.join(called)}")
             continue
-        for name in asked:
+        for name in parameters:
             option = otherwise.get(name, f"--{name.replace('_', '-')}")
             if option and option not in options:
                 missing.append(f"{operation}: {' '.join(called)} {option}")

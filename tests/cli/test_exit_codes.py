@@ -117,9 +117,9 @@ def test_who_wants_json_is_asked_nothing_and_who_does_not_answer_is_refused(serv
     assert (done.exit_code, json.loads(done.stdout)["error"]["hint"]) == (2, "confirm with --yes")
     unanswered = run(*line.split(), typed="")
     assert (unanswered.exit_code, "confirm with --yes" in unanswered.stderr) == (2, True)
-    asked = run(*line.split(), typed="n\n")
+    done = run(*line.split(), typed="n\n")
     # The runner itself shows what is typed.
-    assert (asked.exit_code, "[y/N]" in asked.stdout, "[y/N]" in asked.stderr) == (1, False, True)
+    assert (done.exit_code, "[y/N]" in done.stdout, "[y/N]" in done.stderr) == (1, False, True)
 
 
 def test_every_question_is_asked_so() -> None:

@@ -47,7 +47,7 @@ def test_the_whole_program_stays_as_it_is() -> None:
 
 
 def test_a_shell_completes_what_no_argument_names() -> None:
-    asked = {"_SYNVIRT_COMPLETE": "complete_bash", "COMP_WORDS": "synvirt migrations li", "COMP_CWORD": "2"}
+    environment = {"_SYNVIRT_COMPLETE": "complete_bash", "COMP_WORDS": "synvirt migrations li", "COMP_CWORD": "2"}
     program = Path(sys.executable).with_name("synvirt")
-    done = subprocess.run([program], env=asked, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.split() == ["list"], done.stderr

@@ -79,8 +79,8 @@ def test_several_are_rehearsed_together_each_with_its_own_checks(run: Run, servi
         known = VmManifest(vm_id="vm", name="vm")
         service.store.change(job_id, State.DELTA_SYNCING, lambda job: job.model_copy(update={"manifest": known}))  # noqa: B023
     first, second = (str(one) for one in jobs)
-    asked = ["--role", f"{first}:postgresql", "--url", f"{second}:http://shop.example/health", "--within", 9]
-    done = run("rehearsals", "together", first, second, *asked, "--no-wait", "--json")
+    options = ["--role", f"{first}:postgresql", "--url", f"{second}:http://shop.example/health", "--within", 9]
+    done = run("rehearsals", "together", first, second, *options, "--no-wait", "--json")
     assert done.exit_code == 0, done.stdout + done.stderr
     found = [service.store.rehearsals.of(one)[0] for one in jobs]
     assert [one.asked.checks for one in found] == [
@@ -131,8 +131,8 @@ def test_one_that_failed_is_an_exit_code(run: Run, service: Service) -> None:
 def test_listed_shown_cancelled(run: Run, service: Service, tmp_path: Path) -> None:
     job = held(service)
     assert "never rehearsed" in run("rehearsals", "list", job.id).stdout
-    asked = run("rehearse", job.id, "--no-wait")
-    assert "waits for its clones" in asked.stdout
+    begun = run("rehearse", job.id, "--no-wait")
+    assert "waits for its clones" in begun.stdout
     found = service.store.rehearsals.of(job.id)[0]
     short = str(found.id)[:8]
     assert "It ends when everything" in run("rehearsals", "cancel", job.id, short).stdout

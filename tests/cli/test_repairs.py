@@ -65,7 +65,7 @@ SPAN = Span(start=8 * MIB, length=4 * MIB)
 
 
 @pytest.mark.parametrize(
-    ("asked", "found", "exit_code", "message"),
+    ("options", "found", "exit_code", "message"),
     [
         (["--check-only"], {"differs": (SPAN,)}, 1, f"{KEY}: {4 * MIB} bytes at {8 * MIB}: differs from the receipt"),
         (["--check-only"], {}, 0, f"{KEY}: holds what the receipt says"),
@@ -74,11 +74,11 @@ SPAN = Span(start=8 * MIB, length=4 * MIB)
     ],
 )
 def test_what_it_found_is_said_at_its_end(
-    asked: list[str], found: dict[str, object], exit_code: int, message: str, service: Service, run: Run
+    options: list[str], found: dict[str, object], exit_code: int, message: str, service: Service, run: Run
 ) -> None:
     job = service.submit(PLAN)
     service.begin = ends(service, **found)  # type: ignore[arg-type]
-    result = run("migrations", "repair", job.id, *asked, "--watch")
+    result = run("migrations", "repair", job.id, *options, "--watch")
     assert (result.exit_code, message in result.stdout + result.stderr) == (exit_code, True), result.output
     (repair,) = [one for one in _jobs(service) if one.repair is not None]
     shown = run("migrations", "show", repair.id).stdout

@@ -129,9 +129,9 @@ class Passes(RuleBasedStateMachine):
             self.writer.close()
             self.writer = None
         if interrupted in ("at once", "soon"):
-            asked = iter([False] * (4 if interrupted == "soon" else 0))
+            stops = iter([False] * (4 if interrupted == "soon" else 0))
             with contextlib.suppress(Cancelled):
-                fold(self.spec, stop=lambda: next(asked, True))
+                fold(self.spec, stop=lambda: next(stops, True))
             assert content(self.spec) == self.disk
         if interrupted == "killed":  # some of it was copied
             for at in range(0, self.SIZE, 128 * KIB):

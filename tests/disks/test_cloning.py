@@ -140,16 +140,16 @@ def test_readers_and_writers_without_places_are_copied(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_reflinks_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    calls = []
 
     def refused(descriptor: int, request: int, argument: bytes) -> None:
-        asked.append(argument)
+        calls.append(argument)
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
     monkeypatch.setattr(fcntl, "ioctl", refused)
     reader, target = files(tmp_path, (b"a" * BLOCK + bytes(BLOCK)) * 10, 0, 20 * BLOCK)
     assert clone(reader, open_file_writer(str(target), reader.size)).bytes_cloned == 0
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(("data_at", "blocks_cloned"), [(MIB, 2), (MIB + 512, 0)])

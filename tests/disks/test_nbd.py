@@ -126,17 +126,17 @@ def test_many_dirty_ranges_are_found_by_few_questions(tmp_path: Path, step: int,
     qemu("qemu-io", "-f", "qcow2", *(part for write in writes for part in ("-c", write)), "disk.qcow2", cwd=tmp_path)
     blocks = (Extent(64 * KIB * block, 64 * KIB, zero=block in zeroed) for block in written)
     monkeypatch.setattr(nbd, "_STATUS_BYTES", step)
-    status, asked = nbd._status, []
+    status, calls = nbd._status, []
 
     def counted(handle: Any, **about: Any) -> Any:
-        asked.append(about)
+        calls.append(about)
         return status(handle, **about)
 
     monkeypatch.setattr(nbd, "_status", counted)
     with qemu_nbd(tmp_path / "disk.qcow2", "qcow2", "-B", "since") as uri:
         reader = NbdReader(uri, bitmap="qemu:dirty-bitmap:since")
         assert list(reader.extents()) == list(coalesced(blocks))
-        assert len(asked) <= -(-16 * MIB // (step // 512 * 512)) + 1
+        assert len(calls) <= -(-16 * MIB // (step // 512 * 512)) + 1
         reader.close()
 
 

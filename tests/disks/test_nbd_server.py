@@ -85,13 +85,13 @@ def test_nothing_is_written(tmp_path: Path) -> None:
         client = nbd.NBD()
         client.set_strict_mode(0)  # libnbd itself would not ask
         client.connect_uri(uri)
-        asked: tuple[tuple[Callable[..., object], tuple[object, ...]], ...] = (
+        calls: tuple[tuple[Callable[..., object], tuple[object, ...]], ...] = (
             (client.pwrite, (b"x" * 512, 0)),
             (client.zero, (512, 0)),
             (client.trim, (512, 0)),
             (client.pread, (10, len(before))),
         )
-        for ask, arguments in asked:
+        for ask, arguments in calls:
             with pytest.raises(nbd.Error):
                 ask(*arguments)
         client.flush()

@@ -96,17 +96,17 @@ def test_zero_makes_a_hole(tmp_path: Path) -> None:
 
 
 def test_a_way_to_make_zeros_that_is_not_offered_is_tried_once(tmp_path: Path) -> None:
-    path, asked = sparse_file(tmp_path / "volume.raw", MIB, (0, b"x" * MIB)), []
+    path, offsets = sparse_file(tmp_path / "volume.raw", MIB, (0, b"x" * MIB)), []
 
     def not_offered(fd: int, offset: int, length: int) -> None:
-        asked.append(offset)
+        offsets.append(offset)
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
     writer = RawWriter(os.open(path, os.O_RDWR), "volume", MIB, zeroings=(not_offered,))
     writer.zero(0, 4096)
     writer.zero(8192, 4096)
     writer.close()
-    assert asked == [0]
+    assert offsets == [0]
     assert path.read_bytes() == (bytes(4096) + b"x" * 4096) + bytes(4096) + b"x" * (MIB - 12288)
 
 

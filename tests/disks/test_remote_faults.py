@@ -19,7 +19,7 @@ from tests import remote_servers as servers
 from tests.contracts.readers import read, read_all
 from tests.drawn import drawn
 from tests.ports import free_port
-from tests.remote_servers import Asked, Script, honest
+from tests.remote_servers import RangeRequest, Script, honest
 
 SIZE = (6 << 20) + 17
 NAME = "disk.raw"
@@ -86,9 +86,9 @@ def test_a_broken_smb_connection_is_made_again_and_the_file_is_the_same(samba: s
 def test_a_busy_server_is_asked_again() -> None:
     statuses = iter([503, 429, 500, 408])
 
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
         status = next(statuses, None)
-        return honest(disk_content(), asked) if status is None else (status, {"Content-Length": "0"}, b"")
+        return honest(disk_content(), request) if status is None else (status, {"Content-Length": "0"}, b"")
 
     assert read_scripted(script) == disk_content()
 
@@ -97,9 +97,9 @@ def test_retry_after_is_kept_to() -> None:
     waited: list[float] = []
     answers = iter([{"Retry-After": "7"}, {"Retry-After": "Fri, 01 Jan 2010 00:00:00 GMT"}, {"Retry-After": "soon"}])
 
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
         headers = next(answers, None)
-        return honest(disk_content(), asked) if headers is None else (429, {**headers, "Content-Length": "0"}, b"")
+        return honest(disk_content(), request) if headers is None else (429, {**headers, "Content-Length": "0"}, b"")
 
     with servers.scripted(script) as url:
         place = places.place_of(servers.remote(url))
@@ -111,12 +111,12 @@ def test_retry_after_is_kept_to() -> None:
 
 def test_a_server_that_asks_for_too_much_patience_is_away() -> None:
     with pytest.raises(SourceUnreachable, match="429"):
-        read_scripted(lambda asked: (429, {"Retry-After": "86400", "Content-Length": "0"}, b""))
+        read_scripted(lambda request: (429, {"Retry-After": "86400", "Content-Length": "0"}, b""))
 
 
 def test_a_body_that_is_too_short_is_fetched_on_from_where_it_ended() -> None:
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        status, headers, body = honest(disk_content(), asked)
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        status, headers, body = honest(disk_content(), request)
         return status, headers, body[: max(1, len(body) * 2 // 3)]
 
     assert read_scripted(script) == disk_content()
@@ -125,8 +125,8 @@ def test_a_body_that_is_too_short_is_fetched_on_from_where_it_ended() -> None:
 def test_tries_have_an_end() -> None:
     seen: list[int] = []
 
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        seen.append(asked.number)
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        seen.append(request.number)
         return 503, {"Content-Length": "0"}, b""
 
     with pytest.raises(SourceUnreachable, match=r"disk\.raw: the server answers 503 Service Unavailable, 8 times in a row"):
@@ -137,8 +137,8 @@ def test_tries_have_an_end() -> None:
 def test_who_comes_back_after_a_failure_reads_on() -> None:
     down = threading.Event()
 
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        return (503, {"Content-Length": "0"}, b"") if down.is_set() else honest(disk_content(), asked)
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        return (503, {"Content-Length": "0"}, b"") if down.is_set() else honest(disk_content(), request)
 
     with servers.scripted(script) as url:
         reader = RemoteReader(servers.remote(url), NAME)
@@ -153,8 +153,8 @@ def test_who_comes_back_after_a_failure_reads_on() -> None:
 def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_needed() -> None:
     down = threading.Event()
 
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        return (503, {"Content-Length": "0"}, b"") if down.is_set() and asked.start else honest(disk_content(), asked)
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        return (503, {"Content-Length": "0"}, b"") if down.is_set() and request.start else honest(disk_content(), request)
 
     with servers.scripted(script) as url:
         reader = RemoteReader(servers.remote(url), NAME)
@@ -173,10 +173,10 @@ def test_a_server_that_stops_answering_is_given_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("synvirt.remote.http.READ_TIMEOUT_S", 0.2)
     answer = threading.Event()
 
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        if asked.start:
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        if request.start:
             answer.wait(20)
-        return honest(disk_content(), asked)
+        return honest(disk_content(), request)
 
     with servers.scripted(script) as url:
         reader = RemoteReader(servers.remote(url), NAME)
@@ -191,10 +191,10 @@ def test_a_server_that_stops_answering_is_given_up(monkeypatch: pytest.MonkeyPat
 def test_closing_ends_what_is_under_way() -> None:
     answer = threading.Event()
 
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        if asked.start:
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        if request.start:
             answer.wait(100)
-        return honest(disk_content(), asked)
+        return honest(disk_content(), request)
 
     with servers.scripted(script) as url, ThreadPoolExecutor(1) as pool:
         reader = RemoteReader(servers.remote(url), NAME)
@@ -229,13 +229,13 @@ def test_a_file_that_changes_in_the_middle_is_an_error_never_a_mixture(nginx: se
 def test_a_server_that_does_not_check_for_us_is_checked(etag: str) -> None:
     """If-Match is ignored by many; a weak ETag cannot be asked for; some have a date alone."""
 
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        status, headers, body = honest(disk_content(), asked, etag="" if asked.start == 0 and not etag else '"v1"')
-        if asked.start or not etag:
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        status, headers, body = honest(disk_content(), request, etag="" if request.start == 0 and not etag else '"v1"')
+        if request.start or not etag:
             headers["ETag"] = etag
         if not etag:
             del headers["ETag"]
-            headers["Last-Modified"] = f"Fri, 01 Jan 2010 00:00:0{min(asked.start, 1)} GMT"
+            headers["Last-Modified"] = f"Fri, 01 Jan 2010 00:00:0{min(request.start, 1)} GMT"
         return status, headers, body
 
     with pytest.raises(DiskReadFailed, match="changed or replaced"):
@@ -245,9 +245,9 @@ def test_a_server_that_does_not_check_for_us_is_checked(etag: str) -> None:
 def test_a_file_that_grows_or_shrinks_is_another() -> None:
     for size in (SIZE + 1, SIZE - 1):
 
-        def script(asked: Asked, size: int = size) -> tuple[int, dict[str, str], bytes]:
-            status, headers, body = honest(disk_content(), asked)
-            if asked.start:
+        def script(request: RangeRequest, size: int = size) -> tuple[int, dict[str, str], bytes]:
+            status, headers, body = honest(disk_content(), request)
+            if request.start:
                 headers["Content-Range"] = headers["Content-Range"].replace(str(SIZE), str(size))
             return status, headers, body
 
@@ -282,9 +282,9 @@ def test_a_server_that_ignores_ranges_is_reported_at_once(nginx: servers.Nginx) 
 def answered(number: int, **changes: str | None) -> Script:
     """Honest but for the answers from `number` on."""
 
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        status, headers, body = honest(disk_content(), asked)
-        if asked.number >= number:
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        status, headers, body = honest(disk_content(), request)
+        if request.number >= number:
             headers |= {key.replace("_", "-"): value for key, value in changes.items() if value is not None}
             for key, value in changes.items():
                 if value is None:
@@ -304,11 +304,11 @@ def answered(number: int, **changes: str | None) -> Script:
         (answered(2, Content_Range=None), DiskReadFailed, "answers 'nothing'"),
         (answered(2, Content_Range=f"bytes 0-4095/{SIZE}"), DiskReadFailed, "were asked for"),
         (answered(2, Content_Length="5"), DiskReadFailed, "announces 5 bytes"),
-        (lambda asked: (416, {"Content-Length": "0"}, b""), DiskReadFailed, "416"),
-        (lambda asked: (404, {"Content-Length": "0"}, b""), NotFound, "404"),
-        (lambda asked: (401, {"Content-Length": "0"}, b""), AuthFailed, "401"),
-        (lambda asked: (418, {"Content-Length": "0"}, b""), DiskReadFailed, "418"),
-        (lambda asked: (200, {"Content-Length": "77"}, b"x" * 77), UnsupportedFormat, "whole file"),
+        (lambda request: (416, {"Content-Length": "0"}, b""), DiskReadFailed, "416"),
+        (lambda request: (404, {"Content-Length": "0"}, b""), NotFound, "404"),
+        (lambda request: (401, {"Content-Length": "0"}, b""), AuthFailed, "401"),
+        (lambda request: (418, {"Content-Length": "0"}, b""), DiskReadFailed, "418"),
+        (lambda request: (200, {"Content-Length": "77"}, b"x" * 77), UnsupportedFormat, "whole file"),
     ],
 )
 def test_what_a_server_answers_is_checked(script: Script, error: type[SynvirtError], words: str) -> None:
@@ -317,8 +317,8 @@ def test_what_a_server_answers_is_checked(script: Script, error: type[SynvirtErr
 
 
 def test_416_in_the_middle_names_the_offset() -> None:
-    def script(asked: Asked) -> tuple[int, dict[str, str], bytes]:
-        return honest(disk_content(), asked) if asked.start == 0 else (416, {"Content-Length": "0"}, b"")
+    def script(request: RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        return honest(disk_content(), request) if request.start == 0 else (416, {"Content-Length": "0"}, b"")
 
     with pytest.raises(DiskReadFailed, match=rf"ends before offset \d+, but had {SIZE} bytes"):
         read_scripted(script)

@@ -132,19 +132,19 @@ def test_a_name_server_that_answers_differently_the_second_time_changes_nothing(
     nginx: servers.Nginx, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The address that was checked is the one that is connected to."""
-    real, asked = socket.getaddrinfo, []
+    real, names = socket.getaddrinfo, []
 
     def rebinding(host: str, *arguments: object, **named: object) -> object:
         if host == "rebinding.example":
-            asked.append(host)
-            address = "127.0.0.1" if len(asked) == 1 else "169.254.169.254"
+            names.append(host)
+            address = "127.0.0.1" if len(names) == 1 else "169.254.169.254"
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, nginx.port))]
         return real(host, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
     reader = RemoteReader(servers.remote(f"http://rebinding.example:{nginx.port}/open/"), NAME)
     assert read_all(reader) == CONTENT
-    assert asked == ["rebinding.example"]
+    assert names == ["rebinding.example"]
     reader.close()
 
 
@@ -159,8 +159,8 @@ def test_a_redirect_on_the_same_host_keeps_the_password(nginx: servers.Nginx) ->
     reader = RemoteReader(servers.remote(url(nginx, "moved"), credentials=BASIC), NAME)
     assert read_all(reader) == CONTENT
     # Once it is known where it leads, nobody asks the way any more.
-    asked = [line for line in nginx.requests() if line.startswith(f"GET /moved/{NAME}")]
-    assert len(asked) == 1
+    lines = [line for line in nginx.requests() if line.startswith(f"GET /moved/{NAME}")]
+    assert len(lines) == 1
     reader.close()
 
 
@@ -200,13 +200,13 @@ def test_a_redirect_whose_target_lapses_is_asked_for_again() -> None:
     lapsed: set[str] = set()
     redirected = 0
 
-    def script(asked: servers.Asked) -> tuple[int, dict[str, str], bytes]:
+    def script(request: servers.RangeRequest) -> tuple[int, dict[str, str], bytes]:
         nonlocal redirected
-        path = asked.path
+        path = request.path
         if path.startswith("/signed/"):
             if path in lapsed:
                 return 403, {"Content-Length": "0"}, b""
-            return servers.honest(CONTENT, asked)
+            return servers.honest(CONTENT, request)
         redirected += 1
         return 302, {"Location": f"/signed/{redirected}", "Content-Length": "0"}, b""
 

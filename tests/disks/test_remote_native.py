@@ -251,12 +251,12 @@ def test_a_file_that_another_has_open_for_writing(share: Samba, *, frozen: bool)
 
     until(is_open)
     try:
-        asked = remote(share.url, credentials=credentials, frozen=frozen)
+        place = remote(share.url, credentials=credentials, frozen=frozen)
         if not frozen:
             with pytest.raises(DiskReadFailed, match="open for writing elsewhere"):
-                RemoteReader(asked, NAME)
+                RemoteReader(place, NAME)
             return
-        reader = RemoteReader(asked, NAME)
+        reader = RemoteReader(place, NAME)
         buffer = bytearray(2 << 20)
         reader.read_into(0, memoryview(buffer))
         assert bytes(buffer) == content()[: 2 << 20]

@@ -39,49 +39,49 @@ def test_how_it_is_spoken_to(share: Samba, kind: str) -> None:
 
 
 def test_a_folder_is_made_listed_and_removed(share: Samba) -> None:
-    asked = there(share)
+    place = there(share)
     for _ in range(2):
-        smb_shares.make_folder(asked, "Exports ü/one/whole")
+        smb_shares.make_folder(place, "Exports ü/one/whole")
     inside = share.folder / "Exports ü" / "one" / "whole"
     (inside / "Virtual Hard Disks").mkdir()
     for name in ("b.vhdx", "a.avhdx"):
         (inside / "Virtual Hard Disks" / name).write_bytes(b"x")
     (share.folder / "Exports ü" / "other").mkdir()
     found = ["Exports ü/one/whole/Virtual Hard Disks/a.avhdx", "Exports ü/one/whole/Virtual Hard Disks/b.vhdx"]
-    assert smb_shares.files_beneath(asked, "Exports ü/one") == found
+    assert smb_shares.files_beneath(place, "Exports ü/one") == found
     for _ in range(2):
-        smb_shares.remove_folder(asked, "Exports ü/one", ENDINGS)
+        smb_shares.remove_folder(place, "Exports ü/one", ENDINGS)
     assert [one.name for one in (share.folder / "Exports ü").iterdir()] == ["other"]
     with pytest.raises(NotFound):
-        smb_shares.files_beneath(asked, "Exports ü/one")
+        smb_shares.files_beneath(place, "Exports ü/one")
 
 
 def test_a_file_that_somebody_reads_keeps_the_folder(share: Samba) -> None:
     """An export that is not over yet: what is in use is not taken away from under it."""
-    asked = there(share)
-    smb_shares.make_folder(asked, "used")
+    place = there(share)
+    smb_shares.make_folder(place, "used")
     (share.folder / "used" / "a.vhdx").write_bytes(b"x")
-    other = SmbPlace(asked)
+    other = SmbPlace(place)
     handle = other.handle("used/a.vhdx")
     try:
         with pytest.raises(DiskReadFailed, match="has a file of it open"):
-            smb_shares.remove_folder(asked, "used", ENDINGS)
+            smb_shares.remove_folder(place, "used", ENDINGS)
     finally:
         handle.close()
         other.close()
-    smb_shares.remove_folder(asked, "used", ENDINGS)
+    smb_shares.remove_folder(place, "used", ENDINGS)
     assert not (share.folder / "used").exists()
 
 
 def test_what_is_not_ours_stays(share: Samba) -> None:
     """Also behind a link, which Samba shows as the folder that it leads to."""
-    asked = there(share)
+    place = there(share)
     (share.folder / "kept").mkdir(exist_ok=True)
     (share.folder / "kept" / "a").write_bytes(b"kept")
-    smb_shares.make_folder(asked, "linked/ours")
+    smb_shares.make_folder(place, "linked/ours")
     (share.folder / "linked" / "leads").symlink_to("../kept")
     (share.folder / "linked" / "ours" / "A.VHDX").write_bytes(b"x")
-    smb_shares.remove_folder(asked, "linked", ENDINGS)
+    smb_shares.remove_folder(place, "linked", ENDINGS)
     assert (share.folder / "kept" / "a").read_bytes() == b"kept"
     assert [one.name for one in (share.folder / "linked").iterdir()] == ["leads"]
 
@@ -106,7 +106,7 @@ def test_a_connection_that_breaks_is_made_again(share: Samba, monkeypatch: pytes
 
 def test_who_refuses_us_is_reported(share: Samba) -> None:
     wrong = remote(share.url, credentials=(("username", "root"), ("password", "another")))
-    for use in (smb_shares.protection, lambda asked: smb_shares.make_folder(asked, "x")):
+    for use in (smb_shares.protection, lambda request: smb_shares.make_folder(request, "x")):
         with pytest.raises(AuthFailed):
             use(wrong)
     with pytest.raises(NotFound):

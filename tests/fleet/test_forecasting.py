@@ -63,15 +63,15 @@ def test_a_member_weighs_what_its_job_or_else_its_source_says() -> None:
     )
     requests = [member(name) for name in "abc"] + [member("j")]
     members = tuple(Member(**{**vars(one), "job_id": copied.id if one.id == "j" else None}) for one in requests)
-    asked = Wave(id=uuid4(), name="night", members=members, created_at=now())
+    wave = Wave(id=uuid4(), name="night", members=members, created_at=now())
     listed = {(SOURCE, vm): row for vm, row in ROWS.items()}
-    loads, assumed = loads_of(asked, {copied.id: copied}, listed, destination=of_site)
+    loads, assumed = loads_of(wave, {copied.id: copied}, listed, destination=of_site)
     assert {name: load.size_bytes // GIB for name, load in loads.items()} == {"a": 40, "b": 20, "c": 31, "j": 31}
     assert assumed == ("c",), "its size is the median of what is known"
     assert [loads[name].source_host for name in "jab"] == [f"{SOURCE}/esx7", f"{SOURCE}/esx1", str(SOURCE)]
     assert (loads["j"].left_bytes, loads["j"].outage_s) == (20 * GIB, 60)
     assert {load.destination for load in loads.values()} == {"kvm1/fast"}
-    nothing, all_of_them = loads_of(asked, {}, {}, destination=of_site)
+    nothing, all_of_them = loads_of(wave, {}, {}, destination=of_site)
     assert ({one.size_bytes for one in nothing.values()}, len(all_of_them)) == ({SIZE_ASSUMED}, 4)
 
 
@@ -114,16 +114,16 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def test_a_wave_keeps_its_forecast_and_what_if_changes_nothing(store: Store) -> None:
-    waves, asked = Waves(store.waves), []
+    waves, source_ids = Waves(store.waves), []
 
     async def rows(source_id: UUID) -> Mapping[str, VmRow]:
-        asked.append(source_id)
+        source_ids.append(source_id)
         return ROWS
 
     forecaster = Forecaster(waves, store, rows, host="kvm1", destination="fast")
     made = waves.create(wave(member("a"), member("b", "a"), member("c")))
     found = asyncio.run(forecaster.forecast(made.id, WhatIf()))
-    assert asked == [SOURCE], "once, for all of its members"
+    assert source_ids == [SOURCE], "once, for all of its members"
     assert found.forecast is not None
     kept = waves.whole(made.id).forecast
     assert kept is not None

@@ -14,24 +14,24 @@ from tests.processes import until
 
 def test_a_source_is_asked_in_the_background_and_again_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listed_vms, "AGAIN_S", 0.0)
-    answers, asked = threading.Event(), []
+    answers, source_ids = threading.Event(), []
 
     async def rows(source_id: UUID) -> Mapping[str, VmRow]:
-        asked.append(source_id)
-        if len(asked) < 3:
-            raise SourceUnreachable("it does not answer") if len(asked) == 1 else KeyError("a row")
+        source_ids.append(source_id)
+        if len(source_ids) < 3:
+            raise SourceUnreachable("it does not answer") if len(source_ids) == 1 else KeyError("a row")
         answers.wait(30)
         return {"a": VmRow("a", "a", "on", host="esx1"), "b": VmRow("b", "b", "off")}
 
     listed = ListedVms(rows)
     try:
         assert listed.of(SOURCE, "a") is None
-        until(lambda: listed.of(SOURCE, "a") is None and len(asked) == 3)
+        until(lambda: listed.of(SOURCE, "a") is None and len(source_ids) == 3)
         assert listed.of(SOURCE, "a") is None, "nobody waits for its answer"
         answers.set()
         until(lambda: listed.of(SOURCE, "a") is not None)
         rows_now = [listed.of(SOURCE, name) for name in ("a", "b", "gone")]
         assert [row.host if row else None for row in rows_now] == ["esx1", "", ""]
-        assert asked == [SOURCE] * 3, "it is not asked again so soon"
+        assert source_ids == [SOURCE] * 3, "it is not asked again so soon"
     finally:
         listed.close()

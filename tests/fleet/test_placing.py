@@ -60,8 +60,8 @@ class Site:
     def vm_of(self, _source_id: UUID, vm_id: str) -> VmRow | None:
         return None if self.silent else VmRow(vm_id, vm_id, "on", memory_bytes=4 * GIB, cpu_count=2, capacity_bytes=10 * GIB)
 
-    def begun(self, asked: WaveRequest) -> UUID:
-        made = self.waves.create(asked)
+    def begun(self, request: WaveRequest) -> UUID:
+        made = self.waves.create(request)
         self.waves.go(made.id)
         return made.id
 

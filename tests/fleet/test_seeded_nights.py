@@ -88,10 +88,10 @@ def _drawn(seed: int) -> tuple[random.Random, dict[str, Vm], WaveRequest]:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_laws_of_a_wave_hold(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, vms, asked = _drawn(seed)
+    drawn, vms, request = _drawn(seed)
     world = World(tmp_path / "world", drawn, vms, monkeypatch)
     try:
-        wave = world.carry_out(asked, days=3)
+        wave = world.carry_out(request, days=3)
         assert world.broken == []
         world.calm()
         for one in wave.members:

@@ -119,10 +119,10 @@ class World:
 
     # ── the wave ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def carry_out(self, asked: WaveRequest, *, days: int) -> Wave:
+    def carry_out(self, request: WaveRequest, *, days: int) -> Wave:
         """Up to its end, or so many days."""
-        self._wave_id = self.waves.create(asked).id
-        self.spans = spans_of(asked, BEGIN)
+        self._wave_id = self.waves.create(request).id
+        self.spans = spans_of(request, BEGIN)
         self.waves.go(self._wave_id)
         return self.go_on(days=days)
 

@@ -46,9 +46,9 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 @cases(50)
 def test_any_answers(answers: list[tuple[int | None, dict[str, str | None], int]]) -> None:
-    def script(asked: servers.Asked) -> tuple[int, dict[str, str], bytes]:
-        status, headers, body = servers.honest(CONTENT, asked)
-        drawn, changes, length = answers[(asked.number - 1) % len(answers)]
+    def script(request: servers.RangeRequest) -> tuple[int, dict[str, str], bytes]:
+        status, headers, body = servers.honest(CONTENT, request)
+        drawn, changes, length = answers[(request.number - 1) % len(answers)]
         for name, value in changes.items():
             headers.pop(name, None)
             if value is not None:
@@ -78,7 +78,7 @@ def test_any_list_of_a_bucket(page: bytes) -> None:
 
     for body in (page, whole, whole + b"</Contents></ListBucketResult>"):
 
-        def script(asked: servers.Asked, body: bytes = body) -> tuple[int, dict[str, str], bytes]:
+        def script(request: servers.RangeRequest, body: bytes = body) -> tuple[int, dict[str, str], bytes]:
             return 200, {"Content-Length": str(len(body))}, body
 
         with servers.scripted(script) as url, contextlib.suppress(MalformedArchive):
@@ -90,7 +90,7 @@ def test_a_bomb_of_a_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">]><x>&a;</x>'
     for body in (bomb, b"<x>" + b"y" * 5000 + b"</x>"):
         with (
-            servers.scripted(lambda asked, body=body: (200, {"Content-Length": str(len(body))}, body)) as url,  # type: ignore[misc]
+            servers.scripted(lambda request, body=body: (200, {"Content-Length": str(len(body))}, body)) as url,  # type: ignore[misc]
             pytest.raises(SynvirtError, match="not a list of S3"),
         ):
             names(servers.remote("s3://bucket/", endpoint=url))

@@ -27,7 +27,7 @@ def test_while_the_service_lives_what_the_agent_answers_is_left_to_libvirt() -> 
     with (
         agent,
         libvirt,
-        agent.makefile() as asked,
+        agent.makefile() as commands,
         subprocess.Popen(argv, stdin=pipe, stdout=pipe, pass_fds=(libvirt.fileno(),)) as guard,
     ):
         agent.settimeout(60)
@@ -36,9 +36,9 @@ def test_while_the_service_lives_what_the_agent_answers_is_left_to_libvirt() -> 
         assert guard.stdout.readline() == b"ready\n"
         guard.stdin.write(b"hold\n")
         guard.stdin.flush()
-        assert asked.readline() == THAW
+        assert commands.readline() == THAW
         agent.sendall(b'{"return": "thawed"}\n')
-        assert asked.readline() == THAW, "until the service says so"
+        assert commands.readline() == THAW, "until the service says so"
         assert select.select([libvirt], [], [], 0)[0]
         assert libvirt.recv(100) == b'{"return": "thawed"}\n'
         guard.stdin.write(b"thawed\n")
@@ -54,8 +54,8 @@ def test_once_the_service_is_gone_the_agent_itself_says_when_it_is_over() -> Non
             [sys.executable, "-c", GONE, str(libvirt.fileno())], pass_fds=(libvirt.fileno(),), check=True, timeout=60
         )
         libvirt.close()
-        with agent.makefile() as asked:
+        with agent.makefile() as commands:
             # Its pipe is closed a moment before it is gone.
-            assert set(iter(asked.readline, STATUS)) == {THAW}
+            assert set(iter(commands.readline, STATUS)) == {THAW}
             agent.sendall(b'{"return": 1}\n{"return": "thawed"}\n')
-            assert asked.readline() == "", "it is over, and the guard has ended"
+            assert commands.readline() == "", "it is over, and the guard has ended"

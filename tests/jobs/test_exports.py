@@ -104,12 +104,12 @@ def test_one_that_opens_its_disks_still_is_waited_for(exports: ProcessExports, s
         stdin=subprocess.PIPE,
     )
     until(lambda: holder(folder) == opening.pid)
-    asked = threading.Thread(target=exports.serve, args=("job", [source]))
-    asked.start()
-    asked.join(0.5)
-    assert asked.is_alive(), "what is not served yet is not said to be"
+    serving = threading.Thread(target=exports.serve, args=("job", [source]))
+    serving.start()
+    serving.join(0.5)
+    assert serving.is_alive(), "what is not served yet is not said to be"
     opening.communicate(b"\n")
-    asked.join(30)
+    serving.join(30)
     assert holder(folder) not in (None, opening.pid)
     assert _read(exports) == disk_content()
 
@@ -150,10 +150,10 @@ def test_it_outlives_who_asked_for_it(exports: ProcessExports, source: RawSpec) 
         "from synvirt.disks.specs import RawSpec; "
         "ProcessExports(lambda: Path(sys.argv[1])).serve('job', [RawSpec(path=sys.argv[2])]); os.kill(0, signal.SIGKILL)"
     )
-    asked = subprocess.run(
+    killed = subprocess.run(
         [sys.executable, "-c", code, str(exports.folder("job").parent.parent), source.path], start_new_session=True, check=False
     )
-    assert asked.returncode == -signal.SIGKILL
+    assert killed.returncode == -signal.SIGKILL
     assert holder(exports.folder("job")) is not None
     assert _read(exports) == disk_content()
 

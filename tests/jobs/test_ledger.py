@@ -31,21 +31,21 @@ def ledger_of(store: Store, undo: Callable[[UUID, str], None], *, host: str = "h
 
 @given(ENTRIES, st.sets(st.integers(0, 11)))
 def test_a_sweep_is_newest_first_and_keeps_what_depends_on_what_stays(entries: list[LedgerEntry], failing: set[int]) -> None:
-    sweep, asked, left = Sweep(entries, ORDER), list[LedgerEntry](), list[LedgerEntry]()
+    sweep, undone, left = Sweep(entries, ORDER), list[LedgerEntry](), list[LedgerEntry]()
     for entry in sweep:
-        asked.append(entry)
+        undone.append(entry)
         if entries.index(entry) in failing:
             sweep.stays(entry)
             left.append(entry)
-    ranks = [ORDER.late.get(one.kind, 0) for one in asked]
+    ranks = [ORDER.late.get(one.kind, 0) for one in undone]
     assert ranks == sorted(ranks)
     for rank in set(ranks):
-        places = [entries.index(one) for one in asked if ORDER.late.get(one.kind, 0) == rank]
+        places = [entries.index(one) for one in undone if ORDER.late.get(one.kind, 0) == rank]
         assert places == sorted(places, reverse=True)
     for entry in entries:
         before = ORDER.only_after.get(entry.kind, frozenset())
-        if entry in asked:
-            assert all(one.kind not in before for one in left if asked.index(one) < asked.index(entry))
+        if entry in undone:
+            assert all(one.kind not in before for one in left if undone.index(one) < undone.index(entry))
         else:
             assert any(one.kind in before for one in left)
 

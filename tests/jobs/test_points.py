@@ -106,18 +106,18 @@ def test_so_does_one_of_domains(caged: CagedPoints, xml: str) -> None:
 
 
 def test_a_thousand_points_are_few_children(caged: CagedPoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Look] = []
+    looks: list[Look] = []
     ask = caged._looking.ask
 
     def counted(look: Look) -> Any:
-        asked.append(look)
+        looks.append(look)
         return ask(look)
 
     monkeypatch.setattr(caged._looking, "ask", counted)
     many = [made() for _ in range(manifests.BATCH_MAX + 1)]
     found = [one for batch in manifests.in_batches(many) for one in caged.manifests(batch)]
     assert [str(one.shown.id) for one in found if isinstance(one, Manifest)] == [one.point_id for one in many]
-    assert len(asked) == 2
+    assert len(looks) == 2
 
 
 def test_what_reads_a_point_has_neither_key_nor_file_nor_network(caged: CagedPoints) -> None:

@@ -165,15 +165,15 @@ def test_what_powershell_says() -> None:
         ],
         "programs": [{"name": "sqlservr", "version": "16.0.1000.6"}, {"name": "Idle", "version": None}],
     }
-    asked: list[Sequence[str]] = []
+    commands: list[Sequence[str]] = []
 
     def run(argv: Sequence[str]) -> str | None:
-        asked.append(argv)
+        commands.append(argv)
         return json.dumps(address)
 
     answers = {**TRUE, "guest-get-osinfo": {"id": "mswindows", "pretty-name": "Windows Server 2022"}}
     found = agent_facts.facts_of(answers.get, None, run)
-    assert [argv[0] for argv in asked] == ["powershell.exe"]
+    assert [argv[0] for argv in commands] == ["powershell.exe"]
     assert found["service MSSQLSERVER"] == "runs"
     assert found["user Administrator"] == "S-1-5-21-1-500, disabled"
     assert {name for name in found if name.startswith(("listens", "route"))} == {

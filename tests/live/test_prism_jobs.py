@@ -234,18 +234,18 @@ LOOKING = re.compile(r"/(list|changed_regions|compute-changed-regions|discover-c
 
 def dies_after(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
     """The service, with the cluster's answer to its so manieth request that changes something there. What it asked for."""
-    whole, asked = prism.Prism.ask, list[str]()
+    whole, calls = prism.Prism.ask, list[str]()
 
     def ask(self: prism.Prism, method: str, path: str, **more: Any) -> Any:
         answer = whole(self, method, path, **more)
         if method not in ("GET", "OPTIONS") and not LOOKING.search(path):
-            asked.append(f"{method} {path}")
-            if len(asked) == number:
+            calls.append(f"{method} {path}")
+            if len(calls) == number:
                 raise Crash
         return answer
 
     monkeypatch.setattr(prism.Prism, "ask", ask)
-    return asked
+    return calls
 
 
 @pytest.mark.parametrize("way", ["nfs", "iscsi", "image"])
@@ -265,19 +265,19 @@ def test_a_service_that_dies_with_any_answer_of_the_cluster_leaves_nothing_there
     while True:
         vm = prisms.state.add_vm(f"web-{crashes}", {"scsi.0": content})
         with monkeypatch.context() as patched:
-            asked = dies_after(patched, crashes + 1)
+            calls = dies_after(patched, crashes + 1)
             first = house(prisms, **options)
             job = first.intake.submit(plan(vm, "Cold"))
             with suppress(Crash):
                 first.run(job.id)
             first.close()
-        died = len(asked) > crashes
-        changed.update(re.sub(r"[0-9a-f-]{36}", "ID", one) for one in asked)
+        died = len(calls) > crashes
+        changed.update(re.sub(r"[0-9a-f-]{36}", "ID", one) for one in calls)
         again = house(prisms, **options)
         if died and crashes % 2:
             again.intake.cancel(job.id)
         ended = again.run(job.id)
-        where = f"crash {crashes + 1}, after {asked[-1]}"
+        where = f"crash {crashes + 1}, after {calls[-1]}"
         assert ended.state in (State.COMPLETED, State.CANCELLED), (where, ended.last_error)
         assert prisms.names() == [], where
         assert [group.name for group in prisms.state.groups.values()] == [], where

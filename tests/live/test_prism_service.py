@@ -101,14 +101,14 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, by_nfs: 
 
 def registered(client: Client, prisms: Prisms, *which: str, **options: Any) -> Source:
     access = prisms.access(*which, **options)
-    asked = {
+    request = {
         "name": "-".join(which) or "both",
         "kind": "prism_api",
         "endpoint": access.endpoint,
         "credentials": dict(access.credentials),
         "options": dict(access.options),
     }
-    return Source.model_validate_json(client.ask("POST", "/sources", json=asked))
+    return Source.model_validate_json(client.ask("POST", "/sources", json=request))
 
 
 @pytest.mark.parametrize(("way", "mode"), [("image", "Cold"), ("iscsi", "Warm")])

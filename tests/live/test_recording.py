@@ -64,8 +64,8 @@ def sources(tmp_path: Path) -> Iterator[Sources]:
 def added(sources: Sources, site: PveServer, **more: str) -> Source:
     credentials = {"token_id": "mover@pve!synvirt", "token_secret": "t0ken", **more}
     options = {"fingerprint_sha256": site.fingerprint}
-    asked = {"name": "s", "kind": "pve_api", "endpoint": site.endpoint, "credentials": credentials, "options": options}
-    return sources.add(SourceRequest.model_validate(asked))
+    request = {"name": "s", "kind": "pve_api", "endpoint": site.endpoint, "credentials": credentials, "options": options}
+    return sources.add(SourceRequest.model_validate(request))
 
 
 def test_a_site_replays_as_it_was_and_nothing_private_is_in_its_file(sources: Sources, site: PveServer, tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_site_replays_as_it_was_and_nothing_private_is_in_its_file(sources: So
 
 def test_a_password_is_in_no_line(sources: Sources, site: PveServer) -> None:
     site.cluster.users["root@pam"].secret = "p4ss w0rd&more"
-    asked = {"user": "root@pam", "password": "p4ss w0rd&more"}
-    request = {"name": "s", "kind": "pve_api", "endpoint": site.endpoint, "credentials": asked}
+    credentials = {"user": "root@pam", "password": "p4ss w0rd&more"}
+    request = {"name": "s", "kind": "pve_api", "endpoint": site.endpoint, "credentials": credentials}
     # A password is one for SSH, too: nobody answers it here, and nobody is to be waited for.
     site.cluster.nodes["secretnode"] = "127.0.0.1"
     request["options"] = {"fingerprint_sha256": site.fingerprint, "ssh_port": free_port()}
@@ -111,9 +111,9 @@ def test_a_password_is_in_no_line(sources: Sources, site: PveServer) -> None:
 
 
 def test_a_platform_that_is_not_spoken_to_by_http_is_refused(sources: Sources) -> None:
-    asked = {"name": "f", "kind": "libvirt_remote", "endpoint": "qemu:///system"}
+    request = {"name": "f", "kind": "libvirt_remote", "endpoint": "qemu:///system"}
     with pytest.raises(BadRequest, match="not recorded"):
-        asyncio.run(sources.record(sources.add(SourceRequest.model_validate(asked)).id))
+        asyncio.run(sources.record(sources.add(SourceRequest.model_validate(request)).id))
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.timeout(600)
 VM, NAME = "vm-57", "synvirt-a-1"
 
 
-@pytest.mark.parametrize(("place", "step", "asked"), [(vim_changes, "_made", 0), (VimSession, "wait", 1)])
+@pytest.mark.parametrize(("place", "step", "calls"), [(vim_changes, "_made", 0), (VimSession, "wait", 1)])
 def test_a_snapshot_that_nobody_waits_for_is_not_made(
-    platform: VCenter, monkeypatch: pytest.MonkeyPatch, place: object, step: str, asked: int
+    platform: VCenter, monkeypatch: pytest.MonkeyPatch, place: object, step: str, calls: int
 ) -> None:
     """Before it is asked for it is not; after that the next session, which clears it away, waits for its task."""
     gate = Gate()
@@ -43,7 +43,7 @@ def test_a_snapshot_that_nobody_waits_for_is_not_made(
 
     asyncio.run(cancelled())
     assert platform.snapshots() == []
-    assert platform.calls("CreateSnapshot_Task") == asked
+    assert platform.calls("CreateSnapshot_Task") == calls
 
 
 def test_a_request_to_a_closed_session_is_refused(platform: VCenter) -> None:

@@ -360,10 +360,10 @@ def test_a_vm_that_is_off_is_read_once_its_files_are_merged(
     monkeypatch.setattr(tracking, "MERGE_PAUSE_S", 0.01)
     hyperv.hyperv.power(vm, OFF)
     vm.status = "MergingDisks"
-    asked = hyperv.called("state")
+    before = hyperv.called("state")
 
     def ends(node: str, vm_id: str) -> Any:
-        if hyperv.called("state") > asked + 3:
+        if hyperv.called("state") > before + 3:
             vm.status = "None"
         return type(hyperv.hyperv)._state(hyperv.hyperv, node, vm_id)
 

@@ -163,14 +163,14 @@ def test_a_guest_whose_disks_are_exported_is_moved_warm_too(house: WmiHouse, vm:
     for disk in vm.disks:
         disk.files.checkpoint()
     written = writing_at_commits(house, vm)
-    asked = house.host.called("changes")
+    before = house.host.called("changes")
     job = house.run(house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 1 << 20})).id)
     moved(house, vm, job)
     assert (job.mode_effective, written[0] > 0) == (Mode.WARM, True)
     assert not any(one.whole for one in job.passes)
     assert all(one.bytes < 1 << 20 for one in job.passes[1:])
     assert [by_changes for _, by_changes in house.host.hyperv.exported] == [False, *[True] * (len(job.passes) - 1)]
-    assert house.host.called("changes") == asked
+    assert house.host.called("changes") == before
 
 
 def test_a_guest_whose_disks_are_exported_is_moved_cold(house: WmiHouse, vm: FakeVm) -> None:

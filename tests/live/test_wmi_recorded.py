@@ -27,7 +27,7 @@ def replayed(folder: Path, name: str) -> Iterator[tuple[Session, list[str]]]:
     for action, text in RECORDED[name]:
         answers.setdefault(action, []).append(text)
     left: dict[str, list[str]] = {action: list(texts) for action, texts in answers.items()}
-    asked: list[str] = []
+    calls: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -39,7 +39,7 @@ def replayed(folder: Path, name: str) -> Iterator[tuple[Session, list[str]]]:
             assert message is not None
             assert action is not None
             kind = action[1].rpartition("/")[2] + (" of a command" if "DesiredStream CommandId" in request else "")
-            asked.append(kind)
+            calls.append(kind)
             if kind == "Command":
                 left.update(
                     {one: list(answers[one]) for one in ("Command", "Receive of a command", "Signal") if one in answers}
@@ -64,7 +64,7 @@ def replayed(folder: Path, name: str) -> Iterator[tuple[Session, list[str]]]:
     pin = ":".join(re.findall("..", trusted.fingerprint))
     made = Session(Address("127.0.0.1", server.server_port, fingerprint=pin), Credentials("basic", "user", "password"))
     try:
-        yield made, asked
+        yield made, calls
     finally:
         made.close()
         server.shutdown()

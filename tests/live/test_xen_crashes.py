@@ -34,10 +34,10 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.last = 0, 0
-        asked = XenSession._ask
+        original = XenSession._ask
 
         def ask(session: XenSession, client: Any, method: str, *parameters: Any) -> Any:
-            answer = asked(session, client, method, *parameters)
+            answer = original(session, client, method, *parameters)
             if ".get_" not in method and not method.startswith(("session.", "task.")):
                 self.count += 1
                 if self.count == self.last:

@@ -215,12 +215,12 @@ def test_trouble_before_a_delta_is_got_over(
     """Between the first pass and the second, once the second's snapshot is asked for; the move goes on and loses nothing."""
     house.rooms = dataclasses.replace(house.rooms, workers=in_process)
     pool = house.server.pool
-    dispatch, asked = pool.dispatch, list[str]()
+    dispatch, methods = pool.dispatch, list[str]()
 
     def troubled(address: str, method: str, given: list[Any]) -> Any:
         if method == "Async.VM.snapshot":
-            asked.append(method)
-            if len(asked) == 2:
+            methods.append(method)
+            if len(methods) == 2:
                 pool.guest_writes(house.vm_id, 5 << 20, b"before the delta")
                 trouble(house)
         return dispatch(address, method, given)
@@ -229,7 +229,7 @@ def test_trouble_before_a_delta_is_got_over(
     job = house.moved(warm={"delta_threshold_bytes": 64 << 20})
     assert job.state is State.COMPLETED, job.last_error
     assert job.mode_effective is Mode.WARM
-    assert len(asked) >= 3
+    assert len(methods) >= 3
     assert house.same(job)
     assert house.left() == []
 

@@ -99,9 +99,9 @@ def test_a_service_killed_in_the_middle_moves_all_that_it_had_begun(tmp_path: Pa
             sources = {}
             for transport in ("auto", "export"):
                 options = {"transport": transport, "fingerprint_sha256": platform.fingerprint()}
-                asked = {"name": transport, "kind": "xen_api", "endpoint": platform.url, "options": options}
+                request = {"name": transport, "kind": "xen_api", "endpoint": platform.url, "options": options}
                 credentials = {"user": USER, "password": PASSWORD}
-                made = client.ask("POST", "/sources", json={**asked, "credentials": credentials})
+                made = client.ask("POST", "/sources", json={**request, "credentials": credentials})
                 sources[transport] = json.loads(made)["id"]
             for name in wished:
                 by = "auto" if name == "nbd" else "export"

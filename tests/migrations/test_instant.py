@@ -102,17 +102,17 @@ def test_the_guest_runs_while_it_is_copied_and_what_it_wrote_is_on_its_volume(ho
 
 def test_the_copy_yields_to_what_the_guest_reads(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the file in which its export notes the reads."""
-    asked = []
+    activities = []
 
     class Noted(Yielding):
         def __init__(self, activity: Path, stop: Callable[[], bool]) -> None:
-            asked.append(activity)
+            activities.append(activity)
             super().__init__(activity, stop)
 
     monkeypatch.setattr("synvirt.jobs.copying_disks.Yielding", Noted)
     running = _Running(house, house.intake.submit(_plan(house)))
     assert running.ended().state is State.COMPLETED
-    assert asked == [_exports(house).folder(str(running.id)) / ACTIVITY]
+    assert activities == [_exports(house).folder(str(running.id)) / ACTIVITY]
 
 
 @pytest.mark.parametrize("state", ["preparing", "running", "waiting"])
@@ -133,10 +133,10 @@ def test_a_copy_that_fails_while_the_guest_runs_is_tried_again_until_a_cancel(
     (house.imports / "appliance" / "wrong").touch()  # its archive's digest is not what was copied
     check = checksum.check
 
-    def once_the_guest_runs(*asked: Any) -> None:
+    def once_the_guest_runs(*arguments: Any) -> None:
         """The digest of 2 MiB may be known before: then the job fails as any other."""
         until(lambda: is_started(house.store.get(job.id).instant))
-        check(*asked)
+        check(*arguments)
 
     monkeypatch.setattr(checksum, "check", once_the_guest_runs)
     running = _Running(house, job)
@@ -185,8 +185,8 @@ def test_exports_that_are_gone_are_made_again(house: House) -> None:
     exports.failing = DiskReadFailed("the source is away")
     until(lambda: running.job.instant is not None and running.job.instant.state == "waiting")
     exports.failing = None
-    asked = exports.served
-    until(lambda: exports.served > asked)
+    served_before = exports.served
+    until(lambda: exports.served > served_before)
     assert running.ended().state is State.COMPLETED
 
 

@@ -187,8 +187,8 @@ def test_who_cancels_meanwhile_is_obeyed(house: House) -> None:
     assert house.leftovers(VM) == []
 
 
-@pytest.mark.parametrize(("asked", "goes_on"), [(False, True), (True, False)])
-def test_a_stop_is_renewed_unless_the_operator_asked_for_it(asked: bool, goes_on: bool) -> None:
+@pytest.mark.parametrize(("cancelled", "goes_on"), [(False, True), (True, False)])
+def test_a_stop_is_renewed_unless_the_operator_asked_for_it(cancelled: bool, goes_on: bool) -> None:
     stop = Stop()
 
     async def stopped() -> None:
@@ -197,7 +197,7 @@ def test_a_stop_is_renewed_unless_the_operator_asked_for_it(asked: bool, goes_on
 
     stop.expire()
     asyncio.run(stopped())
-    if asked:
+    if cancelled:
         stop.set()
     assert stop.renew() is goes_on
     assert stop.is_set() is not goes_on

@@ -254,8 +254,8 @@ def test_two_plans_for_one_vm_that_are_checked_at_once_are_not_both_taken(house:
     )
 
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(intake.submit, live_plan()) for _ in range(2)]
-        errors = [one.exception(60) for one in asked]
+        submitted = [pool.submit(intake.submit, live_plan()) for _ in range(2)]
+        errors = [one.exception(60) for one in submitted]
     assert sorted(map(type, errors), key=str) == [NoneType, Conflict]
     assert "is at work on" in str(errors)
     assert len(house.store.unended()) == 1

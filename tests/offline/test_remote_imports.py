@@ -174,12 +174,12 @@ def _as_elsewhere(here: Inspection, elsewhere: Inspection) -> Inspection:
 
 
 def assert_same(elsewhere: Elsewhere, url: str, path: Path, root: Path, kind: str) -> None:
-    asked = elsewhere.asked(url)
-    inspection = browsing.inspect(place(asked, RULES)[1], str(place(asked, RULES)[0]))
+    request = elsewhere.asked(url)
+    inspection = browsing.inspect(place(request, RULES)[1], str(place(request, RULES)[0]))
     here = browsing.inspect(root, str(path))
     assert inspection == _as_elsewhere(here, inspection)
     assert inspection.offline_kind == kind
-    there, remote = place(asked, RULES)
+    there, remote = place(request, RULES)
     importer = detect(there, remote)
     for disk in inspection.manifest.disks:
         opened, local = importer.open_disk(there, remote, disk.key), importer.open_disk(path, root, disk.key)
@@ -312,20 +312,20 @@ def test_inspecting_a_large_archive_reads_a_few_pieces_of_it(http: Elsewhere, tm
 
 
 def test_secrets_are_taken_out_and_put_back() -> None:
-    asked = RemoteFileRequest(url="https://user:p%40ss@host.example:8443/a%20b/vm.ova?X-Amz-Signature=5161#part")
-    public, secrets = separated(asked)
+    request = RemoteFileRequest(url="https://user:p%40ss@host.example:8443/a%20b/vm.ova?X-Amz-Signature=5161#part")
+    public, secrets = separated(request)
     assert public.url == "https://host.example:8443/a%20b/vm.ova"
     assert public.credentials == {}
     assert secrets is not None
     there, remote = place(joined(public, secrets), Rules())
     assert (there, remote.url, remote.query) == (Path("vm.ova"), "https://host.example:8443/a%20b/", "X-Amz-Signature=5161")
     assert remote.credentials == (("password", "p@ss"), ("username", "user"))
-    assert place(asked, Rules()) == (there, remote)
+    assert place(request, Rules()) == (there, remote)
     for text in (repr(remote), str(public), public.model_dump_json(), repr(remote.guard)):
         assert "p@ss" not in text
         assert "5161" not in text
     assert separated(public) == (public, None)
-    assert name_of(asked) == "vm.ova"
+    assert name_of(request) == "vm.ova"
 
 
 @pytest.mark.parametrize(
@@ -365,9 +365,9 @@ def test_urls_that_are_none(url: str, words: str) -> None:
 
 
 def test_credentials_of_another_protocol() -> None:
-    asked = RemoteFileRequest(url="s3://bucket/x", credentials={"password": SecretStr("hush")})
+    request = RemoteFileRequest(url="s3://bucket/x", credentials={"password": SecretStr("hush")})
     with pytest.raises(BadRequest, match="s3 has no password") as caught:
-        place(asked, Rules())
+        place(request, Rules())
     assert "hush" not in str(caught.value)
     with pytest.raises(BadRequest, match="characters"):
         place(RemoteFileRequest(url="https://h/x", credentials={"token": SecretStr("a\r\nHost: b")}), Rules())
@@ -383,6 +383,6 @@ def test_garbage_in_a_url_is_our_error() -> None:
     for _ in range(2000):
         tail = "".join(chr(numbers.choice([numbers.randrange(33, 127), numbers.randrange(160, 0x2FFF)])) for _ in range(30))
         with contextlib.suppress(BadRequest):
-            asked = RemoteFileRequest(url=numbers.choice(["http://", "https://", "s3://", "smb://"]) + tail)
-            place(asked, Rules())
-            separated(asked)
+            request = RemoteFileRequest(url=numbers.choice(["http://", "https://", "s3://", "smb://"]) + tail)
+            place(request, Rules())
+            separated(request)

@@ -163,8 +163,8 @@ def test_dsse_is_by_the_same_key(made: tuple[Receipts, Path, Path], tmp_path: Pa
     (tmp_path / "sig").write_bytes(b64decode(envelope["signatures"][0]["sig"]))
     # SubjectPublicKeyInfo of Ed25519 (RFC 8410) is 12 bytes and the key.
     (tmp_path / "key").write_bytes(bytes.fromhex("302a300506032b6570032100") + receipts.key.public.blob[-32:])
-    asked = ["openssl", "pkeyutl", "-verify", "-pubin", "-keyform", "DER", "-inkey", "key", "-rawin"]
-    subprocess.run([*asked, "-in", "signed", "-sigfile", "sig"], cwd=tmp_path, check=True, timeout=60, capture_output=True)
+    argv = ["openssl", "pkeyutl", "-verify", "-pubin", "-keyform", "DER", "-inkey", "key", "-rawin"]
+    subprocess.run([*argv, "-in", "signed", "-sigfile", "sig"], cwd=tmp_path, check=True, timeout=60, capture_output=True)
 
 
 CHAIN = 8

@@ -178,9 +178,9 @@ def test_a_wrong_answer_costs_the_stamp_and_not_the_receipt(
     with authority.served() as url:
         stamps = TimeStamps(url, authority.roots)
         folder, key = receipt(tmp_path, stamps)
-        asked = authority.asked
+        before = authority.asked
         assert stamps.of(b"the next one") is None
-        assert authority.asked == asked, "it is left alone for a while"
+        assert authority.asked == before, "it is left alone for a while"
     assert checked(folder, key.public).problems == ()
     assert not (folder / "statement.tsr").exists()
 

@@ -188,8 +188,8 @@ class Child:
         folder = self.data_dir / "repository"
         folder.mkdir()
         repository = backups.add_repository(BackupRepositoryRequest(name="here", kind="local", path=str(folder)))
-        asked = {"name": "nightly", "vm_ids": (NAME,), "repository_id": repository.id, "quiesce": quiesce}
-        return backups.add_job(BackupJobRequest.model_validate(asked)).id
+        request = {"name": "nightly", "vm_ids": (NAME,), "repository_id": repository.id, "quiesce": quiesce}
+        return backups.add_job(BackupJobRequest.model_validate(request)).id
 
     def _copy(self, folder: Path) -> None:
         """Nobody writes now: what QEMU has in memory goes to the images, and they are as its guest sees them."""

@@ -56,8 +56,8 @@ class Site:
 
     def plan(self, **fields: Any) -> MigrationPlan:
         ref = {"kind": "offline_host_path", "path": str(self.image)}
-        asked = {"source": {"Offline": "qcow2"}, "source_ref": ref, "mode": "Cold", "instant": True, "limits": SLOWLY}
-        return MigrationPlan.model_validate(asked | fields)
+        defaults = {"source": {"Offline": "qcow2"}, "source_ref": ref, "mode": "Cold", "instant": True, "limits": SLOWLY}
+        return MigrationPlan.model_validate(defaults | fields)
 
     def guests(self) -> list[int]:
         found = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]

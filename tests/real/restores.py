@@ -52,8 +52,8 @@ class Room:
         )
         self.backups = self.service()
         self.backups.start()
-        asked = BackupRepositoryRequest(name="here", kind="local", path=str(folder / "repository"))
-        self.known = self.backups.add_repository(asked)
+        request = BackupRepositoryRequest(name="here", kind="local", path=str(folder / "repository"))
+        self.known = self.backups.add_repository(request)
 
     def scratch(self) -> Path:
         return (short_root(self.connection.uri) or self.folder) / "boot-tests"
@@ -110,8 +110,8 @@ class Room:
         self.backups.points.put(point)
         return point
 
-    def restored(self, point: RestorePoint, **asked: object) -> BackupRun:
-        return self.ended(self.backups.restore(point.id, RestoreRequest.model_validate(asked)))
+    def restored(self, point: RestorePoint, **fields: object) -> BackupRun:
+        return self.ended(self.backups.restore(point.id, RestoreRequest.model_validate(fields)))
 
     def ended(self, run: BackupRun) -> BackupRun:
         until = time.monotonic() + PATIENCE_S

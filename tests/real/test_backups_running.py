@@ -195,8 +195,8 @@ def check_the_guest_comes_back(data_dir: Path, point: str, kept: str) -> None:
     for name in ("system.qcow2", "data.img"):
         (data_dir / name).unlink()
     with service(data_dir) as (_, client):
-        asked = {"target": "new_domain", "name": "came-back", "start": True}
-        run = json.loads(client.ask("POST", f"/backup/restore-points/{point}/restore", json=asked))
+        request = {"target": "new_domain", "name": "came-back", "start": True}
+        run = json.loads(client.ask("POST", f"/backup/restore-points/{point}/restore", json=request))
         until(lambda: json.loads(client.ask("GET", f"/backup/runs/{run['id']}"))["finished_at"] is not None)
         run = json.loads(client.ask("GET", f"/backup/runs/{run['id']}"))
         assert (run["status"], run["error"], run["warnings"]) == ("completed", None, [])

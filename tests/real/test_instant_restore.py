@@ -38,15 +38,15 @@ class Restored:
         repository.mkdir()
         job = client.submit(self.site.plan(instant=False, limits={}, target={"start": False, "name": "counts"}))
         until(lambda: client.migration(job.id).ended, 120)
-        asked: dict[str, Any] = {"name": "here", "kind": "local", "path": str(repository)}
-        known = json.loads(client.ask("POST", "/backup/repositories", json=asked))["id"]
-        asked = {"name": "nightly", "vm_ids": ["counts"], "repository_id": known}
-        backup = json.loads(client.ask("POST", "/backup/jobs", json=asked))["id"]
+        request: dict[str, Any] = {"name": "here", "kind": "local", "path": str(repository)}
+        known = json.loads(client.ask("POST", "/backup/repositories", json=request))["id"]
+        request = {"name": "nightly", "vm_ids": ["counts"], "repository_id": known}
+        backup = json.loads(client.ask("POST", "/backup/jobs", json=request))["id"]
         made = json.loads(client.ask("POST", f"/backup/jobs/{backup}/run"))["id"]
         until(lambda: self._run(client, made).finished_at, 120)
         (point,) = self._run(client, made).restore_point_ids
-        asked = {"target": "new_domain", "name": "again", "start": True, "instant": True, **SLOWLY, **fields}
-        self.id = json.loads(client.ask("POST", f"/backup/restore-points/{point}/restore", json=asked))["id"]
+        request = {"target": "new_domain", "name": "again", "start": True, "instant": True, **SLOWLY, **fields}
+        self.id = json.loads(client.ask("POST", f"/backup/restore-points/{point}/restore", json=request))["id"]
 
     @staticmethod
     def _run(client: Client, run_id: str) -> BackupRun:

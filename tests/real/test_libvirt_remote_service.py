@@ -29,8 +29,8 @@ def host() -> Iterator[LibvirtLab]:
 
 def register(client: Client, host: LibvirtLab, transport: str) -> Source:
     access = host.access(transport)
-    asked = {"name": transport, "kind": "libvirt_remote", "endpoint": access.endpoint, "options": dict(access.options)}
-    return Source.model_validate_json(client.ask("POST", "/sources", json={**asked, "credentials": dict(access.credentials)}))
+    request = {"name": transport, "kind": "libvirt_remote", "endpoint": access.endpoint, "options": dict(access.options)}
+    return Source.model_validate_json(client.ask("POST", "/sources", json={**request, "credentials": dict(access.credentials)}))
 
 
 def submit(client: Client, source: Source, domain: Any, mode: str, **fields: object) -> Migration:

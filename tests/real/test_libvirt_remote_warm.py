@@ -146,14 +146,14 @@ def check_chain(text: str) -> int:
 
 def register(client: Any, host: LibvirtLab, transport: str) -> Source:
     access = host.access(transport, quiesce="try", shutdown_timeout_s=60)
-    asked = {
+    request = {
         "name": f"the old host by {transport}",
         "kind": "libvirt_remote",
         "endpoint": access.endpoint,
         "credentials": dict(access.credentials),
         "options": dict(access.options),
     }
-    return Source.model_validate_json(client.ask("POST", "/sources", json=asked))
+    return Source.model_validate_json(client.ask("POST", "/sources", json=request))
 
 
 @pytest.mark.slow

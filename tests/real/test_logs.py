@@ -89,7 +89,7 @@ def _everything_with_a_secret(client: Client, data_dir: Path) -> str:
     image = data_dir / "a.qcow2"
     subprocess.run([need("qemu-img", "qemu-utils"), "create", "-q", "-f", "qcow2", image, "8M"], check=True, timeout=60)
     content = image.read_bytes()
-    with servers.scripted(lambda asked: servers.honest(content, asked)) as url:
+    with servers.scripted(lambda request: servers.honest(content, request)) as url:
         place = f"{url.replace('http://', f'http://u:{SECRET}@')}/a.qcow2?X-Amz-Signature={SECRET}"
         ref = {"kind": "remote_url", "url": place}
         plan = {"source": {"Offline": "qcow2"}, "source_ref": ref, "mode": "Cold", "target": {"start": False}}

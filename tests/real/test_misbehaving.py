@@ -75,13 +75,13 @@ class Running:
         raw = self.data_dir.parent / f"{name}.raw"
         raw.write_bytes(os.urandom(IMAGE_BYTES))
         subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(raw), str(path)], check=True)
-        asked = {
+        fields = {
             "source": {"Offline": "qcow2"},
             "source_ref": {"kind": "offline_host_path", "path": str(path)},
             "mode": "Cold",
             "target": {"start": False},
         }
-        return self.client.submit(MigrationPlan.model_validate(asked))
+        return self.client.submit(MigrationPlan.model_validate(fields))
 
     def ended(self, job: Migration) -> Migration:
         """It answers all the while."""

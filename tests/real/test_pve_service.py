@@ -31,8 +31,8 @@ def lab() -> Iterator[PveLab]:
 
 def register(client: Client, lab: PveLab) -> Source:
     access = lab.access()
-    asked = {"name": "cluster", "kind": "pve_api", "endpoint": access.endpoint, "options": dict(access.options)}
-    return Source.model_validate_json(client.ask("POST", "/sources", json={**asked, "credentials": dict(access.credentials)}))
+    request = {"name": "cluster", "kind": "pve_api", "endpoint": access.endpoint, "options": dict(access.options)}
+    return Source.model_validate_json(client.ask("POST", "/sources", json={**request, "credentials": dict(access.credentials)}))
 
 
 def submit(client: Client, source: Source, vm: Vm, mode: str, **fields: object) -> Migration:

@@ -65,14 +65,14 @@ class PveGuest(Guest):
 
 def register(client: Any, lab: PveLab) -> Source:
     access = lab.access(shutdown_timeout_s=90)
-    asked = {
+    request = {
         "name": "the old cluster",
         "kind": "pve_api",
         "endpoint": access.endpoint,
         "credentials": dict(access.credentials),
         "options": dict(access.options),
     }
-    return Source.model_validate_json(client.ask("POST", "/sources", json=asked))
+    return Source.model_validate_json(client.ask("POST", "/sources", json=request))
 
 
 @pytest.mark.slow

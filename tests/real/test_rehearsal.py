@@ -85,8 +85,8 @@ def command(words: str) -> dict[str, Any]:
 
 
 def rehearse(client: Client, job: Migration, *checks: dict[str, Any]) -> Rehearsal:
-    asked = {"checks": checks}
-    return end_of(client, Rehearsal.model_validate_json(client.ask("POST", f"/migrations/{job.id}/rehearse", json=asked)))
+    request = {"checks": checks}
+    return end_of(client, Rehearsal.model_validate_json(client.ask("POST", f"/migrations/{job.id}/rehearse", json=request)))
 
 
 def end_of(client: Client, found: Rehearsal) -> Rehearsal:
@@ -245,7 +245,7 @@ def test_two_guests_are_rehearsed_together_and_reach_each_other_and_nothing_else
         away = [
             command(f"! {BUSYBOX} nc -w 3 {address} {outside.getsockname()[1]} < /dev/null") for address in (own, "10.77.0.1")
         ]
-        asked = {
+        request = {
             "members": [
                 {
                     "migration_id": str(job.id),
@@ -258,7 +258,7 @@ def test_two_guests_are_rehearsed_together_and_reach_each_other_and_nothing_else
                 for job, other in zip(jobs, (SHOP, DATABASE), strict=True)
             ]
         }
-        begun = RehearsalPage.model_validate_json(client.ask("POST", "/rehearsals", json=asked)).items
+        begun = RehearsalPage.model_validate_json(client.ask("POST", "/rehearsals", json=request)).items
         found = [end_of(client, one) for one in begun]
         assert [(one.state, one.error) for one in found] == [(RehearsalState.PASSED, None)] * 2, found
         assert {one.checks[1].detail for one in found} == {"that of 2 guests, which is isolated"}

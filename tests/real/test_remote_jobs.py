@@ -107,10 +107,10 @@ def assert_imported(house: House, job: Migration) -> None:
     assert house.volume(job, job.disks[0].key).read_bytes() == appliances.raw_disk()
 
 
-def secrets_of(asked: MigrationPlan) -> list[str]:
-    assert asked.source_ref.kind == "remote_url"
-    given = [secret.get_secret_value() for name, secret in asked.source_ref.credentials.items() if name != "username"]
-    return [*given, *([HUSH, servers.PASSWORD, "p%40ss"] if HUSH in asked.source_ref.url else [])]
+def secrets_of(plan: MigrationPlan) -> list[str]:
+    assert plan.source_ref.kind == "remote_url"
+    given = [secret.get_secret_value() for name, secret in plan.source_ref.credentials.items() if name != "username"]
+    return [*given, *([HUSH, servers.PASSWORD, "p%40ss"] if HUSH in plan.source_ref.url else [])]
 
 
 def test_it_is_imported_and_its_secrets_are_nowhere(
@@ -169,8 +169,8 @@ def test_a_killed_worker_goes_on_from_its_watermark(tmp_path: Path) -> None:
         path.write_bytes(appliances.image(tmp_path, "large.vhdx", "vhdx", raw).read_bytes())
         (tmp_path / "house").mkdir()
         house = House(tmp_path / "house", real_importers=True)
-        asked = plan(f"http://127.0.0.1:{wire.port}/open/large.vhdx", kind="vhdx")
-        job = house.intake.submit(asked.model_copy(update={"limits": Limits(bandwidth_bps=8 << 20)}))
+        wanted = plan(f"http://127.0.0.1:{wire.port}/open/large.vhdx", kind="vhdx")
+        job = house.intake.submit(wanted.model_copy(update={"limits": Limits(bandwidth_bps=8 << 20)}))
         killed = threading.Event()
 
         def kill_once() -> None:
@@ -197,8 +197,8 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None
         path.write_bytes(appliances.image(tmp_path, "large.vhdx", "vhdx", raw).read_bytes())
         (tmp_path / "house").mkdir()
         house = House(tmp_path / "house", real_importers=True)
-        asked = plan(f"http://127.0.0.1:{wire.port}/open/large.vhdx", kind="vhdx")
-        job = house.intake.submit(asked.model_copy(update={"limits": Limits(bandwidth_bps=8 << 20)}))
+        wanted = plan(f"http://127.0.0.1:{wire.port}/open/large.vhdx", kind="vhdx")
+        job = house.intake.submit(wanted.model_copy(update={"limits": Limits(bandwidth_bps=8 << 20)}))
         back = threading.Timer(3, lambda: setattr(wire, "refuse", False))
 
         def go_away() -> None:

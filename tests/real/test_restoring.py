@@ -274,17 +274,17 @@ def test_in_place_is_refused_while_the_guest_runs_or_is_gone(room: Room) -> None
         definition.replace("<source />", "").replace(" cache='none' io='native'", "").replace("file='/nowhere/setup.iso'", "")
     )
     point = room.point(definition, {"vda": disk}, vm_id=uuid)
-    asked = RestoreRequest(target="in_place")
+    request = RestoreRequest(target="in_place")
     with pytest.raises(BackupNotFound, match="any more"):
-        room.backups.restore(point.id, asked)
+        room.backups.restore(point.id, request)
     domain = room.connection.use().defineXML(definition)
     domain.create()
     before = disk.read_bytes()[:512]
     with pytest.raises(SourceRunning):
-        room.backups.restore(point.id, asked)
+        room.backups.restore(point.id, request)
     domain.destroy()
     assert disk.read_bytes()[:512] == before
-    assert room.ended(room.backups.restore(point.id, asked)).status == "completed"
+    assert room.ended(room.backups.restore(point.id, request)).status == "completed"
 
 
 def test_in_place_what_fails_leaves_the_guest_as_it_is(room: Room) -> None:

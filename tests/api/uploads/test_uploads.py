@@ -201,17 +201,17 @@ def test_what_has_expired_is_swept_but_not_under_a_job(tmp_path: Path, monkeypat
 def test_a_store_that_is_away_does_not_end_the_sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(tmp_path)
     upload = incoming(service).finish(None)
-    asked = threading.Semaphore(0)
+    queries = threading.Semaphore(0)
 
     def away(*, host: str) -> list[Upload]:
-        asked.release()
+        queries.release()
         raise PersistFailed("the store failed")
 
     with swept(service.uploads, every_s=0.02):
         with monkeypatch.context() as patched:
             patched.setattr(service.store.uploads, "all", away)
             for _ in range(3):
-                assert asked.acquire(timeout=60)
+                assert queries.acquire(timeout=60)
         monkeypatch.setattr(uploads, "now", lambda: now() + timedelta(days=8))
         holds_soon(lambda: left(service) == [])
     with pytest.raises(UploadNotFound):

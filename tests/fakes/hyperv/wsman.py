@@ -98,11 +98,11 @@ class Wsman:
     def _create(self, root: Any) -> str:
         if self.strikes("quota") or len(self.shells) >= self.shells_max:
             raise _Fault(0x803381A5, f"This user is allowed a maximum number of {self.shells_max} concurrent shells")
-        asked = root.find(f".//{{{RSP}}}Shell")
-        creation = next(one for one in asked if one.tag.endswith("creationXml"))
+        element = root.find(f".//{{{RSP}}}Shell")
+        creation = next(one for one in element if one.tag.endswith("creationXml"))
         messages = list(_messages(base64.b64decode(creation.text or "")))
         assert [kind for kind, *_ in messages] == [CAPABILITY, 0x10004], messages
-        shell = Shell(str(asked.get("ShellId")).upper())
+        shell = Shell(str(element.get("ShellId")).upper())
         pool = messages[0][1]
         version = '<Version N="{}">{}</Version>'
         versions = (("protocolversion", "2.3"), ("PSVersion", "2.0"), ("SerializationVersion", "1.1.0.1"))

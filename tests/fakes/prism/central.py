@@ -222,8 +222,8 @@ class CentralAnswers(Answering):
 
     def users(self, *, query: dict[str, str], **_: Any) -> Answer:
         found = [typed("iam.v4.authn.User", extId=USER_ID, username="mover", userType="LOCAL", status="ACTIVE")]
-        asked = query.pop("$filter", "username eq 'mover'")
-        return self._page("iam.v4.authn.ListUsersApiResponse", found if asked == "username eq 'mover'" else [], query)
+        wanted = query.pop("$filter", "username eq 'mover'")
+        return self._page("iam.v4.authn.ListUsersApiResponse", found if wanted == "username eq 'mover'" else [], query)
 
     def _role_id(self, name: str) -> str:
         return str(uuid5(NAMESPACE_OID, name))

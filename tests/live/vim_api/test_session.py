@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -228,8 +228,6 @@ def test_a_list_that_comes_in_pages_is_whole_and_in_order(pages: list[list[int]]
     """The simulator gives all at once, whatever it is asked; vCenter does not."""
 
     class Collector:
-        asked: ClassVar[list[str]] = []
-
         def page(self, number: int) -> Any:
             objects = [SimpleNamespace(obj=SimpleNamespace(_moId=str(one)), propSet=None) for one in pages[number]]
             return SimpleNamespace(objects=objects, token=str(number + 1) if number + 1 < len(pages) else None)

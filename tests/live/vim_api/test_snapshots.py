@@ -104,14 +104,14 @@ def test_a_guest_that_is_not_quiet_in_time_is_snapshot_as_it_is_and_a_busy_one_l
     [("VirtualMachine.consolidateDisks", 1), ("VirtualMachine.createSnapshot", 1), ("VirtualMachine.reconfigure", 0)],
 )
 def test_tasks_on_the_disks_that_run_already_are_waited_for(task: str, waited: int) -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     def properties(_: object, paths: Iterable[str], **__: object) -> dict[str, Any]:
         return {"recentTask": ["task-1"]} if "recentTask" in paths else {"info.descriptionId": task, "info.state": "running"}
 
-    session: Any = SimpleNamespace(machine=str, properties=properties, wait=lambda one, **_: asked.append(one))
+    session: Any = SimpleNamespace(machine=str, properties=properties, wait=lambda one, **_: calls.append(one))
     vim_changes._let_tasks_end(session, VM)
-    assert len(asked) == waited
+    assert len(calls) == waited
 
 
 def test_a_guest_that_cannot_be_quiesced_is_snapshot_as_it_is(platform: VCenter, disk: Path) -> None:

@@ -115,17 +115,17 @@ def test_only_the_stores_of_disks_are_asked_whether_we_may_read_them(monkeypatch
         key=3000, backing=vim.vm.device.VirtualCdrom.IsoBackingInfo(fileName="[images] a.iso", datastore=images)
     )
     disks = [a_disk(backing=over), a_disk(2001, Backing(fileName="[home] a/b.vmdk", datastore=home)), a_disk(2002)]
-    asked: list[str] = []
+    store_ids: list[str] = []
 
     def may(_: object, privilege: str, stores: Sequence[Any]) -> bool:
         assert privilege == "Datastore.Browse"
-        asked.extend(store._moId for store in stores)
+        store_ids.extend(store._moId for store in stores)
         return images not in stores
 
     monkeypatch.setattr(vim_privileges, "may", may)
     adapter = VimApi(SourceAccess("https://vcenter", {"user": "u", "password": "p"}))
     ways = adapter._inventory.ways(virtual_disks([*disks, drive]), {"home": "VMFS", "old": "VMFS"})
-    assert asked == ["datastore-1", "datastore-2"]
+    assert store_ids == ["datastore-1", "datastore-2"]
     assert {one.name for one in ways.values()} == {"datastore"}
 
 

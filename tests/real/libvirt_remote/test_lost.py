@@ -265,10 +265,10 @@ def test_a_backup_that_is_just_beginning_is_waited_for(host: LibvirtLab, domain:
     """A service was killed as soon as it had asked: libvirt begins it all the same, after we have looked."""
     name = f"synvirt-{uuid4()}-1"
     with ThreadPoolExecutor(1) as killed:
-        asked = killed.submit(backup.begin, domain, name, backup.Server(str(host.folder / "scratch")), track=["vda"])
-        until(lambda: asked.done() or domain.listAllCheckpoints(0))
+        beginning = killed.submit(backup.begin, domain, name, backup.Server(str(host.folder / "scratch")), track=["vda"])
+        until(lambda: beginning.done() or domain.listAllCheckpoints(0))
         local(host, lambda adapter: adapter.cleanup(domain.UUIDString(), name))
-        asked.result()
+        beginning.result()
     assert host.snapshots(domain) == []
 
 
