@@ -1,7 +1,7 @@
 """Run the tests, and bury what they leave: `python -m tests.reaping -m pytest …`.
 
 libvirt leaves its guests to the machine's init, and waits for one that it has ended until init has buried it: in a container
-seconds for each guest, or for ever. Here they are this process's (prctl(2), PR_SET_CHILD_SUBREAPER), and are buried at once.
+seconds for each guest, or forever. Here they are this process's (prctl(2), PR_SET_CHILD_SUBREAPER), and are buried at once.
 
 So it knows what all of them took of the processors, guests too, which no test sees. SAY_PROCESSORS: say so at the end.
 """

@@ -1,4 +1,4 @@
-"""A worker of a backup, a restore, a verification or a collection whose reader loops for ever ends, and its run with it, by a
+"""A worker of a backup, a restore, a verification or a collection whose reader loops forever ends, and its run with it, by a
 code; the next one works. What loops is put there by a `sitecustomize` of the test, behind the cage, where what took a reader
 over would be."""
 

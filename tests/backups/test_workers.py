@@ -235,7 +235,7 @@ def test_a_worker_that_never_lives_is_reported(tmp_path: Path, monkeypatch: pyte
 
 
 def test_only_what_lasts_counts_as_progress_of_an_attempt() -> None:
-    """Or a worker that dies of the same place each time would be started for ever."""
+    """Or a worker that dies of the same place each time would be started forever."""
     best: dict[str, int] = {}
     mark = Flushed(key="vda", offset_bytes=5, bytes_total=9, bytes_done=5, bytes_zero=0)
     assert working._brought(mark, best)

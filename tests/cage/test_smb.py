@@ -66,5 +66,5 @@ def test_the_helpers_of_an_smb_share_are_in_the_cage_of_the_copy(tmp_path: Path,
         assert (helper["Seccomp"], helper["NoNewPrivs"]) == (["2"], ["1"])
         if os.geteuid() == 0:
             assert "0" not in helper["Uid"]
-            # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH at the most.
+            # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH at most.
             assert int(helper["CapEff"][0], 16) & ~0b110 == 0

@@ -205,7 +205,7 @@ def test_groups(site: Site) -> None:
     assert site.look(wave_id) == {}
     placed = site.hosts_of(wave_id)
     assert {placed["pair-0"], placed["pair-1"]} == {"a", "b"}
-    # More than there are hosts: spread, or they would wait for ever.
+    # More than there are hosts: spread, or they would wait forever.
     assert sorted(str(placed[f"many-{n}"]) for n in range(4)) == ["a", "a", "b", "b"]
     assert len({placed[f"near-{n}"] for n in range(3)}) == 1
 

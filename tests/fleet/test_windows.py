@@ -205,7 +205,7 @@ def test_until_in_utc_is_that_moment_of_the_zone() -> None:
     ],
 )
 def test_a_rule_that_never_comes_ends_its_search(rule: str) -> None:
-    """One that goes on for ever ends by the test's own limit."""
+    """One that goes on forever ends by the test's own limit."""
     never = window("2026-11-28T22:00:00", "2026-11-29T04:00:00", rule)
     assert occurrences(never, utc("2026-12-01"), utc("2031-01-01")) == ()
 

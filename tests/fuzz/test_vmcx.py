@@ -19,7 +19,7 @@ from synvirt.offline.hyperv.storage import Tree, Value
 from tests.offline import hyperv_exports
 from tests.offline.hyperv_exports import PAGE, configuration, crc, drive, storage
 
-# What is kept of a hostile file is 32 MiB at the most, and some 300 bytes a key; measured: 70 MiB.
+# What is kept of a hostile file is 32 MiB at most, and some 300 bytes a key; measured: 70 MiB.
 MEMORY_MAX_BYTES = 128 << 20
 FUZZED = settings(max_examples=400)
 MACHINE = configuration(

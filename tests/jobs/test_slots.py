@@ -55,7 +55,7 @@ def test_who_came_first_goes_first_and_a_cut_over_waits_for_nobody(store: Store)
 
 
 def test_all_that_a_job_needs_comes_together_and_nobody_is_passed(store: Store) -> None:
-    """In another order two jobs that need two things each would wait for each other, or one of them for ever."""
+    """In another order two jobs that need two things each would wait for each other, or one of them forever."""
     one, two = destination("one", most=1), destination("two", most=1)
     holder, first, second = uuid4(), uuid4(), uuid4()
     assert take(store, holder, one)

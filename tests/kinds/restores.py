@@ -191,7 +191,7 @@ class InPlace(OnLibvirt):
 
 
 class BootTest(OnLibvirt):
-    """Its guest is a boot sector, and writes for ever."""
+    """Its guest is a boot sector, and writes forever."""
 
     kind = "boot_test"
 

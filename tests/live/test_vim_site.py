@@ -238,7 +238,7 @@ def test_a_host_with_no_room_at_all_is_lost_and_not_asked_for_ever(platform: VCe
 def test_jobs_share_what_a_site_has_room_for_and_all_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, most: int, how: str
 ) -> None:
-    """Three VMs of one ESXi host, which has room for fewer transfers: no job fails, and none waits for ever."""
+    """Three VMs of one ESXi host, which has room for fewer transfers: no job fails, and none waits forever."""
     monkeypatch.setattr(passes, "RETRY_PAUSES_S", (0.3,) * 200)
     with vcenter(tmp_path / "vcenter", vms=3) as platform:
         vms = [row.vm_id for row in ask(platform, lambda adapter: adapter.list_vms())][:3]

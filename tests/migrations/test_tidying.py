@@ -1,4 +1,4 @@
-"""What a job that has ended could not tidy up: tried again, seldom and not for ever, until it is gone."""
+"""What a job that has ended could not tidy up: tried again, seldom and not forever, until it is gone."""
 
 import asyncio
 import random
@@ -104,7 +104,7 @@ def test_a_source_that_is_away_for_a_while_is_tidied_up_when_it_is_back(house: H
     assert house.platform.vm(VM)["snapshots"]
     stays = kept(house, job)
     tidier = Tidier(house.rooms, host="local")
-    # Away still: tried at once, then after a minute, two, four … an hour at the most.
+    # Away still: tried at once, then after a minute, two, four … an hour at most.
     before = tries_left(house)
     tidier.look()
     assert tries_left(house) < before

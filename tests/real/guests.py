@@ -13,12 +13,12 @@ from tests.needs import lacking
 SECTOR_BYTES = 512
 # jmp f000:fff0: where the processor begins; what a triple fault comes down to.
 RESETS = bytes.fromhex("eaf0ff00f0")
-# es = 0; then for ever: BIOS int 13h, AH=03h, writes sector 2 of the first disk; halts nine times, until the next tick of the
+# es = 0; then forever: BIOS int 13h, AH=03h, writes sector 2 of the first disk; halts nine times, until the next tick of the
 # BIOS's clock, 18.2 a second: half a second. (Its int 15h, AH=86h, waits by a clock of 1024 ticks a second, each emulated.)
 WRITES = bytes.fromhex("31c08ec0b80103bb007cb90200ba8000cd13fbb90900f4e2fdebe9")
 
 
-# es = ds = 0; then for ever: a counter in its own first sector is counted up; that sector is written to 2 + counter % 32, by
+# es = ds = 0; then forever: a counter in its own first sector is counted up; that sector is written to 2 + counter % 32, by
 # int 13h, AH=03h; a sector at the beginning of another cylinder is read; halts until the next tick: at most 55 ms.
 COUNTS = bytes.fromhex(
     "31c08ec08ed8ff06f07db80103bb007c8a0ef07d80e11f80c102b500ba8000cd13b80102bb00808a2ef07db101ba8000cd13fbf4ebd0"

@@ -85,7 +85,7 @@ def answered(
 
 
 def _as_page(scope: Scope) -> AsPage | None:
-    """What makes pages of errors; None, where the request is none of a person's browser, or one to the API."""
+    """What makes pages of errors; None for a request to the API, or one that no browser of a person sent."""
     if "app" not in scope or "text/html" not in Headers(scope=scope).get("accept", "") or "/api/v1/" in f"{scope['path']}/":
         return None
     found: AsPage | None = scope["app"].state.as_page

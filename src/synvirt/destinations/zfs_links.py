@@ -20,7 +20,7 @@ BLKZNAME, BLKZNAME_BYTES = 0x8100127D, 256
 
 
 def zvol_name(descriptor: int) -> str:
-    """The volume that an open block device is. OSError, where it is none."""
+    """The volume that an open block device is. OSError, if the device is no volume."""
     answer = fcntl.ioctl(descriptor, BLKZNAME, bytes(BLKZNAME_BYTES))
     return answer.partition(b"\0")[0].decode(errors="replace")
 

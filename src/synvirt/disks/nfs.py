@@ -2,7 +2,7 @@
 
     mount (RFC 1813, appendix I) ─▶ open ─▶ read_into: a connection of the pool, READ by READ into the caller's buffer
 
-The kernel's client waits for ever for a silent server, and a container with an allow-list does not answer other hosts. Compared
+The kernel's client waits forever for a silent server, and a container with an allow-list does not answer other hosts. Compared
 with QEMU's nfs driver behind qemu-nbd, libnfs has several connections, no copy through NBD, and the server's own error numbers;
 bench/nutanix.py measures it. Each connection has a context of its own, as libnfs 4 cannot share one between threads.
 """

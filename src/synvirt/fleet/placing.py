@@ -93,7 +93,7 @@ class Placing:
 
     def release(self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Jobs) -> bool:
         """Members to roll back that were never submitted, on a fenced host: that host commits nothing any more, so the leader
-        ends them. True, if there was one."""
+        ends them. True, if there was such a member."""
         fenced = {one.id for one in self._hosts() if one.state == "fenced"}
         left = {
             one.id

@@ -39,7 +39,7 @@ _PROBE_CODE = bytes.fromhex(
     "b900e1f505"  # 0x7c58: ecx = 100,000,000
     "e2fe"  # loop, to itself
     "b010 e6f4"  # out 0xf4, 0x10
-    "f4 ebfd"  # hlt, for ever
+    "f4 ebfd"  # hlt, forever
     "0f00 6c7c0000"  # 0x7c66: GDT limit and address
     "0000000000000000 ffff0000009baf00"  # 0x7c6c: null; 64-bit code
 )
@@ -65,7 +65,7 @@ def boots_under(kind: Literal["kvm", "tcg"]) -> str | None:
             *("-device", f"isa-debug-exit,iobase={PROBE_PORT:#x},iosize=4"),
             *("-drive", f"file=/proc/{os.getpid()}/fd/{image.fileno()},format=raw,if=ide"),
         ]
-        # A service that is killed meanwhile cannot end its probe, which would use a core for ever where KVM does not work.
+        # A service that is killed meanwhile cannot end its probe, which would use a core forever where KVM does not work.
         bounded = ["timeout", "--signal=KILL", f"{PROBE_LIMIT_S + 1:g}"]
         try:
             run([*bounded, EMULATOR, *devices], timeout_s=PROBE_LIMIT_S)

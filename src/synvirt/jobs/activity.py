@@ -80,7 +80,7 @@ class Yielding:
         self._stop = stop
 
     def take(self, _amount: int) -> None:
-        """Waits while the guest reads, WAIT_MOST_S at the most. Cancelled."""
+        """Waits while the guest reads, WAIT_MOST_S at most. Cancelled."""
         until = time.monotonic() + WAIT_MOST_S
         while self._guest_reads() and time.monotonic() < until:
             if self._stop():

@@ -12,7 +12,7 @@ class Call:
         self.called: asyncio.Future[None] = self._loop.create_future()
 
     def call(self) -> None:
-        """From any thread, and as often as one likes."""
+        """May be called from any thread, and any number of times."""
         with suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._set)
 

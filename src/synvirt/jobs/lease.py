@@ -93,7 +93,7 @@ class HostLease:
         self._ending = threading.Event()
         # Locked while the jobs are ended or begun, so that both never happen at once.
         self._turning = threading.RLock()
-        # Two threads, as a database that does not answer may hold one of them for ever.
+        # Two threads, as a database that does not answer may hold one of them forever.
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._keep, self._watch)]
 
     @property

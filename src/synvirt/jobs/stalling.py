@@ -1,5 +1,5 @@
 """Whether a worker makes progress. A reader that loops, or a source that answers but sends nothing, would hold a job, its slot
-and its lock for ever."""
+and its lock forever."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tidies up what ended jobs have left at their sources or here: at the service's start, then now and again.
+"""Tidies up what ended jobs have left at their sources or here: at the service's start, then now and then.
 
     an ended job with ledger entries ─▶ tried ─▶ gone: the entry is deleted; all gone: the job's warning is removed
                                           ├─ not now: again after a minute, then after twice as long, an hour at most

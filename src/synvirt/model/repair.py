@@ -19,7 +19,7 @@ class Span(Model):
 
 class DiskRepair(Model):
     """`volume`: its name at the destination; it belongs to the job that is repaired. `differs`: what was not as the receipt
-    says, in pieces of 4 MiB at the most, those that touch as one. `left`: the part of it that the source does not hold either.
+    says, in pieces of 4 MiB at most, those that touch as one. `left`: the part of it that the source does not hold either.
     `more`: there is more of both than is listed."""
 
     key: str

@@ -76,7 +76,7 @@ def connected(remote: Remote, *, within_s: float | None = None) -> Iterator[None
     """Keeps the connection to the Remote open: to inspect an archive, its files are opened many times, after one login.
 
     `within_s`: after this time it is closed, even during a read, which then raises SourceUnreachable. A server that sends a
-    byte now and then must not make a caller wait for ever.
+    byte now and then must not make a caller wait forever.
     """
     connection = acquire(remote)
     timer = threading.Timer(within_s or 0, connection.close)

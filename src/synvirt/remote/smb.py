@@ -242,7 +242,7 @@ class SmbPlace:
 
     def broken(self, tree: TreeConnect) -> None:
         """The next request connects again. Another fetch that saw the same break may have connected already: that new
-        connection stays, or the fetches would break each other's for ever."""
+        connection stays, or the fetches would break each other's forever."""
         with self._lock:
             if self._tree is not tree:
                 return
@@ -352,7 +352,7 @@ def _identity(handle: Open) -> tuple[int, str]:
 
 
 def _read(handle: Open, offset: int, length: int) -> bytes:
-    """Like `Open.read`, which could wait for its answer for ever."""
+    """Like `Open.read`, which could wait for its answer forever."""
     request, _ = handle.read(offset, length, send=False)
     tree = handle.tree_connect
     sent = handle.connection.send(request, tree.session.session_id, tree.tree_connect_id)

@@ -28,7 +28,7 @@ LABELS: dict[str, str] = {
     "start_at": "When it begins",
     "shutdown": "How it is shut down",
     "shutdown_timeout": "Seconds to shut down in",
-    "outage_budget": "Seconds off at the most",
+    "outage_budget": "Seconds off at most",
     "on_overrun": "If it takes longer",
     "instant": "Start at once",
     "disk": "Disks to copy",

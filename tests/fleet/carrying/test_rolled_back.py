@@ -193,7 +193,7 @@ def test_a_member_whose_failed_job_was_removed_starts_over(night: Night) -> None
 
 
 def test_a_retry_is_written_with_its_wave_or_not_at_all(night: Night) -> None:
-    """Nobody looks at a wave that has ended: a member that waited in one would wait for ever."""
+    """Nobody looks at a wave that has ended: a member that waited in one would wait forever."""
     night.vms("db")
     night.house.hypervisor.fail = "boot"
     made = night.waves.create(wave({"id": "db"}))

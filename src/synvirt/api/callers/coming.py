@@ -123,7 +123,7 @@ class Coming:
 
 @contextmanager
 def counts_written(coming: Coming) -> Iterator[None]:
-    """Writes the counted log-ins into the audit trail, now and again, and at the end of the block."""
+    """Writes the counted log-ins into the audit trail, now and then, and at the end of the block."""
     try:
         with repeated(coming.write_counts, name="log-ins", every_s=LOOK_EVERY_S, ends_within_s=1.0):
             yield

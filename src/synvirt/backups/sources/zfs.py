@@ -28,7 +28,7 @@ from synvirt.repository.manifest import Manifest, Mark
 
 
 class OfZfs:
-    """`name_of` gives the name of an open device's volume; OSError, if it is none."""
+    """`name_of` gives the name of an open device's volume; OSError, if the device is no volume."""
 
     name = "zfs"
 

@@ -83,7 +83,7 @@ class Lines:
         self._shown_part = 0
 
     def sent(self, sent: int, total: int) -> None:
-        """Prints a line now and again, by bytes and by time."""
+        """Prints a line now and then, by bytes and by time."""
         from synvirt.cli.migrating.watching import described
         from synvirt.model.job import Progress
 

@@ -125,7 +125,7 @@ class _Ring:
         return self._ring[at : at + length] + self._ring[: max(0, at + length - len(self._ring))]
 
     def _plausible(self, at: int) -> tuple[int, int]:
-        """The length of the entry at `at`, and its number of descriptors; zeros, if its header alone shows that it is none."""
+        """The length of the entry at `at`, and its number of descriptors; zeros, if its header alone shows no entry."""
         _, _, length, tail, sequence, count, _, guid, flushed, last = _ENTRY.unpack_from(self._ring, at)
         fits = 0 < length <= len(self._ring) and length % SECTOR == 0 and _descriptor_bytes(count) <= length
         sane = tail % SECTOR == 0 and tail < len(self._ring) and sequence > 0 and max(flushed, last) <= _OFFSET_MAX

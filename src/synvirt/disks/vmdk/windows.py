@@ -163,7 +163,7 @@ _Place = Callable[[int], int]
 
 
 def _hosted_place(sparse: Sparse, name: str) -> _Place:
-    """For COWD too: sectors of the file, and numbers that are none."""
+    """For COWD too: sectors of the file, and numbers that are not sectors."""
     special = {0: PARENT, 1: ZERO} if sparse.zeroed_grains else {0: PARENT}
     return lambda entry: special.get(entry, entry * SECTOR)
 

@@ -97,7 +97,7 @@ def _believed(one: Unread, answer: Any, model: type[Model], id_of: Callable[[Mod
 
 
 def _element(found: Any, depth: int = 1) -> Element:
-    """The element that `_tree` has written. Internal, where it is none."""
+    """The element that `_tree` has written. Internal, if it is malformed."""
     try:
         tag, attributes, text, tail, children = found
         words = [tag, *attributes.keys(), *attributes.values(), "" if text is None else text, "" if tail is None else tail]

@@ -6,7 +6,7 @@
                                           freeze    a process that freezes a guest for that moment
                                           manifest  domain XML as a VmManifest
 
-QEMU tracks changes in bitmaps inside qcow2 images: docs/platforms/libvirt.md. All libvirt calls block, possibly for ever: each
+QEMU tracks changes in bitmaps inside qcow2 images: docs/platforms/libvirt.md. All libvirt calls block, possibly forever: each
 method runs in a thread of its own, for a limited time (limit).
 """
 

@@ -1,6 +1,6 @@
 """Calls that may never return, each in a thread of its own that is not waited for.
 
-libvirt's calls cannot be ended from outside: a host that accepts a connection and does not answer blocks its caller for ever.
+libvirt's calls cannot be ended from outside: a host that accepts a connection and does not answer blocks its caller forever.
 asyncio's pool has few threads, and a process waits for them at its end; these threads are daemons.
 """
 

@@ -43,7 +43,7 @@ class Options(SourceOptions):
     extend_allow_list: bool = False
     client_address: _Host | None = None
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 300
-    # For snapshots and recovery points that are never removed, as this host is gone for ever.
+    # For snapshots and recovery points that are never removed, as this host is gone forever.
     expire_days: Annotated[int, Field(ge=1, le=365)] = 30
 
 

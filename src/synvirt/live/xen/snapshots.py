@@ -171,7 +171,7 @@ def _made(session: XenSession, vm: Machine, name: str, keys: Collection[str] | N
     longest = max(chain_lengths(session, vm).values(), default=0)
     if longest >= CHAIN_MAX - 1:
         raise SnapshotFailed(
-            f"a disk of {text(vm.record, 'name_label')} lies on {longest} layers; XenServer takes {CHAIN_MAX} at the most",
+            f"a disk of {text(vm.record, 'name_label')} lies on {longest} layers; XenServer takes {CHAIN_MAX} at most",
             hint="remove snapshots that are not needed, and rescan the storage: it joins its layers; then try again",
         )
     what = f"snapshot {text(vm.record, 'name_label')}"

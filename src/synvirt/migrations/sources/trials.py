@@ -1,9 +1,9 @@
 """The snapshots of deep tests: noted before they are made; the note is deleted when they are gone. What remains after a crash,
-or after a source went away during a test, is removed later: at the service's start, then now and again.
+or after a source went away during a test, is removed later: at the service's start, then now and then.
 
     noted ─▶ snapshot ─▶ read ─▶ cleanup ─▶ struck out
       └─ still there, and no test of this service is at it: cleanup ─▶ struck out
-                                                             └─ not now: after a minute, after two … an hour at the most
+                                                             └─ not now: after a minute, after two … an hour at most
 """
 
 import asyncio
