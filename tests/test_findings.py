@@ -78,7 +78,7 @@ TESTS: Tests = {
         "cli/test_support_bundle.py": ("test_nothing_secret_is_in_it",),
     },
     "S13 smaller ones": {
-        "disks/test_remote_guard.py": ("test_by_default_nobody_gets_at_this_host_or_its_cloud",),
+        "disks/remote/test_remote_guard.py": ("test_by_default_nobody_gets_at_this_host_or_its_cloud",),
         "test_outgoing.py": ("test_nothing_opens_a_connection_past_the_guard",),
         "api/test_roles.py": ("test_no_answer_is_kept_by_others",),
         "api/test_server.py": ("test_no_cipher_without_aead",),

@@ -127,10 +127,10 @@ TESTS: Tests = {
     "D8 memory without a quantity": {"offline/test_described_wrong.py": ("test_a_memory_item_without_a_quantity",)},
     "D9 smaller ones, and images that were cut off": {
         "offline/test_described_wrong.py": ("test_a_vmx_without_memory", "test_two_items_of_one_disk_are_reported"),
-        "disks/test_qcow2.py": ("test_a_file_that_is_cut_off_is_never_read_as_zeros",),
+        "disks/qcow2/test_qcow2.py": ("test_a_file_that_is_cut_off_is_never_read_as_zeros",),
         "disks/test_vdi.py": ("test_a_file_cut_off_anywhere_is_refused",),
-        "disks/test_vhd.py": ("test_a_file_cut_off_anywhere_is_refused",),
-        "disks/test_vmdk_refused.py": ("test_a_file_cut_off_anywhere_is_refused",),
+        "disks/vhd/test_vhd.py": ("test_a_file_cut_off_anywhere_is_refused",),
+        "disks/vmdk/test_vmdk_refused.py": ("test_a_file_cut_off_anywhere_is_refused",),
         "disks/test_qemu_nbd.py": ("test_a_header_that_is_cut_off",),
         "disks/test_fallback.py": (
             "test_an_image_that_ends_before_its_tables_do_is_refused",

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from synvirt.cli import app
-from tests.disks import vhdx_images
 from tests.disks.block_images import qemu
-from tests.disks.vhdx_images import FULL, PARENT_IDENTITY, Vhdx, lose_power
+from tests.disks.vhd import vhdx_images
+from tests.disks.vhd.vhdx_images import FULL, PARENT_IDENTITY, Vhdx, lose_power
 
 MIB = 1 << 20
 

@@ -12,9 +12,10 @@ from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ImageFormat, ImageSpec, RawSpec
 from synvirt.disks.vdi import VdiReader
 from tests.contracts.readers import ReaderCase, ReaderContract
-from tests.disks import vdi_images, vhd_images, vhdx_images
-from tests.disks.vhd_images import Vhd
-from tests.disks.vhdx_images import FULL, MIB, NOT_PRESENT, PARENT_IDENTITY, PARTIAL, ZERO, Vhdx, lose_power
+from tests.disks import vdi_images
+from tests.disks.vhd import vhd_images, vhdx_images
+from tests.disks.vhd.vhd_images import Vhd
+from tests.disks.vhd.vhdx_images import FULL, MIB, NOT_PRESENT, PARENT_IDENTITY, PARTIAL, ZERO, Vhdx, lose_power
 
 
 def opened(path: Path, image_format: ImageFormat) -> DiskReader:

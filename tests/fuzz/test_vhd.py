@@ -12,7 +12,7 @@ from synvirt.disks.raw.files import RawReader
 from synvirt.disks.vhd import VhdReader
 from tests.cases import cases
 from tests.disks.block_images import reads, scratch
-from tests.disks.vhd_images import DIFFERENCING, DYNAMIC, FIXED, Vhd, checksummed, vhds
+from tests.disks.vhd.vhd_images import DIFFERENCING, DYNAMIC, FIXED, Vhd, checksummed, vhds
 from tests.fuzz.block_formats import Area, Damage, assert_bounded, damages, outcome
 
 # Footer: features, version, header's place; sizes; geometry and type. Header: places and sizes; locators. Then BAT and blocks.

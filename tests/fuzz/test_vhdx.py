@@ -11,7 +11,7 @@ from synvirt.disks.raw.files import RawReader
 from synvirt.disks.vhdx.reader import VhdxReader
 from tests.cases import cases
 from tests.disks.block_images import reads, scratch
-from tests.disks.vhdx_images import (
+from tests.disks.vhd.vhdx_images import (
     FULL,
     KIB,
     LOG_SECTOR,

@@ -19,7 +19,7 @@ from synvirt.errors import SynvirtError
 from synvirt.sizes import KIB, MIB
 from tests.cases import cases
 from tests.disks.block_images import bytes_of, scratch
-from tests.disks.vmdk_images import SECTOR, Cowd, Image, SeSparse, Stream, descriptor, images, open_vmdk, write_image
+from tests.disks.vmdk.vmdk_images import SECTOR, Cowd, Image, SeSparse, Stream, descriptor, images, open_vmdk, write_image
 
 # Seconds of the processor for one small file: a hundred times what an honest one takes here.
 TIME_MAX_S = 10

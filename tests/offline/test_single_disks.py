@@ -12,7 +12,7 @@ from synvirt.offline.registry import detect
 from synvirt.sizes import GIB, MIB
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
-from tests.disks.vmdk_images import SE_SPARSE
+from tests.disks.vmdk.vmdk_images import SE_SPARSE
 from tests.offline import appliances
 from tests.offline.test_partitions import BASIC, ESP, LINUX, RESERVED, disk
 

@@ -15,7 +15,7 @@ from synvirt.offline.vbox import machine as virtualbox
 from synvirt.offline.vbox.folder import VboxFolder
 from synvirt.sizes import GIB
 from tests.contracts.readers import read_all
-from tests.disks import vhd_images
+from tests.disks.vhd import vhd_images
 from tests.offline import appliances, vbox_machines
 from tests.offline.vbox_machines import BASE, DATA, FIRST, MACHINE, SECOND, SEEN
 

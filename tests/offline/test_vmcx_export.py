@@ -16,7 +16,7 @@ from synvirt.offline.hyperv.export import VmcxExport
 from synvirt.offline.registry import detect
 from synvirt.sizes import GIB, MIB
 from tests.contracts.readers import read_all
-from tests.disks import vhdx_images
+from tests.disks.vhd import vhdx_images
 from tests.offline import appliances, hyperv_exports
 from tests.offline.hyperv_exports import CHECKPOINT, MACHINE, Tree, configuration, drive, ethernet
 

@@ -18,7 +18,7 @@ from synvirt.sample import Sample, build
 from synvirt.store import Store
 from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.needs import need
-from tests.real.test_libvirt_remote_warm import Guest
+from tests.real.libvirt_remote.test_libvirt_remote_warm import Guest
 
 HOLDS = """\
 import sys, time

@@ -23,7 +23,7 @@ from synvirt.sample import Sample, build
 from synvirt.sizes import MIB
 from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.needs import need, need_root
-from tests.real.test_libvirt_remote_warm import WRITER, Guest, check_chain, read_guest, register
+from tests.real.libvirt_remote.test_libvirt_remote_warm import WRITER, Guest, check_chain, read_guest, register
 from tests.real.test_service import _guests, service
 
 BUSYBOX = "/bin/busybox"

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.vhdx.reader import VhdxReader
 from synvirt.programs import run
-from tests.disks.vhdx_images import FULL, MIB, NOT_PRESENT, PARTIAL, Block, Vhdx, write
+from tests.disks.vhd.vhdx_images import FULL, MIB, NOT_PRESENT, PARTIAL, Block, Vhdx, write
 from tests.fakes.contents import Content, fill
 
 SECTOR = 512

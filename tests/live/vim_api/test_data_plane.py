@@ -21,7 +21,7 @@ from synvirt.live.vsphere.adapter import VimApi
 from tests.cases import cases
 from tests.contracts.live import read
 from tests.contracts.readers import ReaderCase, ReaderContract
-from tests.disks.vmdk_images import Cowd, SeSparse, write_image
+from tests.disks.vmdk.vmdk_images import Cowd, SeSparse, write_image
 from tests.fakes.vcenter import DISK_BYTES, PASSWORD, VCenter
 from tests.live.vim_api.asking import BLOCK, VM, all_of, ask, content, opened, tracked, write
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from synvirt.disks.xen.flow import VhdFlow
 from synvirt.errors import DiskReadFailed, MalformedArchive, SourceUnreachable, SynvirtError, UnsupportedFormat
-from tests.disks.vhd_images import DIFFERENCING, DYNAMIC, FIXED, Block, Vhd, vhds
+from tests.disks.vhd.vhd_images import DIFFERENCING, DYNAMIC, FIXED, Block, Vhd, vhds
 from tests.fakes.xenserver import vhd
 
 

@@ -16,7 +16,7 @@ from synvirt.errors import CbtReset, MalformedArchive, NotFound
 from synvirt.programs import run
 from tests.cases import cases
 from tests.disks.block_images import scratch
-from tests.disks.qcow2_images import qemu
+from tests.disks.qcow2.qcow2_images import qemu
 from tests.nbd_servers import qemu_nbd
 from tests.needs import need
 

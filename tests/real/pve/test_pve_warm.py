@@ -21,7 +21,15 @@ from synvirt.sample import ID_PATH, Sample, build
 from tests.libvirt_lab import until
 from tests.needs import need
 from tests.pve_lab import PveLab, pve_lab
-from tests.real.test_libvirt_remote_warm import BOOT_TIMEOUT_S, DELTA_BYTES, WRITER, Guest, Witness, check_chain, read_guest
+from tests.real.libvirt_remote.test_libvirt_remote_warm import (
+    BOOT_TIMEOUT_S,
+    DELTA_BYTES,
+    WRITER,
+    Guest,
+    Witness,
+    check_chain,
+    read_guest,
+)
 from tests.real.test_service import _guests, service
 
 

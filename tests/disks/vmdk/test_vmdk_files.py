@@ -13,7 +13,7 @@ from synvirt.disks.vmdk.reader import VmdkReader
 from synvirt.errors import DiskReadFailed, HostPathRejected, MalformedArchive, SynvirtError, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.disks.block_images import assert_same_disk, bytes_of
-from tests.disks.vmdk_images import (
+from tests.disks.vmdk.vmdk_images import (
     COWD,
     HOSTED,
     SE_SPARSE,

@@ -28,7 +28,7 @@ from tests.disks.block_images import (
     scratch,
     writes,
 )
-from tests.disks.vhd_images import DIFFERENCING, DYNAMIC, FIXED, Block, Vhd, checksummed, vhds
+from tests.disks.vhd.vhd_images import DIFFERENCING, DYNAMIC, FIXED, Block, Vhd, checksummed, vhds
 
 PARENT = UUID(int=2)
 

@@ -28,7 +28,7 @@ from tests.disks.block_images import (
     write_to,
     writes,
 )
-from tests.disks.vmdk_images import NO_PARENT, Cowd, Grain, Hosted, Image, SeSparse, Stream, images, open_vmdk, write_image
+from tests.disks.vmdk.vmdk_images import NO_PARENT, Cowd, Grain, Hosted, Image, SeSparse, Stream, images, open_vmdk, write_image
 
 SUBFORMATS = ("monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat", "streamOptimized")
 FLAT = ("monolithicFlat", "twoGbMaxExtentFlat")

@@ -34,7 +34,7 @@ from tests.disks.block_images import (
     scratch,
     writes,
 )
-from tests.disks.vhdx_images import LOG_SECTOR, PARENT_IDENTITY, SURROUNDINGS, Vhdx, lose_power, vhdxs, write
+from tests.disks.vhd.vhdx_images import LOG_SECTOR, PARENT_IDENTITY, SURROUNDINGS, Vhdx, lose_power, vhdxs, write
 
 
 def open_vhdx(image: Path, root: Path | None = None) -> VhdxReader:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from synvirt.disks.vmdk.flow import VmdkFlow
 from synvirt.errors import DiskReadFailed, MalformedArchive, SourceUnreachable, SynvirtError, UnsupportedFormat
 from tests.cases import cases
-from tests.disks.vmdk_images import Hosted, Stream, images, marker
+from tests.disks.vmdk.vmdk_images import Hosted, Stream, images, marker
 
 GRAIN = 65536
 

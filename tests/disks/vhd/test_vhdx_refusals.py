@@ -12,8 +12,8 @@ import pytest
 from synvirt.disks.vhdx.reader import VhdxReader
 from synvirt.errors import HostPathRejected, MalformedArchive, SynvirtError, UnsupportedFormat
 from tests.disks.block_images import assert_same_disk
-from tests.disks.test_vhdx import locator, open_vhdx
-from tests.disks.vhdx_images import (
+from tests.disks.vhd.test_vhdx import locator, open_vhdx
+from tests.disks.vhd.vhdx_images import (
     FULL,
     KIB,
     LOG_GUID,

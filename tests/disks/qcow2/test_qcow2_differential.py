@@ -6,7 +6,7 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec, RawSpec
 from tests.cases import cases
 from tests.disks.block_images import assert_knows_zeros_of_qemu, assert_same_disk, bytes_of, raw_of, reads, scratch
-from tests.disks.qcow2_images import Layer, chains, make
+from tests.disks.qcow2.qcow2_images import Layer, chains, make
 
 
 @cases(100)

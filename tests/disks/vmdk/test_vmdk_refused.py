@@ -12,7 +12,7 @@ import pytest
 from synvirt.errors import DiskReadFailed, MalformedArchive, SynvirtError, UnsupportedFormat
 from synvirt.sizes import KIB, MIB, TIB
 from tests.disks.block_images import assert_same_disk, bytes_of, qemu
-from tests.disks.vmdk_images import (
+from tests.disks.vmdk.vmdk_images import (
     AT_END,
     COWD,
     HOSTED,
