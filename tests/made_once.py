@@ -8,14 +8,20 @@ import os
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
+from fastapi import routing
 from fastapi._compat import v2
-from fastapi.dependencies import models
+from fastapi.datastructures import DefaultPlaceholder
+from fastapi.dependencies import models, utils
+from fastapi.params import Depends
 from httpx import create_ssl_context
 from pydantic import TypeAdapter
+from pydantic._internal._fields import PydanticMetadata
+from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from synvirt import accounts
@@ -47,6 +53,9 @@ def made_once() -> Iterator[None]:
         patched.setattr(v2.ModelField, "__post_init__", of_type)
         for classified in CLASSIFIED:
             patched.setattr(models, classified, by_code(getattr(models, classified).__wrapped__))
+        known = by_signature(utils.get_dependant)
+        for module in (utils, routing):
+            patched.setattr(module, "get_dependant", known)
         patched.setattr("httpx._transports.default.create_ssl_context", trusting(create_ssl_context))
         for module in GUESSED_AT:
             patched.setattr(module, "SCRYPT_N", 2)
@@ -58,19 +67,80 @@ CLASSIFIED = ("_is_gen_callable_cached", "_is_async_gen_callable_cached", "_is_c
 
 
 def by_code(classify: Callable[[models._CallIdentity], bool]) -> Callable[[models._CallIdentity], bool]:
-    """A plain function is what its code says. FastAPI keeps its answers by function, and so the last 4096 functions with the 16
-    services that they are of: half a million objects, through which the garbage collector walks."""
+    """A function or method is what its code says. FastAPI keeps its answers by function, and so the last 4096 functions with
+    the 16 services that they are of: half a million objects, through which the garbage collector walks."""
     known: dict[CodeType, bool] = {}
 
     def classified(identity: models._CallIdentity) -> bool:
-        call: Any = identity.call
-        if not isinstance(call, FunctionType) or call.__dict__:
+        function = getattr(identity.call, "__func__", identity.call)
+        if not isinstance(function, FunctionType) or function.__dict__:
             return classify(identity)
-        if call.__code__ not in known:
-            known[call.__code__] = classify(identity)
-        return known[call.__code__]
+        if function.__code__ not in known:
+            known[function.__code__] = classify(identity)
+        return known[function.__code__]
 
     return classified
+
+
+def by_signature(make: Callable[..., models.Dependant]) -> Callable[..., models.Dependant]:
+    """What FastAPI reads off a function's parameters is the same for all functions of one code, where the parameters have the
+    same types, defaults and descriptions."""
+    known: dict[tuple[object, ...], models.Dependant] = {}
+
+    def read(*, path: str, call: Any, **named: Any) -> models.Dependant:
+        function = getattr(call, "__func__", call)
+        if not isinstance(function, FunctionType) or function.__dict__:
+            return make(path=path, call=call, **named)
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        try:
+            described = tuple(map(_described, (*function.__annotations__.values(), *defaults)))
+            key = (path, type(call), function.__code__, *function.__annotations__, *described)
+            found = known.get(key)
+        except TypeError:
+            return make(path=path, call=call, **named)
+        if found is None:
+            found = make(path=path, call=call, **named)
+            known[key] = replace(found, call=None)
+        lists: dict[str, Any] = {name: list(getattr(found, name)) for name in LISTS}
+        return replace(found, call=call, **lists, **CALLERS | named)
+
+    return read
+
+
+LISTS = ("path_params", "query_params", "header_params", "cookie_params", "body_params", "dependencies")
+# What a caller of get_dependant says, and what it is otherwise.
+CALLERS: dict[str, Any] = {
+    "name": None,
+    "own_oauth_scopes": None,
+    "parent_oauth_scopes": None,
+    "use_cache": True,
+    "scope": None,
+    "concurrency": None,
+}
+
+
+def _described(of: Any) -> tuple[object, ...]:
+    """A type or a default, by what it says: each function has descriptions of its own, which are equal. TypeError: it says not
+    all."""
+    if (origin := get_origin(of)) is not None:
+        return (origin, *map(_described, get_args(of)))
+    if isinstance(of, FieldInfo):
+        named = sorted((of._attributes_set | getattr(of, "__dict__", {})).items())
+        return (type(of), *map(_described, of.metadata), *((name, _described(value)) for name, value in named))
+    if isinstance(of, PydanticMetadata):
+        return (type(of), *sorted(vars(of).items()))
+    if isinstance(of, DefaultPlaceholder):
+        return (type(of), of.value)
+    if isinstance(of, Depends) and not _is_shared(of.dependency):
+        raise TypeError
+    hash(of)
+    return (type(of), of)
+
+
+def _is_shared(function: Any) -> bool:
+    """It has nothing of one service."""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return isinstance(function, FunctionType) and all(isinstance(each, type | int) or _is_shared(each) for each in cells)
 
 
 def trusting(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:

@@ -1,8 +1,15 @@
 """What tests share leaves nothing of one test to the next."""
 
+import asyncio
 import gc
 import weakref
 from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, Query
+from fastapi.dependencies import utils
 
 from tests.fakes.service import Service
 
@@ -17,3 +24,41 @@ def test_a_service_that_is_closed_stays_in_no_memory(tmp_path: Path) -> None:
     del service
     gc.collect()
     assert left() is None
+
+
+def test_each_service_answers_by_itself_and_each_after_the_first_one_reads_no_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        services.append(Service(tmp_path / name))
+        monkeypatch.setattr(utils, "analyze_param", None)
+    services[0].submit()
+    for service, jobs in zip(services, (1, 0), strict=True):
+        with service.served(), service.local() as client:
+            assert len(client.get("/migrations").json()["items"]) == jobs
+        service.close()
+
+
+def test_functions_of_one_code_keep_what_differs() -> None:
+    def app(least: int, default: int, gives: str, depends: Any) -> FastAPI:
+        router = APIRouter()
+
+        @router.get("/at/{place}")
+        def at(
+            place: int, by: Annotated[str, Depends(depends)], number: Annotated[int, Query(ge=least)] = default
+        ) -> list[object]:
+            return [gives, by, place, number]
+
+        made = FastAPI()
+        made.include_router(router)
+        return made
+
+    async def answers(made: FastAPI) -> tuple[object, int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://test") as client:
+            return (await client.get("/at/1")).json(), (await client.get("/at/1?number=3")).status_code
+
+    one, other = app(1, 11, "one", lambda: "by one"), app(5, 15, "other", lambda: "by other")
+    assert asyncio.run(answers(one)) == (["one", "by one", 1, 11], 200)
+    assert asyncio.run(answers(other)) == (["other", "by other", 1, 15], 422)

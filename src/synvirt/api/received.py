@@ -5,6 +5,7 @@ FastAPI's own way accepts "4" for 4 and "yes" for true, and parses before it che
 
 from collections.abc import Awaitable, Callable
 from email.message import Message
+from functools import cache
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -24,6 +25,7 @@ AT_ONCE_BYTES = MIB
 Body = TypeVar("Body", bound=Received)
 
 
+@cache
 def json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Callable[[Request], Awaitable[Body]]:
     """A dependency that reads the body as `model`, or raises BadRequest or InvalidPlan naming each mistake."""
 
@@ -41,6 +43,7 @@ def json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Call
     return read
 
 
+@cache
 def optional_json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Callable[[Request], Awaitable[Body]]:
     """Like `json_body`, but without a body it gives the model's defaults."""
     read = json_body(model, limit_bytes=limit_bytes)
