@@ -57,6 +57,7 @@ def share() -> None:
         os._exit(0)
     theirs.close()
     _ordering[:] = [ours]
+    atexit.register(ours.close)
 
 
 def inherit(descriptor: int) -> None:
