@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from synvirt.errors import BackupNotFound
 from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
@@ -23,6 +23,13 @@ D = TypeVar("D", bound=BaseModel)
 
 # A replay is for a listener that was away for hours; a run writes some ten events.
 EVENTS_KEPT = 10_000
+# Made once: to make a statement costs more than SQLite takes to answer it.
+_THIS = (backups.c.id == bindparam("of_id"), backups.c.host == bindparam("of_host"), backups.c.kind == bindparam("of_kind"))
+_DOCUMENT = select(backups.c.document, backups.c.version).where(*_THIS)
+_LOCKED_DOCUMENT = _DOCUMENT.with_for_update()
+# Its values are the columns that are given with it.
+_REWRITE = update(backups).where(*_THIS)
+_INSERT = insert(backups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +63,36 @@ class BackupRows:
             for kind, id_ in gone:
                 db.execute(delete(backups).where(backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind))
             for row in rows:
-                same = (backups.c.id == str(row.id), backups.c.host == host, backups.c.kind == row.kind)
-                before = db.execute(select(backups.c.document, backups.c.version).where(*same).with_for_update()).first()
+                same = {"of_id": str(row.id), "of_host": host, "of_kind": row.kind}
+                before = db.execute(_LOCKED_DOCUMENT, same).first()
                 if before is None:
                     document, version = row.document.model_dump_json(), VERSION
                     key = {"id": str(row.id), "host": host, "kind": row.kind}
-                    db.execute(insert(backups).values(**key, state=row.state, document=document, version=version))
+                    db.execute(_INSERT, {**key, "state": row.state, "document": document, "version": version})
                 else:
                     known = parsed(type(row.document), before.document, before.version)
                     document, version = rewritten(before.document, known, row.document), version_after(before.version)
-                    db.execute(update(backups).where(*same).values(state=row.state, document=document, version=version))
+                    db.execute(_REWRITE, {**same, "state": row.state, "document": document, "version": version})
                 if row.announced:
                     OF_RUNS.add(db, row.id, document, version, host=host)
 
     def change(self, kind: Kind, id_: UUID, model: type[D], fields: Mapping[str, object], *, host: str) -> D:
         """Changes these fields of a document; what others change at the same time is not lost. BackupNotFound, Unreadable."""
         with self._writing() as db:
-            same = (backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
-            before = db.execute(select(backups.c.document, backups.c.version).where(*same).with_for_update()).first()
+            same = {"of_id": str(id_), "of_host": host, "of_kind": kind}
+            before = db.execute(_LOCKED_DOCUMENT, same).first()
             if before is None:
                 raise BackupNotFound(f"there is no backup {kind} {id_}")
             known = parsed(model, before.document, before.version)
             changed = known.model_copy(update=dict(fields))
             document, version = rewritten(before.document, known, changed), version_after(before.version)
-            db.execute(update(backups).where(*same).values(document=document, version=version))
+            db.execute(_REWRITE, {**same, "document": document, "version": version})
         return changed
 
     def get(self, kind: Kind, id_: UUID, *, host: str) -> str:
         """A document. BackupNotFound, Unreadable."""
-        query = select(backups.c.document).where(backups.c.id == str(id_), backups.c.host == host, backups.c.kind == kind)
         with self._reading() as db:
-            row = db.execute(query.add_columns(backups.c.version)).first()
+            row = db.execute(_DOCUMENT, {"of_id": str(id_), "of_host": host, "of_kind": kind}).first()
         if row is None:
             raise BackupNotFound(f"there is no backup {kind} {id_}")
         check_version(kind, row.version)

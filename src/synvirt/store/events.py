@@ -5,9 +5,11 @@ Their rows also end differently: a migration's events are removed with it, those
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select, text
+from sqlalchemy import ColumnElement, Connection, Insert, Select, Table, delete, func, insert, select, text
 
 from synvirt.store.documents import is_known
 from synvirt.store.tables import backup_events, events, wave_events
@@ -37,7 +39,7 @@ class EventLog:
         if db.dialect.name == "postgresql":  # SQLite has one writer anyway
             db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": self.lock})
         values = {self.owner: str(job_id), "document": document, "version": version, **more}
-        (added,) = db.execute(insert(self.table), values).inserted_primary_key or (0,)
+        (added,) = db.execute(_insert(self.table), values).inserted_primary_key or (0,)
         return int(added)
 
     def after(
@@ -65,7 +67,7 @@ class EventLog:
         return [Event(row.event_id, UUID(row.id), row.document) for row in db.execute(query)]
 
     def last_id(self, db: Connection, *chosen: ColumnElement[bool]) -> int:
-        return db.execute(select(func.max(self.table.c.id)).where(*chosen)).scalar() or 0
+        return db.execute(_last(self.table).where(*chosen) if chosen else _last(self.table)).scalar() or 0
 
     def of(self, job_id: UUID) -> ColumnElement[bool]:
         return self.table.c[self.owner] == str(job_id)
@@ -73,6 +75,19 @@ class EventLog:
     def forget(self, db: Connection, *chosen: ColumnElement[bool]) -> None:
         """Deletes the chosen events, in the caller's transaction."""
         db.execute(delete(self.table).where(*chosen))
+
+
+# Made once for each table: to make a statement costs more than SQLite takes to answer it.
+
+
+@cache
+def _insert(table: Table) -> Insert:
+    return insert(table)
+
+
+@cache
+def _last(table: Table) -> Select[Any]:
+    return select(func.max(table.c.id))
 
 
 # The numbers are "evnt", "bkev" and "wvev" in ASCII.

@@ -115,9 +115,10 @@ def _names(owner: Owner, kind: str, name: str) -> dict[str, object]:
 
 
 # Made once: to make a statement costs more than SQLite takes to answer it.
+_OWNED = (ledger.c.owner_kind == bindparam("of_kind"), ledger.c.owner_id == bindparam("owner"))
+_ENTRIES = select(ledger).where(*_OWNED).order_by(ledger.c.id)
 _THIS = (
-    ledger.c.owner_kind == bindparam("of_kind"),
-    ledger.c.owner_id == bindparam("owner"),
+    *_OWNED,
     ledger.c.kind == bindparam("entry_kind"),
     ledger.c.name == bindparam("entry_name"),
 )
@@ -133,5 +134,5 @@ def forget(db: Connection, owner: Owner) -> None:
 
 def entries_of(db: Connection, owner: Owner) -> list[LedgerEntry]:
     """The ledger entries of an owner, oldest first, in the caller's transaction."""
-    rows = db.execute(select(ledger).where(owned_by(owner)).order_by(ledger.c.id))
+    rows = db.execute(_ENTRIES, {"of_kind": owner.kind, "owner": str(owner.id)})
     return [LedgerEntry(row.kind, row.name, row.state, row.document) for row in rows]

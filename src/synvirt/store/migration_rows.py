@@ -27,6 +27,8 @@ _REWRITE = (
     .where(migrations.c.number == bindparam("of_number"))
     .values(state=bindparam("new_state"), document=bindparam("new_document"), version=bindparam("new_version"))
 )
+_FORGET_SECRETS = delete(secrets).where(secrets.c.migration_id == bindparam("job"))
+_FORGET_SLOTS = delete(slots).where(slots.c.job_id == bindparam("job"))
 # Joins the ledger's rows to the migrations that own them.
 OWNED = (ledger.c.owner_kind == "migration") & (ledger.c.owner_id == migrations.c.id)
 
@@ -67,8 +69,8 @@ def rewrite(db: Connection, row: Row[Any], after: Migration, document: str) -> N
 
 def forget_secrets_and_slots(db: Connection, job_id: UUID) -> None:
     """Deletes the sealed secrets and the slots of a job that ends."""
-    db.execute(delete(secrets).where(secrets.c.migration_id == str(job_id)))
-    db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
+    db.execute(_FORGET_SECRETS, {"job": str(job_id)})
+    db.execute(_FORGET_SLOTS, {"job": str(job_id)})
 
 
 def announce(db: Connection, job: Migration, document: str, version: str) -> None:

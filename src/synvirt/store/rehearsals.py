@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from uuid import UUID
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalState
@@ -15,6 +15,14 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 # Ended rehearsals that are kept for each job: an operator compares the last few.
 KEPT = 20
 _ENDED = tuple(str(state) for state in REHEARSED)
+# Made once: to make a statement costs more than SQLite takes to answer it.
+_REHEARSAL = select(rehearsals).where(rehearsals.c.id == bindparam("rehearsal"))
+_OF_JOB = (
+    select(rehearsals.c.document)
+    .where(rehearsals.c.migration_id == bindparam("job"), is_known(rehearsals.c.version))
+    .order_by(rehearsals.c.number.desc())
+)
+_UNENDED = select(rehearsals.c.id).where(rehearsals.c.migration_id == bindparam("job"), rehearsals.c.state.not_in(_ENDED))
 
 
 class RehearsalRows:
@@ -38,16 +46,15 @@ class RehearsalRows:
     def get(self, rehearsal_id: UUID) -> Rehearsal:
         """The rehearsal. NotFound."""
         with self._reading() as db:
-            row = db.execute(select(rehearsals).where(rehearsals.c.id == str(rehearsal_id))).first()
+            row = db.execute(_REHEARSAL, {"rehearsal": str(rehearsal_id)}).first()
         if row is None:
             raise NotFound(f"there is no rehearsal {rehearsal_id}")
         return parsed(Rehearsal, row.document, row.version)
 
     def of(self, job_id: UUID) -> list[Rehearsal]:
         """The rehearsals of a job, newest first."""
-        query = select(rehearsals.c.document).where(rehearsals.c.migration_id == str(job_id), is_known(rehearsals.c.version))
         with self._reading() as db:
-            return readable(Rehearsal, db.execute(query.order_by(rehearsals.c.number.desc())).scalars())
+            return readable(Rehearsal, db.execute(_OF_JOB, {"job": str(job_id)}).scalars())
 
     def states_of(self, job_ids: Sequence[UUID]) -> dict[UUID, RehearsalState]:
         """The state of each job's newest rehearsal, for the jobs that have one."""
@@ -64,9 +71,8 @@ class RehearsalRows:
 
     def has_unended(self, job_id: UUID) -> bool:
         """Whether a rehearsal of the job is under way."""
-        chosen = (rehearsals.c.migration_id == str(job_id), rehearsals.c.state.not_in(_ENDED))
         with self._reading() as db:
-            return db.execute(select(rehearsals.c.id).where(*chosen)).first() is not None
+            return db.execute(_UNENDED, {"job": str(job_id)}).first() is not None
 
     def unended_ids(self, *, host: str) -> list[UUID]:
         """The ids of the unended rehearsals of a host's jobs, oldest first."""

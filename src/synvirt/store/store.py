@@ -65,6 +65,13 @@ _IN_TIME = migrations.c.cutover_until.is_(None) | (migrations.c.cutover_until > 
 _CANCEL_REQUESTED = select(migrations.c.cancel_requested).where(_THIS_JOB)
 _CUTOVER_REQUESTED = select(migrations.c.cutover_requested & _IN_TIME).where(_THIS_JOB)
 
+_OF_HOST = (migrations.c.host == bindparam("of_host"), migrations.c.state.not_in(ENDED))
+_UNENDED = select(migrations.c.id).where(*_OF_HOST).order_by(migrations.c.number)
+_REHEARSED = exists().where(rehearsals.c.migration_id == migrations.c.id, rehearsals.c.state == "Waiting")
+_WISHES = select(migrations.c.id, migrations.c.cancel_requested).where(
+    *_OF_HOST, migrations.c.cancel_requested | migrations.c.cutover_requested | _REHEARSED
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -183,19 +190,13 @@ class Store:
 
     def unended_ids(self, *, host: str) -> list[UUID]:
         """The ids of the jobs that have not ended, oldest first. No document is read."""
-        chosen = (migrations.c.host == host, migrations.c.state.not_in(ENDED))
         with self._reading() as db:
-            found = db.execute(select(migrations.c.id).where(*chosen).order_by(migrations.c.number))
-            return [UUID(row.id) for row in found]
+            return [UUID(row.id) for row in db.execute(_UNENDED, {"of_host": host})]
 
     def wishes(self, *, host: str) -> list[Wish]:
         """The requests of operators to jobs of a host that have not ended."""
-        chosen = (migrations.c.host == host, migrations.c.state.not_in(ENDED))
-        rehearsed = exists().where(rehearsals.c.migration_id == migrations.c.id, rehearsals.c.state == "Waiting")
-        asked = migrations.c.cancel_requested | migrations.c.cutover_requested | rehearsed
-        query = select(migrations.c.id, migrations.c.cancel_requested).where(*chosen, asked)
         with self._reading() as db:
-            return [Wish(UUID(row.id), bool(row.cancel_requested)) for row in db.execute(query)]
+            return [Wish(UUID(row.id), bool(row.cancel_requested)) for row in db.execute(_WISHES, {"of_host": host})]
 
     def move_unended(self, job_id: UUID, *, to: str) -> bool:
         """Gives a job to another host. Call it only when the host that had it is fenced. False, when the job has ended."""

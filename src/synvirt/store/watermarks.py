@@ -15,6 +15,13 @@ _UPDATE = update(watermarks).where(
     watermarks.c.disk_key == bindparam("of_disk"),
 )
 _INSERT = insert(watermarks)
+_OF_JOB = watermarks.c.migration_id == bindparam("job")
+_OF_PASS = select(watermarks).where(_OF_JOB, watermarks.c.pass_number == bindparam("of_pass"))
+_COPIED_BEFORE = (
+    select(watermarks.c.disk_key, func.sum(watermarks.c.bytes_done), func.sum(watermarks.c.bytes_zero))
+    .where(_OF_JOB, watermarks.c.pass_number < bindparam("of_pass"))
+    .group_by(watermarks.c.disk_key)
+)
 # Passes are counted from 1.
 FOLDED_PASS = 0
 
@@ -49,18 +56,13 @@ def put(db: Connection, job_id: UUID, mark: Watermark) -> None:
 
 def of_pass(db: Connection, job_id: UUID, number: int) -> dict[str, Watermark]:
     """The watermarks of a pass, by disk key."""
-    query = select(watermarks).where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number == number)
-    return {row.disk_key: _of_row(row) for row in db.execute(query)}
+    return {row.disk_key: _of_row(row) for row in db.execute(_OF_PASS, {"job": str(job_id), "of_pass": number})}
 
 
 def copied_before(db: Connection, job_id: UUID, number: int) -> dict[str, tuple[int, int]]:
     """By disk key: bytes that all passes before that one moved, and bytes of zeros among them."""
-    query = (
-        select(watermarks.c.disk_key, func.sum(watermarks.c.bytes_done), func.sum(watermarks.c.bytes_zero))
-        .where(watermarks.c.migration_id == str(job_id), watermarks.c.pass_number < number)
-        .group_by(watermarks.c.disk_key)
-    )
-    return {key: (int(done), int(zero)) for key, done, zero in db.execute(query)}
+    found = db.execute(_COPIED_BEFORE, {"job": str(job_id), "of_pass": number})
+    return {key: (int(done), int(zero)) for key, done, zero in found}
 
 
 def fold(db: Connection, job_id: UUID, number: int) -> None:
