@@ -20,7 +20,7 @@ from synvirt.fleet.model import Member, MemberState, Wave
 from synvirt.fleet.waves import change_members
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Migration
-from synvirt.model.kinds import State
+from synvirt.model.kinds import LiveKind, State
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
 from synvirt.repeating import Pauses
@@ -118,7 +118,7 @@ class HostSide:
                 if not self._pauses.is_over(job.id):
                     return
                 self._stop_here(job)
-                asyncio.run(self._start_there(job))
+                self._start_there(job)
                 self._pauses.forget(job.id)
         except PersistFailed:
             raise
@@ -136,21 +136,23 @@ class HostSide:
         if job.domain is not None:
             self._rooms.hypervisor.undefine(UUID(job.domain.uuid), job.id)
 
-    async def _start_there(self, job: Migration) -> None:
+    def _start_there(self, job: Migration) -> None:
         """Powers the source on, only if this job has shut it down."""
         plan, store = job.plan, self._rooms.store
         if plan.source.Live is None or plan.source_ref.kind != "live_vm":
             return
-        vm_id = plan.source_ref.vm_id
-        ledger = await asyncio.to_thread(store.ledger, job.id)
-        if not any(entry.kind == "source_power" for entry in ledger):
+        if not any(entry.kind == "source_power" for entry in store.ledger(job.id)):
             return
-        adapter = await self._rooms.connect(plan.source.Live, plan.source_ref.source_id)
+        vm_id = plan.source_ref.vm_id
+        asyncio.run(self._power_on(plan.source.Live, plan.source_ref.source_id, vm_id))
+        for kind in ("mark", "source_power"):  # it does not count as moved any more
+            store.strike(job.id, kind, vm_id)
+
+    async def _power_on(self, kind: LiveKind, source_id: UUID, vm_id: str) -> None:
+        adapter = await self._rooms.connect(kind, source_id)
         try:
             async with asyncio.timeout(POWER_ON_S):
                 await adapter.connect()
                 await adapter.power_on(vm_id)
         finally:
             await adapter.close()
-        for kind in ("mark", "source_power"):  # it does not count as moved any more
-            await asyncio.to_thread(store.strike, job.id, kind, vm_id)
