@@ -168,7 +168,7 @@ def _rounds(disk: Path, image: Path, folder: Path, rounds: int) -> list[Line]:
 
 
 def _warm(path: Path, size_bytes: int) -> None:
-    """Take so much memory, and free it. A virtual machine's host takes free memory back, and to get it again costs seconds of
+    """Take this much memory, and free it. A virtual machine's host takes free memory back, and to get it again costs seconds of
     processor time a GiB, which would fall on the restores alone."""
     with path.open("wb") as file:
         for at in range(0, size_bytes, MIB):

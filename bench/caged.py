@@ -31,7 +31,8 @@ LOOKS = 9
 
 
 def copied(how: str, source: Path, target: Path, disks: int = 1) -> tuple[float, float]:
-    """Seconds by the clock and of processors, from the worker's start to its end, of an order that copies the disk so often."""
+    """Seconds by the clock and of processors, from the worker's start to its end, of an order that copies the disk
+    `disks` times."""
     target.unlink(missing_ok=True)
     size = source.stat().st_size
     with target.open("wb") as made:

@@ -1,4 +1,4 @@
-"""python -m bench.damage [NUMBER]: so many damages of a store, 10,000 if not said: which are reported, and by whom.
+"""python -m bench.damage [NUMBER]: this many damages of a store, 10,000 by default: which are reported, and by whom.
 
 A bit flipped, a file cut off, removed, put in another's place, or 512 bytes of it zeroed: each must be reported by verify, or
 by the restore of a point that is known; and what is restored in spite of it must be what was backed up. Each by its number.

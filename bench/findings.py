@@ -20,9 +20,10 @@ def main() -> None:
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *found], capture_output=True, check=False
         )
         succeeded += done.returncode != 0
-        said = done.stdout.decode().strip().splitlines()[-1]
+        summary = done.stdout.decode().strip().splitlines()[-1]
         print(
-            f"{finding:50} {'succeeds' if done.returncode else 'held':9} {time.monotonic() - begun:5.0f} s  {said}", flush=True
+            f"{finding:50} {'succeeds' if done.returncode else 'held':9} {time.monotonic() - begun:5.0f} s  {summary}",
+            flush=True,
         )
     print(f"{succeeded} of {len(TESTS)} succeed")
     sys.exit(succeeded > 0)

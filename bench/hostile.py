@@ -1,6 +1,6 @@
 """Mutated inputs, read within the cage: `python -m bench.hostile [--count 10000] [--seed 1] [READER …]`.
 
-Of each reader a child enters the cage that a worker has, and reads so many damaged copies of one good image: bytes changed,
+Of each reader a child enters the cage that a worker has, and reads this many damaged copies of one good image: bytes changed,
 runs of them overwritten by numbers that mean something, parts cut out, doubled, or cut off. What it raises has to be our error;
 no input may take more than 2 s of processor time, or 512 MiB of memory, which the cage itself bounds.
 """

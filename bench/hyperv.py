@@ -100,7 +100,7 @@ def _read(spec: ImageSpec, to: Path) -> float:
                     reader.read_into(at, piece)
                     os.pwrite(file.fileno(), piece, at)
 
-            # As the copy does: so many threads, each with one buffer.
+            # As the copy does: this many threads, each with one buffer.
             with ThreadPoolExecutor(WAITING_THREADS) as pool:
                 list(pool.map(part, range(WAITING_THREADS)))
     finally:

@@ -1,7 +1,7 @@
-"""python -m bench.listing 50000: how long the first page of GET /migrations takes among so many jobs, over the Unix socket, as
-curl measures it.
+"""python -m bench.listing 50000: how long the first page of GET /migrations takes among this many jobs, over the Unix socket,
+as curl measures it.
 
-The measure is 50 ms at the most, among 50,000. Jobs as they are after an import: a manifest, three disks, a domain's XML.
+The measure is 50 ms at most, among 50,000. Jobs as they are after an import: a manifest, three disks, a domain's XML.
 """
 
 import statistics

@@ -25,7 +25,7 @@ JOBS, CALLS = 200, 10_000
 # To reach, by issue: the service's resident memory at the end.
 MEMORY_MIB_MAX = 200
 DISK_MIB = 4
-# So many jobs are submitted before the oldest of them is waited for.
+# This many jobs are submitted before the oldest of them is waited for.
 AT_ONCE = 20
 
 

@@ -62,16 +62,16 @@ def main() -> None:
         sources.drop("disk.raw")
         alone: list[Seen] = []
         crowded: list[Seen] = []
-        heard = 0
+        events_bytes = 0
         for _ in range(options.rounds):
             alone.append(_copied(pid, data_dir, disk, options.rate_mib, 0, 0)[0])
-            seen, told = _copied(pid, data_dir, disk, options.rate_mib, options.clients, options.users)
+            seen, sent_bytes = _copied(pid, data_dir, disk, options.rate_mib, options.clients, options.users)
             crowded.append(seen)
-            heard += told
-    _report(alone, crowded, heard, options)
+            events_bytes += sent_bytes
+    _report(alone, crowded, events_bytes, options)
 
 
-def _report(alone: list[Seen], crowded: list[Seen], heard: int, options: argparse.Namespace) -> None:
+def _report(alone: list[Seen], crowded: list[Seen], events_bytes: int, options: argparse.Namespace) -> None:
     speeds = [statistics.median(seen.mib_per_s for seen in each) for each in (alone, crowded)]
     cores = [statistics.median(seen.cores for seen in each) for each in (alone, crowded)]
     # The kernel keeps the highest figure of the whole process: after the first crowd, "alone" would have the crowd's.
@@ -82,7 +82,10 @@ def _report(alone: list[Seen], crowded: list[Seen], heard: int, options: argpars
     print(f"| by its speed alone | 1 | {speed:.2f} | {SPEED_MIN} |")
     print(f"| the service's memory, MiB | {memory[0]:.0f} | {memory[1]:.0f} | + {MEMORY_MIB_MAX} |")
     print(f"| the service, of a core | {cores[0]:.2f} | {cores[1]:.2f} | |")
-    print(f"\n{options.clients} clients and {options.users} users were sent {heard / options.rounds / 2**20:.1f} MiB a copy.")
+    print(
+        f"\n{options.clients} clients and {options.users} users were sent "
+        f"{events_bytes / options.rounds / 2**20:.1f} MiB a copy."
+    )
     if speed < SPEED_MIN or memory[1] - memory[0] > MEMORY_MIB_MAX:
         sys.exit("not reached")
 
@@ -132,14 +135,14 @@ def _copied(pid: int, data_dir: Path, disk: Path, rate_mib: int, clients: int, u
         seen = Seen((ended_with - begun_with) / took / 2**20, spent / took, _memory_mib(pid))
         # No guest is defined, and nothing is left.
         client.cancel(job.id)
-        told = _events(crowd) if crowd is not None else 0
+        sent_bytes = _events(crowd) if crowd is not None else 0
         while not client.migration(job.id).ended:
             time.sleep(0.2)
-    return seen, told
+    return seen, sent_bytes
 
 
 def _at_least(client: Client, job_id: UUID, part: float) -> int:
-    """Bytes, as soon as the copy has so much of the disk."""
+    """Bytes, as soon as the copy has this much of the disk."""
     while (done := (now := client.migration(job_id)).progress.bytes_done) < max(1, part * now.progress.bytes_total):
         if now.ended:
             sys.exit(f"the copy failed: {now.last_error}")
@@ -149,10 +152,10 @@ def _at_least(client: Client, job_id: UUID, part: float) -> int:
 
 def _events(crowd: "subprocess.Popen[str]") -> int:
     answer, _ = crowd.communicate("end\n", timeout=120)
-    told, cut = map(int, answer.split())
+    sent_bytes, cut = map(int, answer.split())
     if cut:
         sys.exit(f"{cut} streams were cut")
-    return told
+    return sent_bytes
 
 
 @contextmanager

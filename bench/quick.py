@@ -75,10 +75,10 @@ def main() -> None:
         return
     lost = [name for name, cost in measured.items() if cost.ratio > recorded[name] * LOSS_MAX]
     if lost:
-        told = f"more work than a fifth above what was recorded: {', '.join(lost)}"
+        message = f"more work than a fifth above what was recorded: {', '.join(lost)}"
         if on == processor():
-            sys.exit(told)
-        print(f"{told}; but on {on}, and this is {processor()}")
+            sys.exit(message)
+        print(f"{message}; but on {on}, and this is {processor()}")
 
 
 def _recorded() -> tuple[str, dict[str, float]]:

@@ -1,6 +1,6 @@
 """python -m bench.rehearsal [GIB [FOLDER]]: how long until the guest of a large volume is started from a clone of it.
 
-The sample at the beginning of a sparse volume of so many GiB (500), EXTENTS more of 4 KiB all over it, on XFS, or in a
+The sample at the beginning of a sparse volume of this many GiB (500), EXTENTS more of 4 KiB all over it, on XFS, or in a
 new folder under FOLDER, on its file system: cloned as a rehearsal clones it, defined and started. How long it then takes to
 boot is the guest's own. No conversion, no network. Needs root, xfsprogs and libvirt.
 """
@@ -25,7 +25,7 @@ from synvirt.settings import Settings
 from synvirt.sizes import GIB, KIB, MIB
 from tests.contracts.hypervisors import job
 
-# A file system of a server that is some years old has so many, and reflinks are made an extent at a time.
+# A file system of a server that is some years old has this many, and reflinks are made an extent at a time.
 EXTENTS = 20_000
 ROUNDS = 3
 VOLUME = f"{UUID(int=1)}/disk.raw"

@@ -141,8 +141,8 @@ def needs(source: str) -> set[str]:
 
 
 def _copy_files(tree: Path, into: Path, limit_bytes: int) -> tuple[int, int]:
-    """Files of the tree, in order of their names, until they are so many bytes; links and devices are left out. The bytes that
-    they take, and how many files and folders they are."""
+    """Files of the tree, in order of their names, until they are this many bytes; links and devices are left out. The bytes
+    that they take, and how many files and folders they are."""
     copied = entries = 0
     for folder, folders, names in os.walk(tree):
         folders.sort()

@@ -35,7 +35,7 @@ CHEAP = (
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """`code`: the command's own, or None where the guest never came so far; `output`: what it said; `console`: the guest."""
+    """`code`: the command's own, or None where the guest never came so far; `output`: its output; `console`: the guest."""
 
     code: int | None
     output: str

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: a program that is missing is said aloud, with the Debian package that has it."""
+"""What a test needs of the machine: a missing program fails the test, with the name of the Debian package that has it."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ports for servers that are told theirs before they listen."""
+"""Ports for servers that must know their port before they listen."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Outside programs: how they are run, heard, stopped, and that none outlives the process that started it."""
+"""Outside programs: how they are run, listened to and stopped, and that none outlives the process that started it."""
 
 import os
 import signal

@@ -130,9 +130,9 @@ def test_what_another_user_s_service_left_is_named_with_both_users(foreign: str)
             os.chown(path, NOBODY, NOBODY)
         assert _prepared_by_nobody(settings) == ""
         os.chown(settings.data_dir / foreign, 0, 0)
-        said = _prepared_by_nobody(settings)
-        assert said.startswith(f"{settings.data_dir / foreign} belongs to root, and this runs as nobody")
-        assert f"chown -R nobody {settings.data_dir}" in said
+        message = _prepared_by_nobody(settings)
+        assert message.startswith(f"{settings.data_dir / foreign} belongs to root, and this runs as nobody")
+        assert f"chown -R nobody {settings.data_dir}" in message
         prepare_data_dir(settings)
 
 
@@ -144,21 +144,21 @@ def _prepared_by_nobody(settings: Settings) -> str:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        said = ""
+        message = ""
         try:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
             prepare_data_dir(settings)
         except BaseException as error:
-            said = f"{error} {getattr(error, 'hint', '')}"
-        os.write(writing, said.encode())
+            message = f"{error} {getattr(error, 'hint', '')}"
+        os.write(writing, message.encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
-        said = answer.read()
+        message = answer.read()
     os.waitpid(child, 0)
-    return said
+    return message
 
 
 @pytest.mark.parametrize("name", ["/proc/x", "/sys/x/y", "/proc", "link/x"])

@@ -37,9 +37,9 @@ def test_it_is_alone(number, tmp_path, worker_id, capfd):
     assert capfd.readouterr().out == "captured\\n"
     assert os.environ["PYTEST_XDIST_WORKER"] == worker_id
     assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == "2"
-    told = [os.getpid(), worker_id, str(tmp_path.parent), random.random(), threading.active_count(), sys.argv, os.getcwd()]
+    facts = [os.getpid(), worker_id, str(tmp_path.parent), random.random(), threading.active_count(), sys.argv, os.getcwd()]
     with (HERE / "alone").open("a") as alone:
-        print(json.dumps(told), file=alone)
+        print(json.dumps(facts), file=alone)
 """
 
 

@@ -34,7 +34,7 @@ def test_an_unknown_parameter_is_refused(refusing: httpx.Client, path: str, code
 
 
 def test_every_parameter_that_the_document_has_is_known(service: Service, client: httpx.Client) -> None:
-    """Those that a route takes as one model too. Whatever else is wrong with the request is said of something else."""
+    """Those that a route takes as one model too. Other mistakes in the request are reported for other fields."""
     for path, methods in service.app.openapi()["paths"].items():
         parameters = [each["name"] for each in methods.get("get", {}).get("parameters", []) if each["in"] == "query"]
         if parameters and "/peer/" not in path and not path.endswith("/stream"):

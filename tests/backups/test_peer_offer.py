@@ -80,7 +80,7 @@ class OfferFolder:
 
 
 class Clock:
-    """Seconds since 1970, so many later than the files' own."""
+    """Seconds since 1970, later than the files' own by this many."""
 
     def __init__(self) -> None:
         self.later = 0.0

@@ -1,4 +1,4 @@
-"""What the service is set to, told with where each value came from; and every command reads the service's own settings."""
+"""The settings of the service, and where each value came from; and every command reads the service's own settings."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""synvirt disk convert --verify and --ledger: what was read is what the target holds, or it is said where not."""
+"""synvirt disk convert --verify and --ledger: what was read is what the target holds, or the place that differs is named."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a person mistypes: the name that was meant is said, in words, and as JSON where JSON is asked for."""
+"""What a person mistypes: the name that was probably meant is shown, in words, and as JSON where JSON is asked for."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Exports without a process: what is asked of them is there, and fails where it is told to."""
+"""Exports without a process: what is asked of them is there, or fails where a test wants it to fail."""
 
 import shutil
 from collections.abc import Sequence

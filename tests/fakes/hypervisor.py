@@ -1,4 +1,4 @@
-"""A hypervisor in memory that keeps the laws of the real one, and fails where it is told to."""
+"""A hypervisor in memory that keeps the laws of the real one, and fails where a test wants it to fail."""
 
 import threading
 import time

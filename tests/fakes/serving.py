@@ -1,6 +1,6 @@
 """A service with one job, in a process of its own: `python -m tests.fakes.serving FOLDER`.
 
-It says its address, and ends with its standard input. For tests that ask so much of it that their worker would grow."""
+It says its address, and ends with its standard input. For tests whose many requests would make their own worker grow."""
 
 import sys
 from pathlib import Path

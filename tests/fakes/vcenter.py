@@ -119,7 +119,7 @@ class VCenter:
         return dict(self.control("state")["hosts"])
 
     def next_leases(self, *, timeout_ms: int = 300_000, stuck: int = 0) -> None:
-        """Those made from now on die when nobody says their progress for so long; the first `stuck` are never ready."""
+        """Leases made from now on end when nobody reports their progress for this long; the first `stuck` are never ready."""
         self.control("leases", timeout_ms=timeout_ms, stuck=stuck)
 
 

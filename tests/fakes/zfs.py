@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-BUSY_TURNS = "busy"  # a file in the folder: so many more calls of destroy are told that the dataset is busy
+BUSY_TURNS = "busy"  # a file in the folder: this many more calls of destroy are refused, as the dataset is busy
 
 
 class FakeZfs:

@@ -1,4 +1,4 @@
-"""Placement: what fits where, said of each VM; laws on drawn fleets."""
+"""Placement: what fits where, and why, for each VM; laws on drawn fleets."""
 
 from collections import Counter, defaultdict
 

@@ -23,7 +23,7 @@ S = MemberState
 
 
 class Site:
-    """Two hosts of 16 GiB; each VM takes 4 GiB of memory and 10 GiB of disk, unless its source has not said."""
+    """Two hosts of 16 GiB; each VM takes 4 GiB of memory and 10 GiB of disk, unless its source does not report it."""
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(f"sqlite:///{folder}/site.db")

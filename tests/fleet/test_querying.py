@@ -1,4 +1,4 @@
-"""Who is meant by a query, and what is said where nobody is."""
+"""Which VMs a query selects, and the error where it selects none."""
 
 from typing import Any
 

@@ -81,7 +81,7 @@ def test_a_cut_over_waits_for_its_window_and_for_one_that_it_fits_into() -> None
         reasons["a"]
         == "Its outage takes up to 5.0 h, and window sat is open for 4.0 h more, and never opens for as long again."
     )
-    # Just so long that it ends with the window.
+    # Just long enough to end with the window.
     assert ask(made, late - timedelta(minutes=5), a=S.READY)[0].cut_over == ("a",)
 
 

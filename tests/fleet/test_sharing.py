@@ -65,7 +65,7 @@ def test_a_job_has_the_rate_of_the_wave_that_it_is_a_members_of(database_url: st
 
 
 class Service:
-    """It gives what it is asked for, so many times, and then wants the end."""
+    """It gives what it is asked for, this many times, and then wants the end."""
 
     def __init__(self, answers: int) -> None:
         self.wanted: list[int] = []

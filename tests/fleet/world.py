@@ -120,7 +120,7 @@ class World:
     # ── the wave ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def carry_out(self, request: WaveRequest, *, days: int) -> Wave:
-        """Up to its end, or so many days."""
+        """Until the wave has ended, or for this many days."""
         self._wave_id = self.waves.create(request).id
         self.spans = spans_of(request, BEGIN)
         self.waves.go(self._wave_id)

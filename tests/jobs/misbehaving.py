@@ -25,7 +25,7 @@ def looker_that_does(asked: str) -> tuple[str, ...]:
 
 
 def misbehaviour(broken: type[SynvirtError]) -> Misbehaviour:
-    """`broken`: what is said of a file that breaks its reader."""
+    """`broken`: the error of a file that breaks its reader."""
     return {
         "reads the password hashes": ("open('/etc/shadow').read()", Internal, "PermissionError"),
         "connects out": ("socket.create_connection(('127.0.0.1', 9), 1)", Internal, "PermissionError"),

@@ -56,7 +56,7 @@ class Kept:
         self.lease.begin()
 
     def pass_(self, share: float) -> None:
-        """So much of the time after which a host ends its jobs."""
+        """Lets this share of the time pass after which a host ends its jobs."""
         self.clock.now += share * SELF_FENCE_S * UNHURRIED_S / LEASE_S
 
 

@@ -25,7 +25,7 @@ class Watch:
         self.stall = Stall(watched, after_s, lambda: self.now_s)
 
     def after(self, seconds: float, *messages: Message) -> bool:
-        """Each is said after so long; whether it is over by then."""
+        """Each message comes after `seconds`. Whether the worker counts as stalled by then."""
         for message in messages:
             self.now_s += seconds
             self.stall.on_message(message)

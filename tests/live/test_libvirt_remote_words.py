@@ -1,4 +1,4 @@
-"""What libvirt and ssh are told, and what is made of what they say, without either."""
+"""The words given to libvirt and ssh, and what is made of their answers, without either program."""
 
 from pathlib import Path
 from types import SimpleNamespace

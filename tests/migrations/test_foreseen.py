@@ -1,4 +1,4 @@
-"""A mistake in a plan is said when the plan is posted, with its field and the nearest right name, not after an outage."""
+"""A mistake in a plan is reported when the plan is posted, with its field and the nearest right name, not after an outage."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

@@ -175,7 +175,7 @@ HALVES = "A" * 128 + "-" * 128
 
 
 class Lost(ChangedReader):
-    """A disk of which nothing is said to have changed, and these blocks have."""
+    """A disk whose source reports no changes, although these blocks have changed."""
 
     def __init__(self, over: MemoryReader, wrong: range) -> None:
         super().__init__(over, [])
@@ -190,7 +190,7 @@ class Lost(ChangedReader):
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 @pytest.mark.parametrize("where", ["data", "holes", "all"])
 def test_what_a_sample_would_see_it_sees(where: str, confidence: float) -> None:
-    """A source that loses this share of a disk is found so often, wherever it loses it, by what is really looked at."""
+    """How often a source is found out that loses this share of a disk, wherever it loses it, by the blocks that are read."""
     copy = MemoryReader(HALVES)
     blocks = copy.size // BLOCK_BYTES
     share = would_see(64 * BLOCK_BYTES, confidence)

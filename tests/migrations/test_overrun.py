@@ -60,7 +60,7 @@ def submitted(house: House, **fields: Any) -> Migration:
 
 
 def late(house: House, job_id: UUID) -> None:
-    """As if the guest had been shut down so long ago."""
+    """As if the guest had been shut down this long ago."""
     since = now() - timedelta(seconds=BUDGET_S + 1)
     house.store.memory.change(job_id, JobMemory, lambda before: noting(before, down_since=since))
 

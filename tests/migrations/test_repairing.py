@@ -216,7 +216,7 @@ def under_way(house: House, job: Migration) -> None:
     house.intake.repair(job.id, check_only=True)
 
 
-# What happened since, what is said to a repair, and whether a look alone is refused too.
+# What happened since, the message that refuses a repair, and whether a comparison alone is refused too.
 CHANGES: list[tuple[Callable[[House, Migration], None], str, bool]] = [
     (ran, "started since", False),
     (runs, "runs: its volumes change", True),

@@ -213,7 +213,7 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def passes(*sizes: int, every_s: float = 10, bps: float = 100 * MIB) -> list[Pass]:
-    """The first is the full one; a snapshot every so often; copied at a steady rate."""
+    """The first pass is the full one; snapshots come at a steady pace, and are copied at a steady rate."""
     return [
         Pass(
             number=number,

@@ -1,4 +1,4 @@
-"""What may go wrong is said by every kind that can show it: a row a concern and a kind."""
+"""Every kind reports each concern that its files can show: a row for each concern and kind."""
 
 import struct
 from collections.abc import Callable

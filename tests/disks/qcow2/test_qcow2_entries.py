@@ -102,7 +102,7 @@ def test_standard_entries(stretches: list[tuple[int, int, int]]) -> None:
 @cases(300)
 @given(stretches=st.lists(st.tuples(STRETCHES, BITMAPS), min_size=1, max_size=4), cut=st.integers(0, SUBCLUSTERS - 1))
 def test_extended_entries(stretches: list[tuple[list[tuple[int, int, int]], int]], cut: int) -> None:
-    """`cut`: so many subclusters of the last cluster lie behind the disk's end."""
+    """`cut`: how many subclusters of the last cluster lie behind the disk's end."""
     clusters = [(entry, bitmap) for stretch, bitmap in stretches for entry in numbers_of(stretch)]
     # Allocated subclusters without a place are refused.
     clusters = [(entry, bitmap if entry & OFFSET else bitmap & ~ALL) for entry, bitmap in clusters]
@@ -149,7 +149,7 @@ STRETCHES_OF_BITS = st.lists(
 @cases(300)
 @given(bits=STRETCHES_OF_BITS, start=st.integers(0, 5), end=st.integers(1, 400 * 8), odd=st.integers(0, 511))
 def test_the_bits_of_a_bitmap(bits: bytes, start: int, end: int, odd: int) -> None:
-    """`odd`: so many bytes more than a whole granule are the disk's end."""
+    """`odd`: by how many bytes the disk is longer than whole granules."""
     granularity = 512
     begin = start * 8 * granularity
     disk_end = min(begin + end * granularity + odd, begin + len(bits) * 8 * granularity)

@@ -335,7 +335,7 @@ def lose_power(image: Vhdx, path: Path, places: Written, *, seed: int, around: f
 
 
 def _changes(truth: dict[int, bytes], garbage: list[Change], draw: random.Random, *, last: bool) -> list[Change]:
-    """Some wrong and some right sectors; in the last entry all are right. Zeros are sometimes said in few words."""
+    """Some wrong and some right sectors; in the last entry all are right. Zeros are sometimes written in the short form."""
     changes = []
     for wrong, (offset, sector) in zip(garbage, truth.items(), strict=True):
         if last or draw.random() < 0.3:

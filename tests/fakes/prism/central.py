@@ -14,7 +14,7 @@ USER_ID = str(uuid4())
 
 
 class CentralAnswers(Answering):
-    """`element_address`: where the cluster is reached. `token_uses`: so often the cluster takes a token."""
+    """`element_address`: where the cluster is reached. `token_uses`: how often the cluster takes one token."""
 
     def __init__(self, state: State, version: dict[str, int]) -> None:
         super().__init__(state)

@@ -34,7 +34,7 @@ CONTENT = random.Random(5).randbytes(64 * KIB)
 
 
 class Night:
-    """A house with an engine and the scheduler of waves; a tick is called for. `later`: the clock goes on by so much."""
+    """A house with an engine and the scheduler of waves; a tick is called for. `later`: how much later the clock is."""
 
     def __init__(self, folder: Path, hypervisor: FakeHypervisor | None = None) -> None:
         self.house = House(folder, workers=in_process, hypervisor=hypervisor)

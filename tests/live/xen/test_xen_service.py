@@ -132,7 +132,7 @@ def test_a_service_killed_in_the_middle_moves_all_that_it_had_begun(tmp_path: Pa
         }  # fmt: skip
         reported = {name: job.last_error.code for name, job in ended.items() if job.last_error is not None}
         assert reported["downgraded"] == "E_MIG_CBT_UNSUPPORTED"
-        # A pass over whole disks makes it good, and stays said where the guest was off meanwhile.
+        # A pass over whole disks repairs it. The job keeps showing it, if the guest was off meanwhile.
         (whole,) = [one.kind for one in ended["nbd"].passes if one.whole]
         assert reported.get("nbd") == ("E_MIG_CBT_RESET" if whole == "final" else None)
         for name, job in ended.items():

@@ -5,17 +5,13 @@ import signal
 import threading
 import time
 
-import pytest
-
 from synvirt.jobs.wire import Flushed, Moved
 from synvirt.migrations.hearing import Tally
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
-from synvirt.model.machine import VmManifest
 from synvirt.sizes import MIB
 from synvirt.store import Store
-from tests.fakes.live import FakeAdapter
-from tests.house import VM, House, live_plan, offline_plan
+from tests.house import House, offline_plan
 from tests.migrations.jobs.running import DISK, imported, some_disk
 from tests.processes import workers
 
@@ -75,7 +71,7 @@ def test_what_moves_during_a_flush_is_not_taken_back_by_its_end() -> None:
     tally.take(Moved(key="d", bytes_total=9, bytes_done=5, bytes_zero=2))
     tally.take(Flushed(key="d", offset_bytes=3, bytes_total=9, bytes_done=3, bytes_zero=1))
     assert (tally.progress().bytes_done, tally.progress().bytes_zero) == (5, 2)
-    # Another worker goes on from the watermark: what the one before it did since is lost, and said to be.
+    # Another worker goes on from the watermark: what the worker before did after it is lost, and the progress shows that.
     tally.take(Moved(key="d", bytes_total=9, bytes_done=3, bytes_zero=1))
     assert tally.progress().bytes_done == 3
     tally.take(Flushed(key="d", offset_bytes=9, bytes_total=9, bytes_done=9, bytes_zero=2, finished=True, bytes_checked=4))
@@ -89,19 +85,3 @@ def test_a_pass_says_what_it_would_see_of_the_disk_that_it_saw_least_of() -> Non
             Flushed(key=key, offset_bytes=9, bytes_total=9, bytes_done=9, bytes_zero=0, finished=True, bytes_checked=checked)
         )
     assert (tally.checked_bytes(), tally.least_checked_bytes()) == (12, 4)
-
-
-def test_a_live_job_goes_by_the_name_that_people_know(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The platform's id of a VM (vm-98) tells its owner nothing, on a list or in the note that is left on the source."""
-    inspect = FakeAdapter.inspect
-
-    async def named(adapter: FakeAdapter, vm_id: str) -> VmManifest:
-        return (await inspect(adapter, vm_id)).model_copy(update={"name": "mail server"})
-
-    monkeypatch.setattr(FakeAdapter, "inspect", named)
-    house.platform.add_vm(VM, {DISK: some_disk()})
-    job = house.intake.submit(live_plan("Cold"))
-    assert job.name == VM
-    ended = house.run(job.id)
-    assert (ended.state, ended.name) == (State.COMPLETED, "mail server")
-    assert house.platform.vm(VM)["marks"] == [f"migrated to mail server ({job.id})"]

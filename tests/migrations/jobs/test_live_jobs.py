@@ -13,8 +13,10 @@ import pytest
 from synvirt.migrations.memory import PassMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
+from synvirt.model.machine import VmManifest
 from synvirt.sizes import KIB, MIB
 from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan, states
 from tests.migrations.jobs.running import DISK, Died, crash_when, error_code, run, some_disk, source_bytes
@@ -291,7 +293,7 @@ def test_whenever_a_source_that_is_off_wakes_up_nothing_it_writes_is_lost(tmp_pa
 
 
 def _woken(house: House, mode: str, moment: int) -> bool:
-    """False: the job was over before so many moments."""
+    """False: the job was over before that moment came."""
     house.platform.add_vm(VM, {DISK: some_disk(MIB)})
     job = house.intake.submit(live_plan(mode))
     seen = 0
@@ -317,3 +319,19 @@ def _woken(house: House, mode: str, moment: int) -> bool:
             assert house.platform.vm(VM)["power"] == "on"
     house.close()
     return died
+
+
+def test_a_live_job_goes_by_the_name_that_people_know(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The platform's id of a VM (vm-98) tells its owner nothing, on a list or in the note that is left on the source."""
+    inspect = FakeAdapter.inspect
+
+    async def named(adapter: FakeAdapter, vm_id: str) -> VmManifest:
+        return (await inspect(adapter, vm_id)).model_copy(update={"name": "mail server"})
+
+    monkeypatch.setattr(FakeAdapter, "inspect", named)
+    house.platform.add_vm(VM, {DISK: some_disk()})
+    job = house.intake.submit(live_plan("Cold"))
+    assert job.name == VM
+    ended = house.run(job.id)
+    assert (ended.state, ended.name) == (State.COMPLETED, "mail server")
+    assert house.platform.vm(VM)["marks"] == [f"migrated to mail server ({job.id})"]
