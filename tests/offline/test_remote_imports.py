@@ -180,9 +180,12 @@ def assert_same(elsewhere: Elsewhere, url: str, path: Path, root: Path, kind: st
     assert inspection == _as_elsewhere(here, inspection)
     assert inspection.offline_kind == kind
     there, remote = place(request, RULES)
-    importer = detect(there, remote)
-    for disk in inspection.manifest.disks:
-        opened, local = importer.open_disk(there, remote, disk.key), importer.open_disk(path, root, disk.key)
+    # As a job does it: one login, however many files are opened.
+    with connected(remote):
+        importer = detect(there, remote)
+        keys = [disk.key for disk in inspection.manifest.disks]
+        disks = [(importer.open_disk(there, remote, key), importer.open_disk(path, root, key)) for key in keys]
+    for opened, local in disks:
         one, other = open_reader(opened.reader), open_reader(local.reader)
         assert read_all(one) == read_all(other)
         one.close()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from typing import Final
 from urllib.parse import urljoin
 
@@ -52,11 +53,15 @@ class HttpPlace:
     def __init__(self, remote: Remote, sign: Sign | None = None) -> None:
         self._remote = remote
         self._sign = sign or _authorization(remote)
-        self._tls = _tls(remote)
         self._lock = threading.Lock()
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
         self._all: dict[http.client.HTTPConnection, socket.socket] = {}
         self._closed = threading.Event()
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        """Made for the first connection that is secured: a place without TLS needs no authorities loaded."""
+        return _tls(self._remote)
 
     def url(self, name: str) -> Url:
         return replace(urls.parse(self._remote.url).beneath(name), query=self._remote.query)
@@ -118,11 +123,12 @@ class HttpPlace:
             idle = self._idle.get(url.origin)
             if idle:
                 return idle.pop(), True
+        tls = self._context if url.scheme == "https" else None
         connection = http.client.HTTPConnection(url.host, url.port)
         connection.auto_open = 0  # it would connect by itself, without the guard
         sock = self._remote.guard.connect(url.host, url.port)
         sock.settimeout(READ_TIMEOUT_S)
-        connection.sock = sock = self._secured(sock, url) if url.scheme == "https" else sock
+        connection.sock = sock = self._secured(sock, url, tls) if tls else sock
         with self._lock:
             self._all[connection] = sock
         if self._closed.is_set():
@@ -130,9 +136,9 @@ class HttpPlace:
             raise SourceUnreachable(f"{url.shown} was closed while it was read")
         return connection, False
 
-    def _secured(self, sock: socket.socket, url: Url) -> ssl.SSLSocket:
+    def _secured(self, sock: socket.socket, url: Url, tls: ssl.SSLContext) -> ssl.SSLSocket:
         try:
-            secured = self._tls.wrap_socket(sock, server_hostname=url.host)
+            secured = tls.wrap_socket(sock, server_hostname=url.host)
         except ssl.SSLCertVerificationError as error:
             sock.close()
             raise AuthFailed(

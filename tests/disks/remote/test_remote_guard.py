@@ -1,5 +1,6 @@
 """Whom the service speaks to because a caller asked it to: never itself, never the cloud's metadata, and no password astray."""
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -223,6 +224,18 @@ def test_a_redirect_whose_target_lapses_is_asked_for_again() -> None:
 
 def secure(nginx: servers.Nginx, host: str = "127.0.0.1", **fields: object) -> Remote:
     return servers.remote(f"https://{host}:{nginx.tls_port}/open/", **fields)
+
+
+def test_a_place_without_tls_loads_no_authorities(nginx: servers.Nginx, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer to load than a small file to read."""
+    loaded: list[object] = []
+    monkeypatch.setattr("ssl.SSLContext.load_default_certs", lambda *asked: loaded.append(asked))
+    with contextlib.closing(RemoteReader(servers.remote(f"http://127.0.0.1:{nginx.port}/open/"), NAME)) as reader:
+        assert read_all(reader) == CONTENT
+    assert loaded == []
+    with pytest.raises(AuthFailed, match="is not trusted"):
+        RemoteReader(secure(nginx), NAME)
+    assert len(loaded) == 1
 
 
 def test_certificates_are_verified(nginx: servers.Nginx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
