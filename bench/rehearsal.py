@@ -81,7 +81,7 @@ def _round(destination: DirectoryDestination, host: LibvirtHost, size: int, clon
     disk = Disk(key="disk1", label="disk1", capacity_bytes=size)
     manifest = VmManifest(vm_id="x", name="bench", disks=(disk,), guest_os=GuestOs(family="linux"), memory_bytes=256 * MIB)
     migration = job(manifest)
-    volume = Volume("disk1", destination.device(clone), "file", over=destination.beneath(VOLUME, clone))
+    volume = Volume("disk1", destination.device(clone), "file", over=destination.backing_file(VOLUME, clone))
     domain = host.domain_xml(machine_of(migration), [volume])
     try:
         host.define(domain)

@@ -78,11 +78,11 @@ def test_a_conversion_of_an_overlay_leaves_the_volume_under_it(tmp_path: Path) -
     volume.write_bytes(b"before".ljust(1 << 20, b"\0"))
     lay = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(volume), str(clone)]
     subprocess.run(lay, check=True, capture_output=True)
-    beneath = {str(clone): str(volume)}
-    (laid,) = overlays.lay(folder, [str(clone)], beneath)
+    backing = {str(clone): str(volume)}
+    (laid,) = overlays.lay(folder, [str(clone)], backing)
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x61 0 512", str(laid)], check=True, capture_output=True)
-    overlays.take_over(folder, [str(clone)], beneath)
-    overlays.take_over(folder, [str(clone)], beneath)
+    overlays.take_over(folder, [str(clone)], backing)
+    overlays.take_over(folder, [str(clone)], backing)
     overlays.remove(folder)
     assert volume.read_bytes() == b"before".ljust(1 << 20, b"\0")
     convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(clone), str(tmp_path / "seen")]

@@ -62,7 +62,7 @@ def whole(destination: Destination, name: str) -> DiskReader:
 
 def read_clone(destination: Destination, name: str, to: str, offset: int, length: int) -> bytes:
     """As a guest that is started from it."""
-    if destination.beneath(name, to) is None:
+    if destination.backing_file(name, to) is None:
         return read(destination, to, offset, length)
     spec = ImageSpec(format="qcow2", over=RawSpec(path=destination.device(to)), root="/", name=destination.device(to)[1:])
     buffer = bytearray(length)
@@ -72,7 +72,7 @@ def read_clone(destination: Destination, name: str, to: str, offset: int, length
 
 
 def write_clone(destination: Destination, name: str, to: str, offset: int, data: bytes) -> None:
-    if destination.beneath(name, to) is None:
+    if destination.backing_file(name, to) is None:
         write(destination, to, SIZE, offset, data)
         return
     with NamedTemporaryFile() as file:
@@ -173,7 +173,7 @@ class DestinationContract:
             assert caught.value.hint
         else:
             case.destination.clone(name, to)
-            beneath = case.destination.beneath(name, to)
+            beneath = case.destination.backing_file(name, to)
             assert beneath in (None, case.destination.device(name))
             write(case.destination, name, SIZE, 70_000, b"after ")
             assert read_clone(case.destination, name, to, 70_000, 6) == b"before"
@@ -189,7 +189,7 @@ class DestinationContract:
         for _ in range(2):
             case.another().unclone(name, to)
         assert len(case.volumes()) == 1
-        assert case.destination.beneath(name, to) is None
+        assert case.destination.backing_file(name, to) is None
         assert read(case.destination, name, 70_000, 1) in b"ab"
         case.destination.destroy(name)
         case.destination.unclone(name, to)
@@ -201,10 +201,10 @@ class DestinationContract:
         name, clones = self.volume(case), [case.destination.volume_name(uuid4(), "disk") for _ in range(2)]
         for number, to in enumerate(clones):
             # One that must stay as it is cannot be cloned in two states.
-            if number == 0 or case.destination.beneath(name, clones[0]) is None:
+            if number == 0 or case.destination.backing_file(name, clones[0]) is None:
                 write(case.destination, name, SIZE, 0, b"%d" % number)
             case.destination.clone(name, to)
-        same = case.destination.beneath(name, clones[0]) is not None
+        same = case.destination.backing_file(name, clones[0]) is not None
         case.destination.unclone(name, clones[0])
         assert read_clone(case.destination, name, clones[1], 0, 1) == (b"0" if same else b"1")
         case.destination.unclone(name, clones[1])

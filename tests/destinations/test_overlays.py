@@ -134,7 +134,7 @@ class Rehearsed(RuleBasedStateMachine):
         for to, moment in self.moments.items():
             path = self.destination.device(to)
             assert content(ImageSpec(format="qcow2", over=RawSpec(path=path), root="/", name=path[1:])) == moment
-            assert self.destination.beneath(self.name, to) == self.destination.device(self.name)
+            assert self.destination.backing_file(self.name, to) == self.destination.device(self.name)
 
     @precondition(lambda self: not self.since and Path(self.destination.device(self.name)).exists())
     @invariant()

@@ -58,7 +58,7 @@ class FakePreparer:
         on_message: OnMessage,
         stop: Callable[[], bool],
         *,
-        beneath: Mapping[str, str] = ALONE,
+        backing: Mapping[str, str] = ALONE,
     ) -> None:
         self.discard(name)
         (self.folder / name).mkdir(parents=True)
@@ -72,9 +72,9 @@ class FakePreparer:
         (self.folder / name / "0").write_bytes(MARK)
         self.prepared.append(manifest.name)
 
-    def adopt(self, name: str, devices: list[str], *, beneath: Mapping[str, str] = ALONE) -> None:
+    def adopt(self, name: str, devices: list[str], *, backing: Mapping[str, str] = ALONE) -> None:
         changed = self.folder / name / "0"
-        if changed.exists() and devices[0] in beneath:
+        if changed.exists() and devices[0] in backing:
             overlay_write(Path(devices[0]), changed.read_bytes())
         elif changed.exists():
             with Path(devices[0]).open("r+b") as disk:

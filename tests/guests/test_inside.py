@@ -186,10 +186,10 @@ def test_an_overlay_is_read_over_the_file_that_is_given(tree: Path, tmp_path: Pa
     subprocess.run(rebase, check=True)
     subprocess.run(["qemu-img", "rebase", "-f", "qcow2", "-F", "raw", "-b", str(before), str(overlay)], check=True)
     (tmp_path / "made.img").unlink()
-    assert facts_of([str(overlay)], beneath={str(overlay): str(before)}) == facts_of([str(after)])
+    assert facts_of([str(overlay)], backing={str(overlay): str(before)}) == facts_of([str(after)])
     before.rename(tmp_path / "elsewhere")
-    assert facts_of([str(overlay)], beneath={str(overlay): str(tmp_path / "elsewhere")}) == facts_of([str(after)])
-    assert facts_of([str(overlay)], beneath={str(overlay): str(tmp_path / "none")}) == {
+    assert facts_of([str(overlay)], backing={str(overlay): str(tmp_path / "elsewhere")}) == facts_of([str(after)])
+    assert facts_of([str(overlay)], backing={str(overlay): str(tmp_path / "none")}) == {
         "not read disks": "they cannot be opened here"
     }
 

@@ -43,7 +43,7 @@ class EndlessPreparer(FakePreparer):
         devices: list[str],
         on_message: OnMessage,
         stop: Callable[[], bool],
-        **beneath: object,
+        **backing: object,
     ) -> None:
         until(stop)
         raise Cancelled

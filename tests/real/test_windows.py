@@ -129,10 +129,10 @@ def test_a_killed_service_takes_the_conversion_with_it_and_the_next_one_starts_o
         child.send_signal(signal.SIGKILL)
     until(lambda: not appliances(lab))
     assert phony_windows.digest(Path(clone)) == laid
-    preparer.convert(NAME, manifest(), [clone], lambda kind, text: None, lambda: False, beneath=beneath)
+    preparer.convert(NAME, manifest(), [clone], lambda kind, text: None, lambda: False, backing=beneath)
     assert phony_windows.digest(Path(clone)) == laid
-    preparer.adopt(NAME, [clone], beneath=beneath)
-    preparer.adopt(NAME, [clone], beneath=beneath)
+    preparer.adopt(NAME, [clone], backing=beneath)
+    preparer.adopt(NAME, [clone], backing=beneath)
     preparer.discard(NAME)
     assert lab.digest() == before
     seen = lab.folder / "seen.raw"

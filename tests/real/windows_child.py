@@ -10,9 +10,9 @@ from tests.guests.conversions import KVM, NAME, manifest
 def main() -> None:
     folder, iso, clone, volume = sys.argv[1:]
     preparer = VirtV2vInPlace(Path(folder), Path(iso), kvm=KVM)
-    beneath = {clone: volume}
+    backing = {clone: volume}
     preparer.convert(
-        NAME, manifest(), [clone], lambda kind, text: print(kind, text, flush=True), lambda: False, beneath=beneath
+        NAME, manifest(), [clone], lambda kind, text: print(kind, text, flush=True), lambda: False, backing=backing
     )
 
 

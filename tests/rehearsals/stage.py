@@ -120,7 +120,7 @@ class Stage:
             None,
             folder / "rehearsals",
             begin_network=begin_network,
-            look_inside=lambda devices, stop, beneath: self.disks_say.pop(0) if self.disks_say else {},
+            look_inside=lambda devices, stop, backing: self.disks_say.pop(0) if self.disks_say else {},
         )
         rooms = self.house.rooms
         self.asking = Rehearsing(

@@ -124,7 +124,7 @@ class DirectoryDestination:
             )
         return overlays.why_none(self.folder)
 
-    def beneath(self, name: str, to: str) -> str | None:
+    def backing_file(self, name: str, to: str) -> str | None:
         volume = self._path(name)
         return str(volume) if overlays.is_overlay(volume, self._path(to)) else None
 

@@ -106,7 +106,7 @@ class RbdDestination:
                 set_marks(image, {JOB: job, DISK: disk, SIZE: size})
             images.rename(pool.ioctx, unmarked, to)
 
-    def beneath(self, name: str, to: str) -> str | None:
+    def backing_file(self, name: str, to: str) -> str | None:
         return None
 
     def release(self, name: str) -> None:

@@ -119,7 +119,7 @@ class ZfsDestination:
         self._zfs("clone", *_as_arguments(marks), _snapshot(name, job), to)
         self.device(to)
 
-    def beneath(self, name: str, to: str) -> str | None:
+    def backing_file(self, name: str, to: str) -> str | None:
         return None
 
     def release(self, name: str) -> None:

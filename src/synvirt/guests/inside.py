@@ -84,14 +84,14 @@ class Overlay:
 
     max_readers = 1
 
-    def __init__(self, descriptor: int, beneath: int) -> None:
+    def __init__(self, descriptor: int, backing: int) -> None:
         from synvirt.disks.qcow2.named_files import Chain
         from synvirt.disks.qcow2.reader import Qcow2Reader
         from synvirt.disks.raw.files import RawReader
 
         class Given(Chain):
             def open(self, reference: str) -> tuple[DiskReader, Chain]:
-                return RawReader("the volume", descriptor=beneath), self
+                return RawReader("the volume", descriptor=backing), self
 
         self._reader = Qcow2Reader(RawReader("the overlay", descriptor=descriptor), chain=Given())
         self.size = self._reader.size

@@ -25,15 +25,15 @@ ENVIRONMENT = ("PATH", "PYTHONPATH")
 
 
 def facts_of(
-    devices: Sequence[str], stop: Callable[[], bool] = lambda: False, beneath: Mapping[str, str] | None = None
+    devices: Sequence[str], stop: Callable[[], bool] = lambda: False, backing: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The facts, and for each volume that was not read, why (`model.facts.NOT_READ`). `devices`: files and block devices, which
-    nothing writes to meanwhile. `beneath`: of those that are overlays in qcow2, the raw file under each."""
+    nothing writes to meanwhile. `backing`: of those that are overlays in qcow2, the raw file under each."""
     descriptors: list[int] = []
     disks: list[str] = []
     try:
         for device in devices:
-            files = [device, *([beneath[device]] if beneath and device in beneath else [])]
+            files = [device, *([backing[device]] if backing and device in backing else [])]
             descriptors.extend(os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in files)
             disks.append(":".join(map(str, descriptors[-len(files) :])))
         return _asked(disks, descriptors, stop)

@@ -2,7 +2,7 @@
 
     volume (raw; only read) ◀─ backing file ─ N.qcow2 (the changes)
 
-A device may be an overlay itself, in qcow2 over a raw file: `beneath` has that file by the device's path.
+A device may be an overlay itself, in qcow2 over a raw file: `backing` has that file by the device's path.
 
 Overlays work on every destination, and need only space for what is changed. `qemu-img commit -d` commits them; it may run
 twice, as a committed overlay still has all its data.
@@ -23,7 +23,7 @@ COMMAND_TIMEOUT_S = 600
 ROOM_BYTES = 1 << 30
 
 
-def lay(folder: Path, devices: list[str], beneath: Mapping[str, str]) -> list[Path]:
+def lay(folder: Path, devices: list[str], backing: Mapping[str, str]) -> list[Path]:
     """Makes new, empty overlays in `folder`, in the order of `devices`, and removes those of an earlier try."""
     remove(folder)
     folder.mkdir(parents=True, mode=0o700)
@@ -36,25 +36,25 @@ def lay(folder: Path, devices: list[str], beneath: Mapping[str, str]) -> list[Pa
     laid = []
     for number, device in enumerate(devices):
         overlay = folder / f"{number}.qcow2"
-        form = "qcow2" if device in beneath else "raw"
+        form = "qcow2" if device in backing else "raw"
         create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", form, "-b", device, str(overlay)]
-        _run(image_tool(create, reads=chain(device, beneath), writes=[str(folder)]))
+        _run(image_tool(create, reads=chain(device, backing), writes=[str(folder)]))
         laid.append(overlay)
     return laid
 
 
-def chain(device: str, beneath: Mapping[str, str]) -> list[str]:
+def chain(device: str, backing: Mapping[str, str]) -> list[str]:
     """The device, and the file under it."""
-    return [device, *([beneath[device]] if device in beneath else [])]
+    return [device, *([backing[device]] if device in backing else [])]
 
 
-def take_over(folder: Path, devices: list[str], beneath: Mapping[str, str]) -> None:
+def take_over(folder: Path, devices: list[str], backing: Mapping[str, str]) -> None:
     """Commits the overlays into the devices; durable on return."""
     for number, device in enumerate(devices):
         overlay = folder / f"{number}.qcow2"
         if overlay.exists():
             commit = ["qemu-img", "commit", "-q", "-d", "-f", "qcow2", str(overlay)]
-            _run(image_tool(commit, reads=chain(device, beneath)[1:], writes=[str(overlay), device]))
+            _run(image_tool(commit, reads=chain(device, backing)[1:], writes=[str(overlay), device]))
             _flush(device)
 
 

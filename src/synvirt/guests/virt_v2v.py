@@ -108,16 +108,16 @@ class VirtV2vInPlace:
         on_message: OnMessage,
         stop: Callable[[], bool],
         *,
-        beneath: Mapping[str, str] = ALONE,
+        backing: Mapping[str, str] = ALONE,
     ) -> None:
         self.check()
-        laid = overlays.lay(self._folder / name, devices, beneath)
+        laid = overlays.lay(self._folder / name, devices, backing)
         messages = _Messages(on_message, hidden=(str(self._iso), str(self._folder / name)))
         with tempfile.TemporaryDirectory(prefix="synvirt-v2v-") as work:
             domain = Path(work, "guest.xml")
             domain.write_bytes(_domain(manifest, laid))
             env = {**self._environment(), "TMPDIR": work, "XDG_RUNTIME_DIR": work}
-            read = [path for device in devices for path in overlays.chain(device, beneath)]
+            read = [path for device in devices for path in overlays.chain(device, backing)]
             argv = _caged(domain, self._folder / name, read, env)
             try:
                 run(
@@ -137,8 +137,8 @@ class VirtV2vInPlace:
         if messages.contains(_WITHOUT_DRIVERS):
             raise _failed(manifest, messages.last("warning") or messages.last("info") or "no driver was installed")
 
-    def adopt(self, name: str, devices: list[str], *, beneath: Mapping[str, str] = ALONE) -> None:
-        overlays.take_over(self._folder / name, devices, beneath)
+    def adopt(self, name: str, devices: list[str], *, backing: Mapping[str, str] = ALONE) -> None:
+        overlays.take_over(self._folder / name, devices, backing)
 
     def discard(self, name: str) -> None:
         overlays.remove(self._folder / name)

@@ -3,7 +3,7 @@ of the source, and not being written to.
 
     a waiting rehearsal ─▶ the job, between two passes ─▶ clones ─▶ the rehearsal prepares them, the job goes on
 
-Where a clone is an overlay (`Destination.beneath`), the volume stays as it is while it exists, and the passes of that time
+Where a clone is an overlay (`Destination.backing_file`), the volume stays as it is while it exists, and the passes of that time
 write to a side file. A worker folds it into the volume when that need not stay any more: before the next pass, before the next
 clone, and at the latest before the last pass. So the volume of a job that has cut over is complete.
 """

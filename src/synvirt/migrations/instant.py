@@ -161,7 +161,7 @@ async def _landed(job: Job, volumes: list[Volume]) -> None:
     try:
         await land(job, volumes, starts)
     except GuestBootFailed as error:
-        log.warning("the guest was not seen to boot; it is copied nevertheless", job=str(job.id), cause=error.detail)
+        log.warning("the guest was not seen to boot; it is copied all the same", job=str(job.id), cause=error.detail)
 
 
 async def _until_it_goes_well(job: Job, attempt: Callable[[], Awaitable[None]]) -> None:

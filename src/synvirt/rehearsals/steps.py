@@ -195,9 +195,9 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
         name, devices = str(rehearsal.id), [volume.path for volume in volumes]
         if rehearsal.conversion_s is None:
             began = time.monotonic()
-            preparer.convert(name, job.manifest, devices, lambda kind, text: None, under_way.stop, beneath=_beneath(volumes))
+            preparer.convert(name, job.manifest, devices, lambda kind, text: None, under_way.stop, backing=_backing(volumes))
             under_way.move(conversion_s=round(time.monotonic() - began, 1))
-        preparer.adopt(name, devices, beneath=_beneath(volumes))
+        preparer.adopt(name, devices, backing=_backing(volumes))
         preparer.discard(name)
     return {"state": RehearsalState.BOOTING}
 
@@ -324,10 +324,10 @@ def _read(under_way: UnderWay, volumes: Sequence[Volume]) -> dict[str, str]:
     paths = [volume.path for volume in volumes if volume.device_type in ("file", "block")]
     if len(paths) < len(volumes):
         return {f"{NOT_READ} disks": "their volumes lie in a pool of Ceph"}
-    return under_way.look_inside(paths, under_way.stop, _beneath(volumes))
+    return under_way.look_inside(paths, under_way.stop, _backing(volumes))
 
 
-def _beneath(volumes: Sequence[Volume]) -> dict[str, str]:
+def _backing(volumes: Sequence[Volume]) -> dict[str, str]:
     """Of the clones that are overlays, the volume under each."""
     return {volume.path: volume.over for volume in volumes if volume.over is not None}
 
@@ -444,7 +444,7 @@ def sweeping(under_way: UnderWay) -> dict[str, object]:
 def _volumes(under_way: UnderWay, job: Job) -> list[Volume]:
     destination = job.destination
     return [
-        Volume(disk.key, destination.device(clone), destination.device_type, over=destination.beneath(volume, clone))
+        Volume(disk.key, destination.device(clone), destination.device_type, over=destination.backing_file(volume, clone))
         for disk, volume, clone in clones(job, under_way.rehearsal.id)
     ]
 

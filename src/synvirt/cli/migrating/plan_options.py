@@ -185,7 +185,7 @@ class PlanOptions:
     ] = None
     on_overrun: Annotated[
         str,
-        typer.Option(metavar="WHAT", help="If the outage is longer nevertheless: go_on, or roll_back to the source"),
+        typer.Option(metavar="WHAT", help="If the outage becomes longer: go_on, or roll_back to the source"),
         Sets("on_overrun", words=("go_on", "roll_back")),
     ] = "go_on"
     instant: Annotated[
