@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -127,17 +128,29 @@ def _made_once() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _of_all_workers(tmp_path_factory: pytest.TempPathFactory, lock: str) -> Iterator[Path]:
+    """The folder around those of this run's workers, which one of them at a time may use."""
+    folder = tmp_path_factory.getbasetemp().parent
+    with (folder / lock).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield folder
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _store_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with stores_from(tmp_path_factory.mktemp("template") / "store.db"):
+    with ExitStack() as made:
+        with _of_all_workers(tmp_path_factory, "template.lock") as around:
+            # Without workers that folder outlives the run, and the code that the template is of.
+            folder = around if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.mktemp("template")
+            made.enter_context(stores_from(folder / "template.db"))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _accelerator_known(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Where KVM only pretends to work it takes five seconds of a core to see it: once, and not at each start of a service."""
-    with (tmp_path_factory.getbasetemp().parent / "accelerator.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _of_all_workers(tmp_path_factory, "accelerator.lock"):
         accel.accelerator()
 
 

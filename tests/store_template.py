@@ -35,7 +35,10 @@ def stores_from(template: Path) -> Iterator[None]:
     """`template`: made where it is not there."""
     init, opened, compiled = Store.__init__, opening.opened, Compiled(STATEMENTS)
     if not template.exists():
-        Store(f"sqlite:///{template}").close()
+        # Whoever looks next finds all of it or nothing.
+        begun = template.with_suffix(".begun")
+        Store(f"sqlite:///{begun}").close()
+        begun.rename(template)
     empty = template.read_bytes()
 
     def from_template(self: Store, url: str, **named: Any) -> None:
