@@ -65,7 +65,7 @@ def test_zfs_is_asked_before_the_cage_and_not_within_it(tmp_path: Path, monkeypa
     zfs = tmp_path / "zfs"
     zfs.write_text(f"""#!/bin/sh
 echo "$1" >> {tmp_path}/asked
-case "$1" in get) echo 7 ;; send) head -c 300000 /dev/zero ;; esac
+case "$1" in get) printf 'a@2\\t8\\na#1\\t7\\n' ;; send) head -c 300000 /dev/zero ;; esac
 """)
     zfs.chmod(0o755)
     changes = ZfsChangesSpec(program=str(zfs), since="a#1", guid="7", until="a@2", size_bytes=512)
@@ -77,7 +77,7 @@ case "$1" in get) echo 7 ;; send) head -c 300000 /dev/zero ;; esac
     monkeypatch.setattr(programs, "forbidden", True)
     with pytest.raises(DeltaFallback, match="not a stream of a zfs volume"):
         list(zfs_stream.changed(begun))
-    assert (tmp_path / "asked").read_text().split() == ["get", "get", "send"]
+    assert (tmp_path / "asked").read_text().split() == ["get", "send"]
 
 
 def test_a_zfs_that_refuses_is_said_when_its_disk_is_read(tmp_path: Path) -> None:

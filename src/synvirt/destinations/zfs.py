@@ -64,7 +64,6 @@ class ZfsDestination:
     def create(self, name: str, size_bytes: int) -> None:
         job, disk = self._parts(name)
         whole_bytes = max(-(-size_bytes // BLOCK_BYTES), 1) * BLOCK_BYTES
-        self._make_parents(job)
         options = {
             "volblocksize": str(BLOCK_BYTES),
             "compression": "lz4",
@@ -75,7 +74,7 @@ class ZfsDestination:
             "synvirt:size": str(size_bytes),
         }
         try:
-            self._zfs("create", "-s", "-V", str(whole_bytes), *_as_arguments(options), name)
+            self._make(name, "create", "-s", "-V", str(whole_bytes), *_as_arguments(options))
         except ZfsRefused as refused:
             if refused.reason != "exists":
                 raise
@@ -113,10 +112,9 @@ class ZfsDestination:
         job, disk = self._parts(to)
         self.unclone(name, to)
         size = self._zfs.properties(name, "synvirt:size").get("synvirt:size", "")
-        self._make_parents(job)
         self._zfs("snapshot", _snapshot(name, job))
         marks = {"volmode": "dev", "synvirt:job": job, "synvirt:disk": disk, "synvirt:size": size}
-        self._zfs("clone", *_as_arguments(marks), _snapshot(name, job), to)
+        self._make(to, "clone", *_as_arguments(marks), _snapshot(name, job))
         self.device(to)
 
     def backing_file(self, name: str, to: str) -> str | None:
@@ -164,33 +162,30 @@ class ZfsDestination:
             yield dataset
             dataset = dataset.rpartition("/")[0]
 
-    def _make_parents(self, job: str) -> None:
-        """Makes the parents one by one: `zfs create -p` takes no properties for them."""
-        wanted: list[tuple[str, dict[str, str]]] = [(f"{self._root}/{job}", {"synvirt:job": job})]
-        # Tools that snapshot everything would keep copied data from being freed.
-        wanted.append((self._root, {"com.sun:auto-snapshot": "false"}))
-        wanted += [(dataset, {}) for dataset in list(self._upwards())[1:-1]]
-        absent = []
-        for dataset, options in wanted:
-            if self._exists(dataset):
-                break
-            absent.append((dataset, options))
-        else:
-            self.free_bytes()  # raises, where there is no pool
-        for dataset, options in reversed(absent):
-            try:
-                self._zfs("create", *_as_arguments({"canmount": "off", **options}), dataset)
-            except ZfsRefused as refused:
-                if refused.reason != "exists":  # another job made it at the same moment
-                    raise
-
-    def _exists(self, dataset: str) -> bool:
+    def _make(self, dataset: str, *arguments: str) -> None:
+        """With its parents, where they are absent: one by one, as `zfs create -p` takes no properties for them."""
         try:
-            return bool(self._zfs.names(dataset))
+            self._zfs(*arguments, dataset)
         except ZfsRefused as refused:
-            if refused.reason == "missing":
-                return False
-            raise
+            if refused.reason == "no pool":
+                self.free_bytes()  # says so in other words
+            if refused.reason != "missing" or "/" not in dataset:
+                raise
+            self._make_parent(dataset.rpartition("/")[0])
+            self._zfs(*arguments, dataset)
+
+    def _make_parent(self, dataset: str) -> None:
+        options = {"canmount": "off"}
+        if dataset == self._root:
+            # Tools that snapshot everything would keep copied data from being freed.
+            options["com.sun:auto-snapshot"] = "false"
+        elif dataset.startswith(f"{self._root}/"):
+            options["synvirt:job"] = dataset.rpartition("/")[2]
+        try:
+            self._make(dataset, "create", *_as_arguments(options))
+        except ZfsRefused as refused:
+            if refused.reason != "exists":  # another job made it at the same moment
+                raise
 
     def _mark(self, dataset: str) -> str | None:
         """The job in the dataset's own mark; empty, where it has no mark; None, where there is no such dataset."""

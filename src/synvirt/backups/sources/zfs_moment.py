@@ -10,7 +10,7 @@ stream gives only a list of areas. Our things have the property synvirt:made, an
 
 from synvirt.backups.orders import ZfsChangesSpec
 from synvirt.backups.sources.made import Made
-from synvirt.backups.sources.zfs_stream import guid_of
+from synvirt.backups.sources.zfs_stream import guids_of
 from synvirt.destinations.zfs_command import Zfs, ZfsRefused
 from synvirt.destinations.zfs_links import Links
 
@@ -44,7 +44,8 @@ class Moment:
         """A bookmark of that moment, and the guid of its snapshot."""
         snapshot = f"{volume}@{self._made.name}"
         self._zfs("bookmark", snapshot, f"{volume}#{self._made.name}")
-        return guid_of(self._zfs, snapshot)
+        (guid,) = guids_of(self._zfs, snapshot)
+        return guid
 
     def changed(self, volume: str, mark: str, guid: str, size: int) -> ZfsChangesSpec:
         """The changes since that bookmark of the volume."""

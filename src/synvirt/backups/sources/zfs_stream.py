@@ -73,10 +73,10 @@ def send(spec: ZfsChangesSpec) -> Send:
     more."""
     zfs = Zfs(spec.program)
     try:
-        if guid_of(zfs, spec.since) != spec.guid:
+        since, until = guids_of(zfs, spec.since, spec.until)
+        if since != spec.guid:
             return Send(spec, refused=DeltaFallback(f"the bookmark {spec.since} is not the same as before"))
-        until = int(guid_of(zfs, spec.until))
-        return Send(spec, until, begin([spec.program, "send", "-i", spec.since, spec.until]))
+        return Send(spec, int(until), begin([spec.program, "send", "-i", spec.since, spec.until]))
     except SynvirtError as error:  # the disk is read whole, and the others go on
         return Send(spec, refused=_not_known(spec, error))
 
@@ -96,9 +96,11 @@ def _not_known(spec: ZfsChangesSpec, error: SynvirtError) -> DeltaFallback:
     return DeltaFallback(f"what changed since the bookmark {spec.since} is not known: {error.detail}")
 
 
-def guid_of(zfs: Zfs, name: str) -> str:
-    """ZfsRefused."""
-    return zfs("get", "-Hp", "-o", "value", "guid", name).strip()
+def guids_of(zfs: Zfs, *names: str) -> list[str]:
+    """Of snapshots and bookmarks. ZfsRefused, if one of them is missing."""
+    # zfs has an order of its own.
+    found = dict(line.split("\t") for line in zfs("get", "-Hp", "-o", "name,value", "guid", *names).splitlines())
+    return [found[name] for name in names]
 
 
 def changed_areas(stream: IO[bytes], *, from_guid: int, to_guid: int, size: int) -> Iterator[Extent]:
