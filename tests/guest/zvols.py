@@ -48,11 +48,16 @@ def new_destination(pool: str = POOL) -> ZfsDestination:
 def volumes(destination: ZfsDestination, kinds: str = "all") -> list[str]:
     """All of these kinds that lies below the folder of jobs."""
     folder = root(destination)
+    return [name for name in below(folder, kinds) if name != folder]
+
+
+def below(folder: str, kinds: str = "all") -> list[str]:
+    """All of these kinds, the folder itself too; empty, where there is none."""
     # Of this one alone: other tests leave theirs, and each takes a moment to list.
     argv = ["zfs", "list", "-Hp", "-o", "name", "-rt", kinds, folder]
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     assert done.returncode == 0 or "dataset does not exist" in done.stderr, done.stderr
-    return [name for name in done.stdout.split() if name != folder]
+    return done.stdout.split()
 
 
 def root(destination: ZfsDestination) -> str:
