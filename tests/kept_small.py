@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from synvirt import buffers
+from tests import drawn
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # <malloc.h>
@@ -47,8 +48,10 @@ class KeptSmall:
             library.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
         done = yield
+        if nextitem is None or nextitem.path != item.path:
+            drawn.forget()
         # What it printed: its reports have it, and the test lives as long as the process.
         item._report_sections.clear()
         self._empty_buffers()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import drawn
+
 CONFTEST = """
 from tests import costs
 
@@ -41,3 +43,11 @@ def test_who_takes_much_is_named_and_a_worker_above_its_bound_too(
     assert re.findall(r"MiB more memory, to .*::(\w+)", done.stdout) == ["test_much"]
     assert re.search(r"peak memory in MiB: \{'(alone|gw0)': (9[6-9]|\d{3})\}", done.stdout)
     assert (f"more than the {worker_mib} MiB that a worker may have" in done.stdout) is above
+
+
+def test_what_the_tests_of_a_file_share_is_forgotten_after_it() -> None:
+    first = drawn.drawn(1000)
+    assert drawn.drawn(1000) is first
+    drawn.forget()
+    assert drawn.drawn(1000) is not first
+    assert drawn.drawn(1000) == first

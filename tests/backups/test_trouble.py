@@ -3,7 +3,6 @@
 Whatever happens, the points of before are whole, nothing half-made counts, and what was stored is not stored again.
 """
 
-import functools
 import subprocess
 import sys
 import threading
@@ -27,11 +26,12 @@ from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Session
 from synvirt.repository.verify import verify_repository
 from tests.backups.test_service import House
+from tests.drawn import shared_in_a_file
 
 SIZE = 12 * CHUNK_BYTES
 
 
-@functools.cache  # made by its first test, and not by whoever collects them
+@shared_in_a_file
 def content() -> bytes:
     return Random(5).randbytes(SIZE)
 

@@ -1,7 +1,6 @@
 """Runs with worker processes: the service reads no guest's byte, and a worker, or a service, that is killed costs little."""
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES
 from tests.backups.points import chunks_read
 from tests.backups.test_service import House
+from tests.drawn import shared_in_a_file
 from tests.fakes.backups import backups_of
 from tests.needs import need_root
 from tests.processes import open_files, until, workers
@@ -28,7 +28,7 @@ from tests.processes import open_files, until, workers
 SLOW_BPS = 2 * CHUNK_BYTES
 
 
-@functools.cache  # made by its first test, and not by whoever collects them
+@shared_in_a_file
 def content() -> bytes:
     return Random(9).randbytes(12 * CHUNK_BYTES)
 

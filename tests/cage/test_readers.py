@@ -3,7 +3,6 @@
 Real servers and programs; VMware's plugin alone is stood in for, by a script that starts nbdkit as it would be started.
 """
 
-import functools
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ from synvirt.disks.specs import FileWriterSpec, IscsiSpec, NfsSpec, QemuSpec, Ra
 from synvirt.jobs.orders import CopyOrder, DiskOrder
 from tests.certificates import self_signed, tls_server
 from tests.disks.block_images import qemu as run_qemu
+from tests.drawn import shared_in_a_file
 from tests.fakes import vddk as stand_in
 from tests.fakes.prism.iscsi import PREFIX, iscsi_target
 from tests.fakes.prism.lab import HERE
@@ -33,7 +33,7 @@ from tests.remote_servers import PASSWORD, remote, samba
 SIZE = 5 << 20
 
 
-@functools.cache  # made by its first test, and not by whoever collects them
+@shared_in_a_file
 def content() -> bytes:
     return random.Random(8).randbytes(SIZE)
 

@@ -3,7 +3,6 @@
 QEMU reads what is missing as zeros, and says nothing.
 """
 
-import functools
 import os
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from synvirt.cli import app
+from tests.drawn import shared_in_a_file
 from tests.offline import appliances
 
 # What is cut, and the file of it that is cut (the image, where none is named).
@@ -39,7 +39,7 @@ VARIANTS = {
 COMPRESSED = {"qcow2 compressed", "qcow2 zstd", "vmdk stream", "ova"}
 
 
-@functools.lru_cache(1)
+@shared_in_a_file
 def made(folder: Path, variant: str) -> tuple[Path, Path, bytes]:
     """The image, the file of it that is cut, and that file's content."""
     names, image_format, options = VARIANTS[variant]

@@ -6,10 +6,12 @@ import io
 import random
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from synvirt import programs
+from tests.drawn import shared_in_a_file
 from tests.fakes.contents import Content, fill
 from tests.needs import need
 
@@ -21,7 +23,7 @@ def description(name: str) -> bytes:
     return (DESCRIPTIONS / f"{name}.ovf").read_bytes()
 
 
-@functools.lru_cache(2)  # many modules have the same ones, and most at the same time
+@shared_in_a_file
 def raw_disk(size: int = DISK_BYTES, seed: int = 1) -> bytes:
     """Some random runs in zeros, so that images are sparse and nothing can be mistaken for something else."""
     numbers = random.Random(seed)
@@ -69,12 +71,18 @@ def archive(path: Path, files: Mapping[str, bytes], tar_format: int = tarfile.US
     return path
 
 
-@functools.cache
 def disk_file(kind: str, size: int, seed: int) -> bytes:
     """The image of a disk, made once for all tests; `stream` is streamOptimized."""
+    return zlib.decompress(_packed_file(kind, size, seed))
+
+
+@functools.cache
+def _packed_file(kind: str, size: int, seed: int) -> bytes:
+    """Some of them are zeros all but for a fortieth: 16 MiB of a worker's memory, as long as it runs."""
     with tempfile.TemporaryDirectory() as name:
         folder, raw = Path(name), raw_disk(size, seed)
-        return (stream_vmdk(folder, "disk", raw) if kind == "stream" else image(folder, "disk", kind, raw)).read_bytes()
+        made = stream_vmdk(folder, "disk", raw) if kind == "stream" else image(folder, "disk", kind, raw)
+        return zlib.compress(made.read_bytes(), 1)
 
 
 def appliance(ovf: str = "ovftool") -> dict[str, bytes]:

@@ -1,6 +1,5 @@
 """Files of SMB shares read by Samba's own client, in processes of its own, beside smbprotocol."""
 
-import functools
 import os
 import random
 import signal
@@ -26,13 +25,14 @@ from synvirt.errors import DiskReadFailed
 from synvirt.remote import Interrupted, retrying, smb_native
 from synvirt.remote.reading import RemoteReader
 from synvirt.remote.smb import SmbPlace
+from tests.drawn import shared_in_a_file
 from tests.processes import until
 from tests.remote_servers import PASSWORD, Samba, remote, samba
 
 SIZE = 9 << 20
 
 
-@functools.cache  # made by its first test, and not by whoever collects them
+@shared_in_a_file
 def content() -> bytes:
     return random.Random(4).randbytes(SIZE)
 

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Awaitable, Callable
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,6 +9,7 @@ from synvirt.disks.specs import DatastoreSpec, ReaderSpec
 from synvirt.live import SourceAccess
 from synvirt.live.vsphere.adapter import VimApi
 from tests.contracts.live import in_session, read
+from tests.drawn import shared_in_a_file
 from tests.fakes.vcenter import DISK_BYTES
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ BLOCK = 65536
 VM = "vm-57"
 
 
-@cache
+@shared_in_a_file
 def content(seed: int = 0, size: int = DISK_BYTES) -> bytes:
     """Data, with holes: every third MiB is zeros."""
     generator = random.Random(seed)
