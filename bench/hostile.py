@@ -286,11 +286,13 @@ def inside(reader: str, folder: Path) -> bytes:
         root = lvm_disks.segment(1, 0, 2, "striped", 'stripe_count = 1\nstripes = ["pv0", 0]')
         text = lvm_disks.group("vg", {"pv0": "A" * 32}, {"root": root, "home": root.replace("0]", "2]")})
         return lvm_disks.physical("A" * 32, text, lvm_disks.DATA)[: lvm_disks.AREA + 512 + len(text)]
-    content = btrfs_images.made(folder / "image", linux_trees.planted(folder / "tree"), "-n", str(PAGE)).read_bytes()
-    found = [number for number in range(len(content) // PAGE) if content[number * PAGE : (number + 1) * PAGE].strip(b"\0")]
-    found.sort(key=lambda number: number != 0x10000 // PAGE)
-    (folder / "pages").write_text(json.dumps(found))
-    return b"".join(content[number * PAGE : (number + 1) * PAGE] for number in found)
+    image = btrfs_images.made(folder / "image", linux_trees.planted(folder / "tree"), "-n", str(PAGE))
+    with image.open("rb") as file:
+        pages = enumerate(iter(lambda: file.read(PAGE), b""))
+        found = {number: page for number, page in pages if page.strip(b"\0")}
+    numbers = sorted(found, key=lambda number: number != 0x10000 // PAGE)
+    (folder / "pages").write_text(json.dumps(numbers))
+    return b"".join(found[number] for number in numbers)
 
 
 def look_inside(reader: str, content: bytes, pages: list[int]) -> None:

@@ -1,6 +1,7 @@
 """synvirt disk verify: what differs from the ledger is named, and repaired from the source, and nothing else is touched."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from synvirt.proof.keeping import CopiedDisk, MovedJob, Receipts
 from synvirt.proof.signing import HostKey
 from synvirt.proof.unpacking import unpack
 from tests.devices import loop_device
+from tests.disks.block_images import assert_same_file
 from tests.needs import need
 from tests.offline import appliances
 
@@ -34,26 +36,32 @@ def disk(*arguments: str | Path) -> Result:
 
 
 @pytest.fixture
-def content() -> bytes:
-    """Data, zeros, an end within a block."""
+def content(tmp_path: Path) -> Path:
+    """Data, zeros, an end within a block. What a disk holds before it is damaged."""
+    return made(tmp_path / "content")
+
+
+def made(path: Path) -> Path:
     chance = random.Random(7)
-    parts = bytearray(SIZE)
-    parts[: 6 * MIB] = chance.randbytes(6 * MIB)
-    parts[21 * MIB : 26 * MIB] = chance.randbytes(5 * MIB)
-    parts[-700:] = chance.randbytes(700)
-    return bytes(parts)
+    with path.open("wb") as file:
+        file.truncate(SIZE)
+        for start, end in ((0, 6 * MIB), (21 * MIB, 26 * MIB), (SIZE - 700, SIZE)):
+            file.seek(start)
+            file.write(chance.randbytes(end - start))
+    return path
+
+
+def byte(path: Path, place: int) -> int:
+    with path.open("rb") as file:
+        file.seek(place)
+        return file.read(1)[0]
 
 
 @pytest.fixture
-def moved(content: bytes, tmp_path: Path) -> tuple[Path, Path, Path]:
+def moved(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A source, the volume that was copied from it, and the ledger of that."""
     source, volume, ledger = tmp_path / "disk.raw", tmp_path / "volume.raw", tmp_path / "ledger"
-    with source.open("wb") as file:
-        file.truncate(SIZE)
-        for at in range(0, SIZE, MIB):
-            if any(part := content[at : at + MIB]):
-                file.seek(at)
-                file.write(part)
+    made(source)
     result = disk("convert", "--ledger", ledger, source, volume)
     assert result.exit_code == 0, result.output
     return source, volume, ledger
@@ -70,7 +78,7 @@ def flip(path: Path, places: list[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_seeded_flips_are_named_and_repaired_and_nothing_else(
-    seed: int, moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path
+    seed: int, moved: tuple[Path, Path, Path], content: Path, tmp_path: Path
 ) -> None:
     source, volume, ledger = moved
     chance = random.Random(seed)
@@ -91,7 +99,7 @@ def test_seeded_flips_are_named_and_repaired_and_nothing_else(
     units = {unit for one in report["mended"] for unit in range(one["start"], one["start"] + one["length"], UNIT_BYTES)}
     assert units == {place // UNIT_BYTES * UNIT_BYTES for place in places}
     assert report["not_mended"] == []
-    assert volume.read_bytes() == content
+    assert_same_file(volume, content)
     again = disk("verify", "--ledger", ledger, volume)
     assert again.exit_code == 0
     assert "holds what the ledger of disk.raw says" in again.stdout
@@ -121,9 +129,7 @@ def test_the_source_is_read_where_the_volume_differs_and_nowhere_else(
     assert sum(length for path, _, length in read if path == str(source)) < MIB
 
 
-def test_a_source_that_has_changed_since_repairs_nothing_of_what_changed(
-    moved: tuple[Path, Path, Path], content: bytes
-) -> None:
+def test_a_source_that_has_changed_since_repairs_nothing_of_what_changed(moved: tuple[Path, Path, Path], content: Path) -> None:
     source, volume, ledger = moved
     flip(volume, [100, 22 * MIB])
     flip(source, [200])
@@ -131,12 +137,11 @@ def test_a_source_that_has_changed_since_repairs_nothing_of_what_changed(
     assert result.exit_code == 1
     assert f"{UNIT_BYTES} bytes at {22 * MIB}: was repaired from the source" in result.stdout
     assert f"{BLOCK_BYTES} bytes at 0: was not repaired: the source does not hold" in result.stdout
-    left = volume.read_bytes()
-    assert left[22 * MIB] == content[22 * MIB]
-    assert left[100] == content[100] ^ 0x40
+    assert byte(volume, 22 * MIB) == byte(content, 22 * MIB)
+    assert byte(volume, 100) == byte(content, 100) ^ 0x40
 
 
-def test_a_volume_that_qemu_has_open_is_left_alone(moved: tuple[Path, Path, Path], content: bytes) -> None:
+def test_a_volume_that_qemu_has_open_is_left_alone(moved: tuple[Path, Path, Path], content: Path) -> None:
     program = need("qemu-io", "qemu-utils")
     source, volume, ledger = moved
     flip(volume, [100])
@@ -151,21 +156,26 @@ def test_a_volume_that_qemu_has_open_is_left_alone(moved: tuple[Path, Path, Path
         qemu.stdin.close()
     assert result.exit_code == 1
     assert result.stderr.startswith("E_MIG_CONFLICT: volume.raw is in use by a guest")
-    assert volume.read_bytes()[100] == content[100] ^ 0x40
+    assert byte(volume, 100) == byte(content, 100) ^ 0x40
 
 
-def test_a_device_is_repaired_within_its_disk(moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path) -> None:
+def test_a_device_is_repaired_within_its_disk(moved: tuple[Path, Path, Path], content: Path, tmp_path: Path) -> None:
     source, _, ledger = moved
     backing = tmp_path / "backing.raw"
-    backing.write_bytes(content + b"x" * MIB)
+    with made(backing).open("ab") as file:
+        file.write(b"x" * MIB)
     flip(backing, [5, 10 * MIB])
     with loop_device(backing) as device:
         result = disk("verify", "--ledger", ledger, "--repair", source, device)
         assert result.exit_code == 0, result.output
-    assert backing.read_bytes() == content + b"x" * MIB
+    with backing.open("rb") as file:
+        file.seek(SIZE)
+        assert file.read() == b"x" * MIB
+    os.truncate(backing, SIZE)
+    assert_same_file(backing, content)
 
 
-def test_what_the_volume_cannot_read_is_written_again(moved: tuple[Path, Path, Path], content: bytes) -> None:
+def test_what_the_volume_cannot_read_is_written_again(moved: tuple[Path, Path, Path], content: Path) -> None:
     source, volume, _ = moved
 
     class Bad(RawReader):
@@ -192,7 +202,7 @@ def test_what_the_volume_cannot_read_is_written_again(moved: tuple[Path, Path, P
     writer = Mending(plain.descriptor, "volume.raw", SIZE, zeroings=())
     found = repair(rows, open_reader(RawSpec(path=str(source))), reader, writer)
     assert [(one.start, one.length) for one in found.written] == [(20 * MIB, BLOCK_BYTES)]
-    assert volume.read_bytes() == content
+    assert_same_file(volume, content)
     reader.close()
     writer.close()
 
@@ -209,7 +219,7 @@ def test_storage_that_does_not_keep_what_is_written_is_found(
 
 
 def test_a_jobs_volume_is_held_against_its_receipt_and_repaired(
-    moved: tuple[Path, Path, Path], content: bytes, tmp_path: Path
+    moved: tuple[Path, Path, Path], content: Path, tmp_path: Path
 ) -> None:
     source, volume, _ = moved
     folder, key = _receipt(volume, tmp_path)
@@ -221,7 +231,7 @@ def test_a_jobs_volume_is_held_against_its_receipt_and_repaired(
     assert [start // BLOCK_BYTES for start in starts] == [0, 7, 10]
     mended = disk("verify", "--receipt", folder, "--volume", "scsi0:0", "--repair", source, volume)
     assert mended.exit_code == 0, mended.output
-    assert volume.read_bytes() == content
+    assert_same_file(volume, content)
 
 
 def test_a_receipt_that_is_not_as_it_was_signed_repairs_nothing(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from synvirt.buffers import new_buffer
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
 from synvirt.errors import CbtReset, VmNotFound
@@ -43,17 +44,30 @@ def read(spec: ReaderSpec, onto: bytes | None = None) -> tuple[bytes, int]:
     """What the reader's extents say, laid over `onto` (zeros); and how many bytes were data."""
     reader = open_reader(spec)
     try:
-        disk, data_bytes = bytearray(onto or bytes(reader.size)), 0
+        disk, data_bytes = bytearray(onto or reader.size), 0
         assert len(disk) == reader.size
         for extent in reader.extents():
-            buffer = bytearray(extent.length)
-            if not extent.zero:
-                reader.read_into(extent.start, memoryview(buffer))
-                data_bytes += extent.length
-            disk[extent.start : extent.end] = buffer
+            with memoryview(disk)[extent.start : extent.end] as place:
+                if extent.zero:
+                    place[:] = bytes(extent.length)
+                else:
+                    reader.read_into(extent.start, place)
+                    data_bytes += extent.length
     finally:
         reader.close()
     return bytes(disk), data_bytes
+
+
+def data_read(spec: ReaderSpec) -> int:
+    """How many bytes are data by the reader's extents. All of them are read."""
+    reader = open_reader(spec)
+    try:
+        data = [extent for extent in reader.extents() if not extent.zero]
+        for extent in data:
+            reader.read_into(extent.start, new_buffer(extent.length))
+    finally:
+        reader.close()
+    return sum(extent.length for extent in data)
 
 
 def in_session(open_adapter: Callable[[], A], use: Callable[[A], Awaitable[T]]) -> T:

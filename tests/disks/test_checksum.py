@@ -10,12 +10,13 @@ from typing import get_args
 
 import pytest
 
+from synvirt.blocks import Extent
 from synvirt.copying import copy
 from synvirt.disks.checking import checksum
 from synvirt.disks.checking.checksum import Checksums, check
 from synvirt.disks.specs import ChecksumAlgorithm, ChecksumSpec
 from synvirt.errors import Cancelled, DiskReadFailed, Internal, MalformedArchive
-from tests.fakes.disks import BLOCK_BYTES, MemoryReader, MemoryWriter, ThrottledReader
+from tests.fakes.disks import BLOCK_BYTES, ForgetfulWriter, LettersReader, MemoryReader, MemoryWriter, ThrottledReader
 
 ALGORITHMS: tuple[ChecksumAlgorithm, ...] = get_args(ChecksumAlgorithm)
 
@@ -76,10 +77,12 @@ def test_all_are_checked(archive: Path) -> None:
 
 def test_a_wrong_digest_ends_the_copy_with_its_own_error(archive: Path) -> None:
     """The copy is ended by `stop`, and so raises Cancelled: but nobody cancelled."""
-    reader = ThrottledReader(MemoryReader("A" * 384), 0.5)  # six requests, of which the first ones are enough
+    size = 384 * BLOCK_BYTES
+    # Six requests, of which the first ones are enough.
+    reader = ThrottledReader(LettersReader(size, [Extent(0, size)]), 0.5)
     began = time.monotonic()
     with pytest.raises(MalformedArchive), Checksums((spec_of(archive, wrong=True),)) as checksums:
-        copy(reader, MemoryWriter(384 * BLOCK_BYTES), stop=checksums.stop)
+        copy(reader, ForgetfulWriter(size), stop=checksums.stop)
     assert time.monotonic() - began < 60
 
 

@@ -10,23 +10,22 @@ from pathlib import Path
 
 import xxhash
 
+from tests.fakes.contents import Content, size_of
 from tests.needs import need
 
 MIB = 1 << 20
 
 
 def pieces(
-    folder: str, disk: bytes, *, digest: str = "xxhash", keepalives: Collection[int] = ()
+    folder: str, disk: Content, *, digest: str = "xxhash", keepalives: Collection[int] = ()
 ) -> Iterator[tuple[str, bytes]]:
     """Members in order. An empty one is put before each piece whose place on the disk is in `keepalives`."""
     number = 0
-    count = -(-len(disk) // MIB)
-    for place in range(count):
-        if place in keepalives and 0 < place < count - 1:
+    for place, (data, is_last) in enumerate(_mebibytes(disk)):
+        if place in keepalives and place > 0 and not is_last:
             yield f"{folder}/{number:08d}", b""
             number += 1
-        data = disk[place * MIB : (place + 1) * MIB]
-        if any(data) or place in (0, count - 1):
+        if any(data) or place == 0 or is_last:
             yield f"{folder}/{number:08d}", data
             if digest == "xxhash":
                 yield f"{folder}/{number:08d}.xxhash", f"{xxhash.xxh64_intdigest(data):X}".encode()
@@ -35,7 +34,15 @@ def pieces(
         number += 1
 
 
-def archive(path: Path, ova_xml: bytes, disks: Mapping[str, bytes], **options: object) -> Path:
+def _mebibytes(disk: Content) -> Iterator[tuple[bytes, bool]]:
+    """One after the other, and whether it is the last one."""
+    size = size_of(disk)
+    with disk.open("rb") if isinstance(disk, Path) else io.BytesIO(disk) as file:
+        for at in range(0, size, MIB):
+            yield file.read(MIB), at + MIB >= size
+
+
+def archive(path: Path, ova_xml: bytes, disks: Mapping[str, Content], **options: object) -> Path:
     """xapi writes ustar headers with a size in octal, ova.xml first, and the disks one after the other."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         _add(tar, "ova.xml", ova_xml)

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import Disk, GuestOs, Nic, VmManifest
 from synvirt.model.plan import Shutdown
 from synvirt.sizes import KIB
+from tests.fakes.contents import Content, fill, size_of
 
 # The granularity at which this platform tracks changes, as QEMU's bitmaps and vSphere's do.
 TRACKED_BYTES = 64 * KIB
@@ -46,7 +47,7 @@ class FakePlatform:
             state.setdefault("faults", {})
             state.setdefault("supports_warm", True)
 
-    def add_vm(self, vm_id: str, disks: dict[str, bytes], *, family: str = "linux", cbt: bool = True) -> None:
+    def add_vm(self, vm_id: str, disks: Mapping[str, Content], *, family: str = "linux", cbt: bool = True) -> None:
         with self._state() as state:
             state["vms"][vm_id] = {
                 "power": "on",
@@ -58,13 +59,13 @@ class FakePlatform:
                 "cbt_epoch": str(uuid4()),
                 "sequence": 0,
                 "journal": [],
-                "sizes": {key: len(content) for key, content in disks.items()},
+                "sizes": {key: size_of(content) for key, content in disks.items()},
                 "snapshots": {},
                 "marks": [],
             }
         for key, content in disks.items():
             self.disk_path(vm_id, key).parent.mkdir(parents=True, exist_ok=True)
-            self.disk_path(vm_id, key).write_bytes(content)
+            fill(self.disk_path(vm_id, key), content)
 
     def disk_path(self, vm_id: str, key: str) -> Path:
         return self.folder / vm_id / f"{key}.raw"

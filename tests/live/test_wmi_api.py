@@ -416,12 +416,12 @@ def test_a_recorder_is_given_each_script_its_parameters_and_its_answer(hyperv: F
 
 def test_a_share_that_is_cut_in_the_middle_is_read_on(hyperv: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "PAUSES_S", (0.05,) * 7)
-    content = random.Random(8).randbytes(12 << 20)
+    content = random.Random(8).randbytes(6 << 20)
     vm = hyperv.hyperv.add_vm(f"vm-{uuid4().hex[:8]}", content)
     hyperv.hyperv.power(vm, OFF)
     with wire(hyperv.files.port) as between:
         # Whose connections these are: the library's, and those of Samba's own client.
-        between.cuts = {1: 2 << 20, 2: 3 << 20, 3: 1 << 20, 4: 4 << 20}
+        between.cuts = {1: 1 << 20, 2: 3 << 19, 3: 1 << 19, 4: 2 << 20}
 
         async def use(adapter: WmiApi) -> bytes:
             snapshot = await adapter.snapshot(vm.id, "synvirt-x-1")

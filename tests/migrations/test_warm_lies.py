@@ -287,15 +287,19 @@ def test_every_block_that_is_left_out_and_differs_is_counted(changed: list[bool]
     assert (found.missed_by_sample(0) < 1) == bool(wrong)
 
 
-def test_looking_for_lies_reads_little(house: House) -> None:
-    house.platform.add_vm(VM, {DISK: content(40 * MIB)})
+def test_looking_for_lies_reads_little(house: House, tmp_path: Path) -> None:
+    large = tmp_path / "large.raw"
+    with large.open("wb") as file:
+        for number in range(40):
+            file.write(content(MIB, number))
+    house.platform.add_vm(VM, {DISK: large})
     job = house.intake.submit(live_plan())
-    once(
-        house,
-        job,
-        in_state(State.DELTA_SYNCING),
-        lambda: house.platform.guest_writes(VM, DISK, MIB, content(30 * MIB, 7)),
-    )
+
+    def write() -> None:
+        for number in range(1, 31):
+            house.platform.guest_writes(VM, DISK, number * MIB, content(MIB, 100 + number))
+
+    once(house, job, in_state(State.DELTA_SYNCING), write)
     delta = house.run(job.id).passes[1]
     assert delta.bytes == 30 * MIB
     assert 0 < delta.bytes_checked <= 0.02 * delta.bytes

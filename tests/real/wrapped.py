@@ -80,9 +80,8 @@ def _vbox_folder(imports: Path, sample: Sample) -> Path:
 
 
 def _xva_archive(imports: Path, sample: Sample) -> Path:
-    raw = _raw(sample).read_bytes()
-    text = ova_xml_text.one_disk(len(raw), memory_bytes=256 * MIB)
-    return xva_archives.archive(imports / "wrapped.xva", text, {"Ref:4": raw})
+    text = ova_xml_text.one_disk(sample.capacity_bytes, memory_bytes=256 * MIB)
+    return xva_archives.archive(imports / "wrapped.xva", text, {"Ref:4": _raw(sample)})
 
 
 def _vmcx_export(imports: Path, sample: Sample) -> Path:

@@ -8,6 +8,8 @@ import pytest
 
 from synvirt.blocks import DiskReader
 from synvirt.disks import open_reader
+from synvirt.disks.qcow2 import named_files
+from synvirt.disks.qcow2.header import L1_BYTES_MAX
 from synvirt.disks.qcow2.named_files import CHAIN_MAX
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
@@ -211,16 +213,20 @@ def test_a_chain_has_an_end(root: Path) -> None:
     assert open_files(root) == []
 
 
-def test_a_chain_of_huge_tables_is_refused(root: Path) -> None:
-    """Each alone is allowed; together they would take the memory of the worker. The files are holes: they cost nothing."""
+def test_a_chain_of_huge_tables_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each alone is allowed; together they would take the memory of the worker, and here an eighth of that. The files are
+    holes: they cost nothing."""
+    assert 2 * L1_BYTES_MAX <= named_files._CHAIN_L1_BYTES_MAX < 4 * L1_BYTES_MAX
+    monkeypatch.setattr(named_files, "_CHAIN_L1_BYTES_MAX", named_files._CHAIN_L1_BYTES_MAX // 8)
+    entries = L1_BYTES_MAX // 8 // 8
     for number in range(4):
         overlay(root, str(number + 1), str(number), "qcow2" if number else "raw")
         image = root / str(number + 1)
         with image.open("r+b") as file:
             file.seek(24)
-            file.write(struct.pack(">Q", (4 << 20) * (512 << 20)))  # virtual size
+            file.write(struct.pack(">Q", entries * (512 << 20)))  # virtual size
             file.seek(36)
-            file.write(struct.pack(">IQ", 4 << 20, 1 << 20))  # L1 entries, and where they are
+            file.write(struct.pack(">IQ", entries, 1 << 20))  # L1 entries, and where they are
             file.truncate(64 * MIB)
     (root / "0").write_bytes(b"")
     opened(root, "2").close()

@@ -12,7 +12,7 @@ import pytest
 from synvirt.live import LiveAdapter
 from synvirt.live.proxmox.adapter import pve_api
 from synvirt.sizes import MIB
-from tests.contracts.live import LiveCase, LiveContract, in_session, read
+from tests.contracts.live import LiveCase, LiveContract, data_read, in_session, read
 from tests.devices import loop_device
 from tests.fakes.pve.cluster import Vm
 from tests.pve_lab import PveLab, pve_lab
@@ -146,7 +146,7 @@ def test_a_delta_reads_what_changed_and_hardly_more(lab: PveLab) -> None:
                     lab.write(vm, "scsi0", at * block, dice.randbytes(block))
         disk = (await adapter.inspect(str(vm.vmid))).disks[0]
         spec = await adapter.open_disk(str(vm.vmid), snapshot, disk, f"synvirt-{job}-1")
-        _, data_bytes = await asyncio.to_thread(read, spec)
+        data_bytes = await asyncio.to_thread(data_read, spec)
         for number in (1, 2):
             await adapter.cleanup(str(vm.vmid), f"synvirt-{job}-{number}")
         return data_bytes
