@@ -10,6 +10,8 @@ import ctypes
 import gc
 import mmap
 import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Generator
@@ -18,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis.internal import charmap
 
 from synvirt import buffers
 from tests import drawn
@@ -36,6 +39,13 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
+def make_tables_of_characters() -> None:
+    """Hypothesis makes them once in a checkout, and keeps them as files: 200 MiB of memory, here of a process that ends."""
+    if not list(charmap.charmap_file().parent.glob("codec-*utf-8*")):
+        making = "from hypothesis.internal import charmap; charmap.intervals_from_codec('utf-8')"
+        subprocess.run([sys.executable, "-c", making], check=True)
+
+
 class KeptSmall:
     def __init__(self) -> None:
         self._buffers: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
@@ -46,6 +56,10 @@ class KeptSmall:
         if hasattr(library, "mallopt"):
             library.mallopt(M_ARENA_MAX, ARENAS)
             library.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        make_tables_of_characters()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
