@@ -57,6 +57,7 @@ checks.negative_data_rejection.enabled = false
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("document")  # made by now: Schemathesis waits ten seconds for it, and no longer
 def test_the_service_does_what_the_document_says(running: str, tmp_path: Path) -> None:
     """Schemathesis: valid and invalid requests to each operation, alone and in sequence; every answer against the document."""
     (tmp_path / "schemathesis.toml").write_text(REFUSED_BY_CONTENT)
