@@ -210,7 +210,9 @@ class Stage:
         """Of rehearsals: what is there and not the job's own. What its passes wrote beside a volume is."""
         own = {str(self.house.volume(job)) for disk in job.disks if disk.volume}
         for volume in [Path(one) for one in own]:
-            own |= {str(volume.with_name(f".{volume.name}.{kept}")) for kept in ("aside", "marks")}
+            # A pass that begins just now makes both; at the end of the job all are gone.
+            beside = ("aside", "marks", "aside.partial", "marks.partial")
+            own |= {str(volume.with_name(f".{volume.name}.{kept}")) for kept in beside}
         own |= {f"domain {job.domain.uuid}"} if job.domain else set()
         left = [one for one in self.house.leftovers() if one not in own and "receipts" not in one]
         return [one for one in left if not Path(one).is_dir() or Path(one).parent.name == "conversions"]
