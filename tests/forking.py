@@ -107,8 +107,9 @@ def _say_ends(running: dict[int, socket.socket]) -> None:
         pid, status, used = os.wait4(-1, os.WNOHANG)
         if pid == 0:
             return
-        with running.pop(pid) as end:
-            _say(end, f"{status} {used.ru_utime + used.ru_stime}")
+        if pid in running:  # not what this process has begun for itself
+            with running.pop(pid) as end:
+                _say(end, f"{status} {used.ru_utime + used.ru_stime}")
 
 
 def _say(end: socket.socket, what: object) -> None:
