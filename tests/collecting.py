@@ -1,7 +1,7 @@
 """The process that has collected the tests, and that xdist's workers are forked from: `python -m tests.collecting SOCKET`.
 `tests/workers.py` is its other side.
 
-To collect ten thousand tests takes ten seconds of a processor, and more where Python has not compiled them yet. What was
+To collect ten thousand tests takes five seconds of a processor, and more where Python has not compiled them yet. What was
 collected is 200 MiB, which the workers share. A worker is a process of its own all the same, with a folder for temporary
 files of its own, and goes on with the session as if it had collected itself.
 """
