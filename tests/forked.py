@@ -24,11 +24,18 @@ ANSWER_BYTES = 100
 _lock = threading.Lock()
 _ordering: list[socket.socket] = []
 _used_s: list[float] = []
+# Those that have not been waited for, by the process that had them forked.
+_begun: set[tuple[int, int]] = set()
 
 
 def processor_s() -> float:
     """What they took of a processor, of those that have ended: they are no children of this process."""
     return sum(_used_s)
+
+
+def begun() -> list[int]:
+    """The processes that this one had forked for it, and whose end it does not know yet."""
+    return [pid for owner, pid in list(_begun) if owner == os.getpid()]
 
 
 def ordering() -> socket.socket:
@@ -126,6 +133,7 @@ class Popen(subprocess.Popen[AnyStr]):
         if not self.pid:
             ours.close()
             raise OSError("the process that is to be forked has ended")
+        _begun.add((os.getpid(), self.pid))
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
@@ -136,6 +144,7 @@ class Popen(subprocess.Popen[AnyStr]):
         except BlockingIOError:
             return 0, 0
         self._end.close()
+        _begun.discard((os.getpid(), self.pid))
         status, used_s = ended.split() if ended else (signal.SIGKILL, 0)
         _used_s.append(float(used_s))
         return self.pid, int(status)

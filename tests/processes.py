@@ -8,15 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests import forked
+
 # <linux/seccomp.h>: SECCOMP_MODE_FILTER.
 FILTERED = "2"
 
 
 def children(parent: int | None = None) -> dict[int, str]:
-    """The living descendants of a process (by default this one), with their command lines. Zombies do not live."""
+    """The living descendants of a process (by default this one), with their command lines. Zombies do not live. What this one
+    had forked for it (`tests/forked.py`) are its descendants too."""
     assert Path("/proc/thread-self/children").exists(), "a kernel without CONFIG_PROC_CHILDREN"
     found: dict[int, str] = {}
     of = [parent or os.getpid()]
+    if of == [os.getpid()]:
+        forks = [pid for pid in forked.begun() if _is_alive(pid)]
+        found = {pid: command_line(pid) for pid in forks}
+        of += forks
     while of:
         for pid in _begun_by(of.pop()):
             if _is_alive(pid):

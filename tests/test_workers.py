@@ -17,6 +17,7 @@ TESTS = """
 import json, os, random, sys, threading
 from pathlib import Path
 import pytest
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 with (HERE / "collected").open("a") as collected:
@@ -37,7 +38,8 @@ def test_it_is_alone(number, tmp_path, worker_id, capfd):
     assert capfd.readouterr().out == "captured\\n"
     assert os.environ["PYTEST_XDIST_WORKER"] == worker_id
     assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == "2"
-    facts = [os.getpid(), worker_id, str(tmp_path.parent), random.random(), threading.active_count(), sys.argv, os.getcwd()]
+    drawn = [random.random(), free_port()]
+    facts = [os.getpid(), worker_id, str(tmp_path.parent), drawn, threading.active_count(), sys.argv, os.getcwd()]
     with (HERE / "alone").open("a") as alone:
         print(json.dumps(facts), file=alone)
 """
@@ -65,7 +67,8 @@ def test_one_process_collects_and_each_worker_is_its_own(tmp_path: Path) -> None
     assert len({(pid, name, folder) for pid, name, folder, *_ in alone}) == len({pid for pid, *_ in alone})
     assert int(collected_by) not in {pid for pid, *_ in alone}
     assert all(Path(folder).name == f"popen-{name}" for _, name, folder, *_ in alone)
-    assert len({drawn for _, _, _, drawn, *_ in alone}) == len(alone) == 8
+    for drawn in zip(*(drawn for _, _, _, drawn, *_ in alone), strict=True):
+        assert len(set(drawn)) == len(alone) == 8
     assert all(line[4:] == [1, ["-c"], str(tmp_path)] for line in alone)
     again = run(tmp_path, "--last-failed", "-k", "not crashes")
     assert "1 failed in " in again.stdout, again.stdout

@@ -1,11 +1,13 @@
 """What only root may do: the same in this process and by root's helper, and what the helper refuses."""
 
+import fcntl
 import json
 import os
 import random
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,6 +33,13 @@ def accounts() -> Iterator[None]:
     need_root("accounts of the host")
     for program in ("useradd", "chpasswd", "userdel"):
         need(program, "passwd")
+    with (Path(tempfile.gettempdir()) / "synvirt-accounts.lock").open("w") as lock:
+        # One worker after another: all of them have these names from the process that collected the tests.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield from _made()
+
+
+def _made() -> Iterator[None]:
     try:
         for name in (NAME, OUTSIDER):
             subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=30)
