@@ -1,6 +1,10 @@
 """What a stranger's certificate says of itself, put into words."""
 
+import os
+import select
+import socket
 import ssl
+import struct
 import subprocess
 from pathlib import Path
 
@@ -67,3 +71,20 @@ def test_only_who_asks_this_hosts_authorities_loads_them() -> None:
     for context in (pinned, unchecked, by_thumbprint):
         assert (context.minimum_version, context.options) == (usual.minimum_version, usual.options)
         assert context.get_ciphers() == usual.get_ciphers()
+
+
+@pytest.mark.parametrize("pin", [None, "00:11"])
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_connection_that_is_reset_before_the_handshake_leaves_no_socket(pin: str | None, verify: bool) -> None:
+    context = tls.context("kvm7", verify=verify, fingerprint_sha256=pin)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        plain = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        select.select([plain], [], [], 60)
+        number = plain.fileno()
+        with pytest.raises(ConnectionResetError):
+            context.wrap_socket(plain, server_hostname="kvm7")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)

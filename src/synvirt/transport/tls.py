@@ -49,13 +49,14 @@ def context(where: str, *, verify: bool, fingerprint_sha256: str | None) -> ssl.
     """For connections to `where`. With a pin, the pin decides, and not the issuer. It is compared at the end of each handshake,
     before anything is sent, whichever library holds the connection. SourceUnreachable, when the certificate is another."""
     if fingerprint_sha256 is None and verify:
-        return ssl.create_default_context()
+        trusting = ssl.create_default_context()
+        trusting.sslsocket_class = _Socket
+        return trusting
     # Without this host's authorities, which are asked about nothing here: to load them takes 25 ms of a core.
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname = False
     made.verify_mode = ssl.CERT_NONE
-    if fingerprint_sha256 is not None:
-        made.sslsocket_class = _pinned_to(fingerprint_sha256, where, "SHA-256")
+    made.sslsocket_class = _Socket if fingerprint_sha256 is None else _pinned_to(fingerprint_sha256, where, "SHA-256")
     return made
 
 
@@ -68,8 +69,20 @@ def context_by_thumbprint(where: str, thumbprint: str) -> ssl.SSLContext:
     return made
 
 
+class _Socket(ssl.SSLSocket):
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Where the peer has reset the connection before the handshake, `wrap_socket` (Python 3.11) looks for early data, and
+        leaves this socket open if that fails. Nobody else has it by then: it closes itself."""
+        try:
+            return super().recv(buflen, flags)
+        except OSError:
+            if self.version() is None:
+                self.close()
+            raise
+
+
 def _pinned_to(pinned: str, where: str, digest: str) -> type[ssl.SSLSocket]:
-    class PinnedSocket(ssl.SSLSocket):
+    class PinnedSocket(_Socket):
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
             shown = fingerprint(self.getpeercert(binary_form=True) or b"", digest)
