@@ -125,7 +125,7 @@ def test_a_copy_and_one_resumed_from_a_watermark_are_the_disk(packing: Packing, 
 
 @both
 def test_each_byte_of_the_file_is_read_once(packing: Packing, tmp_path: Path) -> None:
-    disk = random.Random(2).randbytes(20 * MIB)
+    disk = random.Random(2).randbytes(12 * MIB)
     path = xva_archives.packed(xva_archives.archive(tmp_path / "a.xva", b"<x/>", {"Ref:4": disk}), packing)
     reader = opened(path, len(disk))
     with bytes_read() as count:

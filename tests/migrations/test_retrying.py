@@ -137,7 +137,7 @@ def written_to(house: House, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_live_job_goes_on_with_its_volumes(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its source was switched on again when it failed, and has written since; its guest may have run on the volumes."""
     house = House(tmp_path, family="windows", preparer=FakePreparer(fails=True), workers=in_process)
-    content = Random(5).randbytes(16 * MIB)
+    content = Random(5).randbytes(9 * MIB)
     before = failed_live(house, mode, content)
     volume = house.volume(before)
     with volume.open("r+b") as file:
