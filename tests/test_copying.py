@@ -147,7 +147,7 @@ def test_after_a_crash_at_any_watermark_a_resumed_copy_ends_in_the_disk(blocks: 
 
 def test_what_is_reported_durable_was_flushed_after_it_was_written() -> None:
     """The low mark is taken before the flush: a mark taken after it would count bytes that the flush did not wait for."""
-    reader, writer = MemoryReader("ABCD" * 60), MemoryWriter(240 * BLOCK_BYTES)
+    reader, writer = MemoryReader("ABCD" * 45), MemoryWriter(180 * BLOCK_BYTES)
     durable_at_mark: list[bool] = []
 
     def check(copied: Copied) -> None:
