@@ -68,8 +68,8 @@ def problem(error: SynvirtError, *, status: int | None = None, headers: Mapping[
     )
 
 
-# An error as a page, with this status.
-AsPage = Callable[[SynvirtError, int], Response]
+# An error as a page; a status replaces the error's own.
+AsPage = Callable[[SynvirtError, int | None], Response]
 
 
 def answered(
@@ -79,7 +79,7 @@ def answered(
     as_page = _as_page(scope)
     if as_page is None:
         return problem(of_its_side(scope["path"], error), status=status, headers=headers)
-    page = as_page(error, status or error.status)
+    page = as_page(error, status)
     page.headers.update(headers or {})
     return page
 

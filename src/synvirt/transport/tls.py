@@ -49,13 +49,12 @@ def context(where: str, *, verify: bool, fingerprint_sha256: str | None) -> ssl.
     """For connections to `where`. With a pin, the pin decides, and not the issuer. It is compared at the end of each handshake,
     before anything is sent, whichever library holds the connection. SourceUnreachable, when the certificate is another."""
     if fingerprint_sha256 is None and verify:
-        trusting = ssl.create_default_context()
-        trusting.sslsocket_class = _Socket
-        return trusting
-    # Without this host's authorities, which are asked about nothing here: to load them takes 25 ms of a core.
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.check_hostname = False
-    made.verify_mode = ssl.CERT_NONE
+        made = ssl.create_default_context()
+    else:
+        # Without this host's authorities, which are asked about nothing here: to load them takes 25 ms of a core.
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_NONE
     made.sslsocket_class = _Socket if fingerprint_sha256 is None else _pinned_to(fingerprint_sha256, where, "SHA-256")
     return made
 
