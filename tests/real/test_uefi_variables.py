@@ -21,7 +21,7 @@ from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job, never
 from tests.fakes.xenserver import varstored
 from tests.fakes.xenserver.varstored import GLOBAL, NV_BS_RT
-from tests.live.test_vim_variables import Variable, written
+from tests.live.vsphere.test_vim_variables import Variable, written
 from tests.needs import need
 
 PARTITION = UUID("5ec0ffee-0000-4000-8000-000000000018")

@@ -1,0 +1,191 @@
+"""The ways by which disks are read: NFS, iSCSI, images."""
+
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from synvirt.disks import open_reader
+from synvirt.disks.specs import AllocatedSpec, ChangedSpec, DownloadSpec, IscsiSpec, NfsSpec
+from synvirt.disks.vsphere.datastore import FileGone
+from synvirt.errors import (
+    AuthFailed,
+    CbtReset,
+    CbtUnsupported,
+    DiskReadFailed,
+    SnapshotFailed,
+    SourceUnreachable,
+)
+from synvirt.live.nutanix.adapter import PrismApi
+from synvirt.model.machine import VmManifest
+from tests.contracts.live import read
+from tests.fakes.prism.server import Prisms
+from tests.fakes.prism.state import BLOCK
+from tests.live.nutanix.api.lab import SIZE, ask, content, machine, opened
+
+
+def test_zeros_are_never_read_and_reads_are_the_snapshots(by_nfs: Prisms) -> None:
+    vm = machine(by_nfs)
+    spec = ask(by_nfs.access("element"), lambda adapter: opened(adapter, vm.id))
+    assert isinstance(spec, AllocatedSpec)
+    copy, data_bytes = read(spec, os.urandom(SIZE))
+    assert copy == content()
+    assert data_bytes == 11 << 18
+
+
+def test_a_delta_says_what_became_zero_and_does_not_read_it(by_nfs: Prisms) -> None:
+    vm = machine(by_nfs)
+
+    async def use(adapter: PrismApi) -> Any:
+        first = await adapter.snapshot(vm.id, "synvirt-a-1")
+        by_nfs.state.guest_writes(vm.id, "scsi.0", 0, bytes(BLOCK))
+        by_nfs.state.guest_writes(vm.id, "scsi.0", 5 * BLOCK, b"new")
+        return await opened(adapter, vm.id, "synvirt-a-2", first.change_ids["scsi.0"])
+
+    spec = ask(by_nfs.access("element"), use)
+    assert isinstance(spec, ChangedSpec)
+    copy, data_bytes = read(spec, content())
+    assert copy == by_nfs.state.path(vm.disks[0]).read_bytes()
+    assert data_bytes == BLOCK
+
+
+def test_a_disk_that_became_another_file_is_no_delta(by_nfs: Prisms) -> None:
+    vm = machine(by_nfs)
+
+    async def use(adapter: PrismApi) -> None:
+        first = await adapter.snapshot(vm.id, "synvirt-a-1")
+        old, vm.disks[0].id = by_nfs.state.path(vm.disks[0]), "0" * 8 + vm.disks[0].id[8:]
+        old.rename(by_nfs.state.path(vm.disks[0]))
+        await opened(adapter, vm.id, "synvirt-a-2", first.change_ids["scsi.0"])
+
+    with pytest.raises(CbtReset, match="not the same file"):
+        ask(by_nfs.access("element"), use)
+
+
+def test_a_guest_is_quiet_for_its_snapshot_where_it_can_be(by_nfs: Prisms) -> None:
+    """And as after a crash, where that fails."""
+    vm = machine(by_nfs, tools=True)
+    ask(by_nfs.access("element"), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-1"))
+    vm.tools = False
+    ask(by_nfs.access("element"), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-2"))
+    vm.tools = True
+    by_nfs.fault("POST .*/vm_snapshots$", "422")
+    ask(by_nfs.access("element"), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-3"))
+    kinds = {one.name: one.kind for one in by_nfs.state.kept.values()}
+    assert [kinds[f"synvirt-a-{number}"] for number in (1, 2, 3)] == ["APPLICATION_CONSISTENT", *["CRASH_CONSISTENT"] * 2]
+
+
+def test_snapshots_expire_by_themselves_where_nobody_comes_back(by_nfs: Prisms) -> None:
+    vm = machine(by_nfs)
+    ask(by_nfs.access("element", expire_days=2), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-1"))
+    expires = next(iter(by_nfs.state.kept.values())).expires
+    assert 0 < expires / 1000 - time.time() < 2.1 * 86400
+
+
+def test_a_token_that_runs_out_in_the_middle_is_fetched_again(by_iscsi: Prisms) -> None:
+    """And the answer's pages go on where they were."""
+    by_iscsi.central.token_uses = 1
+    vm = by_iscsi.state.add_vm("web", {"scsi.0": b"".join((os.urandom(BLOCK), bytes(BLOCK))[part % 2] for part in range(40))})
+    spec = ask(by_iscsi.access(transport="iscsi"), lambda adapter: opened(adapter, vm.id))
+    copy, data_bytes = read(spec, os.urandom(40 * BLOCK))
+    assert copy == by_iscsi.state.path(vm.disks[0]).read_bytes()
+    assert data_bytes == 20 * BLOCK
+    discovered = [one for one in by_iscsi.seen if one.endswith("discover-cluster")]
+    assert len(discovered) == 5
+    ask(by_iscsi.access(transport="iscsi"), lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    assert by_iscsi.names() == []
+
+
+def test_a_cluster_that_is_away_costs_a_cold_copy_its_holes_and_ends_a_warm_one(by_iscsi: Prisms) -> None:
+    """It alone tells what changed: a job that cannot ask it is to say so before it has copied for hours."""
+    vm = machine(by_iscsi)
+    by_iscsi.central.element_address = "127.0.0.3"  # nothing listens there
+    access = by_iscsi.access("central", transport="iscsi")
+    with pytest.raises(SourceUnreachable, match=r"127\.0\.0\.3 port 9440") as failure:
+        ask(access, lambda adapter: opened(adapter, vm.id))
+    assert "TCP 9440" in (failure.value.hint or "")
+    vm.power = "OFF"
+    assert isinstance(ask(access, lambda adapter: opened(adapter, vm.id)), IscsiSpec)
+    ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    assert by_iscsi.names() == []
+
+
+def test_the_cluster_may_serve_another_revision_than_its_central(by_iscsi: Prisms) -> None:
+    by_iscsi.central.content_version = "v4.0"
+    vm = machine(by_iscsi)
+    spec = ask(by_iscsi.access(transport="iscsi"), lambda adapter: opened(adapter, vm.id))
+    assert isinstance(spec, AllocatedSpec)
+    assert any("/api/dataprotection/v4.0/content" in one for one in by_iscsi.seen)
+
+
+@pytest.mark.parametrize("which", ["central", "element"])
+def test_a_vm_that_is_off_is_read_by_images_where_no_better_way_is_open(cluster: Prisms, which: str) -> None:
+    vm = machine(cluster, power="OFF")
+    access = cluster.access(which)
+
+    async def use(adapter: PrismApi) -> tuple[VmManifest, Any]:
+        manifest = await adapter.inspect(vm.id)
+        spec = await opened(adapter, vm.id)
+        with pytest.raises(CbtUnsupported):
+            await adapter.enable_cbt(vm.id, ["scsi.0"])
+        return manifest, spec
+
+    manifest, spec = ask(access, use)
+    assert isinstance(spec, DownloadSpec)
+    assert "s3cret" not in repr(spec)
+    assert not manifest.cbt_available
+    assert "image download cannot report changes" in str(manifest.cbt_reason)
+    assert "by an image" in manifest.concerns[0].assessment
+    assert read(spec)[0] == content()
+    assert cluster.names() == ["image synvirt-a-1 sata.1", "image synvirt-a-1 scsi.0"]
+    ask(access, lambda adapter: adapter.cleanup(vm.id, "synvirt-a-1"))
+    assert cluster.names() == []
+
+
+def test_an_image_of_a_vm_that_runs_is_refused(cluster: Prisms) -> None:
+    vm = machine(cluster)
+    with pytest.raises(SnapshotFailed, match="is on"):
+        ask(cluster.access("element"), lambda adapter: adapter.snapshot(vm.id, "synvirt-a-1"))
+    assert cluster.names() == []
+
+
+def test_a_download_that_is_cut_says_where(cluster: Prisms) -> None:
+    vm = machine(cluster, power="OFF")
+    spec = ask(cluster.access("element"), lambda adapter: opened(adapter, vm.id))
+    image = next(one for one in cluster.state.images.values() if one.name.endswith("scsi.0"))
+    image.path.write_bytes(image.path.read_bytes()[:-5])
+    with pytest.raises(DiskReadFailed, match="sends 4194299 bytes"):
+        open_reader(spec)
+    image.path.unlink()
+    del cluster.state.images[image.id]
+    with pytest.raises(DiskReadFailed, match="404"):
+        open_reader(spec)
+
+
+def test_a_way_that_the_operator_chose_and_that_is_not_open_is_reported_before_the_job(cluster: Prisms) -> None:
+    vm = machine(cluster)
+    manifest = ask(cluster.access("central", transport="nfs"), lambda adapter: adapter.inspect(vm.id))
+    assert (manifest.concerns[0].category, manifest.cbt_available) == ("Critical", False)
+    assert "no Prism Element is named" in manifest.concerns[0].assessment
+
+
+def test_a_file_that_goes_while_it_is_read_is_reported_and_does_not_hang(by_nfs: Prisms) -> None:
+    """Its export goes, and with it the handle that we read by."""
+    vm = machine(by_nfs)
+    spec = ask(by_nfs.access("element"), lambda adapter: opened(adapter, vm.id))
+    assert isinstance(spec, AllocatedSpec)
+    assert isinstance(spec.over, NfsSpec)
+    with pytest.raises(FileGone, match="No such file"):
+        open_reader(replace(spec.over, path=f"{spec.over.path}x"))
+    reader = open_reader(spec)
+    reader.read_into(0, memoryview(bytearray(4096)))
+    kept = by_nfs.state.containers.pop("default")
+    by_nfs.state.on_list()
+    try:
+        with pytest.raises((FileGone, AuthFailed)):
+            reader.read_into(0, memoryview(bytearray(4096)))
+    finally:
+        by_nfs.state.containers["default"] = kept
+        reader.close()
