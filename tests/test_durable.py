@@ -105,3 +105,13 @@ def test_an_existing_file_is_replaced_only_where_that_is_asked_for(tmp_path: Pat
     with suppress(FileExistsError):
         put_private_file(path, b"new", replace=False)
     assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], b"old")
+
+
+def test_files_that_an_earlier_version_left_are_swept_once_their_process_has_gone(tmp_path: Path) -> None:
+    """It named them by its process: `.tls.crt.4711`. A number that no process has by now: above the kernel's largest."""
+    gone, lives = 4194305, os.getpid()
+    for name in ("tls.crt", "tls.key", "users", "sessions", "notes"):
+        (tmp_path / f".{name}.{gone}").write_bytes(b"half")
+    (tmp_path / f".users.{lives}").write_bytes(b"being written")
+    sweep(tmp_path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([f".notes.{gone}", f".users.{lives}"])

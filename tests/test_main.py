@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import synvirt
+from synvirt.cage.scratch import scratch_folder
 from synvirt.errors import Conflict, DiskWriteFailed
 from synvirt.main.destinations import make_destinations
 from synvirt.main.running import service
@@ -75,3 +76,11 @@ def test_who_cannot_listen_has_changed_nothing_and_shown_no_password(tmp_path: P
     assert not (tmp_path / "keyring/users").exists()
     assert list(tmp_path.glob("migrator.db*")) == []
     assert not settings.socket_path.exists()
+
+
+def test_a_start_removes_the_temporary_folders_of_killed_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.doctor.Checkup.begin", lambda self: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp/synvirt-v2v-ab12_d9z.held/in").mkdir(parents=True)
+    with scratch_folder("look") as used, service(Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0"), announce=str):
+        assert [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("synvirt-")] == [used]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 # Of the name that a file has until it is complete.
 _NAME_BYTES = 8
+# The same in earlier versions, which kept these files so.
+_BY_PROCESS = re.compile(r"\.(?:sessions|tls\.crt|tls\.key|users)\.([1-9][0-9]{0,6})")
 
 
 def sync_folder(folder: Path) -> None:
@@ -93,8 +95,14 @@ def sweep(folder: Path, name: str | None = None) -> None:
     with suppress(OSError), _folder_open(folder) as held:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for found in os.scandir(folder):
-            if left.fullmatch(found.name):
+            if left.fullmatch(found.name) or _left_before(found.name):
                 Path(found.path).unlink(missing_ok=True)
+
+
+def _left_before(name: str) -> bool:
+    """Whether an earlier version left this file: it named them by its process, and held no folder."""
+    found = _BY_PROCESS.fullmatch(name)
+    return found is not None and not Path("/proc", found[1]).exists()
 
 
 @contextmanager

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
+from synvirt.cage.scratch import sweep
 from synvirt.live import folder as session_folder
-from synvirt.live.folder import _sweep, private_folder
+from synvirt.live.folder import private_folder
 
 
 def test_a_session_keeps_its_folder_and_takes_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_folder, "_folders", lambda: tmp_path)
     with private_folder() as folder:
-        _sweep(tmp_path)
+        sweep(tmp_path)
         assert folder.stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == []
 

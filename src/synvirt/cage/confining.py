@@ -162,7 +162,7 @@ def _give_up_rights(libc: ctypes.CDLL, cage: Cage, *, changes_user: bool) -> Non
 
 
 def _change_user(libc: ctypes.CDLL, *, files_as_service: bool) -> None:
-    user, group = _user()
+    user, group = cage_user()
     owner, owners = os.geteuid(), os.getegid()
     # Sets its own group once more, where files belong to another group: else, from Linux 6.16 on, programs have no
     # capabilities, as its group seems to have changed.
@@ -206,7 +206,7 @@ def may_open_others_files() -> bool:
     return bool(permitted() >> _CAP_DAC_OVERRIDE & 1)
 
 
-def _user() -> tuple[int, int]:
+def cage_user() -> tuple[int, int]:
     """User and group of the package's user `synvirt-cage`; without the package, of `nobody`."""
     for name in ("synvirt-cage", "nobody"):
         with contextlib.suppress(KeyError):

@@ -9,7 +9,6 @@ section «Machine readable output», has their form.
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from xml.etree import ElementTree as ET
 
 from synvirt.cage import Network
 from synvirt.cage.appliance import CACHE, converter, shown_kernel
+from synvirt.cage.scratch import scratch_folder
 from synvirt.errors import V2vFailed
 from synvirt.guests import OnMessage, overlays
 from synvirt.guests.driver_image import top_names
@@ -117,10 +117,10 @@ class VirtV2vInPlace:
         self.check()
         laid = overlays.lay(self._folder / name, devices, backing)
         messages = _Messages(on_message, hidden=(str(self._iso), str(self._folder / name)))
-        with tempfile.TemporaryDirectory(prefix="synvirt-v2v-") as work:
-            domain = Path(work, "guest.xml")
+        with scratch_folder("v2v") as work:
+            domain = work / "guest.xml"
             domain.write_bytes(_domain(manifest, laid))
-            env = {**self._environment(), "TMPDIR": work, "XDG_RUNTIME_DIR": work}
+            env = {**self._environment(), "TMPDIR": str(work), "XDG_RUNTIME_DIR": str(work)}
             read = [path for device in devices for path in overlays.chain(device, backing)]
             argv = _caged(domain, self._folder / name, read, env)
             try:

@@ -64,6 +64,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.api.callers.coming import counts_written
     from synvirt.api.routes.backups import mount
     from synvirt.api.routes.waves import mount_waves
+    from synvirt.cage import scratch
     from synvirt.doctor import Checkup
     from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
@@ -79,6 +80,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     with ExitStack() as stack:
         stack.enter_context(data_dir_locked(settings.data_dir))
         sockets = stack.enter_context(closing(Listening(settings)))
+        scratch.sweep()
         warn_if_missing()
         keyring = Keyring(settings.keyring_dir / "migrator.key")
         board = Board()

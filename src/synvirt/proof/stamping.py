@@ -10,7 +10,6 @@ import http.client
 import re
 import socket
 import ssl
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from synvirt.cage.scratch import scratch_folder
 from synvirt.errors import MalformedArchive, SourceUnreachable, SynvirtError
 from synvirt.programs import ProgramFailed, run
 from synvirt.transport import https
@@ -55,8 +55,7 @@ class TimeStamps:
             return None
 
     def _of(self, content: bytes) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="synvirt-stamp-") as name:
-            folder = Path(name)
+        with scratch_folder("stamp") as folder:
             data, query, reply = folder / "data", folder / "query", folder / "reply"
             data.write_bytes(content)
             _openssl("-query", "-data", str(data), "-sha256", "-cert", "-out", str(query))
@@ -69,8 +68,7 @@ class TimeStamps:
 def stamped_at(content: bytes, reply: bytes, roots: Path | None) -> str:
     """When the content existed, by the authority. MalformedArchive: this is no stamp, or it is for other content, or not by an
     authority of these roots. `roots` None: the authority is not checked."""
-    with tempfile.TemporaryDirectory(prefix="synvirt-stamp-") as name:
-        folder = Path(name)
+    with scratch_folder("stamp") as folder:
         (folder / "data").write_bytes(content)
         (folder / "reply").write_bytes(reply)
         try:

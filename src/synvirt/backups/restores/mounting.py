@@ -6,13 +6,11 @@ The sockets are in a folder that no other user may enter, and are removed with i
 """
 
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from synvirt.backups.restores.new_domain import chosen_disks
+from synvirt.cage.scratch import scratch_folder
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.errors import BackupBadRequest, SynvirtError
 from synvirt.repository.disk import PointReader
@@ -46,9 +44,8 @@ def mounted(
         raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
     if port is not None and len(disks) != 1:
         raise BackupBadRequest(f"a port serves one disk, and the restore point has {len(disks)}", hint="name one with --disk")
-    folder = Path(tempfile.mkdtemp(prefix="synvirt-mount-"))
     with contextlib.ExitStack() as closing:
-        closing.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = closing.enter_context(scratch_folder("mount"))
         found = []
         for number, (target, disk) in enumerate(disks.items()):
             server = NbdServer(PointReader(repository, disk))

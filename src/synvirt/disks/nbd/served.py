@@ -4,14 +4,13 @@ start(argv) ─▶ its pid file is there: it serves ─▶ NbdReader on its sock
 """
 
 import contextlib
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from synvirt.cage.scratch import scratch_folder
 from synvirt.disks.nbd.reader import CONNECT_TIMEOUT_S, NbdReader
 from synvirt.errors import SynvirtError
 from synvirt.programs import end_group, refuse_forbidden
@@ -42,9 +41,7 @@ class Place(NamedTuple):
 def place_for(program: str, closing: contextlib.ExitStack) -> Place:
     """A new one, which is removed when `closing` is closed."""
     refuse_forbidden(program)
-    folder = Path(tempfile.mkdtemp(prefix=f"synvirt-{program}-"))
-    closing.callback(shutil.rmtree, folder, ignore_errors=True)
-    return Place(folder)
+    return Place(closing.enter_context(scratch_folder(program)))
 
 
 def reader_of(

@@ -6,13 +6,12 @@ this process.
 
 import contextlib
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from synvirt.blocks import DiskReader
+from synvirt.cage.scratch import scratch_folder
 from synvirt.copying import Copied
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.durable import sync_folder
@@ -36,28 +35,30 @@ def write_qcow2(
     `stop` is called often; Cancelled, once it is true. `on_progress` is called from several threads, one at a time. Errors of
     the reader are raised; else DiskWriteFailed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="synvirt-qcow2-"))
     server = NbdServer(reader, on_read=_Count(reader, on_progress).add)
     try:
-        source = server.listen(folder / "socket")
-        argv = ["qemu-img", "convert", "-q", "-W", "-f", "raw", "-O", "qcow2", source, str(path)]
-        # Made here, so that it is ours: in a worker's cage qemu-img may run as another user (`files_as_service`).
-        path.touch(mode=0o644)
-        run(argv, timeout_s=TIMEOUT_S, stop=stop, guarded=True, missing=DiskWriteFailed)
+        with scratch_folder("qcow2") as folder, contextlib.closing(server):
+            _convert(server.listen(folder / "socket"), path, stop)
         with path.open("rb") as file:
             os.fsync(file.fileno())
         sync_folder(path.parent)
     except ProgramFailed as failed:
         if server.failure is not None:
             raise server.failure from failed
-        message = failed.stderr.replace(f"{path.parent}/", "").replace(source, "the disk")
+        message = failed.stderr.replace(f"{path.parent}/", "")
         raise DiskWriteFailed(f"{path.name} cannot be written: {message or 'qemu-img gives no reason'}") from failed
     except OSError as error:
         raise DiskWriteFailed(f"{path.name} cannot be written: {error.strerror}") from error
-    finally:
-        server.close()
-        with contextlib.suppress(OSError):
-            shutil.rmtree(folder)
+
+
+def _convert(source: str, path: Path, stop: Callable[[], bool]) -> None:
+    argv = ["qemu-img", "convert", "-q", "-W", "-f", "raw", "-O", "qcow2", source, str(path)]
+    # Made here, so that it is ours: in a worker's cage qemu-img may run as another user (`files_as_service`).
+    path.touch(mode=0o644)
+    try:
+        run(argv, timeout_s=TIMEOUT_S, stop=stop, guarded=True, missing=DiskWriteFailed)
+    except ProgramFailed as failed:
+        raise ProgramFailed("qemu-img", failed.returncode, failed.stderr.replace(source, "the disk")) from failed
 
 
 class _Count:

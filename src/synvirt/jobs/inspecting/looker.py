@@ -11,19 +11,19 @@ of another thread.
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from synvirt import programs
 from synvirt.cage import Cage, Network, enter
+from synvirt.cage.scratch import scratch_folder
 from synvirt.disks.roots import connected
 from synvirt.errors import Internal, SynvirtError, UnsupportedFormat
 from synvirt.jobs.inspecting import points
@@ -144,6 +144,7 @@ class _Running:
     pid: int
     status: socket.socket
     folder: str | None
+    closing: ExitStack
 
 
 def serve(control: socket.socket, live: Callable[[socket.socket, str | None], None] = child) -> None:
@@ -161,7 +162,7 @@ def serve(control: socket.socket, live: Callable[[socket.socket, str | None], No
                 for one in running.values():
                     with suppress(ProcessLookupError):
                         os.kill(one.pid, signal.SIGKILL)
-                    _remove(one.folder)
+                    _remove(one)
                 return
             pidfd, one = _begun(message, descriptors, live)
             running[pidfd] = one
@@ -170,7 +171,8 @@ def serve(control: socket.socket, live: Callable[[socket.socket, str | None], No
 
 def _begun(message: bytes, descriptors: list[int], live: Callable[[socket.socket, str | None], None]) -> tuple[int, _Running]:
     channel, status = (socket.socket(fileno=descriptor) for descriptor in descriptors)
-    folder = tempfile.mkdtemp(prefix="synvirt-look-") if message == WITH_PROGRAMS else None
+    closing = ExitStack()
+    folder = str(closing.enter_context(scratch_folder("look"))) if message == WITH_PROGRAMS else None
     pid = os.fork()
     if pid == 0:
         try:
@@ -184,7 +186,7 @@ def _begun(message: bytes, descriptors: list[int], live: Callable[[socket.socket
     pidfd = os.pidfd_open(pid)
     with suppress(OSError):  # the asking service has gone
         socket.send_fds(status, [b"p"], [pidfd])
-    return pidfd, _Running(pid, status, folder)
+    return pidfd, _Running(pid, status, folder, closing)
 
 
 def _ended(pidfd: int, one: _Running) -> None:
@@ -193,13 +195,13 @@ def _ended(pidfd: int, one: _Running) -> None:
     with suppress(OSError):
         one.status.sendall(str(os.waitstatus_to_exitcode(status)).encode())
     one.status.close()
-    _remove(one.folder)
+    _remove(one)
 
 
-def _remove(folder: str | None) -> None:
-    if folder is not None:
-        programs.end_users(Path(folder))
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove(one: _Running) -> None:
+    if one.folder is not None:
+        programs.end_users(Path(one.folder))
+    one.closing.close()
 
 
 def preload() -> None:

@@ -14,13 +14,13 @@ import json
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from synvirt.cage.appliance import CACHE, converter, shown_kernel
+from synvirt.cage.scratch import scratch_folder
 from synvirt.errors import BadRequest, DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
 from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, end_users, find, refuse_missing, run
 from synvirt.settings import Settings
@@ -87,7 +87,8 @@ class VmcxTool:
         target = self._empty(name, wanted_bytes)
         output = _Output(moved)
         try:
-            with tempfile.TemporaryDirectory(prefix="synvirt-vmcx-") as work:
+            with scratch_folder("vmcx") as folder:
+                work = str(folder)
                 env = {"TMPDIR": work, "XDG_RUNTIME_DIR": work, CACHE: work, **shown_kernel()}
                 run(
                     self._caged(source, target, env),
