@@ -3,11 +3,17 @@
 from typing import Annotated
 
 from fastapi import Query
+from pydantic import Field, StringConstraints
 
 from synvirt.errors import BadRequest, SynvirtError
 
 # The limit of SQL's BIGINT.
 CURSOR_LIMIT = 2**63 - 1
+
+# A number that the store may be asked for.
+Number = Annotated[int, Field(ge=0, le=CURSOR_LIMIT)]
+# A text that the store may be asked for: PostgreSQL takes no null byte.
+Sought = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 Cursor = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,18}$", description="`next_cursor` of a page")]
 

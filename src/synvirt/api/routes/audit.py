@@ -16,6 +16,7 @@ from synvirt.acting import current
 from synvirt.api.callers.coming import Caller, entry_of
 from synvirt.api.callers.gate import CALLER
 from synvirt.api.callers.origin import READING
+from synvirt.api.paging import Cursor, Number, cursor_of, number_of
 from synvirt.errors import SynvirtError
 from synvirt.model.values import Model, now
 from synvirt.repeating import repeated
@@ -112,11 +113,11 @@ def audit_router(rows: AuditRows) -> APIRouter:
 
     @router.get("", response_model=AuditPage)
     def list_audit(
-        limit: Annotated[int, Query(ge=1, le=PAGE)] = 100, cursor: Annotated[int | None, Query(ge=1)] = None
+        limit: Annotated[int, Query(ge=1, le=PAGE)] = 100, cursor: Cursor = None
     ) -> AuditPage:
         """Who did what, newest first."""
-        items, after = rows.page(limit=limit, cursor=cursor)
-        return AuditPage(items=tuple(items), next_cursor=None if after is None else str(after))
+        items, following = rows.page(limit=limit, cursor=number_of(cursor))
+        return AuditPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/verify", response_model=AuditVerified)
     def verify_audit() -> AuditVerified:
@@ -125,7 +126,7 @@ def audit_router(rows: AuditRows) -> APIRouter:
 
     @router.get("/export", response_class=Response, responses={200: {"content": {LINES_TYPE: {"schema": {"type": "string"}}}}})
     def export_audit(
-        after: Annotated[int, Query(ge=0, description="Only entries after this number")] = 0,
+        after: Annotated[Number, Query(description="Only entries after this number")] = 0,
         limit: Annotated[int, Query(ge=1, le=LINES)] = LINES,
     ) -> Response:
         """Who did what, as JSON lines, oldest first: each line is an entry as it was written. Ask again after the last one's

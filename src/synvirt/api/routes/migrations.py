@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse
 from starlette.responses import StreamingResponse
 
-from synvirt.api.paging import Cursor, number_of
+from synvirt.api.paging import Cursor, Sought, number_of
 from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.jobs.board import Board
@@ -156,7 +156,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
         cursor: Cursor = None,
         state: Annotated[list[State] | None, Query(description="Only jobs in one of these states")] = None,
-        name: Annotated[str | None, Query(max_length=255, description="Only jobs of this name")] = None,
+        name: Annotated[Sought | None, Query(description="Only jobs of this name")] = None,
         source_id: Annotated[UUID | None, Query(description="Only jobs of this source")] = None,
         wave_id: Annotated[UUID | None, Query(description="Only jobs of this wave")] = None,
     ) -> Response:

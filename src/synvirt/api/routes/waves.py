@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse
 from starlette.responses import StreamingResponse
 
 from synvirt.api.document import problem_described
-from synvirt.api.paging import Cursor, cursor_of, number_of
+from synvirt.api.paging import Cursor, Number, Sought, cursor_of, number_of
 from synvirt.api.received import bounded, documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
@@ -21,6 +21,7 @@ from synvirt.fleet.model import (
     ApprovalRequest,
     Delivery,
     Member,
+    MemberId,
     MemberRequest,
     MemberState,
     RollBackRequest,
@@ -38,7 +39,7 @@ from synvirt.fleet.waves import Waves
 from synvirt.fleet.webhooks.deliveries import Deliveries
 from synvirt.jobs.board import Board
 from synvirt.model.job import Progress
-from synvirt.model.values import Model
+from synvirt.model.values import Model, Name
 from synvirt.settings import Settings
 from synvirt.sizes import MIB
 from synvirt.store import Event
@@ -167,7 +168,7 @@ def _importing(router: APIRouter, importer: Importer) -> None:
     async def import_waves(
         request: Request,
         name: Annotated[
-            str | None, Query(min_length=1, max_length=255, description="The wave of rows that name none; without it, imported")
+            Name | None, Query(description="The wave of rows that name none; without it, imported")
         ] = None,
         into: Annotated[UUID | None, Query(description="A draft that takes these members; its windows and limits stay")] = None,
         dry_run: Annotated[bool, Query(description="List all errors, by row and column, and create nothing")] = False,
@@ -206,7 +207,7 @@ def _many(router: APIRouter, waves: Waves) -> None:
         limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
         cursor: Cursor = None,
         state: Annotated[list[WaveState] | None, Query(description="Only waves in one of these states")] = None,
-        name: Annotated[str | None, Query(max_length=255, description="Only waves of this name")] = None,
+        name: Annotated[Sought | None, Query(description="Only waves of this name")] = None,
     ) -> WavePage:
         """List the waves, newest first, each with its members counted by state."""
         items, following = waves.page(limit=limit, cursor=number_of(cursor), states=state or (), name=name)
@@ -342,17 +343,17 @@ def _members(router: APIRouter, waves: Waves) -> None:
         return Response(f'{{"items":[{items}],"next_cursor":{following}}}', media_type="application/json")
 
     @router.get("/{wave_id}/members/{member_id}", response_model=Member)
-    def load_member(wave_id: UUID, member_id: str) -> Member:
+    def load_member(wave_id: UUID, member_id: MemberId) -> Member:
         """Load one member."""
         return member_of(waves.rows.member(wave_id, member_id))
 
     @router.post("/{wave_id}/members/{member_id}/skip", status_code=202, response_model=Member)
-    def skip_member(wave_id: UUID, member_id: str) -> Member:
+    def skip_member(wave_id: UUID, member_id: MemberId) -> Member:
         """Skip a member. Its job is cancelled, and its source powered on again."""
         return waves.skip(wave_id, member_id)
 
     @router.post("/{wave_id}/members/{member_id}/retry", status_code=202, response_model=Member)
-    def retry_member(wave_id: UUID, member_id: str) -> Member:
+    def retry_member(wave_id: UUID, member_id: MemberId) -> Member:
         """Retry a member that failed, was skipped or rolled back."""
         return waves.retry(wave_id, member_id)
 
@@ -373,7 +374,7 @@ def _deliveries(router: APIRouter, waves: Waves, deliveries: Deliveries) -> None
         return DeliveryPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.post("/{wave_id}/deliveries/{number}/again", status_code=202, response_model=Delivery)
-    def deliver_again(wave_id: UUID, number: int) -> Delivery:
+    def deliver_again(wave_id: UUID, number: Number) -> Delivery:
         """Send a delivery again that was given up."""
         return deliveries.again(wave_id, number)
 
