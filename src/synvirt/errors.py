@@ -40,6 +40,12 @@ class BadRequest(SynvirtError):
     code, status = "E_MIG_BAD_REQUEST", 400
 
 
+class UnsupportedMediaType(BadRequest):
+    """The body's Content-Type is not one that the request takes."""
+
+    status = 415
+
+
 class InvalidPlan(SynvirtError):
     """The plan cannot be executed as it is."""
 
@@ -223,6 +229,8 @@ class ServiceUnreachable(SynvirtError):
 class Internal(SynvirtError):
     """Something went wrong inside the service."""
 
+    code = "E_MIG_INTERNAL"
+
 
 # ── backups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -255,6 +263,12 @@ class BackupBadRequest(BadRequest):
     """The backup cannot be made as it is asked for."""
 
     code = "E_BAK_BAD_REQUEST"
+
+
+class BackupUnsupportedMediaType(BackupBadRequest):
+    """The body's Content-Type is not one that a request to the backups takes."""
+
+    status = 415
 
 
 class SourceRunning(Conflict):
@@ -386,8 +400,8 @@ def _with_subclasses(root: type[SynvirtError]) -> list[type[SynvirtError]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in _with_subclasses(child))]
 
 
-# One class for each code. Where several share a code (an upload too large, or wrong), the general one.
-BY_CODE: dict[str, type[SynvirtError]] = {cls.code: cls for cls in _with_subclasses(SynvirtError)}
+# One class for each code, which has it itself. Where several have it (an upload too large, or wrong), the last one.
+BY_CODE: dict[str, type[SynvirtError]] = {cls.code: cls for cls in _with_subclasses(SynvirtError) if "code" in vars(cls)}
 
 
 def from_code(code: str, detail: str, hint: str | None = None) -> SynvirtError:

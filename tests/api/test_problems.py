@@ -110,7 +110,20 @@ def test_a_body_without_an_announced_length_is_bounded(refusing: httpx.Client) -
 def test_a_body_that_is_not_said_to_be_json(refusing: httpx.Client, content_type: str | None) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
     response = refusing.post("/migrations", content=b'{"plan": {}}', headers=headers)
-    assert "Content-Type" in assert_problem(response, 400, "E_MIG_BAD_REQUEST")["detail"]
+    assert "Content-Type" in assert_problem(response, 415, "E_MIG_BAD_REQUEST")["detail"]
+
+
+def test_each_operation_refuses_a_body_of_another_type(service: Service, client: httpx.Client) -> None:
+    """The document says so too. Peers send packs, which are of no type."""
+    for path, operations in service.app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            if "requestBody" not in operation or "/peer/" in path:
+                continue
+            some = "/".join(str(UUID(int=1)) if part.startswith("{") else part for part in path.split("/"))
+            code = "E_BAK_BAD_REQUEST" if "/backup/" in path else "E_MIG_BAD_REQUEST"
+            answer = client.request(method, f"http://synvirt{some}", content=b"{}", headers={"Content-Type": "text/plain"})
+            assert assert_problem(answer, 415, code)["hint"], path
+            assert "415" in operation["responses"]
 
 
 def test_json_with_a_charset_is_json(refusing: httpx.Client) -> None:

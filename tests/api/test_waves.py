@@ -237,7 +237,7 @@ def test_waves_are_made_of_a_sheet_all_of_them_or_none(
     platform.fault("wrong_password", 1)
     silent = sheet(client, good, dry_run=True).json()["problems"]
     assert "the VMs of source" in silent[-1]["detail"]
-    assert sheet(client, good, kind="text/plain").status_code == 400
+    assert sheet(client, good, kind="text/plain").status_code == 415
     assert client.put(f"{WAVES}/import", json={}).status_code == 405, "import is no wave's id"
 
 

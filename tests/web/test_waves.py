@@ -195,7 +195,7 @@ def test_a_wave_is_made_of_a_file_and_what_is_wrong_with_its_rows_is_listed(page
     refused = page.request.post(
         "/waves/new/file", data="x", headers={"Content-Type": "text/csv", "Sec-Fetch-Site": "same-origin"}
     )
-    assert refused.status == 400
+    assert refused.status == 415
 
 
 def test_other_numbers_are_tried_before_a_wave_goes(page: Page, service: Service) -> None:

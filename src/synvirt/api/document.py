@@ -82,6 +82,7 @@ _HOST = {
     "500": {"description": "E_MIG_PERSIST_FAILED, E_MIG_INTERNAL: an error of the host; `detail` names its entry in the log"},
 }
 _BAD_REQUEST = {"400": {"description": "E_MIG_BAD_REQUEST: malformed; `detail` names the field"}}
+_MEDIA_TYPE = {"415": {"description": "E_MIG_BAD_REQUEST: the body's Content-Type is not one of these"}}
 _BAD_PLAN = {
     "400": {
         "description": "E_MIG_BAD_REQUEST, E_MIG_INVALID_PLAN, E_MIG_UNSUPPORTED_FORMAT, E_MIG_MALFORMED_ARCHIVE, "
@@ -128,6 +129,8 @@ def _complete(operation: dict[str, Any], method: str, path: str, *, guarded: boo
     takes_json = "application/json" in operation.get("requestBody", {}).get("content", {})
     if "requestBody" in operation or inspects:
         mistakes |= _BAD_PLAN
+        if "requestBody" in operation and "/peer/" not in path:
+            mistakes |= _MEDIA_TYPE
     elif any(parameter["in"] == "query" for parameter in operation.get("parameters", [])):
         mistakes |= _BAD_REQUEST
     if "{" in path or takes_json or path.endswith(_NAMING):

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from synvirt.errors import BadRequest, UploadTooLarge
+from synvirt.errors import BadRequest, UnsupportedMediaType, UploadTooLarge
 from synvirt.migrations.uploads import too_large
 from synvirt.sizes import KIB
 
@@ -180,7 +180,9 @@ def _parser(content_type: str, form: UploadForm[Any]) -> MultipartParser:
     boundary = options.get(b"boundary", b"")
     if media_type != b"multipart/form-data" or not boundary:
         shown = repr(content_type[:100]) if content_type else "missing"
-        raise BadRequest(f"the body's Content-Type is {shown}; it must be multipart/form-data with a boundary", hint=_HINT)
+        raise UnsupportedMediaType(
+            f"the body's Content-Type is {shown}; it must be multipart/form-data with a boundary", hint=_HINT
+        )
     names = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end", "end")
     callbacks = {f"on_{name}": getattr(form, f"on_{name}") for name in names}
     try:

@@ -28,6 +28,7 @@ from synvirt.errors import (
     BackupInternal,
     BackupNotFound,
     BackupUnauthorized,
+    BackupUnsupportedMediaType,
     BadRequest,
     Conflict,
     Forbidden,
@@ -36,6 +37,7 @@ from synvirt.errors import (
     NotFound,
     SynvirtError,
     Unauthorized,
+    UnsupportedMediaType,
 )
 from synvirt.mistakes import place, worded
 from synvirt.model.problems import ProblemDetails
@@ -188,6 +190,7 @@ def _on_ours(request: Request, error: Exception) -> Response:
 # Common mistakes of requests have a code of the side (migrations or backups) that got the request.
 _OF_BACKUPS: dict[type[SynvirtError], type[SynvirtError]] = {
     BadRequest: BackupBadRequest,
+    UnsupportedMediaType: BackupUnsupportedMediaType,
     InvalidPlan: BackupBadRequest,
     NotFound: BackupNotFound,
     Conflict: BackupConflict,

@@ -13,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
 from synvirt.api.problems import refused
-from synvirt.errors import BadRequest
+from synvirt.errors import BadRequest, UnsupportedMediaType
 from synvirt.model.values import Received
 from synvirt.sizes import MIB
 
@@ -27,7 +27,8 @@ Body = TypeVar("Body", bound=Received)
 
 @cache
 def json_body(model: type[Body], *, limit_bytes: int = BODY_LIMIT_BYTES) -> Callable[[Request], Awaitable[Body]]:
-    """A dependency that reads the body as `model`, or raises BadRequest or InvalidPlan naming each mistake."""
+    """A dependency that reads the body as `model`, or raises BadRequest or InvalidPlan naming each mistake;
+    UnsupportedMediaType."""
 
     async def read(request: Request) -> Body:
         _check_type(request.headers.get("content-type", ""))
@@ -67,7 +68,10 @@ def _check_type(content_type: str) -> None:
     # get_content_type gives text/plain for what it cannot read.
     if message.get_content_type() != "application/json":
         shown = repr(content_type[:100]) if content_type else "missing"
-        raise BadRequest(f"the body's Content-Type is {shown}; it must be application/json")
+        raise UnsupportedMediaType(
+            f"the body's Content-Type is {shown}; it must be application/json",
+            hint="send the header Content-Type: application/json",
+        )
 
 
 async def bounded(request: Request, limit_bytes: int = BODY_LIMIT_BYTES) -> bytes:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 from fastapi import Depends, Request
 
 from synvirt.api.received import bounded
-from synvirt.errors import BadRequest
+from synvirt.errors import BadRequest, UnsupportedMediaType
 
 # A plan for hundreds of machines with a few fields each; more is a mistake or an attack.
 FIELDS_MAX = 10_000
@@ -32,7 +32,7 @@ async def _read(request: Request) -> Form:
     message = Message()
     message["content-type"] = request.headers.get("content-type", "")
     if message.get_content_type() != "application/x-www-form-urlencoded":
-        raise BadRequest("this address accepts only forms of this page")
+        raise UnsupportedMediaType("this address accepts only forms of this page")
     try:
         found = parse_qs((await bounded(request)).decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict")
     except ValueError as error:

@@ -125,7 +125,8 @@ def test_a_malformed_body_leaves_nothing(shared: Service, sender: httpx.Client, 
 )
 def test_a_body_that_is_no_form(shared: Service, sender: httpx.Client, content_type: str) -> None:
     answer = sender.post("/uploads", content=GOOD + END, headers={"Content-Type": content_type} if content_type else {})
-    assert "boundary" in assert_problem(answer, 400, "E_MIG_BAD_REQUEST")["detail"]
+    status = 400 if "b" * 500 in content_type else 415
+    assert "boundary" in assert_problem(answer, status, "E_MIG_BAD_REQUEST")["detail"]
     assert_nothing(shared)
 
 

@@ -112,9 +112,7 @@ def audit_router(rows: AuditRows) -> APIRouter:
     router = APIRouter(prefix="/audit", tags=["audit"])
 
     @router.get("", response_model=AuditPage)
-    def list_audit(
-        limit: Annotated[int, Query(ge=1, le=PAGE)] = 100, cursor: Cursor = None
-    ) -> AuditPage:
+    def list_audit(limit: Annotated[int, Query(ge=1, le=PAGE)] = 100, cursor: Cursor = None) -> AuditPage:
         """Who did what, newest first."""
         items, following = rows.page(limit=limit, cursor=number_of(cursor))
         return AuditPage(items=tuple(items), next_cursor=cursor_of(following))

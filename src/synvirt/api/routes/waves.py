@@ -15,7 +15,7 @@ from synvirt.api.paging import Cursor, Number, Sought, cursor_of, number_of
 from synvirt.api.received import bounded, documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
-from synvirt.errors import BadRequest
+from synvirt.errors import UnsupportedMediaType
 from synvirt.fleet.forecasting import Forecaster, WaveSimulation, WhatIf
 from synvirt.fleet.model import (
     ApprovalRequest,
@@ -167,9 +167,7 @@ def _importing(router: APIRouter, importer: Importer) -> None:
     @router.post("/import", response_model=WaveImport, openapi_extra=IMPORT_DOCUMENTED)
     async def import_waves(
         request: Request,
-        name: Annotated[
-            Name | None, Query(description="The wave of rows that name none; without it, imported")
-        ] = None,
+        name: Annotated[Name | None, Query(description="The wave of rows that name none; without it, imported")] = None,
         into: Annotated[UUID | None, Query(description="A draft that takes these members; its windows and limits stay")] = None,
         dry_run: Annotated[bool, Query(description="List all errors, by row and column, and create nothing")] = False,
     ) -> WaveImport:
@@ -177,7 +175,8 @@ def _importing(router: APIRouter, importer: Importer) -> None:
         400 names the rows and columns that are wrong. All sources are asked for their VMs."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in SHEET_TYPES:
-            raise BadRequest(f"the body's Content-Type is {kind[:100]!r}", hint=f"one of {', '.join(SHEET_TYPES)} is right")
+            shown = repr(kind[:100]) if kind else "missing"
+            raise UnsupportedMediaType(f"the body's Content-Type is {shown}", hint=f"one of {', '.join(SHEET_TYPES)} is right")
         content = await bounded(request, CSV_BYTES_MAX)
         return await importer.take(content, name=name, into=into, dry_run=dry_run)
 
