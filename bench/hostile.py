@@ -114,8 +114,10 @@ def seed_of(reader: str, folder: Path) -> bytes:
 
 def machine(reader: str, raw: bytes, folder: Path) -> bytes:
     """The description, or the archive, that is damaged; what it names lies in the folder."""
-    from tests.disks import xva_archives
-    from tests.offline import hyperv_exports, ova_xml_text, vbox_machines
+    from tests.disks.xva import xva_archives
+    from tests.offline import vbox_machines
+    from tests.offline.hyperv import hyperv_exports
+    from tests.offline.xva import ova_xml_text
 
     if reader == "a.vmx":
         (folder / "disk.vmdk").write_bytes(seed_of("sparse.vmdk", folder))

@@ -67,7 +67,7 @@ LONG = (
     "tests/real/test_backups_running.py",
     "tests/real/pve/test_pve_service.py",
     "tests/real/libvirt_remote/test_libvirt_remote_service.py",
-    "tests/offline/test_vmcx_jobs.py",
+    "tests/offline/hyperv/test_vmcx_jobs.py",
     "tests/live/hyperv/test_wmi_jobs.py",
     "tests/real/test_waves.py",
     "tests/real/test_laws_of_kinds.py",

@@ -33,7 +33,9 @@ from synvirt.offline.vmx import configuration as vmx
 from synvirt.offline.xva import ova_xml
 from synvirt.xml_document import parse
 from tests.kvm.test_foreign_domain import REACHING
-from tests.offline import appliances, hyperv_exports, ova_xml_text, vbox_machines
+from tests.offline import appliances, vbox_machines
+from tests.offline.hyperv import hyperv_exports
+from tests.offline.xva import ova_xml_text
 
 ID = UUID(int=7)
 UEFI = Firmware("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd")

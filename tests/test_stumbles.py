@@ -121,7 +121,7 @@ TESTS: Tests = {
             "test_an_export_of_hyper_v_is_a_whole_folder_whichever_file_names_it",
             "test_an_export_of_hyper_v_by_its_configuration_outside_the_import_root",
         ),
-        "offline/test_vmcx_export.py": ("test_a_missing_disk_says_which",),
+        "offline/hyperv/test_vmcx_export.py": ("test_a_missing_disk_says_which",),
     },
     "D7 an NVDIMM": {"offline/test_described_wrong.py": ("test_an_nvdimm_is_a_disk_that_an_item_names",)},
     "D8 memory without a quantity": {"offline/test_described_wrong.py": ("test_a_memory_item_without_a_quantity",)},
@@ -131,8 +131,8 @@ TESTS: Tests = {
         "disks/test_vdi.py": ("test_a_file_cut_off_anywhere_is_refused",),
         "disks/vhd/test_vhd.py": ("test_a_file_cut_off_anywhere_is_refused",),
         "disks/vmdk/test_vmdk_refused.py": ("test_a_file_cut_off_anywhere_is_refused",),
-        "disks/test_qemu_nbd.py": ("test_a_header_that_is_cut_off",),
-        "disks/test_fallback.py": (
+        "disks/nbd/test_qemu_nbd.py": ("test_a_header_that_is_cut_off",),
+        "disks/nbd/test_fallback.py": (
             "test_an_image_that_ends_before_its_tables_do_is_refused",
             "test_a_file_that_lost_the_bytes_of_its_format_is_no_raw_disk",
         ),

@@ -21,7 +21,8 @@ from synvirt.offline.registry import IMPORTERS
 from synvirt.offline.vbox import machine as virtualbox
 from synvirt.offline.vmx import configuration as vmx
 from synvirt.offline.xva import geneva, ova_xml
-from tests.offline import appliances, geneva_exports, ova_xml_text, vbox_machines
+from tests.offline import appliances, vbox_machines
+from tests.offline.xva import geneva_exports, ova_xml_text
 
 DESCRIPTIONS = sorted(path.stem for path in appliances.DESCRIPTIONS.glob("*.ovf"))
 # A document at its size limit may take this much; measured: 40 MiB for 200,000 elements.

@@ -16,8 +16,8 @@ from synvirt.offline.hyperv import machine as vmcx_machine
 from synvirt.offline.hyperv import storage as vmcx_storage
 from synvirt.offline.hyperv import xml as vmcx_xml
 from synvirt.offline.hyperv.storage import Tree, Value
-from tests.offline import hyperv_exports
-from tests.offline.hyperv_exports import PAGE, configuration, crc, drive, storage
+from tests.offline.hyperv import hyperv_exports
+from tests.offline.hyperv.hyperv_exports import PAGE, configuration, crc, drive, storage
 
 # What is kept of a hostile file is 32 MiB at most, and some 300 bytes a key; measured: 70 MiB.
 MEMORY_MAX_BYTES = 128 << 20

@@ -26,9 +26,9 @@ from tests.fakes.workers import in_process
 from tests.fakes.zfs import FakeZfs, Refused, answered
 from tests.house import VM, House, live_plan, offline_plan
 from tests.kinds.laws import End, Place, World
-from tests.offline import hyperv_exports
 from tests.offline.appliances import image, raw_disk
-from tests.offline.vmcx_service import by_tool
+from tests.offline.hyperv import hyperv_exports
+from tests.offline.hyperv.vmcx_service import by_tool
 
 DISK = "disk-0"
 # By the seeds of their contents.

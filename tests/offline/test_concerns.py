@@ -14,8 +14,9 @@ from synvirt.offline.registry import detect
 from synvirt.offline.vbox import machine as virtualbox
 from synvirt.offline.vmx import configuration as vmx
 from synvirt.offline.xva import ova_xml
-from tests.offline import appliances, ova_xml_text, test_partitions, vbox_machines
-from tests.offline.ova_xml_text import Value
+from tests.offline import appliances, test_partitions, vbox_machines
+from tests.offline.xva import ova_xml_text
+from tests.offline.xva.ova_xml_text import Value
 
 Made = Callable[[Path], VmManifest]
 

@@ -15,8 +15,10 @@ from synvirt.offline.vbox.folder import VboxFolder
 from synvirt.offline.vmx.folder import VmxFolder
 from synvirt.offline.xva.archive import XvaArchive
 from tests.contracts.importers import ImporterCase, ImporterContract
-from tests.disks import xva_archives
-from tests.offline import appliances, geneva_exports, hyperv_exports, ova_xml_text, vbox_machines
+from tests.disks.xva import xva_archives
+from tests.offline import appliances, vbox_machines
+from tests.offline.hyperv import hyperv_exports
+from tests.offline.xva import geneva_exports, ova_xml_text
 
 
 def of_ovftool() -> dict[str, bytes]:

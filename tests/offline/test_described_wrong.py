@@ -14,7 +14,8 @@ from synvirt.offline.ovf.folder import OvfFolder
 from synvirt.offline.vmx import configuration as vmx
 from synvirt.sizes import GIB, MIB
 from synvirt.xml_document import parse as parse_xml
-from tests.offline import appliances, hyperv_exports
+from tests.offline import appliances
+from tests.offline.hyperv import hyperv_exports
 
 
 def parsed(*changes: tuple[str, str], name: str = "ovftool", vm: str | None = None) -> ovf.Description:

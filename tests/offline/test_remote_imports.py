@@ -26,8 +26,9 @@ from synvirt.remote import places
 from synvirt.remote.places import connected, requested_bytes
 from tests import remote_servers as servers
 from tests.contracts.readers import read_all
-from tests.disks import xva_archives
-from tests.offline import appliances, ova_xml_text, vbox_machines
+from tests.disks.xva import xva_archives
+from tests.offline import appliances, vbox_machines
+from tests.offline.xva import ova_xml_text
 
 RULES = Rules(allowed_hosts=servers.LOOPBACK)
 

@@ -6,7 +6,7 @@ import pytest
 
 from synvirt.model.kinds import OfflineKind
 from synvirt.sample import Sample
-from tests.offline import conversion_tool
+from tests.offline.hyperv import conversion_tool
 from tests.real.test_each_kind import data_dir, imported, sample
 from tests.real.wrapped import WRAPS
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from synvirt.model.kinds import OfflineKind
 from synvirt.sample import Sample, build
 from synvirt.sizes import MIB
-from tests.disks import xva_archives
-from tests.offline import hyperv_exports, ova_xml_text, vbox_machines
+from tests.disks.xva import xva_archives
+from tests.offline import vbox_machines
+from tests.offline.hyperv import hyperv_exports
+from tests.offline.xva import ova_xml_text
 
 Wrap = Callable[[Path, Sample], Path]
 

@@ -17,7 +17,7 @@ from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all
 from tests.disks.block_images import bytes_of, qemu
-from tests.disks.test_cloning import mounted
+from tests.disks.raw.test_cloning import mounted
 
 KIB, MIB = 1 << 10, 1 << 20
 

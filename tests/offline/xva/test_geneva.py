@@ -10,7 +10,8 @@ from synvirt.model.machine import VmManifest
 from synvirt.offline.registry import detect
 from synvirt.sizes import MIB
 from tests.contracts.readers import read_all
-from tests.offline import appliances, geneva_exports, ova_xml_text
+from tests.offline import appliances
+from tests.offline.xva import geneva_exports, ova_xml_text
 
 
 def disks() -> dict[str, bytes]:

@@ -1,6 +1,6 @@
 """A service without its API that imports Hyper-V exports by a tool, in a process of its own that a test can kill.
 
-python -m tests.offline.vmcx_service FOLDER STORE_URL MANNER
+python -m tests.offline.hyperv.vmcx_service FOLDER STORE_URL MANNER
 """
 
 import sys
@@ -12,7 +12,7 @@ from synvirt.model.kinds import OfflineKind
 from synvirt.offline.hyperv.tool import VmcxTool
 from tests.house import House
 from tests.migrations.engine_process import serve
-from tests.offline import conversion_tool
+from tests.offline.hyperv import conversion_tool
 
 Way = Literal["auto", "tool", "own"]
 

@@ -28,9 +28,9 @@ from synvirt.disks.xva.stream import XvaStream
 from synvirt.errors import MalformedArchive, SynvirtError
 from tests.contracts.readers import ReaderCase, ReaderContract, check_extents, read, read_all
 from tests.counted import bytes_read
-from tests.disks import xva_archives
-from tests.disks.test_xva import disk_of
-from tests.disks.xva_archives import MIB
+from tests.disks.xva import xva_archives
+from tests.disks.xva.test_xva import disk_of
+from tests.disks.xva.xva_archives import MIB
 
 PACKINGS: tuple[Packing, ...] = ("gzip", "zstd")
 both = pytest.mark.parametrize("packing", PACKINGS)

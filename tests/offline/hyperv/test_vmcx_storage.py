@@ -14,8 +14,8 @@ from synvirt.disks.raw.files import RawReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.offline.hyperv import storage as vmcx_storage
 from synvirt.offline.hyperv import xml as vmcx_xml
-from tests.offline import hyperv_exports
-from tests.offline.hyperv_exports import PAGE, configuration, crc, storage
+from tests.offline.hyperv import hyperv_exports
+from tests.offline.hyperv.hyperv_exports import PAGE, configuration, crc, storage
 
 TREE = configuration({"ide0:0": "C:\\a.vhdx", "scsi0:0": "D:\\ü\\b.vhdx"})
 FIRST_TABLE = 3 * PAGE

@@ -15,9 +15,10 @@ from synvirt.offline.xva import ova_xml
 from synvirt.sizes import GIB
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
-from tests.disks import xva_archives
-from tests.offline import appliances, ova_xml_text, test_partitions
-from tests.offline.ova_xml_text import Value
+from tests.disks.xva import xva_archives
+from tests.offline import appliances, test_partitions
+from tests.offline.xva import ova_xml_text
+from tests.offline.xva.ova_xml_text import Value
 
 MIB = 1 << 20
 SIZES = {"Ref:4": 10 * GIB, "Ref:5": GIB}

@@ -21,8 +21,9 @@ from synvirt.settings import Settings
 from synvirt.sizes import MIB
 from tests import forked
 from tests.house import Crash, House, crash_at, offline_plan, states
-from tests.offline import appliances, hyperv_exports
-from tests.offline.vmcx_service import Way, by_tool
+from tests.offline import appliances
+from tests.offline.hyperv import hyperv_exports
+from tests.offline.hyperv.vmcx_service import Way, by_tool
 from tests.processes import children, command_line, until
 
 
@@ -297,7 +298,7 @@ def test_cancelled_while_the_tool_runs(tmp_path: Path) -> None:
 @contextmanager
 def service(folder: Path, manner: str) -> Iterator[subprocess.Popen[str]]:
     """The engine's process, ready; killed at the end, if it still lives."""
-    argv = [sys.executable, "-m", "tests.offline.vmcx_service", str(folder), f"sqlite:///{folder / 'store.db'}", manner]
+    argv = [sys.executable, "-m", "tests.offline.hyperv.vmcx_service", str(folder), f"sqlite:///{folder / 'store.db'}", manner]
     with (folder / "service.log").open("a") as log:
         process = forked.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

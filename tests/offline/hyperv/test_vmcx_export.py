@@ -17,8 +17,9 @@ from synvirt.offline.registry import detect
 from synvirt.sizes import GIB, MIB
 from tests.contracts.readers import read_all
 from tests.disks.vhd import vhdx_images
-from tests.offline import appliances, hyperv_exports
-from tests.offline.hyperv_exports import CHECKPOINT, MACHINE, Tree, configuration, drive, ethernet
+from tests.offline import appliances
+from tests.offline.hyperv import hyperv_exports
+from tests.offline.hyperv.hyperv_exports import CHECKPOINT, MACHINE, Tree, configuration, drive, ethernet
 
 VMCX = VmcxExport()
 

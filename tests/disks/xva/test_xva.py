@@ -16,8 +16,8 @@ from synvirt.disks.specs import GzipSpec, RawSpec, XvaSpec
 from synvirt.disks.xva.reader import XvaReader
 from synvirt.errors import MalformedArchive, SynvirtError
 from tests.contracts.readers import ReaderCase, ReaderContract, check_extents, read, read_all
-from tests.disks import xva_archives
-from tests.disks.xva_archives import MIB
+from tests.disks.xva import xva_archives
+from tests.disks.xva.xva_archives import MIB
 
 # One for all parameters, which are held as long as the process lives.
 PIECE = b"A" * MIB

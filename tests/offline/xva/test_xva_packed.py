@@ -21,13 +21,14 @@ from synvirt.model.kinds import OfflineKind, State
 from synvirt.offline.registry import UnknownKind, detect
 from synvirt.store import Store
 from tests.counted import bytes_read
-from tests.disks import xva_archives
-from tests.disks.xva_archives import MIB
+from tests.disks.xva import xva_archives
+from tests.disks.xva.xva_archives import MIB
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import House, offline_plan
 from tests.kinds.copies import copy_as_killed
-from tests.offline import appliances, geneva_exports, ova_xml_text, test_partitions
+from tests.offline import appliances, test_partitions
+from tests.offline.xva import geneva_exports, ova_xml_text
 from tests.processes import workers
 
 PACKINGS = ("gzip", "zstd")
