@@ -135,3 +135,13 @@ def test_a_base_url_is_before_every_path_of_the_api(tmp_path: Path, base_url: st
         assert {path for path in paths if not path.startswith(before)} == {"/healthz", "/metrics"}
         assert client.get(f"http://x{prefix}/migrations/{uuid4()}").status_code == 404
     service.close()
+
+
+def test_every_list_has_pages(document: dict[str, Any]) -> None:
+    """Else a client of all lists has to know which of them are whole. What a retention would do is one plan, not a list."""
+    for path, operations in document["paths"].items():
+        answer = operations.get("get", {}).get("responses", {}).get("200", {}).get("content", {}).get("application/json", {})
+        of = document["components"]["schemas"].get(answer.get("schema", {}).get("$ref", "").rpartition("/")[2], {})
+        if "items" in of.get("properties", {}) and not path.endswith("/retention"):
+            assert "next_cursor" in of["properties"], path
+            assert {"limit", "cursor"} <= {each["name"] for each in operations["get"]["parameters"]}, path

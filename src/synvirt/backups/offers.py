@@ -34,8 +34,12 @@ class Offers:
     by_name: Mapping[str, Offer] = field(default_factory=dict)
     users: Mapping[str, str] = field(default_factory=dict)
 
+    def names(self) -> list[str]:
+        """The names of all offers, sorted."""
+        return sorted(self.by_name)
+
     def all(self) -> list[BackupOffer]:
-        return [self.get(name) for name in sorted(self.by_name)]
+        return [self.get(name) for name in self.names()]
 
     def get(self, name: str) -> BackupOffer:
         """The offer. BackupNotFound. If its folder is away, the offer says so."""

@@ -2,11 +2,11 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import at, print_table
+from synvirt.cli.listing import Cursor, Limit, Listed, at, id_of, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.password import users_file
 from synvirt.cli.program import shown
@@ -33,7 +33,8 @@ def list_accounts(options: Options) -> None:
 
     found = listed(users_file(options))
     if options.json:
-        print(json.dumps({"items": [{"name": name, "role": role} for name, role in found.items()]}))
+        items = [{"name": name, "role": role} for name, role in found.items()]
+        print(json.dumps({"items": items, "next_cursor": None}))
         return
     print_table(("NAME", "ROLE"), [(shown(name), str(role)) for name, role in found.items()])
 
@@ -91,16 +92,17 @@ def create(
 
 @tokens.command("list")
 @with_options
-def list_tokens(options: Options) -> None:
+def list_tokens(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
     """List the tokens, without their secrets.
 
     Example: synvirt tokens list
     """
     with options.connect() as client:
-        answer = client.ask("GET", "/tokens")
-    if options.json:
-        print(answer)
-        return
+        answer = client.ask("GET", "/tokens", params={"limit": limit, "cursor": cursor})
+    print_page(answer, none="There are no tokens", show=_tokens_table, as_json=options.json)
+
+
+def _tokens_table(items: list[dict[str, Any]]) -> None:
     rows = [
         (
             one["id"],
@@ -110,23 +112,25 @@ def list_tokens(options: Options) -> None:
             at(one["expires_at"] or ""),
             at(one["last_used_at"] or ""),
         )
-        for one in json.loads(answer)["items"]
+        for one in items
     ]
     print_table(("ID", "NAME", "ROLE", "MADE BY", "EXPIRES", "LAST USED"), rows)
 
 
 @tokens.command()
 @with_options
-def revoke(options: Options, token: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+def revoke(
+    options: Options, token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its name, or its id or the beginning of it")]
+) -> None:
     """Revoke a token.
 
-    Example: synvirt tokens revoke 0c6b…
+    Example: synvirt tokens revoke 0c6b
     """
-    from urllib.parse import quote
-
     with options.connect() as client:
-        client.ask("DELETE", f"/tokens/{quote(token, safe='')}")
-    print("It is revoked")
+        id_ = id_of(client, Listed("token", "/tokens", "synvirt tokens list", "name"), token)
+        client.ask("DELETE", f"/tokens/{id_}")
+    if not options.json:
+        print(f"Token {id_} is revoked")
 
 
 @audit.command("list")

@@ -71,7 +71,7 @@ def _every(client: Any, path: str) -> Iterator[Any]:
     while True:
         page = json.loads(client.ask("GET", path, params={"cursor": cursor}))
         yield from page["items"]
-        cursor = page.get("next_cursor")  # a job's rehearsals have no pages
+        cursor = page.get("next_cursor")  # an earlier version of the service has no pages of some lists
         if cursor is None:
             return
 
@@ -98,7 +98,7 @@ def print_page(answer: str, *, none: str, show: Callable[[list[Any]], None], as_
         show(page["items"])
     else:
         print(none)
-    if page["next_cursor"]:
+    if page.get("next_cursor"):
         print(f"There are more: --cursor {page['next_cursor']}")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import Listed, at, full_id, id_of, print_table
+from synvirt.cli.listing import Cursor, Limit, Listed, at, full_id, id_of, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, shown
 
@@ -123,7 +123,7 @@ def together(
             ended = [_until_its_end(client, one["migration_id"], json.dumps(one), say=not options.json) for one in found]
             found = [json.loads(one) for one in ended]
     if options.json:
-        print(json.dumps({"items": found}))
+        print(json.dumps({"items": found, "next_cursor": None}))
     for one in found if not options.json else ():
         print(f"Job {one['migration_id']}, rehearsal {one['id']}")
         _sheet(one)
@@ -147,22 +147,18 @@ def _until_its_end(client: "Client", job_id: str, answer: str, *, say: bool) -> 
 
 @app.command("list")
 @with_options
-def list_(options: Options, job: JobId) -> None:
+def list_(options: Options, job: JobId, limit: Limit = 1000, cursor: Cursor = None) -> None:
     """List the rehearsals of a job, newest first.
 
     Example: synvirt rehearsals list 1f3a
     """
-    import json
-
     with options.connect() as client:
-        answer = client.ask("GET", f"/migrations/{full_id(client, 'migration', job)}/rehearsals")
-    if options.json:
-        print(answer)
-        return
-    items = json.loads(answer)["items"]
-    if not items:
-        print("This job was never rehearsed.")
-        return
+        path = f"/migrations/{full_id(client, 'migration', job)}/rehearsals"
+        answer = client.ask("GET", path, params={"limit": limit, "cursor": cursor})
+    print_page(answer, none="This job was never rehearsed.", show=_table, as_json=options.json)
+
+
+def _table(items: list[dict[str, Any]]) -> None:
     print_table(
         ("ID", "STATE", "BEGAN", "BOOT", "OUTAGE", "CHECKS"),
         (

@@ -183,6 +183,8 @@ class Rehearsal(Model):
 
 
 class RehearsalPage(Model):
-    """Of one job, newest first: all that are kept."""
+    """Of one job, newest first; or those that were asked for together. `next_cursor` of the last page is null; otherwise send
+    it as `?cursor=`."""
 
     items: tuple[Rehearsal, ...]
+    next_cursor: str | None = None

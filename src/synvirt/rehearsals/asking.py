@@ -128,6 +128,10 @@ class Rehearsing:
         """The job's rehearsals, newest first. NotFound, if there is no such job."""
         return self._rows.of(self._store.get(job_id).id)
 
+    def page(self, job_id: UUID, *, limit: int, cursor: int | None) -> tuple[list[Rehearsal], int | None]:
+        """A page of the job's rehearsals, newest first, and the cursor of the next page (None: this was the last). NotFound."""
+        return self._rows.page(self._store.get(job_id).id, limit=limit, cursor=cursor)
+
     def states_of(self, job_ids: Sequence[UUID]) -> dict[UUID, RehearsalState]:
         """The state of the newest rehearsal of each job that has one."""
         return self._rows.states_of(job_ids)

@@ -97,11 +97,13 @@ class TokenRows:
                 db.execute(update(tokens).where(tokens.c.id == str(found.id)).values(document=document))
         return found
 
-    def all(self) -> list[Token]:
-        """All tokens, oldest first, expired ones too."""
+    def page(self, *, limit: int, cursor: int | None = None) -> tuple[list[Token], int | None]:
+        """A page of tokens, oldest first, expired ones too, and the cursor of the next page (None: this was the last)."""
+        query = select(tokens.c.number, tokens.c.document).where(is_known(tokens.c.version), tokens.c.number > (cursor or 0))
         with self._reading() as db:
-            rows = db.execute(select(tokens.c.document).where(is_known(tokens.c.version)).order_by(tokens.c.number)).all()
-        return readable(Token, [row.document for row in rows])
+            rows = db.execute(query.order_by(tokens.c.number).limit(limit + 1)).all()
+        found = readable(Token, [row.document for row in rows[:limit]])
+        return found, rows[limit - 1].number if len(rows) > limit else None
 
     def remove(self, token_id: UUID) -> None:
         """NotFound."""

@@ -56,6 +56,16 @@ class RehearsalRows:
         with self._reading() as db:
             return readable(Rehearsal, db.execute(_OF_JOB, {"job": str(job_id)}).scalars())
 
+    def page(self, job_id: UUID, *, limit: int, cursor: int | None = None) -> tuple[list[Rehearsal], int | None]:
+        """A page of a job's rehearsals, newest first, and the cursor of the next page (None: this was the last)."""
+        query = _OF_JOB.add_columns(rehearsals.c.number)
+        if cursor is not None:
+            query = query.where(rehearsals.c.number < cursor)
+        with self._reading() as db:
+            rows = db.execute(query.limit(limit + 1), {"job": str(job_id)}).all()
+        found = readable(Rehearsal, [row.document for row in rows[:limit]])
+        return found, rows[limit - 1].number if len(rows) > limit else None
+
     def states_of(self, job_ids: Sequence[UUID]) -> dict[UUID, RehearsalState]:
         """The state of each job's newest rehearsal, for the jobs that have one."""
         of_jobs = rehearsals.c.migration_id.in_([str(one) for one in job_ids])

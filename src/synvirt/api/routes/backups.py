@@ -11,10 +11,9 @@ from starlette.responses import StreamingResponse
 
 from synvirt.api.backup_metrics import BackupMetrics
 from synvirt.api.document import problem_described
-from synvirt.api.paging import Cursor, cursor_of, number_of
+from synvirt.api.paging import PAGE_LIMIT, Cursor, LastName, Limit, cursor_of, named_page, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.api.routes.peer import peer_router
-from synvirt.api.routes.sources import PAGE_LIMIT
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
 from synvirt.backups.model import (
@@ -71,7 +70,7 @@ class RestorePointPage(Page[RestorePoint]):
 
 
 class BackupOffers(Model):
-    """The offers of this host, by name. All are on one page."""
+    """The offers of this host, by name. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[BackupOffer, ...]
     next_cursor: str | None = None
@@ -107,8 +106,6 @@ STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
         },
     }
 }
-
-Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT)]
 
 
 def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | None = None) -> None:
@@ -201,9 +198,10 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
 
 def _offers(router: APIRouter, backups: Backups) -> None:
     @router.get("/offers", response_model=BackupOffers)
-    def list_offers() -> BackupOffers:
+    def list_offers(limit: Limit = PAGE_LIMIT, cursor: LastName = None) -> BackupOffers:
         """List the folders that this host keeps for other SynVirts, each with what is found there now."""
-        return BackupOffers(items=tuple(backups.offers.all()))
+        names, following = named_page(backups.offers.names(), str, limit=limit, cursor=cursor, refused=BackupBadRequest)
+        return BackupOffers(items=tuple(map(backups.offers.get, names)), next_cursor=following)
 
     @router.get("/offers/{offer}", response_model=BackupOffer)
     def load_offer(offer: str) -> BackupOffer:

@@ -1,10 +1,10 @@
 """{base_url}/api/v1/migrator/destinations: where volumes can go, by the names in plans."""
 
 from collections.abc import Mapping
-from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
+from synvirt.api.paging import PAGE_LIMIT, LastName, Limit, named_page
 from synvirt.destinations import Destination
 from synvirt.errors import SynvirtError
 from synvirt.model.values import Bytes, Model
@@ -21,7 +21,7 @@ class DestinationShown(Model):
 
 
 class DestinationPage(Model):
-    """The default first. There are few: one page holds them all."""
+    """The default first. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[DestinationShown, ...]
     next_cursor: str | None = None
@@ -32,16 +32,19 @@ def destinations_router(destinations: Mapping[str, Destination]) -> APIRouter:
     router = APIRouter(prefix="/destinations", tags=["destinations"])
 
     @router.get("", response_model=DestinationPage)
-    def list_destinations(limit: Annotated[int, Query(ge=1, le=1000)] = 1000) -> DestinationPage:
+    def list_destinations(limit: Limit = PAGE_LIMIT, cursor: LastName = None) -> DestinationPage:
         """The destinations that a plan may name as `target.destination`."""
-        return DestinationPage(items=tuple(shown(destinations)[:limit]))
+        names, following = named_page(list(destinations), str, limit=limit, cursor=cursor)
+        shown_here = shown({name: destinations[name] for name in names}, default=next(iter(destinations)))
+        return DestinationPage(items=tuple(shown_here), next_cursor=following)
 
     return router
 
 
-def shown(destinations: Mapping[str, Destination]) -> list[DestinationShown]:
-    """The destinations with their free bytes: blocking."""
-    return [_shown(name, one, default=not number) for number, (name, one) in enumerate(destinations.items())]
+def shown(destinations: Mapping[str, Destination], *, default: str | None = None) -> list[DestinationShown]:
+    """The destinations with their free bytes: blocking. `default`: the name of the default; None: the first."""
+    default = default or next(iter(destinations), None)
+    return [_shown(name, one, default=name == default) for name, one in destinations.items()]
 
 
 def _shown(name: str, destination: Destination, *, default: bool) -> DestinationShown:

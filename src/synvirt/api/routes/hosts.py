@@ -2,14 +2,15 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path
 
+from synvirt.api.paging import PAGE_LIMIT, LastName, Limit, named_page
 from synvirt.migrations.hosts import Host, Hosts
 from synvirt.model.values import Model
 
 
 class HostPage(Model):
-    """By id. There are few: one page holds them all."""
+    """By id. `next_cursor` of the last page is null; otherwise send it as `?cursor=`."""
 
     items: tuple[Host, ...]
     next_cursor: str | None = None
@@ -20,9 +21,10 @@ def hosts_router(hosts: Hosts) -> APIRouter:
     router = APIRouter(prefix="/hosts", tags=["hosts"])
 
     @router.get("", response_model=HostPage)
-    def list_hosts(limit: Annotated[int, Query(ge=1, le=1000)] = 1000) -> HostPage:
+    def list_hosts(limit: Limit = PAGE_LIMIT, cursor: LastName = None) -> HostPage:
         """The hosts that share this store, each with its lease, its jobs and its destinations."""
-        return HostPage(items=tuple(hosts.all()[:limit]))
+        items, following = named_page(hosts.all(), lambda host: host.id, limit=limit, cursor=cursor)
+        return HostPage(items=items, next_cursor=following)
 
     @router.post("/{host_id}/fence", response_model=Host)
     def fence(host_id: Annotated[str, Path(min_length=1, max_length=255, pattern=r"^[\w.-]+$")]) -> Host:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from synvirt.api.document import problem_described
+from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.routes.screenshots import PNG
 from synvirt.model.rehearsal import Rehearsal, RehearsalPage, RehearsalRequest, TogetherRequest
@@ -46,9 +47,10 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
         return rehearsing.ask(migration_id, asked)
 
     @router.get("/migrations/{migration_id}/rehearsals", response_model=RehearsalPage)
-    def list_rehearsals(migration_id: UUID) -> RehearsalPage:
+    def list_rehearsals(migration_id: UUID, limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> RehearsalPage:
         """The job's rehearsals, newest first: the last twenty are kept."""
-        return RehearsalPage(items=tuple(rehearsing.of(migration_id)))
+        items, following = rehearsing.page(migration_id, limit=limit, cursor=number_of(cursor))
+        return RehearsalPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/migrations/{migration_id}/rehearsals/{rehearsal_id}", response_model=Rehearsal)
     def load_rehearsal(migration_id: UUID, rehearsal_id: UUID) -> Rehearsal:

@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import StringConstraints
 
 from synvirt.api.document import problem_described
-from synvirt.api.paging import Cursor, cursor_of, number_of
+from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.live import VmRow
 from synvirt.migrations.sources.registered import Sources
@@ -19,7 +19,6 @@ from synvirt.model.machine import VmManifest
 from synvirt.model.sources import Source, SourceChange, SourceRequest, SourceTest
 from synvirt.model.values import Model
 
-PAGE_LIMIT = 1000
 # A row has some 200 bytes: the VMs of a large vCenter fit into one answer.
 VMS_LIMIT = 5000
 
@@ -75,7 +74,7 @@ def sources_router(sources: Sources) -> APIRouter:
         return source
 
     @router.get("/sources", response_model=SourcePage)
-    def list_sources(limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT, cursor: Cursor = None) -> SourcePage:
+    def list_sources(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> SourcePage:
         """List the registered sources, newest first."""
         items, following = sources.page(limit=limit, cursor=number_of(cursor))
         return SourcePage(items=tuple(items), next_cursor=cursor_of(following))

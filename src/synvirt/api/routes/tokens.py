@@ -12,6 +12,7 @@ from pydantic import Field
 
 from synvirt.accounts import Role
 from synvirt.api.callers.gate import CALLER, TOKEN_PREFIX, FindToken
+from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.model.values import Model, Received, now
 from synvirt.store.access import Token, TokenRows
@@ -34,7 +35,8 @@ class TokenMade(Token):
 
 
 class TokenPage(Model):
-    """API tokens, without their secrets."""
+    """API tokens, oldest first, without their secrets. `next_cursor` of the last page is null; otherwise send it as
+    `?cursor=`."""
 
     items: tuple[Token, ...]
     next_cursor: str | None = None
@@ -75,9 +77,10 @@ def tokens_router(rows: TokenRows) -> APIRouter:
         return TokenMade(**made.model_dump(), secret=secret)
 
     @router.get("", response_model=TokenPage)
-    def list_tokens() -> TokenPage:
+    def list_tokens(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> TokenPage:
         """List the API tokens, without their secrets."""
-        return TokenPage(items=tuple(rows.all()))
+        items, following = rows.page(limit=limit, cursor=number_of(cursor))
+        return TokenPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.delete("/{token_id}", status_code=204)
     def revoke_token(token_id: UUID) -> None:

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from synvirt.api.body import pieces
 from synvirt.api.document import problem_described
 from synvirt.api.multipart import UploadForm, refuse_length
-from synvirt.api.paging import Cursor, cursor_of, number_of
+from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.problems import problem
 from synvirt.api.received import documented, optional_json_body
 from synvirt.errors import BadRequest, SynvirtError, UploadRejected, UploadTooLarge
@@ -25,7 +25,6 @@ from synvirt.model.values import Bytes, Model
 from synvirt.offline import browsing
 from synvirt.sizes import MIB
 
-PAGE_LIMIT = 1000
 # A caller without a network sends nothing more; what it began must not stay forever.
 IDLE_S = 60.0
 # How long, and how much, a refused caller may go on sending: closing a connection with unread bytes can discard the answer (RFC
@@ -98,7 +97,7 @@ def uploads_router(
 
     @router.get("", response_model=UploadPage)
     def list_uploads(
-        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        limit: Limit = PAGE_LIMIT,
         cursor: Cursor = None,
     ) -> UploadPage:
         """List the uploads, newest first."""

@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse
 from starlette.responses import StreamingResponse
 
 from synvirt.api.document import problem_described
-from synvirt.api.paging import Cursor, Number, Sought, cursor_of, number_of
+from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, Number, Sought, cursor_of, number_of
 from synvirt.api.received import bounded, documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.api.strict import known_parameters
@@ -45,7 +45,6 @@ from synvirt.sizes import MIB
 from synvirt.store import Event
 from synvirt.store.waves import WaveRows
 
-PAGE_LIMIT = 1000
 MEMBERS_LIMIT = 10_000
 # Ten thousand members with plans of 2 KiB, and as much again.
 WAVE_LIMIT_BYTES = 48 * MIB
@@ -203,7 +202,7 @@ def _many(router: APIRouter, waves: Waves) -> None:
 
     @router.get("", response_model=WavePage)
     def list_waves(
-        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        limit: Limit = PAGE_LIMIT,
         cursor: Cursor = None,
         state: Annotated[list[WaveState] | None, Query(description="Only waves in one of these states")] = None,
         name: Annotated[Sought | None, Query(description="Only waves of this name")] = None,
@@ -361,7 +360,7 @@ def _deliveries(router: APIRouter, waves: Waves, deliveries: Deliveries) -> None
     @router.get("/{wave_id}/deliveries", response_model=DeliveryPage)
     def list_deliveries(
         wave_id: UUID,
-        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = PAGE_LIMIT,
+        limit: Limit = PAGE_LIMIT,
         cursor: Cursor = None,
         state: Annotated[
             list[Literal["pending", "delivered", "given_up"]] | None, Query(description="Only those in one of these states")

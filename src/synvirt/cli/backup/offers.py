@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import typer
 
-from synvirt.cli.listing import print_page, print_table
+from synvirt.cli.listing import Cursor, Limit, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
 from synvirt.sizes import sized
@@ -15,13 +15,13 @@ Offer = Annotated[str, typer.Argument(metavar="OFFER", help="Its name in the set
 
 
 @with_options
-def offers(options: Options) -> None:
+def offers(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
     """List the folders that this host keeps for other SynVirts, and how full they are.
 
     Example: synvirt backup offers
     """
     with options.connect() as client:
-        answer = client.ask("GET", PATH)
+        answer = client.ask("GET", PATH, params={"limit": limit, "cursor": cursor})
     print_page(
         answer, none="This host offers no folder to others: see the setting backup_offers", show=_table, as_json=options.json
     )

@@ -1,8 +1,10 @@
 """synvirt destinations: where volumes can go."""
 
+from typing import Any
+
 import typer
 
-from synvirt.cli.listing import print_table
+from synvirt.cli.listing import Cursor, Limit, print_page, print_table
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import shown
 from synvirt.sizes import sized
@@ -15,18 +17,17 @@ app = typer.Typer(
 
 @app.callback()
 @with_options
-def destinations(options: Options) -> None:
+def destinations(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
     """The default is the first. The settings name them: docs/settings.md."""
-    import json
-
     with options.connect() as client:
-        answer = client.ask("GET", "/destinations")
-    if options.json:
-        print(answer)
-        return
+        answer = client.ask("GET", "/destinations", params={"limit": limit, "cursor": cursor})
+    print_page(answer, none="There are no destinations", show=_table, as_json=options.json)
+
+
+def _table(items: list[dict[str, Any]]) -> None:
     rows = [
         (shown(one["name"]), one["kind"], "yes" if one["default"] else "", _free(one), shown(one["problem"] or ""))
-        for one in json.loads(answer)["items"]
+        for one in items
     ]
     print_table(("NAME", "KIND", "DEFAULT", "FREE", "PROBLEM"), rows)
 

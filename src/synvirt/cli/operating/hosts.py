@@ -1,11 +1,10 @@
 """synvirt hosts: lists the hosts that share one store, and fences a lost one."""
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from synvirt.cli.listing import at, print_table
+from synvirt.cli.listing import Cursor, Limit, at, print_page, print_table
 from synvirt.cli.options import Options, confirm, with_options
 from synvirt.cli.program import shown
 from synvirt.sizes import sized
@@ -15,16 +14,17 @@ app = typer.Typer(help="The hosts that share one PostgreSQL.\n\nExample: synvirt
 
 @app.command("list")
 @with_options
-def list_hosts(options: Options) -> None:
+def list_hosts(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
     """Each host with the state of its lease, its jobs and what is free.
 
     Example: synvirt hosts list
     """
     with options.connect() as client:
-        answer = client.ask("GET", "/hosts")
-    if options.json:
-        print(answer)
-        return
+        answer = client.ask("GET", "/hosts", params={"limit": limit, "cursor": cursor})
+    print_page(answer, none="There are no hosts", show=_table, as_json=options.json)
+
+
+def _table(items: list[dict[str, Any]]) -> None:
     rows = [
         (
             shown(one["id"]),
@@ -36,7 +36,7 @@ def list_hosts(options: Options) -> None:
             shown(", ".join(_free(destination) for destination in one["destinations"])),
             _room(one["room"]),
         )
-        for one in json.loads(answer)["items"]
+        for one in items
     ]
     print_table(("ID", "NAME", "STATE", "SEEN", "VERSION", "JOBS", "FREE", "FOR GUESTS"), rows)
 
