@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.backups.test_faults import Damaged
+from tests.repository.test_faults import Damaged
 
 STEP = 250
 

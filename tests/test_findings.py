@@ -31,8 +31,8 @@ TESTS: Tests = {
     },
     "S2 names of XML that fill memory": {"test_xml_document.py": ("test_what_would_fill_memory_is_refused_before_it_does",)},
     "S3 every account of the host is an admin": {
-        "api/test_auth.py": ("test_without_a_group_the_hosts_accounts_are_not_asked",),
-        "api/test_roles.py": ("test_an_account_without_a_group_is_nobody",),
+        "api/callers/test_auth.py": ("test_without_a_group_the_hosts_accounts_are_not_asked",),
+        "api/callers/test_roles.py": ("test_an_account_without_a_group_is_nobody",),
     },
     "S4 hostile input meets root": {
         "cage/test_cage.py": ("test_misbehaviour_fails", "test_a_loop_without_end_is_ended", "test_root_becomes_nobody"),
@@ -45,7 +45,7 @@ TESTS: Tests = {
         "cage/test_converter.py": ("test_a_converter_that_misbehaves_fails_and_its_failure_is_ours",),
     },
     "S5 decoys make a point unrestorable": {
-        "backups/test_decoys.py": ("test_decoys_hide_nothing", "test_where_only_decoys_are_left_verifying_says_so"),
+        "repository/test_decoys.py": ("test_decoys_hide_nothing", "test_where_only_decoys_are_left_verifying_says_so"),
     },
     "S6 global headers of a tar": {"disks/test_tar.py": ("test_global_headers_that_only_cost_time_are_refused",)},
     "S7 a peer's account takes the service down": {
@@ -58,16 +58,19 @@ TESTS: Tests = {
         "test_findings.py": ("test_a_manifest_of_more_disks_than_a_guest_has_is_none",),
     },
     "S8 guessing is neither limited nor seen": {
-        "api/test_auth.py": ("test_an_address_that_was_wrong_too_often_must_wait_and_others_need_not",),
-        "api/test_roles.py": ("test_a_refused_login_is_counted", "test_an_ipv6_caller_is_its_64_and_an_account_is_watched_too"),
-        "api/test_coming.py": ("test_who_is_refused_is_an_entry_each_account_a_metric_and_a_count",),
+        "api/callers/test_auth.py": ("test_an_address_that_was_wrong_too_often_must_wait_and_others_need_not",),
+        "api/callers/test_roles.py": (
+            "test_a_refused_login_is_counted",
+            "test_an_ipv6_caller_is_its_64_and_an_account_is_watched_too",
+        ),
+        "api/callers/test_coming.py": ("test_who_is_refused_is_an_entry_each_account_a_metric_and_a_count",),
         "test_findings.py": ("test_behind_a_proxy_the_caller_is_who_the_proxy_says",),
     },
     "S9 connections without a password stay": {
         "api/test_server.py": ("test_who_says_nothing_more_is_let_go", "test_one_address_does_not_have_all_connections"),
     },
     "S10 a GET connects elsewhere": {
-        "api/test_roles.py": (
+        "api/callers/test_roles.py": (
             "test_the_gets_that_connect_elsewhere_are_those_that_are_named",
             "test_another_sites_page_makes_us_connect_nowhere",
         ),
@@ -80,7 +83,7 @@ TESTS: Tests = {
     "S13 smaller ones": {
         "disks/remote/test_remote_guard.py": ("test_by_default_nobody_gets_at_this_host_or_its_cloud",),
         "test_outgoing.py": ("test_nothing_opens_a_connection_past_the_guard",),
-        "api/test_roles.py": ("test_no_answer_is_kept_by_others",),
+        "api/callers/test_roles.py": ("test_no_answer_is_kept_by_others",),
         "api/test_server.py": ("test_no_cipher_without_aead",),
         "test_findings.py": (
             "test_a_line_of_the_stream_ends_at_line_feeds_alone",

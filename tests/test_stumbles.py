@@ -11,9 +11,9 @@ TESTS: Tests = {
     "U1 vSphere does not work after make setup": {
         "test_documents.py": ("test_every_dependency_is_locked",),
     },
-    "U2 kinds that are not served are accepted": {"migrations/test_foreseen.py": ("test_a_kind_that_is_not_served",)},
+    "U2 kinds that are not served are accepted": {"migrations/planning/test_foreseen.py": ("test_a_kind_that_is_not_served",)},
     "U3 a typo costs an outage": {
-        "migrations/test_foreseen.py": (
+        "migrations/planning/test_foreseen.py": (
             "test_a_mistake_is_said_with_its_field_and_what_would_be_right",
             "test_all_mistakes_are_said_together",
             "test_a_machine_with_more_memory_than_this_host_has_is_said_at_once",
@@ -27,11 +27,11 @@ TESTS: Tests = {
         ),
     },
     "U5 two jobs on one live VM": {
-        "migrations/test_foreseen.py": ("test_two_jobs_never_work_on_one_live_vm",),
-        "migrations/test_retrying.py": ("test_two_plans_for_one_vm_that_are_checked_at_once_are_not_both_taken",),
+        "migrations/planning/test_foreseen.py": ("test_two_jobs_never_work_on_one_live_vm",),
+        "migrations/planning/test_retrying.py": ("test_two_plans_for_one_vm_that_are_checked_at_once_are_not_both_taken",),
     },
     "U6 a missing driver image is found in the job": {
-        "migrations/test_foreseen.py": ("test_a_windows_guest_without_the_driver_image_is_said_at_once",),
+        "migrations/planning/test_foreseen.py": ("test_a_windows_guest_without_the_driver_image_is_said_at_once",),
         "cli/test_equals_api.py": ("test_every_field_of_a_body_has_an_option_an_argument_or_a_file",),
     },
     "U7 the command line ignores the service's settings": {
@@ -46,10 +46,10 @@ TESTS: Tests = {
         ),
     },
     "U8 many VMs are many plans": {"fleet/test_seeded_nights.py": ("test_the_laws_of_a_wave_hold",)},
-    "U9 errors are no JSON": {"cli/test_dry_runs.py": ("test_an_error_is_json_where_json_is_asked_for",)},
+    "U9 errors are no JSON": {"cli/migrating/test_dry_runs.py": ("test_an_error_is_json_where_json_is_asked_for",)},
     "U10 codes that are not the contract's": {
-        "api/test_auth.py": ("test_the_backups_have_a_code_of_their_own",),
-        "api/test_roles.py": ("test_a_refusal_of_the_backups_has_their_code",),
+        "api/callers/test_auth.py": ("test_the_backups_have_a_code_of_their_own",),
+        "api/callers/test_roles.py": ("test_a_refusal_of_the_backups_has_their_code",),
         "api/test_problems.py": ("test_no_route_and_no_method",),
     },
     "U11 backup jobs of a name or a guest twice": {
@@ -71,7 +71,7 @@ TESTS: Tests = {
         "api/test_stream.py": ("test_the_rows_of_disks_come_with_the_figures",),
     },
     "U17 words of another interface": {
-        "cli/test_dry_runs.py": (
+        "cli/migrating/test_dry_runs.py": (
             "test_a_refusal_speaks_of_options",
             "test_the_words_of_the_api_as_options",
             "test_a_value_that_no_plan_may_have_is_reported_by_its_option",
@@ -86,12 +86,12 @@ TESTS: Tests = {
         "api/test_host_files.py": ("test_a_file_where_a_folder_is_wanted_has_a_title_that_fits",),
     },
     "U18 a URL that is taken for a file; foreign lines": {
-        "cli/test_elsewhere.py": ("test_a_url_of_another_kind_is_no_local_file",),
+        "cli/migrating/test_elsewhere.py": ("test_a_url_of_another_kind_is_no_local_file",),
         "real/test_service.py": ("test_the_demo_ends_by_itself_and_tidies_up",),
     },
     "U19 memory that grows": {"cli/test_startup.py": ("test_the_service_keeps_no_memory_for_what_it_does_not_do",)},
     "U20 Starting, where nothing is to start": {
-        "cli/test_watching.py": ("test_of_a_guest_that_is_not_to_be_started_nothing_says_that_it_starts",),
+        "cli/migrating/test_watching.py": ("test_of_a_guest_that_is_not_to_be_started_nothing_says_that_it_starts",),
     },
     "U21 a database in another encoding": {
         "store/test_store.py": ("test_a_database_in_another_encoding_is_said_at_the_start",),

@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 
 from synvirt.sizes import MIB
-from tests.backups.points import back_up, disk, opened
 from tests.fakes.service import Service
+from tests.repository.points import back_up, disk, opened
 
 API = "http://synvirt/api/v1/backup/offers"
 

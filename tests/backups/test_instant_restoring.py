@@ -1,6 +1,6 @@
 """Restores whose guest starts at once, on a hypervisor in memory: what goes wrong while it runs loses nothing.
 
-Kills and cancels at each moment are in tests/kinds; a real guest in tests/real/test_instant_restore.py."""
+Kills and cancels at each moment are in tests/kinds; a real guest in tests/real/backups/test_instant_restore.py."""
 
 import tempfile
 import threading

@@ -19,10 +19,10 @@ from synvirt.repository.disk import PointReader
 from synvirt.repository.folder import Folder
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
-from tests.backups.folders import MemoryFolder
-from tests.backups.points import KEY, back_up, disk, opened
 from tests.fakes.disks import MemoryReader
 from tests.needs import need
+from tests.repository.folders import MemoryFolder
+from tests.repository.points import KEY, back_up, disk, opened
 
 PAGE = 4096
 

@@ -28,12 +28,12 @@ from synvirt.repository.peer import PeerFolder, PeerPlace
 from synvirt.repository.repository import Repository
 from synvirt.store import Store
 from tests.backups.peers import PASSWORD, USER, Peer
-from tests.backups.points import KEY, back_up, opened, restored
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.fakes.disks import MemoryReader
 from tests.needs import need_root
 from tests.processes import until
 from tests.remote_servers import wire
+from tests.repository.points import KEY, back_up, opened, restored
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,9 @@ from synvirt.repository.manifest import file_name
 from synvirt.repository.peer_offer import DAY_S, PIECE_BYTES, Offer
 from synvirt.repository.repository import HEADER, Repository
 from synvirt.sizes import MIB
-from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
 from tests.fakes.disks import MemoryReader
+from tests.repository.points import KEY, back_up, disk, opened, restored
 
 KEEP_S = 30 * DAY_S
 

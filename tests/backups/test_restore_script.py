@@ -9,8 +9,8 @@ from random import Random
 from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import CHUNK_BYTES, new_key, recovery_text
 from synvirt.repository.repository import Repository, create
-from tests.backups.points import back_up
 from tests.fakes.disks import MemoryReader
+from tests.repository.points import back_up
 
 SCRIPT = Path(__file__).parents[2] / "scripts/restore_backup.py"
 

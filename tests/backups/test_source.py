@@ -19,9 +19,9 @@ from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.manifest import PAGE_CHUNKS, Manifest, Mark
 from synvirt.repository.repository import Repository
 from synvirt.sizes import GIB
-from tests.backups.folders import Counted, MemoryFolder
-from tests.backups.points import opened
 from tests.cases import cases
+from tests.repository.folders import Counted, MemoryFolder
+from tests.repository.points import opened
 
 TARGET = "vda"
 

@@ -18,12 +18,12 @@ from synvirt.jobs.process import started
 from synvirt.jobs.wire import Flushed, Result
 from synvirt.repository import packs
 from synvirt.repository.keys import CHUNK_BYTES
-from tests.backups.points import chunks_read
 from tests.backups.test_service import House
 from tests.drawn import shared_in_a_file
 from tests.fakes.backups import backups_of
 from tests.needs import need_root
 from tests.processes import open_files, until, workers
+from tests.repository.points import chunks_read
 
 SLOW_BPS = 2 * CHUNK_BYTES
 

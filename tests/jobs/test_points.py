@@ -25,10 +25,10 @@ from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import Keys
 from synvirt.repository.manifest import HERE, DiskMap, Manifest, Named, Sealed, Shown, Signature, Unread
 from synvirt.repository.peer_offer import Offer
-from tests.backups.points import KEY
 from tests.backups.test_service import House, disk_content
 from tests.fakes.backups import authors_of
 from tests.jobs.misbehaving import looker_that_does, misbehaviour
+from tests.repository.points import KEY
 
 DOMAIN = "<domain xmlns:q='urn:q'>a<q:b c='d é' q:e='f'/>tail<!-- x --><g><h/></g></domain>"
 Change = Callable[[dict[str, Any]], object]

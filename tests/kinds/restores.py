@@ -25,8 +25,8 @@ from tests.fakes.workers import in_process
 from tests.kinds.laws import End, Place, World
 from tests.kinds.runs import OPEN, rows_left
 from tests.needs import need
+from tests.real.backups.restores import Room
 from tests.real.guests import WRITES, boot_sector
-from tests.real.restores import Room
 
 THEN, NOW = Random(5).randbytes(CHUNK_BYTES // 2), Random(6).randbytes(CHUNK_BYTES // 2)
 XML = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>{memory}</memory><vcpu>1</vcpu>

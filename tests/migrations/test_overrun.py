@@ -26,8 +26,8 @@ from tests.fakes.guests import FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan
-from tests.migrations.test_outage import done_job
-from tests.migrations.warm_house import DISK, content, in_state, once
+from tests.migrations.planning.test_outage import done_job
+from tests.migrations.warm.warm_house import DISK, content, in_state, once
 from tests.processes import until
 
 BUDGET_S = 7200.0  # more than anything takes that nobody measured

@@ -128,7 +128,7 @@ class Witness:
 
 
 def read_guest(data_dir: Path, uuid: str, path: str) -> str:
-    argv = [sys.executable, "-m", "tests.real.guest_child", str(data_dir), "read", uuid, path]
+    argv = [sys.executable, "-m", "tests.real.hypervisor.guest_child", str(data_dir), "read", uuid, path]
     done = forked.run(argv, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -39,7 +39,7 @@ RULES: Final[tuple[tuple[frozenset[str] | None, str, Role], ...]] = (
 _COMPILED: Final = tuple((methods, re.compile(path), role) for methods, path, role in RULES)
 # The GETs that make the service connect elsewhere: another site's page must not cause that, whatever the browser knows. They
 # list a source's machines, and show a repository, which may be on a peer: in the API, whose clients know them as GETs, and on
-# the pages. tests/api/test_roles.py calls every GET, and checks that these are all.
+# the pages. tests/api/callers/test_roles.py calls every GET, and checks that these are all.
 CONNECTING: Final = re.compile(
     r"/api/v1/migrator/sources/[^/]+/vms(/.*)?|/new/(machine|source|several)(/.*)?"
     r"|(/api/v1/backup|/backups)/repositories(/[^/]+)?"

@@ -32,8 +32,8 @@ from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, VM, House, live_plan, states
 from tests.jobs.migrations import migration
-from tests.migrations.test_outage import done_job
-from tests.migrations.warm_house import DISK, content, error, failed_as_it_was, in_state, once, source_bytes
+from tests.migrations.planning.test_outage import done_job
+from tests.migrations.warm.warm_house import DISK, content, error, failed_as_it_was, in_state, once, source_bytes
 from tests.patience import quick_tries
 
 

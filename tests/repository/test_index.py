@@ -14,9 +14,9 @@ from synvirt.repository import index as indexes
 from synvirt.repository.index import Index
 from synvirt.repository.repository import Repository
 from synvirt.repository.verify import verify_repository
-from tests.backups.folders import MemoryFolder
-from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
+from tests.repository.folders import MemoryFolder
+from tests.repository.points import KEY, back_up, disk, opened, restored
 
 
 def _name(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A process that rules a guest of an embedded driver, and backs it up: `python -m tests.real.backup_child DATA_DIR`.
+"""A process that rules a guest of an embedded driver, and backs it up: `python -m tests.real.backups.backup_child DATA_DIR`.
 
 The embedded driver belongs to one process at a time, and the guest outlives it: so one guest serves for runs, for a service
 that is killed, and for the next. Actions come as lines of JSON on stdin, [name, argument …]; each is answered with a line.

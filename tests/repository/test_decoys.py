@@ -11,9 +11,9 @@ from synvirt.repository.folder import put
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect, condemn
 from synvirt.repository.repository import Repository
 from synvirt.repository.verify import verify_point, verify_repository
-from tests.backups.folders import MemoryFolder
-from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.fakes.disks import MemoryReader
+from tests.repository.folders import MemoryFolder
+from tests.repository.points import KEY, back_up, disk, opened, restored
 
 
 def a_disk() -> MemoryReader:

@@ -25,11 +25,11 @@ from synvirt.repository.folder import HostFolder, file_system_of
 from synvirt.repository.keys import CHUNK_BYTES, from_recovery_text, new_key, recovery_text
 from synvirt.repository.repository import Repository, create
 from synvirt.repository.verify import verify_point, verify_repository
-from tests.backups.folders import MemoryFolder
-from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.fakes.disks import MemoryReader, MemoryWriter
+from tests.repository.folders import MemoryFolder
+from tests.repository.points import KEY, back_up, disk, opened, restored
 
 
 class TestPointReader(ReaderContract):

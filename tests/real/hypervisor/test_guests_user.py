@@ -222,7 +222,7 @@ from synvirt.kvm import connection
 connection.QEMU_CONF_AS_WE = "dynamic_ownership = 0\\n"
 connection.qemu_user.of = lambda uri: None
 connection.QEMU_CONF_AS_ROOT = 'user = "root"\\ngroup = "root"\\nswtpm_user = "root"\\nswtpm_group = "root"\\n'
-from tests.real.guest_child import main
+from tests.real.hypervisor.guest_child import main
 main()
 """
 
@@ -238,7 +238,7 @@ def test_a_guest_that_ran_as_root_goes_on_and_is_no_root_after_its_next_start(tm
             assert [earlier.stdout.readline().strip() for _ in range(3)] == ["drawn", "defined", "started"]
             earlier.kill()
         assert status(process_of(uuid))["Uid"][0] == "0"
-        now = [sys.executable, "-m", "tests.real.guest_child", str(tmp_path)]
+        now = [sys.executable, "-m", "tests.real.hypervisor.guest_child", str(tmp_path)]
         # Found by a service of this version, it runs on: `start` of what runs does nothing.
         assert printed(*now, "go on", str(uuid)).startswith("started")
         assert status(process_of(uuid))["Uid"][0] == "0"
@@ -247,7 +247,7 @@ def test_a_guest_that_ran_as_root_goes_on_and_is_no_root_after_its_next_start(tm
     finally:
         earlier.kill()
         earlier.wait()
-        assert printed(sys.executable, "-m", "tests.real.guest_child", str(tmp_path), "end", str(uuid)) == "gone"
+        assert printed(sys.executable, "-m", "tests.real.hypervisor.guest_child", str(tmp_path), "end", str(uuid)) == "gone"
     assert (tmp_path / "disk.raw").stat().st_uid == 0
 
 

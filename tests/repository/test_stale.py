@@ -14,9 +14,9 @@ from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
 from synvirt.repository.verify import PointLooked, verify_point, verify_repository
-from tests.backups.folders import MemoryFolder, Stale
-from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.fakes.disks import MemoryReader
+from tests.repository.folders import MemoryFolder, Stale
+from tests.repository.points import KEY, back_up, disk, opened, restored
 
 LATE = YOUNG_S + 1
 

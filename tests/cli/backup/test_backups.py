@@ -17,7 +17,7 @@ from rich.console import Console
 from synvirt.cli.backup import commands
 from synvirt.cli.backup import jobs as backup_jobs
 from tests.cli.conftest import Run
-from tests.cli.test_watching import SYNVIRT
+from tests.cli.migrating.test_watching import SYNVIRT
 from tests.drawn import drawn
 from tests.fakes.backups import ended
 from tests.fakes.service import Service

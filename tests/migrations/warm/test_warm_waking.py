@@ -16,7 +16,7 @@ from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan
-from tests.migrations.warm_house import DISK, content, error, in_state, once, source_bytes
+from tests.migrations.warm.warm_house import DISK, content, error, in_state, once, source_bytes
 from tests.patience import no_patience, quick_tries
 
 

@@ -18,10 +18,10 @@ from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.repository.verify import verify_repository
 from synvirt.sizes import MIB
-from tests.backups.folders import Counted, Died, MemoryFolder
-from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import cases
 from tests.fakes.disks import MemoryReader
+from tests.repository.folders import Counted, Died, MemoryFolder
+from tests.repository.points import KEY, back_up, disk, opened, restored
 
 LATE = YOUNG_S + 1
 

@@ -23,7 +23,7 @@ from tests.fakes.disks import BLOCK_BYTES as DISK_BLOCK_BYTES
 from tests.fakes.disks import MemoryReader, MemoryWriter
 from tests.fakes.workers import in_process
 from tests.house import VM, House, live_plan
-from tests.migrations.warm_house import DISK, content, error, in_state, once, source_bytes
+from tests.migrations.warm.warm_house import DISK, content, error, in_state, once, source_bytes
 
 
 class Bytes:

@@ -14,7 +14,7 @@ from synvirt.model.machine import Disk, Nic, VmManifest
 from synvirt.sizes import MIB
 from tests.contracts.hypervisors import job
 
-GOLDEN = sorted((Path(__file__).parent.parent / "hypervisor/golden").glob("*.xml"))
+GOLDEN = sorted((Path(__file__).parents[2] / "hypervisor/golden").glob("*.xml"))
 
 
 @pytest.mark.parametrize("document", GOLDEN, ids=lambda path: path.stem)

@@ -11,8 +11,8 @@ from synvirt.errors import BackupBadRequest, RepositoryKeyWrong
 from synvirt.repository import sealed_key
 from synvirt.repository.keys import new_key
 from synvirt.store import Store
-from tests.backups.points import back_up, disk, restored
 from tests.needs import need, need_root
+from tests.repository.points import back_up, disk, restored
 
 PASSPHRASE = "correct horse battery staple ü"
 

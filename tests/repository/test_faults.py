@@ -13,10 +13,10 @@ from synvirt.repository.folder import UNFINISHED
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
 from synvirt.repository.verify import verify_point, verify_repository
-from tests.backups.folders import Counted, Cut, Died, MemoryFolder, io_error
-from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.cases import TIMES
 from tests.fakes.disks import MemoryReader
+from tests.repository.folders import Counted, Cut, Died, MemoryFolder, io_error
+from tests.repository.points import KEY, back_up, disk, opened, restored
 
 # Disks of a few KiB, each a chunk of its own: so that a run has many calls and little to do.
 EARLIER = ("AB-C", "DE-", "G")

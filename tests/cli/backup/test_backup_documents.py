@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
 
-PAGE = Path(__file__).parent.parent.parent / "docs/backup.md"
+PAGE = Path(__file__).parents[3] / "docs/backup.md"
 # What the service of this test has not: a hypervisor, a run under way. Each refuses as it says.
 REFUSED = {
     "restore --target new-domain": "E_BAK_",

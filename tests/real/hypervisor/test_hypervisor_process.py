@@ -20,7 +20,7 @@ class Child:
     alive: ClassVar[list["Child"]] = []
 
     def __init__(self, folder: Path, action: str, job_id: UUID) -> None:
-        argv = [sys.executable, "-m", "tests.real.guest_child", str(folder), action, str(job_id)]
+        argv = [sys.executable, "-m", "tests.real.hypervisor.guest_child", str(folder), action, str(job_id)]
         self.process = forked.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.alive.append(self)
 

@@ -25,8 +25,8 @@ from tests.backups.test_authors import swap_after_check
 from tests.devices import loop_device
 from tests.drawn import drawn
 from tests.needs import lacking, need
+from tests.real.backups.restores import Room
 from tests.real.guests import WRITES, boot_sector
-from tests.real.restores import Room
 
 XML = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='{machine}'>hvm</type></os><devices>

@@ -1,4 +1,4 @@
-"""A process that rules one guest, to be killed: `python -m tests.real.guest_child DATA_DIR ACTION JOB_ID [PATH]`.
+"""A process that rules one guest, to be killed: `python -m tests.real.hypervisor.guest_child DATA_DIR ACTION JOB_ID [PATH]`.
 
 It says what it has done, a line each, on stdout.
 """

@@ -32,7 +32,7 @@ class Ruler:
 
     def __init__(self, data_dir: Path, log: Path) -> None:
         with log.open("ab") as stderr:
-            argv = [sys.executable, "-m", "tests.real.backup_child", str(data_dir)]
+            argv = [sys.executable, "-m", "tests.real.backups.backup_child", str(data_dir)]
             self.process = forked.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
         self._log = log
 

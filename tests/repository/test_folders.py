@@ -14,10 +14,10 @@ from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import HEADER, Repository
 from synvirt.repository.verify import verify_point, verify_repository
-from tests.backups.folders import MemoryFolder
 from tests.backups.peers import Peer
-from tests.backups.points import KEY, back_up, disk, opened, restored
 from tests.fakes.disks import MemoryReader
+from tests.repository.folders import MemoryFolder
+from tests.repository.points import KEY, back_up, disk, opened, restored
 
 MIB = 1 << 20
 

@@ -24,9 +24,9 @@ from synvirt.repository.verify import (
     verify_point,
     verify_repository,
 )
-from tests.backups.folders import MemoryFolder
-from tests.backups.points import KEY, back_up, chunks_read, disk, opened
 from tests.fakes.disks import MemoryReader
+from tests.repository.folders import MemoryFolder
+from tests.repository.points import KEY, back_up, chunks_read, disk, opened
 
 CHUNKS = 5
 Mark = TypeVar("Mark", PointLooked, PacksLooked)
