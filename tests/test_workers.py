@@ -46,9 +46,24 @@ def test_it_is_alone(number, tmp_path, worker_id, capfd):
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-c", "pytest.ini", *arguments]
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "xdist",
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+        "-c",
+        "pytest.ini",
+        *arguments,
+    ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    # Schemathesis alone takes a second to load, in each process.
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
 
 
