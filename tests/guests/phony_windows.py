@@ -258,7 +258,7 @@ def drivers(tree: Path, *, windows: str = "2k22", agent: bool = False) -> Path:
 
 
 def driver_image(path: Path, work: Path, agent: bool = False) -> Path:
-    """The same as an ISO. A conversion starts an appliance twice to look into it."""
+    """The same as an ISO."""
     tree = drivers(work / f"iso-{path.stem}", agent=agent)
     run(["genisoimage", "-quiet", "-J", "-r", "-o", str(path), str(tree)], timeout_s=60)
     return path

@@ -1,5 +1,6 @@
 """How virt-v2v-in-place is started. What it does: tests/real/test_windows.py."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from synvirt.guests import virt_v2v
 from synvirt.guests.virt_v2v import VirtV2vInPlace
+from tests.guests import phony_windows
 from tests.guests.conversions import NAME, manifest
 
 MINE = "LIBGUESTFS_APPEND"
@@ -46,3 +48,28 @@ def test_an_appliance_without_kvm_has_one_processor_unless_an_administrator_says
     preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: kvm)
     preparer.convert(NAME, manifest(), [str(disk)], lambda *_: None, lambda: False)
     assert (seen.get(MINE), seen.get("LIBGUESTFS_BACKEND_SETTINGS")) == (parameters, backend)
+
+
+def test_the_tool_gets_the_files_of_an_image_and_the_image_where_it_cannot_be_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def started(argv: list[str], *, env: Mapping[str, str], **more: Any) -> None:
+        drivers = Path(env["VIRTIO_WIN"])
+        said.append("a folder" if (drivers / "viostor/2k22/amd64/viostor.sys").exists() else drivers.name)
+        more["on_line"](json.dumps({"type": "info", "message": f"looked in {drivers}"}))
+
+    monkeypatch.setattr(virt_v2v, "run", started)
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(bytes(1 << 20))
+    image = phony_windows.driver_image(tmp_path / "virtio-win.iso", tmp_path)
+    preparer = VirtV2vInPlace(tmp_path / "conversions", image, tmp_path / "none", kvm=lambda: True)
+    preparer.convert(NAME, manifest(), [str(disk)], lambda _, text: said.append(text), lambda: False)
+    assert said == ["a folder", "looked in virtio-win.iso"]
+    said.clear()
+    image.write_bytes(b"no image")
+    preparer.convert(NAME, manifest(), [str(disk)], lambda _, text: said.append(text), lambda: False)
+    assert "virtio-win.iso was not unpacked, so the conversion takes longer" in said[0]
+    assert said[1:] == ["virtio-win.iso", "looked in virtio-win.iso"]

@@ -1,5 +1,4 @@
-"""Drivers put into a Windows guest by the real virt-v2v-in-place: a phony Windows, and what it is like afterwards. The drivers
-are in a folder: of an image the tool asks two appliances more.
+"""Drivers put into a Windows guest by the real virt-v2v-in-place: a phony Windows, and what it is like afterwards.
 
 A whole job that does so from an image, by a real service: tests/real/test_wmi_service.py."""
 

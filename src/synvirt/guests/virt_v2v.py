@@ -9,7 +9,8 @@ section «Machine readable output», has their form.
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Final, get_args
@@ -20,7 +21,8 @@ from synvirt.cage.appliance import CACHE, converter, shown_kernel
 from synvirt.cage.scratch import scratch_folder
 from synvirt.errors import V2vFailed
 from synvirt.guests import OnMessage, overlays
-from synvirt.guests.driver_image import top_names
+from synvirt.guests.driver_folder import unpacked
+from synvirt.guests.driver_image import Unreadable, top_names
 from synvirt.model.job import MessageKind
 from synvirt.model.machine import VmManifest, letters
 from synvirt.programs import ProgramFailed, end_users, find, run
@@ -116,11 +118,12 @@ class VirtV2vInPlace:
     ) -> None:
         self.check()
         laid = overlays.lay(self._folder / name, devices, backing)
-        messages = _Messages(on_message, hidden=(str(self._iso), str(self._folder / name)))
-        with scratch_folder("v2v") as work:
+        with self._drivers(on_message, stop) as drivers, scratch_folder("v2v") as work:
+            shown = {str(drivers): self._iso.name, str(self._iso): self._iso.name, str(self._folder / name): name}
+            messages = _Messages(on_message, shown)
             domain = work / "guest.xml"
             domain.write_bytes(_domain(manifest, laid))
-            env = {**self._environment(), "TMPDIR": str(work), "XDG_RUNTIME_DIR": str(work)}
+            env = {**self._environment(), "VIRTIO_WIN": str(drivers), "TMPDIR": str(work), "XDG_RUNTIME_DIR": str(work)}
             read = [path for device in devices for path in overlays.chain(device, backing)]
             argv = _caged(domain, self._folder / name, read, env)
             try:
@@ -147,6 +150,21 @@ class VirtV2vInPlace:
     def discard(self, name: str) -> None:
         overlays.remove(self._folder / name)
 
+    @contextmanager
+    def _drivers(self, on_message: OnMessage, stop: Callable[[], bool]) -> Iterator[Path]:
+        """A folder with the drivers; the image itself, where it cannot be unpacked here: the tool reads it too, slowly."""
+        with ExitStack() as held:
+            drivers = self._iso
+            if not self._iso.is_dir():
+                try:
+                    drivers = held.enter_context(
+                        unpacked(self._iso, self._folder.with_name("drivers"), overlays.ROOM_BYTES, stop)
+                    )
+                except (Unreadable, OSError) as error:
+                    cause = error.strerror if isinstance(error, OSError) else error
+                    on_message("info", f"{self._iso.name} was not unpacked, so the conversion takes longer: {cause}")
+            yield drivers
+
     def _environment(self) -> dict[str, str]:
         cache = self._folder.with_name("appliance")
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -156,7 +174,6 @@ class VirtV2vInPlace:
             **({} if self._kvm() else TRANSLATED),
             **{key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
             "LIBGUESTFS_BACKEND": "direct",
-            "VIRTIO_WIN": str(self._iso),
             "VIRT_TOOLS_DATA_DIR": str(self._virt_tools),
         }
 
@@ -182,9 +199,10 @@ def _caged(domain: Path, folder: Path, devices: list[str], env: dict[str, str]) 
 class _Messages:
     """The tool's messages, passed on as they come, without paths of this host."""
 
-    def __init__(self, on_message: OnMessage, hidden: tuple[str, ...]) -> None:
+    def __init__(self, on_message: OnMessage, shown: Mapping[str, str]) -> None:
+        """`shown`: what stands for a path."""
         self._on_message = on_message
-        self._hidden = hidden
+        self._shown = shown
         self._messages: list[tuple[MessageKind, str]] = []
 
     def line(self, line: str) -> None:
@@ -196,8 +214,8 @@ class _Messages:
             return
         if kind not in get_args(MessageKind):
             return
-        for path in self._hidden:
-            text = text.replace(path, Path(path).name)
+        for path, name in self._shown.items():
+            text = text.replace(path, name)
         self._messages.append((kind, text))
         self._on_message(kind, text)
 
