@@ -82,5 +82,5 @@ def test_a_start_removes_the_temporary_folders_of_killed_processes(tmp_path: Pat
     monkeypatch.setattr("synvirt.doctor.Checkup.begin", lambda self: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp/synvirt-v2v-ab12_d9z.held/in").mkdir(parents=True)
-    with scratch_folder("look") as used, service(Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0"), announce=str):
+    with scratch_folder("look") as used, service(Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0"), announce=print):
         assert [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("synvirt-")] == [used]

@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.errors import Conflict, InvalidPlan, UploadNotFound
+from synvirt.migrations.planning.intake import Intake
 from synvirt.model.files import Upload
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
@@ -37,7 +38,7 @@ def plan(upload_id: UUID, kind: str = "qcow2") -> MigrationPlan:
 
 def test_an_upload_is_imported(house: House, upload: Upload) -> None:
     job = house.intake.submit(plan(upload.id))
-    assert job.name == "web.qcow2"
+    assert job.name == "web"
     with pytest.raises(Conflict):
         house.uploads.remove(upload.id)
     done = house.run(job.id)
@@ -68,3 +69,18 @@ def test_an_upload_that_is_gone_when_the_job_begins_fails_it(house: House, uploa
     assert failed.last_error.code == "E_MIG_UPLOAD_NOT_FOUND"
     assert failed.last_error.hint
     assert house.leftovers() == []
+
+
+def test_a_job_has_its_machine_s_name_as_its_domain_has(house: House, upload: Upload) -> None:
+    """Where the machine is not known when the plan is accepted, from the inspection on; a name that was given stays."""
+    done = house.run(house.intake.submit(plan(upload.id)).id)
+    assert done.domain is not None
+    assert done.name == done.domain.name == "web"
+    house.intake = Intake(
+        house.store, house.board, host="local", check=lambda plan: None, begin=lambda job: None, wake=lambda job: None
+    )
+    job = house.intake.submit(plan(upload.id))
+    assert job.name == "web.qcow2"
+    assert house.run(job.id).name == "web"
+    named = house.intake.submit(plan(upload.id).model_copy(update={"name": "moved by hand"}))
+    assert house.run(named.id).name == "moved by hand"

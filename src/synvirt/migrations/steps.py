@@ -24,6 +24,7 @@ from synvirt.errors import (
 from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
+from synvirt.machines.texts import clean
 from synvirt.migrations import instant, source_vm
 from synvirt.migrations.files import disks_of_files, importer_of
 from synvirt.migrations.job import Job, volume_label
@@ -66,9 +67,9 @@ async def queued(job: Job) -> Facts:
     plan, rooms = job.migration.plan, job.rooms
     destination = plan.target.destination or next(iter(rooms.destinations))
     fields: dict[str, object] = {"manifest": manifest, "disks": disks, "destination": destination, "started_at": now()}
-    if plan.source.Live is not None and manifest.name and not (plan.name or plan.target.name):
-        # Until now the job had the platform's id of the VM as its name, which people do not know.
-        fields["name"] = manifest.name
+    if (name := clean(manifest.name)) and not (plan.name or plan.target.name):
+        # Where its machine was not known when it was submitted, it has the file's name, or the platform's id of the VM.
+        fields["name"] = name
     reason = manifest.cbt_reason_without(plan.skip_disks) if supports_warm else "the source has no warm mode"
     if plan.mode is Mode.WARM and reason is not None:
         if plan.warm.untracked == "fail":

@@ -33,9 +33,10 @@ from synvirt.store import Store
 
 
 class Intake:
-    """`check(plan)` raises what is wrong with the plan, `dry_run(plan)` lists it; `check_corrected(plan, manifest)` raises what
-    is wrong with the plan of a machine that is copied already; `claim(plan)` raises Conflict, if another job has its VM;
-    `repair(job, check_only)` gives what a repair of that job's volumes reads, or raises Conflict, if it is not allowed.
+    """`check(plan)` raises what is wrong with the plan, and gives its machine, if that is known by now; `dry_run(plan)` lists
+    it; `check_corrected(plan, manifest)` raises what is wrong with the plan of a machine that is copied already; `claim(plan)`
+    raises Conflict, if another job has its VM; `repair(job, check_only)` gives what a repair of that job's volumes reads, or
+    raises Conflict, if it is not allowed.
     `begin(job_id)` gives the job to the engine, `wake(job_id)` makes the engine read an operator's request to a running job:
     both return at once and are idempotent."""
 
@@ -45,7 +46,7 @@ class Intake:
         board: Board,
         *,
         host: str,
-        check: Callable[[MigrationPlan], None],
+        check: Callable[[MigrationPlan], VmManifest | None],
         begin: Callable[[UUID], None],
         wake: Callable[[UUID], None],
         secrets: JobSecrets | None = None,
@@ -83,7 +84,7 @@ class Intake:
     def submit(self, plan: MigrationPlan, *, job_id: UUID | None = None, submitted_by: str | None = None) -> Migration:
         """Makes a job of the plan. `job_id`: of a job that is stored already; `submitted_by`: the account, if the service acts
         for one."""
-        self._check(plan)
+        manifest = self._check(plan)
         secret = None
         if plan.source_ref.kind == "remote_url":
             public, secret = separated(plan.source_ref)
@@ -91,7 +92,7 @@ class Intake:
         created_at = now()
         job = Migration(
             id=job_id or uuid4(),
-            name=plan.name or plan.target.name or self._name_of(plan),
+            name=plan.name or plan.target.name or self._name_of(plan, manifest),
             plan=plan,
             mode_effective=plan.mode,
             submitted_by=submitter() or submitted_by,
@@ -219,9 +220,10 @@ class Intake:
         self._removal.remove(job_id, volumes)
         self.board.unpin(job_id)
 
-    def _name_of(self, plan: MigrationPlan) -> str:
-        """By its source, in one line: a file's name may have any character, and lists and logs show it."""
-        return clean(self._source_name(plan)) or "import"
+    def _name_of(self, plan: MigrationPlan, manifest: VmManifest | None) -> str:
+        """The machine's, as its domain has it; by its source, where the machine is not known yet. One line: names of machines
+        and files may have any character, and lists and logs show them."""
+        return clean("" if manifest is None else manifest.name) or clean(self._source_name(plan)) or "import"
 
     def _source_name(self, plan: MigrationPlan) -> str:
         match plan.source_ref.kind:
@@ -235,9 +237,11 @@ class Intake:
                 return self.store.uploads.get(plan.source_ref.upload_id, host=self._host).filename
 
 
-def check_plan(rooms: Rooms, plan: MigrationPlan) -> None:
-    """Reports at once what no job could get past (see `foreseen`)."""
-    refuse(foresee(rooms, plan))
+def check_plan(rooms: Rooms, plan: MigrationPlan) -> VmManifest | None:
+    """Reports at once what no job could get past (see `foreseen`). Gives the plan's machine; None, if it is not known yet."""
+    found = foresee(rooms, plan)
+    refuse(found)
+    return found.manifest
 
 
 def check_corrected(rooms: Rooms, plan: MigrationPlan, manifest: VmManifest | None) -> None:
