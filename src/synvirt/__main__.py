@@ -25,7 +25,7 @@ def _leave(code: int) -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except BrokenPipeError:
+    except OSError:  # a closed pipe, or a closed terminal
         code = code or 1
     os._exit(code)
 

@@ -1,13 +1,17 @@
 """Ctrl-C at any moment: what is loading ends without a word, a command with 130, a service in order."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import pytest
 
 from tests.processes import until
 
@@ -114,3 +118,48 @@ def test_who_had_it_ignored_is_not_ended_by_it(tmp_path: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
+
+
+def ended_at(prompt: bytes, number: int, *arguments: str) -> tuple[int, bool | None]:
+    """The exit code of a command that gets the signal once its terminal shows the text, and whether the terminal shows what is
+    typed then. SIGHUP: the terminal is closed, and nobody can see that any more."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        argv = [sys.executable, "-m", "synvirt", *arguments]
+        os.execve(sys.executable, argv, {"PATH": os.environ["PATH"], "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)})
+    output = b""
+    while prompt not in output:
+        output += os.read(terminal, 4096)
+    if number == signal.SIGHUP:
+        os.close(terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), None
+    os.kill(pid, number)
+    with suppress(OSError):  # its end: EIO
+        while part := os.read(terminal, 4096):
+            output += part
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert b"Traceback" not in output
+    shown = bool(termios.tcgetattr(terminal)[3] & termios.ECHO)
+    os.close(terminal)
+    return code, shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["INT", "TERM", "HUP"])
+def test_a_signal_at_a_prompt_ends_the_command_with_its_number_and_the_terminal_shows_what_is_typed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    code, shown = ended_at(b"New password of eve", number, "--data-dir", str(tmp_path), "password", "eve")
+    assert code == 128 + number
+    assert shown is not False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["INT", "TERM", "HUP"])
+def test_a_signal_leaves_nothing_of_a_conversion(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "disk.raw").write_bytes(b"\x5a" * (64 << 20))
+    # It is at its first bytes, and then it has all of them to write and to read again.
+    code, shown = ended_at(
+        "→".encode(), number, *("disk", "convert", "--verify", str(tmp_path / "disk.raw"), str(tmp_path / "made.raw"))
+    )
+    assert code == 128 + number
+    assert shown is not False
+    assert [path.name for path in tmp_path.iterdir()] == ["disk.raw"]

@@ -53,7 +53,7 @@ def data_dir_locked(data_dir: Path) -> Iterator[None]:
 
 
 class Server:
-    """`run()` blocks until `stop()`, SIGTERM or SIGINT, and takes two seconds at most to end after that.
+    """`run()` blocks until `stop()`, SIGTERM, SIGINT or SIGHUP, and takes two seconds at most to end after that.
 
     The constructor opens both sockets. `sockets`: bound earlier; without them, they are bound now, under `data_dir_locked`.
     BadRequest, Conflict.
@@ -97,7 +97,9 @@ class Server:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, lambda *_: self.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+        # SIGHUP: the terminal was closed; nohup ignores it, and that stays.
+        ends = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else [])]
+        before = {number: signal.signal(number, lambda *_: self.stop()) for number in ends}
         try:
             yield
         finally:

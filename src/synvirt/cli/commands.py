@@ -1,6 +1,7 @@
 """All commands, assembled. A command's modules are imported when it runs, so that `synvirt --help` is quick."""
 
 import re
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -9,11 +10,11 @@ from typer.core import TyperGroup
 from synvirt.cli import accounts, completion, password, receipt, rehearsals, sources, uploads
 from synvirt.cli.backup import commands as backups
 from synvirt.cli.disk import program as disk
-from synvirt.cli.interrupts import raised
+from synvirt.cli.interrupts import drop_what_a_closed_terminal_refused, exit_code, is_hung_up, raised
 from synvirt.cli.migrating import importing, migrations
 from synvirt.cli.operating import config, destinations, doctor, host_files, hosts, support_bundle
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import failed, print_error_as_json
+from synvirt.cli.program import INTERRUPTED, failed, print_error_as_json
 from synvirt.cli.waves import commands as waves
 from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
@@ -56,10 +57,31 @@ class Program(TyperGroup):
                 return super().invoke(ctx)
         except typer.TyperException as error:
             raise _worded(error, as_json=ctx.meta[_JSON]) from error
-        except (typer.Exit, typer.Abort, BrokenPipeError, KeyboardInterrupt):
+        except KeyboardInterrupt as error:
+            raise _interrupted("\nAborted!") from error
+        except typer.Abort as error:
+            if exit_code() is None:  # Ctrl-D at a prompt, or «no»
+                raise
+            raise _interrupted("Aborted!") from error
+        except typer.Exit as end:
+            if end.exit_code == INTERRUPTED:
+                raise _interrupted() from end
+            raise
+        except BrokenPipeError:
             raise
         except Exception as error:
+            if is_hung_up(error):
+                raise _interrupted() from error
             raise typer.Exit(failed(error, as_json=_json_is_wanted(ctx))) from error
+
+
+def _interrupted(message: str | None = None) -> typer.Exit:
+    """The end of a command that a signal ended; the message is for the terminal, if that is still there."""
+    if message is not None:
+        with suppress(OSError):
+            typer.echo(message, err=True)
+    drop_what_a_closed_terminal_refused()
+    return typer.Exit(exit_code() or INTERRUPTED)
 
 
 def _json_is_wanted(context: Any) -> bool:

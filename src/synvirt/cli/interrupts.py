@@ -1,38 +1,43 @@
-"""Ctrl-C: when it ends the process at once, and when it is KeyboardInterrupt, after which everything begun is tidied up.
+"""Signals that end a command: Ctrl-C, SIGTERM, and SIGHUP, which comes when a terminal is closed. When one ends the process at
+once, and when it is KeyboardInterrupt, after which everything begun is tidied up.
 
     modules are loaded         ends it: nothing is begun, and a traceback from the middle of an import does not help
-    a command runs             KeyboardInterrupt
+    a command runs             KeyboardInterrupt; the exit code is 128 and the signal's number
     a service starts or ends   ends it, as kill -9 would: what it has begun outlives that, and a step that waits in a thread
                                for a guest to boot would keep the process alive
     a service runs             it stops (api/server.py)
 
-If Ctrl-C was set otherwise before (nohup ignores it), that stays.
+If a signal was set otherwise before (nohup ignores SIGHUP), that stays.
 """
 
+import errno
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# How soon a Ctrl-C that came during an import is handled.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# How soon a signal that came during an import is handled.
 AGAIN_S = 0.02
+# The signals that came, the last one last.
+_came: list[int] = []
 
 
 def end_at_once() -> None:
-    """From here on, Ctrl-C ends the process at once."""
-    if _is_ours_to_change(signal.default_int_handler, _interrupt):
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """From here on, these signals end the process at once."""
+    _set(signal.SIG_DFL, signal.default_int_handler, _interrupt)
 
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Within the block, Ctrl-C raises KeyboardInterrupt."""
-    if not _is_ours_to_change(signal.SIG_DFL):
+    """Within the block, these signals raise KeyboardInterrupt."""
+    if not _set(_interrupt, signal.SIG_DFL):
         yield
         return
     signal.signal(signal.SIGALRM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
@@ -40,9 +45,32 @@ def raised() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _interrupt(_number: int, frame: FrameType | None) -> None:
+def exit_code() -> int | None:
+    """Of a command that one of these signals ended; None: none came."""
+    return 128 + _came[-1] if _came else None
+
+
+def is_hung_up(error: BaseException) -> bool:
+    """Whether this error only says that the terminal, which was closed, takes no more messages."""
+    return bool(_came) and isinstance(error, OSError) and error.errno == errno.EIO
+
+
+def drop_what_a_closed_terminal_refused() -> None:
+    """What could not be printed: Python would try again at its end, and end with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
     """Not during an import: a module in C or Rust crashes or raises another type, and the next import finds an incomplete
     module."""
+    if number != signal.SIGALRM:
+        _came.append(number)
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
@@ -51,5 +79,11 @@ def _interrupt(_number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _is_ours_to_change(*present: object) -> bool:
-    return threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in present
+def _set(handler: object, *present: object) -> bool:
+    """Sets the handler of those signals that have one of the present ones. Whether any has."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    ours = [number for number in ENDING if signal.getsignal(number) in present]
+    for number in ours:
+        signal.signal(number, handler)  # type: ignore[arg-type]
+    return bool(ours)

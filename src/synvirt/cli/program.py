@@ -1,6 +1,6 @@
 """The common part of all commands: errors as `code: detail` and a hint on stderr, never a traceback; the exit codes.
 
-0 done · 1 the job failed, or the service refused or is not there · 2 wrong usage
+0 done · 1 the job failed, or the service refused or is not there · 2 wrong usage · 128 and the number of a signal that ended it
 """
 
 import errno

@@ -10,12 +10,11 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from synvirt.cli.interrupts import ENDING
 from synvirt.cli.options import Options, with_options
 from synvirt.cli.program import FAILED, print_error, shown
 from synvirt.errors import BackupBadRequest, BackupNotFound
 from synvirt.sizes import sized
-
-ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 @with_options
@@ -42,11 +41,12 @@ def mount(
     # The log goes to stderr, as stdout is for the caller.
     with contextlib.redirect_stdout(sys.stderr), _repository(options, point) as (repository, manifest):
         # Before any thread is begun, so that each of them leaves these signals to the one that waits for them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        ending = {number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
         try:
             with mounted(repository, manifest, tuple(disk or ()), port=port) as disks:
                 _say(options, disks, output)
-                signal.sigwait(ENDING)
+                signal.sigwait(ending)
                 failures = [one.failure for one in disks if one.failure is not None]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

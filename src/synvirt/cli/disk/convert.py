@@ -1,15 +1,13 @@
 """synvirt disk convert: one copy(), and its checks."""
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.cli.disk.images import Found
@@ -45,7 +43,7 @@ def convert(image: Path, found: Found, target: Path, wanted: Wanted, *, quiet: b
     if wanted.ledger is not None and not wanted.force and os.path.lexists(wanted.ledger):
         raise Conflict(f"{wanted.ledger.name} already exists", hint="--force replaces it")
     _refuse_target(image, target)
-    with _ended_by_sigterm(), ExitStack() as stack:
+    with ExitStack() as stack:
         began = time.monotonic()
         reader = open_reader(found.reader)
         stack.callback(reader.close)
@@ -216,20 +214,6 @@ def _progress(title: str, *, quiet: bool) -> Iterator[Show]:
     with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
         bar = bars.add_task(shown(title), total=None)
         yield lambda done, total: bars.update(bar, total=total, completed=done)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Handles SIGTERM like Ctrl-C: the threads end, and incomplete files are removed."""
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def sentence(report: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from synvirt.cli.interrupts import raised
+from synvirt.cli.interrupts import exit_code, is_hung_up, raised
 from synvirt.cli.program import FAILED, INTERRUPTED, WRONG_USAGE, failed, print_error_as_json
 from synvirt.errors import BadRequest
 
@@ -36,11 +36,11 @@ def main(arguments: Sequence[str], *, json: bool = False) -> int:
         with raised():
             code: int = options.run(options)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return exit_code() or INTERRUPTED
     except BrokenPipeError:
         return FAILED
     except Exception as error:
-        return failed(error, as_json=options.json)
+        return (is_hung_up(error) and exit_code()) or failed(error, as_json=options.json)
     return code
 
 
