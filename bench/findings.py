@@ -1,21 +1,21 @@
 """What an attack on an earlier version found, tried again: `python -m bench.findings`. How many of them succeed.
 
-The attacks are tests (tests/test_findings.py names them); one that fails is a finding that succeeds again.
+The attacks are tests (tests/regressions/test_findings.py names them); one that fails is a finding that succeeds again.
 """
 
 import subprocess
 import sys
 import time
 
-from tests.named_tests import HERE
-from tests.test_findings import TESTS
+from tests.regressions.named_tests import FOLDER
+from tests.regressions.test_findings import TESTS
 
 
 def main() -> None:
     succeeded = 0
     for finding, files in TESTS.items():
         begun = time.monotonic()
-        found = [f"{HERE / file}::{name}" for file, names in files.items() for name in names]
+        found = [f"{FOLDER / file}::{name}" for file, names in files.items() for name in names]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *found], capture_output=True, check=False
         )

@@ -24,7 +24,7 @@ from synvirt.disks import open_reader
 from synvirt.disks.specs import DatastoreSpec
 from synvirt.programs import find
 from tests.ports import free_port
-from tests.remote_servers import certificates, running
+from tests.servers.remote_servers import certificates, running
 
 REACH = 1.0
 PROGRAMS = {"nginx": "nginx-light", "nbdkit": "nbdkit", "nbdcopy": "libnbd-bin"}

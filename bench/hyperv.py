@@ -24,7 +24,7 @@ from synvirt.live.hyperv.places import Place, Shares
 from synvirt.remote import smb_shares
 from tests.fakes.hyperv.host import hyperv_host
 from tests.fakes.hyperv.model import FakeVm
-from tests.remote_servers import PASSWORD, Samba, samba
+from tests.servers.remote_servers import PASSWORD, Samba, samba
 
 SMB_REACH = 0.8
 STEP_BYTES = 4 << 20

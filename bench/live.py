@@ -25,7 +25,7 @@ from synvirt.jobs.wire import Flushed, message_of
 from synvirt.live import SnapshotRef
 from synvirt.live.libvirt.adapter import LibvirtRemote, libvirt_remote
 from synvirt.sizes import MIB
-from tests.libvirt_lab import LibvirtLab, lab
+from tests.servers.libvirt_lab import LibvirtLab, lab
 
 T = TypeVar("T")
 KEY = "vda"

@@ -25,7 +25,7 @@ from synvirt.fleet.records import member_of
 from synvirt.fleet.waves import Waves, change_members
 from synvirt.settings import Settings, prepare_data_dir
 from synvirt.store import Store
-from tests import postgres
+from tests.servers import postgres
 
 VMS, REACH_S = 5000, 0.3
 API, HOST = "/api/v1", "load"

@@ -21,7 +21,7 @@ from synvirt.disks import open_reader, open_writer
 from synvirt.disks.specs import FileWriterSpec, NbdSpec
 from synvirt.live.proxmox.adapter import PveApi
 from tests.contracts.live import read
-from tests.pve_lab import PveLab, pve_lab
+from tests.servers.pve_lab import PveLab, pve_lab
 
 NBD_REACH = 0.9
 DELTA_REACH = 1.02

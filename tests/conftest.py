@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, settings
 from synvirt import outgoing
 from synvirt.hypervisor import accel
 from synvirt.store import Store
-from tests import postgres
 from tests.costs import Costs
 from tests.kept_small import KeptSmall
 from tests.made_once import made_once
+from tests.servers import postgres
 from tests.store_template import stores_from
 from tests.workers import Workers
 
@@ -59,7 +59,7 @@ LONG = (
     "tests/api/test_document.py",
     "tests/live/nutanix/test_prism_service.py",
     "tests/real/test_rehearsal.py",
-    "tests/test_deb.py",
+    "tests/packaging/test_deb.py",
     "tests/real/pve/test_pve_warm.py",
     "tests/real/libvirt_remote/test_libvirt_remote_warm.py",
     "tests/real/test_prism_service.py",

@@ -26,7 +26,7 @@ from typer.main import get_command
 
 from synvirt import accounts
 from synvirt.repository import sealed_key
-from tests.libvirt_capabilities import capabilities_known
+from tests.servers.libvirt_capabilities import capabilities_known
 
 # What a guess of a password costs on purpose, a core's 50 ms and more and 128 MiB: test_accounts.py has that it does.
 GUESSED_AT = {module: module.SCRYPT_N for module in (accounts, sealed_key)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.chaos.line import Line
-from tests import postgres
+from tests.servers import postgres
 
 LEASE_S = 6.0
 # Nothing at all, a moment, about the lease, and well beyond lease and grace: then others take over.

@@ -24,8 +24,8 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import KIB, MIB
-from tests import postgres
 from tests.house import House, live_plan, offline_plan
+from tests.servers import postgres
 
 HOSTS = ("a", "b", "c")
 DISK, DISK_BYTES = "disk-0", 2 * MIB

@@ -4,8 +4,8 @@ One guard checks everything: what is read by URL, webhooks, source platforms and
 time stamp authority and the OpenID provider, and redirects too.
 
 A name is resolved once, each address is checked, and the connection goes to exactly that address: a name server that gives
-another answer the second time changes nothing. Nothing else in this package opens a connection (tests/test_outgoing.py reads
-all of it).
+another answer the second time changes nothing. Nothing else in this package opens a connection (tests/security/test_outgoing.py
+reads all of it).
 
     dial      a connection                     our own transports
     address   the address to connect to        programs and libraries that connect by themselves, and take an address

@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests import remote_servers as servers
 from tests.fakes.service import Service
 from tests.offline import appliances
 from tests.ports import free_port
+from tests.servers import remote_servers as servers
 
 
 @pytest.fixture(scope="module")

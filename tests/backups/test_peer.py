@@ -32,8 +32,8 @@ from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.fakes.disks import MemoryReader
 from tests.needs import need_root
 from tests.processes import until
-from tests.remote_servers import wire
 from tests.repository.points import KEY, back_up, opened, restored
+from tests.servers.remote_servers import wire
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,6 @@ import pytest
 
 from synvirt.disks.specs import FileWriterSpec, IscsiSpec, NfsSpec, QemuSpec, RawSpec, ReaderSpec, VddkSpec
 from synvirt.jobs.orders import CopyOrder, DiskOrder
-from tests.certificates import self_signed, tls_server
 from tests.disks.block_images import qemu as run_qemu
 from tests.drawn import shared_in_a_file
 from tests.fakes import vddk as stand_in
@@ -28,7 +27,8 @@ from tests.fakes.prism.iscsi import PREFIX, iscsi_target
 from tests.fakes.prism.lab import HERE
 from tests.fakes.prism.nfs import nfs_server
 from tests.fakes.prism.state import Group, GroupDisk, State
-from tests.remote_servers import PASSWORD, remote, samba
+from tests.servers.certificates import self_signed, tls_server
+from tests.servers.remote_servers import PASSWORD, remote, samba
 
 SIZE = 5 << 20
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.cage import layers
-from tests.remote_servers import LOOPBACK, PASSWORD, samba
+from tests.servers.remote_servers import LOOPBACK, PASSWORD, samba
 
 # Run in a child: enters the cage, reads all of the disk, and says how, and what its own children are allowed.
 CHILD = """

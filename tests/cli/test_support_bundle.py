@@ -14,8 +14,8 @@ from synvirt.model.values import now
 from tests.cli.conftest import Run
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
-from tests.test_redacting import SECRET as SHAPED
-from tests.test_redacting import SHAPES
+from tests.security.test_redacting import SECRET as SHAPED
+from tests.security.test_redacting import SHAPES
 
 SECRET = "Zq8-vexed-otter"
 

@@ -9,8 +9,8 @@ import pytest
 from synvirt.destinations.rbd import RbdDestination
 from synvirt.disks.specs import RbdPlace
 from synvirt.errors import DiskWriteFailed
-from tests import ceph
 from tests.contracts.destinations import DestinationCase, DestinationContract
+from tests.servers import ceph
 
 # A cluster takes 12 s to come up on an idle machine.
 pytestmark = pytest.mark.timeout(300)

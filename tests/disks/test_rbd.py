@@ -15,9 +15,9 @@ from synvirt.destinations.rbd import RbdDestination
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.specs import RbdPlace, RbdSpec
 from synvirt.errors import DiskReadFailed, DiskWriteFailed
-from tests import ceph
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all
 from tests.contracts.writers import WriterCase, WriterContract
+from tests.servers import ceph
 
 MIB = 1 << 20
 SIZE = 9 * MIB + 513

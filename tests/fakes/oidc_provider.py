@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from django.conf import settings
 from jwcrypto import jwk, jwt
 
-from tests.oidc import CLIENT, SECRET
+from tests.servers.oidc import CLIENT, SECRET
 
 # And their groups.
 USERS: dict[str, list[str]] = {"anna": ["staff", "virt-admins"], "olga": ["virt-operators"], "gast": ["guests"]}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from synvirt.errors import MalformedArchive, SynvirtError
 from synvirt.remote import places, retrying, s3
 from synvirt.remote.reading import RemoteReader, names
-from tests import remote_servers as servers
 from tests.cases import cases
 from tests.contracts.readers import read_all
+from tests.servers import remote_servers as servers
 
 CONTENT = Random(22).randbytes(300_000)
 NUMBERS = st.sampled_from(["0", "1", "299999", "300000", "300001", "65535", "-1", "9" * 30, "x", "", "٣"])

@@ -22,7 +22,7 @@ from tests.fakes.pve.cluster import Cluster, Paper
 from tests.fakes.pve.server import PveServer
 from tests.fakes.service import Service
 from tests.ports import free_port
-from tests.replay import replayed
+from tests.servers.replay import replayed
 
 PRIVATE: tuple[str, ...] = ("payroll", "secretnode", "10.11.12.13", "bc:24:11:aa:bb:cc", "Alice", "alice@corp.example")
 PRIVATE += ("6f0e8c7a-2d0f-4c9e-9d7a-1e1f0c9f4b11", "t0ken", "mover", "fastpool", "vlanbridge")

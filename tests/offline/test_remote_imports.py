@@ -24,11 +24,11 @@ from synvirt.offline.elsewhere import Rules, joined, name_of, place, separated
 from synvirt.offline.registry import detect
 from synvirt.remote import places
 from synvirt.remote.places import connected, requested_bytes
-from tests import remote_servers as servers
 from tests.contracts.readers import read_all
 from tests.disks.xva import xva_archives
 from tests.offline import appliances, vbox_machines
 from tests.offline.xva import ova_xml_text
+from tests.servers import remote_servers as servers
 
 RULES = Rules(allowed_hosts=servers.LOOPBACK)
 

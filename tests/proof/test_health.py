@@ -15,7 +15,7 @@ from synvirt.errors import Internal
 from synvirt.model.checks import Check
 from synvirt.outgoing import Guard
 from synvirt.proof.health import Checker
-from tests.certificates import self_signed
+from tests.servers.certificates import self_signed
 
 GUEST = UUID(int=1)
 HERE = Guard(("127.0.0.0/8",))

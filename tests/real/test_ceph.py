@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from synvirt.sample import build
-from tests import ceph, forked
+from tests import forked
 from tests.needs import need
+from tests.servers import ceph
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from synvirt.cli.client import Client
-from tests import remote_servers as servers
 from tests.holding import files_that_hold
 from tests.needs import need
 from tests.processes import until
+from tests.servers import remote_servers as servers
 
 SECRET = "Zq8-vexed-otter"
 

@@ -21,10 +21,10 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalPage, RehearsalState
 from synvirt.sample import Sample, build
 from synvirt.sizes import MIB
-from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.needs import need, need_root
 from tests.real.libvirt_remote.test_libvirt_remote_warm import WRITER, Guest, check_chain, read_guest, register
 from tests.real.test_service import _guests, service
+from tests.servers.libvirt_lab import LibvirtLab, lab, until
 
 BUSYBOX = "/bin/busybox"
 CARD = "<interface type='user'><mac address='52:54:00:77:00:05'/><model type='virtio'/></interface>"

@@ -20,11 +20,11 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import Limits, MigrationPlan
 from synvirt.offline.elsewhere import Rules
-from tests import remote_servers as servers
 from tests.fakes.workers import in_process
 from tests.house import Crash, House, crash_at
 from tests.migrations.test_bad_archives import NAME, OVF, files_of
 from tests.offline import appliances
+from tests.servers import remote_servers as servers
 
 # Stands nowhere by chance.
 HUSH = "hush-5f2c91"

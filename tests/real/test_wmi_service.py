@@ -24,7 +24,7 @@ from tests.guests.conversions import need_conversions
 from tests.holding import files_that_hold
 from tests.processes import until
 from tests.real.test_service import service
-from tests.remote_servers import PASSWORD
+from tests.servers.remote_servers import PASSWORD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 KVP = (

@@ -11,7 +11,7 @@ import pytest
 
 from synvirt.errors import BadRequest, SourceUnreachable
 from synvirt.transport import Answer, HttpClient, Trust
-from tests.remote_servers import Certificates, certificates
+from tests.servers.remote_servers import Certificates, certificates
 
 Reply = Callable[[BaseHTTPRequestHandler], None]
 

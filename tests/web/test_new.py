@@ -20,9 +20,9 @@ from tests.fakes.live import FakePlatform
 from tests.fakes.platforms import with_fake
 from tests.fakes.service import Service, failed
 from tests.offline import appliances
-from tests.remote_servers import PASSWORD as PASSWORD_THERE
-from tests.remote_servers import USER as USER_THERE
-from tests.remote_servers import nginx
+from tests.servers.remote_servers import PASSWORD as PASSWORD_THERE
+from tests.servers.remote_servers import USER as USER_THERE
+from tests.servers.remote_servers import nginx
 from tests.web.conftest import look_at, opened, serious, serving
 from tests.web.test_pages import press_until
 

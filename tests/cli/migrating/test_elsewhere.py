@@ -8,10 +8,10 @@ import pytest
 
 from synvirt.cli.migrating import elsewhere
 from synvirt.cli.migrating.elsewhere import ElsewhereOptions, is_url, request
-from tests import remote_servers as servers
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
 from tests.offline import appliances
+from tests.servers import remote_servers as servers
 
 
 @pytest.fixture(scope="module")

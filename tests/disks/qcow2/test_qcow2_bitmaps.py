@@ -17,8 +17,8 @@ from synvirt.programs import run
 from tests.cases import cases
 from tests.disks.block_images import scratch
 from tests.disks.qcow2.qcow2_images import qemu
-from tests.nbd_servers import qemu_nbd
 from tests.needs import need
+from tests.servers.nbd_servers import qemu_nbd
 
 MIB = 1 << 20
 

@@ -15,11 +15,11 @@ import pytest
 from synvirt.errors import AuthFailed, DiskReadFailed, NotFound, SourceUnreachable, SynvirtError, UnsupportedFormat
 from synvirt.remote import places, retrying
 from synvirt.remote.reading import RemoteReader
-from tests import remote_servers as servers
 from tests.contracts.readers import read, read_all
 from tests.drawn import drawn
 from tests.ports import free_port
-from tests.remote_servers import RangeRequest, Script, honest
+from tests.servers import remote_servers as servers
+from tests.servers.remote_servers import RangeRequest, Script, honest
 
 SIZE = (6 << 20) + 17
 NAME = "disk.raw"

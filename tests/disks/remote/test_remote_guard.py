@@ -11,8 +11,8 @@ from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, SourceUnreach
 from synvirt.outgoing import Guard
 from synvirt.remote import Remote
 from synvirt.remote.reading import RemoteReader
-from tests import remote_servers as servers
 from tests.contracts.readers import read_all
+from tests.servers import remote_servers as servers
 
 CONTENT = b"disk" * 100_000
 NAME = "disk.raw"

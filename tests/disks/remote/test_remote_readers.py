@@ -15,10 +15,10 @@ from synvirt.remote.pieces import KEPT_BYTES
 from synvirt.remote.places import connected, requested_bytes
 from synvirt.remote.reading import RemoteReader, names
 from synvirt.remote.smb import SmbPlace
-from tests import remote_servers as servers
 from tests.cases import cases
 from tests.contracts.readers import ReaderCase, ReaderContract, read, read_all
 from tests.drawn import drawn
+from tests.servers import remote_servers as servers
 
 NAME = "disk ä+1.raw"
 SIZE = (5 << 20) + 333

@@ -8,7 +8,7 @@ from synvirt.errors import AuthFailed, DiskReadFailed, MalformedArchive, NotFoun
 from synvirt.remote import Remote, retrying, smb_shares
 from synvirt.remote.smb import SmbPlace
 from tests.ports import free_port
-from tests.remote_servers import PASSWORD, Samba, remote, samba, wire
+from tests.servers.remote_servers import PASSWORD, Samba, remote, samba, wire
 
 ENDINGS = frozenset({".vhdx", ".avhdx"})
 LOGIN = (("username", "root"), ("password", PASSWORD))

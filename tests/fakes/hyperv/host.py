@@ -10,7 +10,7 @@ from synvirt.live import SourceAccess
 from synvirt.live.hyperv.journal import MARK
 from tests.fakes.hyperv.model import FakeVm, HyperV
 from tests.fakes.hyperv.wsman import Wsman, served
-from tests.remote_servers import PASSWORD, Certificates, Samba, certificates, samba
+from tests.servers.remote_servers import PASSWORD, Certificates, Samba, certificates, samba
 
 USER = "root"
 DISK_BYTES = 4 << 20

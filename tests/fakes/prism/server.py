@@ -22,7 +22,7 @@ from tests.fakes.prism import schema
 from tests.fakes.prism.central import CentralAnswers
 from tests.fakes.prism.element import ElementAnswers
 from tests.fakes.prism.state import Refusal, State
-from tests.remote_servers import Certificates, certificates
+from tests.servers.remote_servers import Certificates, certificates
 
 USER, PASSWORD = "mover", "s3cret"
 VERSIONS = {"vmm": 1, "dataprotection": 1, "prism": 0, "clustermgmt": 0, "volumes": 1, "networking": 0, "iam": 0}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.certificates import self_signed, tls_server
 from tests.fakes.pve import schema
 from tests.fakes.pve.cluster import Cluster, Refused
+from tests.servers.certificates import self_signed, tls_server
 
 
 class PveServer:

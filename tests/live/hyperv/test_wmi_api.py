@@ -34,7 +34,7 @@ from tests.contracts.live import in_session, read
 from tests.fakes.hyperv.host import FakeHost
 from tests.fakes.hyperv.model import FAILED, OFF, FakeVm
 from tests.fakes.hyperv.wsman import Refusal, Wsman, served
-from tests.remote_servers import wire
+from tests.servers.remote_servers import wire
 
 
 def ask(host: FakeHost, use: Callable[[WmiApi], Awaitable[Any]], **options: Any) -> Any:

@@ -24,7 +24,7 @@ from tests.fakes.hyperv.wsman import Refusal, Wsman, served
 from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan
 from tests.patience import quick_tries
-from tests.remote_servers import wire
+from tests.servers.remote_servers import wire
 
 pytestmark = pytest.mark.timeout(600)
 DISK_BYTES = 3 << 20

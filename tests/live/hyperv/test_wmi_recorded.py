@@ -14,7 +14,7 @@ import pytest
 
 from synvirt.errors import Internal
 from synvirt.live.hyperv.session import Address, Credentials, HyperVRefused, Session
-from tests.remote_servers import certificates
+from tests.servers.remote_servers import certificates
 
 RECORDED = json.loads((Path(__file__).parents[1] / "recorded" / "psrp.json").read_text())
 

@@ -12,8 +12,8 @@ from synvirt.kvm.library import load
 from synvirt.live import SourceAccess, holding
 from synvirt.live.libvirt import freeze as libvirt_remote_freeze
 from synvirt.live.libvirt.freeze import _thaw, frozen
-from tests.libvirt_lab import until
 from tests.needs import lacking
+from tests.servers.libvirt_lab import until
 
 _SAYS_FROZEN = """\
 [ "$XDG_RUNTIME_DIR" = /run/user/1000 ] && [ "$SSH_AUTH_SOCK" = /run/agent ] && [ -z "$A_SECRET" ] && echo frozen || env

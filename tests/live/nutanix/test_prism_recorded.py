@@ -17,7 +17,7 @@ from synvirt.model.machine import VmManifest
 from synvirt.transport import Answer, Trust
 from tests.contracts.live import in_session
 from tests.fakes.prism import schema
-from tests.replay import replayed
+from tests.servers.replay import replayed
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "recorded" / "prism.json").read_text())
 VM_ID = RECORDED["vm"]["extId"]

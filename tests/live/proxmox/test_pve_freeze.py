@@ -13,7 +13,7 @@ from synvirt.live import SourceAccess
 from synvirt.live.proxmox.freeze import frozen
 from tests.fakes.pve.cluster import Cluster, Paper
 from tests.fakes.pve.server import PveServer
-from tests.libvirt_lab import until
+from tests.servers.libvirt_lab import until
 
 _ASKS = """\
 import json, sys

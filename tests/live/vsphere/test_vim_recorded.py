@@ -14,7 +14,7 @@ from synvirt.model.kinds import LiveKind
 from synvirt.model.machine import VmManifest
 from tests.contracts.live import in_session
 from tests.fakes.vcenter import PASSWORD, USER, VCenter
-from tests.replay import replayed
+from tests.servers.replay import replayed
 
 pytestmark = pytest.mark.timeout(600)  # the simulator is built by the first that needs it
 

@@ -22,13 +22,13 @@ from synvirt.errors import AuthFailed, DiskReadFailed, SourceUnreachable, Synvir
 from synvirt.live import LiveAdapter
 from synvirt.live.vsphere.adapter import VimApi
 from synvirt.model.kinds import LiveKind, Mode, State
-from tests.certificates import Certificate, self_signed, tls_server
 from tests.contracts.live import read
 from tests.drawn import drawn
 from tests.fakes import vddk as stand_in
 from tests.fakes.vcenter import PASSWORD, USER, VCenter
 from tests.fakes.vddk import Vddk
 from tests.live.vsphere.test_vim_jobs import VM, VimHouse, plan, same
+from tests.servers.certificates import Certificate, self_signed, tls_server
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -16,7 +16,7 @@ from synvirt.model.machine import VmManifest
 from tests.contracts.live import LiveCase, LiveContract, in_session
 from tests.fakes.xenserver import ADDRESSES, PASSWORD, USER, XenServer
 from tests.live.xen.asking import CBT_BYTES, VHD_BYTES, asked, content
-from tests.replay import replayed
+from tests.servers.replay import replayed
 
 
 def case_of(pool: XenServer, block_bytes: int, transport: str) -> LiveCase:

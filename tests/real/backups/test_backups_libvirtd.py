@@ -16,9 +16,9 @@ from synvirt.disks import open_reader
 from synvirt.kvm.connection import Connection
 from synvirt.sample import Sample, build
 from synvirt.store import Store
-from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.needs import need
 from tests.real.libvirt_remote.test_libvirt_remote_warm import Guest
+from tests.servers.libvirt_lab import LibvirtLab, lab, until
 
 HOLDS = """\
 import sys, time

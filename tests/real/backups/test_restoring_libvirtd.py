@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from synvirt.hypervisor.libvirt_host import LibvirtHost
-from tests.libvirt_lab import LibvirtLab, lab
 from tests.real.backups.restores import Room
 from tests.real.guests import WRITES, boot_sector
+from tests.servers.libvirt_lab import LibvirtLab, lab
 
 XML = """<domain type='qemu'><name>x</name><uuid>3f1b7c1a-6e55-4a53-9bf5-5f3a5a8f2f11</uuid><memory unit='MiB'>64</memory>
 <vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os><devices>

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.libvirt_lab import LibvirtLab, lab
+from tests.servers.libvirt_lab import LibvirtLab, lab
 
 
 @pytest.fixture(scope="package")

@@ -9,7 +9,7 @@ from synvirt.live import LiveAdapter, SnapshotRef, SourceAccess
 from synvirt.live.libvirt.adapter import libvirt_remote
 from synvirt.model.machine import VmManifest
 from tests.contracts.live import read
-from tests.libvirt_lab import LibvirtLab
+from tests.servers.libvirt_lab import LibvirtLab
 
 T = TypeVar("T")
 

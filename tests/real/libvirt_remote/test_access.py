@@ -25,9 +25,9 @@ from synvirt.migrations.sources.probing import probe
 from synvirt.model.sources import SourceCheck
 from synvirt.transport import tls
 from tests.contracts.live import read
-from tests.libvirt_lab import LibvirtLab
 from tests.processes import command_line
 from tests.real.libvirt_remote.one_job import ask
+from tests.servers.libvirt_lab import LibvirtLab
 
 
 def connect(access: SourceAccess) -> None:

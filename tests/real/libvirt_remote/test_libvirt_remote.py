@@ -13,7 +13,7 @@ from synvirt.live.libvirt.host import library
 from synvirt.live.sessions import StaysLoggedIn
 from synvirt.sizes import MIB
 from tests.contracts.live import LiveCase, LiveContract
-from tests.libvirt_lab import LibvirtLab, lab
+from tests.servers.libvirt_lab import LibvirtLab, lab
 
 TRANSPORTS = ("local", "ssh", "tls", "tcp")
 

@@ -13,7 +13,7 @@ from synvirt.live.libvirt import domain as domains
 from synvirt.live.libvirt.adapter import LibvirtRemote
 from tests.contracts.live import in_session
 from tests.gates import PATIENCE_S, Gate
-from tests.libvirt_lab import LibvirtLab, lab
+from tests.servers.libvirt_lab import LibvirtLab, lab
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source
 from synvirt.sizes import MIB
 from tests import forked
-from tests.libvirt_lab import LibvirtLab, lab, until
 from tests.real.test_service import service, volumes
+from tests.servers.libvirt_lab import LibvirtLab, lab, until
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from synvirt.errors import (
 from synvirt.live import LiveAdapter
 from synvirt.sizes import MIB
 from tests.contracts.live import read
-from tests.libvirt_lab import LibvirtLab, until
 from tests.real.libvirt_remote.one_job import OneJob, inspected, local
+from tests.servers.libvirt_lab import LibvirtLab, until
 
 
 def test_a_raw_disk_cannot_be_tracked_and_can_be_copied(host: LibvirtLab) -> None:

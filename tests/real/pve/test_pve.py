@@ -15,7 +15,7 @@ from synvirt.sizes import MIB
 from tests.contracts.live import LiveCase, LiveContract, data_read, in_session, read
 from tests.devices import loop_device
 from tests.fakes.pve.cluster import Vm
-from tests.pve_lab import PveLab, pve_lab
+from tests.servers.pve_lab import PveLab, pve_lab
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from synvirt.live.proxmox.reading import Reading
 from synvirt.sizes import MIB
 from tests.contracts.live import in_session, read
 from tests.fakes.pve.cluster import Vm
-from tests.libvirt_lab import until
-from tests.pve_lab import PveLab, pve_lab
+from tests.servers.libvirt_lab import until
+from tests.servers.pve_lab import PveLab, pve_lab
 
 T = TypeVar("T")
 

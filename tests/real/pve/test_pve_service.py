@@ -13,10 +13,10 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source
 from synvirt.sizes import MIB
 from tests.fakes.pve.cluster import Vm
-from tests.libvirt_lab import until
 from tests.processes import FILTERED, caged
-from tests.pve_lab import PveLab, pve_lab
 from tests.real.test_service import service, volumes
+from tests.servers.libvirt_lab import until
+from tests.servers.pve_lab import PveLab, pve_lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 WHOLE_MIB = 24

@@ -18,9 +18,7 @@ from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source, SourceTest
 from synvirt.sample import ID_PATH, Sample, build
-from tests.libvirt_lab import until
 from tests.needs import need
-from tests.pve_lab import PveLab, pve_lab
 from tests.real.libvirt_remote.test_libvirt_remote_warm import (
     BOOT_TIMEOUT_S,
     DELTA_BYTES,
@@ -31,6 +29,8 @@ from tests.real.libvirt_remote.test_libvirt_remote_warm import (
     read_guest,
 )
 from tests.real.test_service import _guests, service
+from tests.servers.libvirt_lab import until
+from tests.servers.pve_lab import PveLab, pve_lab
 
 
 @pytest.fixture(scope="module")

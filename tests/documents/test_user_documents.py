@@ -14,7 +14,7 @@ import typer
 from synvirt.cli.disk import program as disk
 from synvirt.errors import BY_CODE
 from synvirt.main import app
-from tests import documents
+from tests.documents import made as documents
 from tests.needs import need
 
 ROOT = documents.DOCS.parent

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from synvirt.live import recording_soap
 from synvirt.live.vsphere.versions import PATH as VSPHERES_VERSIONS
-from tests.certificates import self_signed, tls_server
+from tests.servers.certificates import self_signed, tls_server
 
 # In no recording, which would scrub a version of four numbers as an address; without a list the oldest version is used.
 NOT_RECORDED = frozenset({VSPHERES_VERSIONS})

@@ -12,7 +12,7 @@ import pytest
 from synvirt.settings import load
 from tests.needs import need, need_root
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HOME = "usr/lib/synvirt"
 
 

@@ -21,15 +21,17 @@ from synvirt.errors import MalformedArchive, RepositoryDamaged, UnsupportedForma
 from synvirt.repository import manifest as manifests
 from tests.backups.peers import PASSWORD, USER, Peer
 from tests.fakes.service import Service
-from tests.named_tests import HERE, Tests, missing
+from tests.regressions.named_tests import FOLDER, Tests, missing
 
 TESTS: Tests = {
     "S1 a restore point names a program": {
         "kvm/test_foreign_domain.py": ("test_what_reaches_into_the_host_is_left_out_and_listed", "test_no_path_gets_in"),
         "backups/test_restoring_domain.py": ("test_a_boot_test_reaches_nothing", "test_firmware_is_this_hosts_own"),
-        "test_hostile_domains.py": ("test_a_restore_points_domain",),
+        "security/test_hostile_domains.py": ("test_a_restore_points_domain",),
     },
-    "S2 names of XML that fill memory": {"test_xml_document.py": ("test_what_would_fill_memory_is_refused_before_it_does",)},
+    "S2 names of XML that fill memory": {
+        "security/test_xml_document.py": ("test_what_would_fill_memory_is_refused_before_it_does",)
+    },
     "S3 every account of the host is an admin": {
         "api/callers/test_auth.py": ("test_without_a_group_the_hosts_accounts_are_not_asked",),
         "api/callers/test_roles.py": ("test_an_account_without_a_group_is_nobody",),
@@ -55,7 +57,7 @@ TESTS: Tests = {
             "test_a_million_empty_files_are_more_than_a_quota",
         ),
         "backups/test_peer.py": ("test_so_many_files_at_once_and_no_more",),
-        "test_findings.py": ("test_a_manifest_of_more_disks_than_a_guest_has_is_none",),
+        "regressions/test_findings.py": ("test_a_manifest_of_more_disks_than_a_guest_has_is_none",),
     },
     "S8 guessing is neither limited nor seen": {
         "api/callers/test_auth.py": ("test_an_address_that_was_wrong_too_often_must_wait_and_others_need_not",),
@@ -64,7 +66,7 @@ TESTS: Tests = {
             "test_an_ipv6_caller_is_its_64_and_an_account_is_watched_too",
         ),
         "api/callers/test_coming.py": ("test_who_is_refused_is_an_entry_each_account_a_metric_and_a_count",),
-        "test_findings.py": ("test_behind_a_proxy_the_caller_is_who_the_proxy_says",),
+        "regressions/test_findings.py": ("test_behind_a_proxy_the_caller_is_who_the_proxy_says",),
     },
     "S9 connections without a password stay": {
         "api/test_server.py": ("test_who_says_nothing_more_is_let_go", "test_one_address_does_not_have_all_connections"),
@@ -77,15 +79,18 @@ TESTS: Tests = {
     },
     "S11 a file is swapped between check and open": {"disks/test_swapped.py": ("test_a_file_that_was_swapped_is_not_copied",)},
     "S12 secrets in the support bundle": {
-        "test_redacting.py": ("test_more_than_51_shapes_of_secrets_go", "test_the_password_of_the_first_start_and_tokens_go"),
+        "security/test_redacting.py": (
+            "test_more_than_51_shapes_of_secrets_go",
+            "test_the_password_of_the_first_start_and_tokens_go",
+        ),
         "cli/test_support_bundle.py": ("test_nothing_secret_is_in_it",),
     },
     "S13 smaller ones": {
         "disks/remote/test_remote_guard.py": ("test_by_default_nobody_gets_at_this_host_or_its_cloud",),
-        "test_outgoing.py": ("test_nothing_opens_a_connection_past_the_guard",),
+        "security/test_outgoing.py": ("test_nothing_opens_a_connection_past_the_guard",),
         "api/callers/test_roles.py": ("test_no_answer_is_kept_by_others",),
         "api/test_server.py": ("test_no_cipher_without_aead",),
-        "test_findings.py": (
+        "regressions/test_findings.py": (
             "test_a_line_of_the_stream_ends_at_line_feeds_alone",
             "test_a_worker_takes_no_module_of_the_folder_it_was_started_in",
             "test_the_store_is_for_its_user_alone_whatever_the_folder_is",
@@ -153,7 +158,7 @@ def test_a_worker_takes_no_module_of_the_folder_it_was_started_in(tmp_path: Path
         argv = [sys.executable, "-P", "-m", module, "5"]
         done = subprocess.run(argv, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
         assert done.returncode != 66, module
-    source = HERE.parent / "src/synvirt"
+    source = FOLDER.parent / "src/synvirt"
     starts = [path for path in source.rglob("*.py") if "sys.executable," in path.read_text()]
     assert len(starts) > 3
     for path in starts:

@@ -26,11 +26,11 @@ from synvirt.programs import end_group
 from tests.fakes.pve.cluster import Cluster, Refused, Vm
 from tests.fakes.pve.qmp import BackupAccess
 from tests.fakes.pve.server import PveServer
-from tests.libvirt_lab import until
 from tests.needs import need, need_root
 from tests.ports import free_port
+from tests.servers.libvirt_lab import until
 
-PAGE = Path(__file__).parents[1] / "docs/platforms/proxmox.md"
+PAGE = Path(__file__).parents[2] / "docs/platforms/proxmox.md"
 
 _ENTER = """\
 set -e

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from synvirt.settings import Settings
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_setting_is_described_once() -> None:

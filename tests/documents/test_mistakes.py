@@ -16,7 +16,7 @@ from synvirt.errors import BadRequest
 from synvirt.live.registry import PLATFORMS
 from synvirt.mistakes import FORMS, place, worded
 from synvirt.settings import Settings, load
-from tests import documents
+from tests.documents import made as documents
 
 
 def _patterns(schema: Any) -> Iterator[str]:

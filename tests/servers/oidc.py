@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from tests.certificates import Certificate, self_signed
 from tests.ports import free_port
+from tests.servers.certificates import Certificate, self_signed
 
 CLIENT, SECRET = "synvirt", "a client's secret: +/%"
 ROLES = {"virt-admins": "admin", "virt-operators": "operator"}

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - the lines are those of the documents
-"""The documents that are made from the code: python -m tests.documents writes them, test_documents.py checks that they are up to date."""
+"""The documents that are made from the code: `python -m tests.documents` writes them, test_user_documents.py checks that they are up to date."""
 
 import json
 import tempfile
@@ -9,7 +9,7 @@ from typing import Any
 from synvirt.errors import BY_CODE, SynvirtError, Unauthorized
 from tests.fakes.service import Service
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 MADE = "Made by `python -m tests.documents` from `{source}`: change it there."
 
 # Where to look first, by code. Each job's own `hint` is more exact.
@@ -198,8 +198,3 @@ def openapi() -> dict[str, Any]:
         document: dict[str, Any] = json.loads(json.dumps(service.app.openapi()))
         service.close()
     return document
-
-
-if __name__ == "__main__":
-    (DOCS / "troubleshooting.md").write_text(troubleshooting())
-    (DOCS / "api.md").write_text(api(openapi()))

@@ -5,11 +5,11 @@ They fail without its mending. The rest of this file holds the table to what the
 
 import pytest
 
-from tests.named_tests import Tests, missing
+from tests.regressions.named_tests import Tests, missing
 
 TESTS: Tests = {
     "U1 vSphere does not work after make setup": {
-        "test_documents.py": ("test_every_dependency_is_locked",),
+        "documents/test_documents.py": ("test_every_dependency_is_locked",),
     },
     "U2 kinds that are not served are accepted": {"migrations/planning/test_foreseen.py": ("test_a_kind_that_is_not_served",)},
     "U3 a typo costs an outage": {
@@ -77,7 +77,7 @@ TESTS: Tests = {
             "test_a_value_that_no_plan_may_have_is_reported_by_its_option",
             "test_a_file_that_is_nearly_called_so_is_named",
         ),
-        "test_mistakes.py": (
+        "documents/test_mistakes.py": (
             "test_a_hint_of_the_service_names_no_command",
             "test_each_form_that_is_asked_for_has_words",
             "test_a_form_without_words_is_not_shown_as_a_regular_expression",
@@ -138,7 +138,7 @@ TESTS: Tests = {
         ),
     },
     "P1 figures of the documents that are not true any more": {
-        "test_bench.py": (
+        "packaging/test_bench.py": (
             "test_a_table_is_written_between_the_marks_alone",
             "test_the_documents_have_their_marks",
             "test_figures_say_what_they_are_of",
@@ -153,13 +153,13 @@ TESTS: Tests = {
         ),
     },
     "P3 a loss of speed that nothing sees": {
-        "test_bench.py": (
+        "packaging/test_bench.py": (
             "test_a_copy_that_costs_a_fifth_more_ends_badly",
             "test_a_loss_fails_on_the_processor_that_the_bounds_are_of",
         ),
     },
     "P4 backups that cost more than those of others": {
-        "test_bench.py": ("test_a_restore_takes_six_tenths_of_restics_time",),
+        "packaging/test_bench.py": ("test_a_restore_takes_six_tenths_of_restics_time",),
     },
 }
 

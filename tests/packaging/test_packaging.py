@@ -15,7 +15,7 @@ from synvirt.cage.appliance import SHOWN_MODULES, shown_kernel
 from synvirt.settings import Settings, load
 from tests.needs import need
 
-FOLDER = Path(__file__).parent.parent / "packaging"
+FOLDER = Path(__file__).parents[2] / "packaging"
 UNIT = FOLDER / "systemd/synvirt.service"
 HELPER, SOCKET = FOLDER / "systemd/synvirt-helper@.service", FOLDER / "systemd/synvirt-helper.socket"
 SAMPLE = FOLDER / "synvirt.toml"

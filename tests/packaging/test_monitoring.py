@@ -15,7 +15,7 @@ from synvirt.store import Store
 from tests.fakes.backups import FakeGuests, backups_of
 from tests.needs import need
 
-FOLDER = Path(__file__).parent.parent / "docs/monitoring"
+FOLDER = Path(__file__).parents[2] / "docs/monitoring"
 BOARD = json.loads((FOLDER / "board.json").read_text())
 _NAME = re.compile(r"\b(?:synvirt|process)_[a-z_]+\b")
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent.parent
 
 Tests = Mapping[str, Mapping[str, tuple[str, ...]]]
 
@@ -14,7 +14,7 @@ def missing(tests: Tests) -> list[str]:
     gone = []
     for files in tests.values():
         for file, names in files.items():
-            path = HERE / file
+            path = FOLDER / file
             tree = ast.parse(path.read_text() if path.exists() else "")
             there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
             gone += [f"{file}::{name}" for name in names if name not in there]
