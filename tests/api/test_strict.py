@@ -111,6 +111,7 @@ def test_the_list_is_narrowed_by_state_name_and_source(service: Service, client:
     assert found(state=["Failed", "Completed"]) == [str(live), str(odd)]
     assert found(name="web") == [str(live), str(web)]
     assert found(name="we") == found(name="%") == found(name="w_b") == []
+    assert found(name="WEB") == [], "as PostgreSQL compares"
     assert found(name='a "%_!" b') == [str(odd)]
     assert found(source_id=source_id) == [str(live)]
     assert found(source_id=source_id, state="Failed") == found(source_id=str(uuid4())) == []

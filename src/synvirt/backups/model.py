@@ -205,6 +205,9 @@ class RestoredDomain(Model):
     uuid: UUID
 
 
+RunKind = Literal["backup", "restore", "verify", "boot_test", "collect"]
+
+
 class BackupRun(Model):
     """A backup, a restore, a verification, a boot test or a collection of garbage, under way or ended. `trigger`: who began
     it; again: the schedule, since the service's end had cut the one before off. `submitted_by`: the account that
@@ -215,7 +218,7 @@ class BackupRun(Model):
     on. `manifest_sha256`: of the restore point's manifest whose author the run checked, the one that it reads."""
 
     id: UUID
-    kind: Literal["backup", "restore", "verify", "boot_test", "collect"] = "backup"
+    kind: RunKind = "backup"
     trigger: Trigger = "asked"
     submitted_by: str | None = None
     job_id: UUID | None = None
@@ -266,6 +269,9 @@ class BootTest(Model):
     screenshot: bool = False
 
 
+PointState = Literal["ok", "unverified", "damaged"]
+
+
 class RestorePoint(Model):
     """`stored_bytes`: what the repository grew by for it. `state`: as of the last verification. `protected`: nothing removes it
     until that is taken off it. `signed_by`: the fingerprint of the host's key that signed it, checked when this host first saw
@@ -285,7 +291,7 @@ class RestorePoint(Model):
     disks: tuple[PointDisk, ...]
     size_bytes: Bytes
     stored_bytes: Bytes
-    state: Literal["ok", "unverified", "damaged"] = "unverified"
+    state: PointState = "unverified"
     verified_at: Time | None = None
     protected: bool = False
     boot_test: BootTest | None = None

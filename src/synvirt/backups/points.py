@@ -1,5 +1,6 @@
 """The restore points that this host knows, as data. Their repositories have the same data, and are the truth."""
 
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from synvirt.backups.model import BackupRepository, PointDisk, RestorePoint
@@ -20,9 +21,12 @@ class Points:
         """BackupNotFound."""
         return parsed(RestorePoint, self._rows.get("point", point_id, host=self._host))
 
-    def page(self, *, limit: int, cursor: int | None) -> tuple[list[RestorePoint], int | None]:
-        """A page of at most `limit` points, newest first, and the cursor of the next page; None: it was the last."""
-        texts, following = self._rows.page("point", host=self._host, limit=limit, cursor=cursor)
+    def page(
+        self, *, limit: int, cursor: int | None, only: Mapping[str, Sequence[str]] | None = None
+    ) -> tuple[list[RestorePoint], int | None]:
+        """A page of at most `limit` points, newest first, and the cursor of the next page; None: it was the last. `only`: as in
+        the store's page."""
+        texts, following = self._rows.page("point", host=self._host, limit=limit, cursor=cursor, only=only)
         return readable(RestorePoint, texts), following
 
     def all(self) -> list[RestorePoint]:

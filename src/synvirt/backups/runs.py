@@ -14,7 +14,7 @@ failed or cancelled run made is undone, by the ledger. A restore that has starte
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -180,9 +180,12 @@ class Runs:
         """Runs that have not ended, oldest first."""
         return readable(BackupRun, self._rows.all("run", host=self._host, states=_OPEN))
 
-    def page(self, *, limit: int, cursor: int | None) -> tuple[list[BackupRun], int | None]:
-        """A page of at most `limit` runs, newest first, and the cursor of the next page; None: it was the last."""
-        texts, following = self._rows.page("run", host=self._host, limit=limit, cursor=cursor)
+    def page(
+        self, *, limit: int, cursor: int | None, only: Mapping[str, Sequence[str]] | None = None
+    ) -> tuple[list[BackupRun], int | None]:
+        """A page of at most `limit` runs, newest first, and the cursor of the next page; None: it was the last. `only`: as in
+        the store's page."""
+        texts, following = self._rows.page("run", host=self._host, limit=limit, cursor=cursor, only=only)
         return [self._with_figures(run) for run in readable(BackupRun, texts)], following
 
     def cancel(self, run_id: UUID, *, guest_writes: GuestWrites = "keep") -> BackupRun:

@@ -1,6 +1,6 @@
 """Queries about backups, in the store's transactions: documents by kind. `synvirt.backups.model` knows their content."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -12,6 +12,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from synvirt.errors import BackupNotFound
 from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
 from synvirt.store.events import OF_RUNS, Event
+from synvirt.store.filters import fields_are
 from synvirt.store.ledger import LedgerRows, Owner
 from synvirt.store.ledger import forget as settle
 from synvirt.store.tables import backup_events, backups
@@ -98,10 +99,15 @@ class BackupRows:
         check_version(kind, row.version)
         return str(row.document)
 
-    def page(self, kind: Kind, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[str], int | None]:
-        """A page of documents, newest first, and the cursor of the next page (None: this was the last)."""
+    def page(
+        self, kind: Kind, *, host: str, limit: int, cursor: int | None = None, only: Mapping[str, Sequence[str]] | None = None
+    ) -> tuple[list[str], int | None]:
+        """A page of documents, newest first, and the cursor of the next page (None: this was the last). `only`: those whose
+        fields have one of these values each; a field without values has any."""
         chosen = (backups.c.host == host, backups.c.kind == kind, is_known(backups.c.version))
         query = select(backups.c.number, backups.c.document).where(*chosen)
+        if only:
+            query = query.where(fields_are(backups.c.document, only))
         if cursor is not None:
             query = query.where(backups.c.number < cursor)
         with self._reading() as db:

@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 
 from synvirt.api.backup_metrics import BackupMetrics
 from synvirt.api.document import problem_described
-from synvirt.api.paging import PAGE_LIMIT, Cursor, LastName, Limit, cursor_of, named_page, number_of
+from synvirt.api.paging import PAGE_LIMIT, Cursor, LastName, Limit, Sought, cursor_of, named_page, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.api.routes.peer import peer_router
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
@@ -25,10 +25,12 @@ from synvirt.backups.model import (
     BackupRun,
     Bandwidth,
     PointFate,
+    PointState,
     RecoveryKey,
     RestorePoint,
     RestorePointChange,
     RestoreRequest,
+    RunKind,
     RunUpdate,
     SealedKey,
     SealedKeyRequest,
@@ -284,9 +286,16 @@ def _stream(router: APIRouter, backups: Backups, *, stopping: Callable[[], bool]
 
 def _runs(router: APIRouter, backups: Backups) -> None:
     @router.get("/runs", response_model=BackupRunPage)
-    def list_runs(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> BackupRunPage:
+    def list_runs(
+        limit: Limit = PAGE_LIMIT,
+        cursor: Cursor = None,
+        status: Annotated[list[Status] | None, Query(description="Only runs with one of these")] = None,
+        kind: Annotated[list[RunKind] | None, Query(description="Only runs of one of these kinds")] = None,
+        job_id: Annotated[UUID | None, Query(description="Only runs of this job")] = None,
+    ) -> BackupRunPage:
         """List the runs, newest first: backups, restores and verifications."""
-        items, following = backups.runs.page(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        only = _only(status=status, kind=kind, job_id=job_id)
+        items, following = backups.runs.page(limit=limit, cursor=number_of(cursor, BackupBadRequest), only=only)
         return BackupRunPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/runs/{run_id}", response_model=BackupRun)
@@ -306,11 +315,26 @@ def _runs(router: APIRouter, backups: Backups) -> None:
         return backups.runs.cancel(run_id, guest_writes=guest_writes)
 
 
+def _only(**wanted: object) -> dict[str, list[str]]:
+    """The filter of a list: the values that each field may have."""
+    given = {name: value if isinstance(value, list) else [value] for name, value in wanted.items() if value is not None}
+    return {name: [str(value) for value in values] for name, values in given.items()}
+
+
 def _points(router: APIRouter, backups: Backups) -> None:
     @router.get("/restore-points", response_model=RestorePointPage)
-    def list_restore_points(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> RestorePointPage:
+    def list_restore_points(  # noqa: PLR0917 - the framework passes them by name
+        limit: Limit = PAGE_LIMIT,
+        cursor: Cursor = None,
+        vm_id: Annotated[Sought | None, Query(description="Only points of this guest: its UUID")] = None,
+        vm_name: Annotated[Sought | None, Query(description="Only points of guests of this name")] = None,
+        job_id: Annotated[UUID | None, Query(description="Only points that this job made")] = None,
+        repository_id: Annotated[UUID | None, Query(description="Only points in this repository")] = None,
+        state: Annotated[list[PointState] | None, Query(description="Only points in one of these states")] = None,
+    ) -> RestorePointPage:
         """List the restore points, newest first."""
-        items, following = backups.points.page(limit=limit, cursor=number_of(cursor, BackupBadRequest))
+        only = _only(vm_id=vm_id, vm_name=vm_name, job_id=job_id, repository_id=repository_id, state=state)
+        items, following = backups.points.page(limit=limit, cursor=number_of(cursor, BackupBadRequest), only=only)
         return RestorePointPage(items=tuple(items), next_cursor=cursor_of(following))
 
     @router.get("/restore-points/{point_id}", response_model=RestorePoint)

@@ -20,10 +20,17 @@ Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name or id")]
 Repository = Annotated[str, typer.Argument(metavar="REPOSITORY", help="Its name or id")]
 
 
-def list_things(options: Options, listed: Listed, table: Any, limit: int, cursor: str | None) -> None:
-    """Prints a page of things as a table, or as JSON."""
+def list_things(
+    options: Options, listed: Listed, table: Any, limit: int, cursor: str | None, *, only: dict[str, Any] | None = None
+) -> None:
+    """Prints a page of things as a table, or as JSON. `only`: the list's filters; those of `job_id` and `repository_id` may be
+    names."""
     with options.connect() as client:
-        answer = client.ask("GET", listed.path, params={"limit": limit, "cursor": cursor})
+        asked = dict(only or {})
+        for field, of in (("job_id", JOBS), ("repository_id", REPOSITORIES)):
+            if asked.get(field) is not None:
+                asked[field] = id_of(client, of, asked[field])
+        answer = client.ask("GET", listed.path, params={"limit": limit, "cursor": cursor} | asked)
     things = listed.path.rpartition("/")[2].replace("-", " ")
     print_page(answer, none=f"There are no {things}", show=table, as_json=options.json)
 

@@ -33,6 +33,9 @@ from synvirt.sizes import sized
 app = typer.Typer(no_args_is_help=True, help="Backups of this host's guests: docs/backup.md.")
 
 
+OfJob = Annotated[str | None, typer.Option("--job", help="Only those of this backup job: its name or id")]
+
+
 class Target(StrEnum):
     """What a restore makes."""
 
@@ -241,12 +244,20 @@ def run(options: Options, job: Job) -> None:
 
 @app.command()
 @with_options
-def runs(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
+def runs(
+    options: Options,
+    *,
+    limit: Limit = 1000,
+    cursor: Cursor = None,
+    status: Annotated[list[str] | None, typer.Option(help="Only runs like this, such as failed; may be repeated")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Only runs of this kind, such as restore; may be repeated")] = None,
+    job: OfJob = None,
+) -> None:
     """List the runs, newest first: backups, restores, verifications, boot tests, collections.
 
-    Example: synvirt backup runs --limit 20
+    Example: synvirt backup runs --status failed --limit 20
     """
-    list_things(options, RUNS, _runs, limit, cursor)
+    list_things(options, RUNS, _runs, limit, cursor, only={"status": status, "kind": kind, "job_id": job})
 
 
 @app.command()
@@ -315,12 +326,23 @@ def cancel(
 
 @app.command()
 @with_options
-def points(options: Options, limit: Limit = 1000, cursor: Cursor = None) -> None:
+def points(
+    options: Options,
+    *,
+    limit: Limit = 1000,
+    cursor: Cursor = None,
+    vm_id: Annotated[str | None, typer.Option(help="Only points of this guest: its UUID")] = None,
+    vm_name: Annotated[str | None, typer.Option(help="Only points of guests of this name")] = None,
+    job: OfJob = None,
+    repository: Annotated[str | None, typer.Option(help="Only points in this repository: its name or id")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only points in this state, such as damaged; may be repeated")] = None,
+) -> None:
     """List the restore points, newest first.
 
-    Example: synvirt backup points
+    Example: synvirt backup points --vm-name web
     """
-    list_things(options, POINTS, _points, limit, cursor)
+    only = {"vm_id": vm_id, "vm_name": vm_name, "job_id": job, "repository_id": repository, "state": state}
+    list_things(options, POINTS, _points, limit, cursor, only=only)
 
 
 @app.command()

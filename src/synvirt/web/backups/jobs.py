@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, BackupRun, PointFate, RestorePoint
+from synvirt.backups.model import ENDS, BackupJob, BackupJobChange, BackupJobRequest, PointFate
 from synvirt.backups.retiring import fates
 from synvirt.backups.service import Backups
 from synvirt.errors import BackupNotFound, SynvirtError
@@ -82,14 +82,15 @@ class BackupPages:
         """One job: its last runs and restore points."""
         job = self._backups.job(job_id)
         repository = found(self._backups.repositories.get, job.repository_id)
-        runs, _ = self._backups.runs.page(limit=LOOKED_THROUGH, cursor=None)
-        points, _ = self._backups.points.page(limit=LOOKED_THROUGH, cursor=None)
+        of_job = {"job_id": [str(job_id)]}
+        runs, _ = self._backups.runs.page(limit=LATEST, cursor=None, only=of_job)
+        points, _ = self._backups.points.page(limit=LATEST, cursor=None, only=of_job)
         return self._pages.page(
             "backups/job.html",
             job=job,
             repository=repository.name if repository else "gone",
-            runs=_latest_of(job, runs),
-            points=_latest_of(job, points),
+            runs=runs,
+            points=points,
             fates=self._fates(job),
         )
 
@@ -249,13 +250,6 @@ class _JobFields:
 
     def values(self, form: Form) -> dict[str, Any]:
         return values([*self.first, *self.quiesce], form) | {"retention": values(self.retention, form)}
-
-
-OfJob = TypeVar("OfJob", BackupRun, RestorePoint)
-
-
-def _latest_of(job: BackupJob, newest: list[OfJob]) -> list[OfJob]:
-    return [one for one in newest if one.job_id == job.id][:LATEST]
 
 
 def backups_router(pages: Pages, backups: Backups) -> APIRouter:
