@@ -116,4 +116,6 @@ def test_the_list_is_narrowed_by_state_name_and_source(service: Service, client:
     assert found(source_id=source_id) == [str(live)]
     assert found(source_id=source_id, state="Failed") == found(source_id=str(uuid4())) == []
     assert found(name="web", limit=1) == [str(live)]
+    assert found(host="local", state="Failed") == [str(odd)]
+    assert found(host="another") == found(host="LOCAL") == []
     assert client.get("/migrations", params={"state": "Fialed"}).status_code == 400

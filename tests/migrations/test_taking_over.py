@@ -246,7 +246,10 @@ def test_from_the_cut_over_on_an_operator_decides(fleet: Fleet) -> None:
     assert "fence host a" in (refused.value.hint or "")
     looks.look()
     assert fleet.b.store.host_of(job.id) == "a"
-    assert looks.take_over(job.id, restart=False).state is State.CUTTING_OVER
+    events = fleet.b.store.last_event_id()
+    taken = looks.take_over(job.id, restart=False)
+    assert (taken.state, taken.host, taken.attempt, job.host) == (State.CUTTING_OVER, "b", 1, "a")
+    assert fleet.b.store.events_after(events)[0].document == taken.model_dump_json(), "who follows it sees that"
     with pytest.raises(Conflict, match="is this host's"):
         looks.take_over(job.id, restart=False)
     ended = fleet.b.run(job.id)
@@ -268,6 +271,7 @@ def test_what_has_a_domain_on_its_host_does_not_go_on_elsewhere_but_may_start_ov
     with pytest.raises(Conflict, match="has its domain on host a"):
         looks.take_over(job.id, restart=False)
     again = looks.take_over(job.id, restart=True)
+    assert (again.host, again.attempt) == ("b", 2)
     assert LedgerEntry("source_power", VM) in fleet.b.store.ledger(again.id)
     fleet.b.intake.cancel(again.id)
     assert fleet.b.run(again.id).state is State.CANCELLED

@@ -213,8 +213,12 @@ class Migration(Model):
     # A job of a lost host that another host started over: that one's id, and the first one's.
     restarted_by: UUID | None = None
     restart_of: UUID | None = None
+    # 1 for a new plan; one more for each retry of it, and each time another host started it over.
+    attempt: int = 1
     # The account that submitted it, as the audit trail names it.
     submitted_by: str | None = None
+    # The id of the host that has it, as /hosts lists it. Null: the job is of an earlier version.
+    host: str | None = None
     created_at: Time
     started_at: Time | None = None
     finished_at: Time | None = None

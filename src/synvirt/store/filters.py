@@ -22,6 +22,7 @@ class Only:
     name: str | None = None
     source_id: UUID | None = None
     wave_id: UUID | None = None
+    host: str | None = None
 
     def conditions(self) -> Iterator[ColumnElement[bool]]:
         """The filter as SQL conditions, which all must hold."""
@@ -33,6 +34,8 @@ class Only:
             yield func.substr(migrations.c.document, _AFTER_ID + 1, len(following)) == following
         if self.source_id is not None:
             yield fields_are(migrations.c.document, {"source_id": [str(self.source_id)]})
+        if self.host is not None:
+            yield migrations.c.host == self.host
         if self.wave_id is not None:
             of_wave = select(wave_members.c.job_id).where(wave_members.c.wave_id == str(self.wave_id))
             yield migrations.c.id.in_(of_wave.where(wave_members.c.job_id.is_not(None)))

@@ -54,6 +54,11 @@ class LostJobRows:
             if db.execute(claimed(job_id, mine, to)).first() is not None:
                 return False
             db.execute(update(migrations).where(migrations.c.id == str(job_id)).values(host=to))
+            before = parse(row)
+            after = before.model_copy(update={"host": to})
+            document = rewritten(row.document, before, after)
+            rewrite(db, row, after, document)
+            announce(db, after, document, version_after(row.version))
             db.execute(update(secrets).where(secrets.c.migration_id == str(job_id)).values(host=to))
             db.execute(delete(slots).where(slots.c.job_id == str(job_id)))
             return True

@@ -59,6 +59,7 @@ def test_a_conversion_that_failed_is_tried_again_on_the_same_copy(house: House) 
     assert states(again) == [State.QUEUED, State.COPYING_FULL, State.V2V_PROCESSING, State.STARTING, State.COMPLETED]
     assert house.volume(again).read_bytes() == MARK + copy[len(MARK) :]
     assert (again.retry_of, house.store.get(before.id).retried_by) == (before.id, again.id)
+    assert (before.attempt, again.attempt) == (1, 2)
     assert again.passes == ()
 
 
@@ -75,7 +76,7 @@ def test_a_retry_that_fails_too_can_be_taken_up_in_turn(house: House) -> None:
     assert second.state == State.FAILED
     mended(house)
     third = house.run(house.intake.retry(second.id, {}).id)
-    assert third.state == State.COMPLETED, third.last_error
+    assert (third.state, third.attempt) == (State.COMPLETED, 3), third.last_error
     with pytest.raises(Conflict, match=f"is continued by job {second.id}"):
         house.intake.retry(before.id, {})
 
@@ -88,7 +89,7 @@ def test_a_retry_that_cannot_even_begin_keeps_the_copy(house: House) -> None:
     house.preparer.missing = False
     mended(house)
     third = house.run(house.intake.retry(second.id, {}).id)
-    assert third.state == State.COMPLETED, third.last_error
+    assert (third.state, third.attempt) == (State.COMPLETED, 3), third.last_error
 
 
 def test_a_cancelled_retry_keeps_nothing(house: House) -> None:
@@ -164,7 +165,7 @@ def test_what_a_conversion_wrote_is_gone_when_a_live_job_is_taken_up(house: Hous
     assert house.volume(second).read_bytes().startswith(MARK)
     house.hypervisor.fail = None
     third = house.run(house.intake.retry(second.id, {"conversion": "never"}).id)
-    assert third.state == State.COMPLETED, third.last_error
+    assert (third.state, third.attempt) == (State.COMPLETED, 3), third.last_error
     assert house.volume(third).read_bytes() == house.platform.disk_path(VM, DISK).read_bytes()
     house.prove(third)
 
@@ -195,7 +196,7 @@ def test_a_live_job_that_left_no_copy_starts_over(house: House) -> None:
     assert states(before) == [State.QUEUED, State.FAILED]
     house.preparer.missing = house.preparer.fails = False
     again = house.run(house.intake.retry(before.id, {}).id)
-    assert (again.state, again.retry_of) == (State.COMPLETED, None), again.last_error
+    assert (again.state, again.retry_of, again.attempt) == (State.COMPLETED, None, 2), again.last_error
 
 
 def test_a_live_job_is_not_taken_up_while_another_is_at_work_on_its_machine(house: House) -> None:

@@ -159,9 +159,10 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
         name: Annotated[Sought | None, Query(description="Only jobs of this name")] = None,
         source_id: Annotated[UUID | None, Query(description="Only jobs of this source")] = None,
         wave_id: Annotated[UUID | None, Query(description="Only jobs of this wave")] = None,
+        host: Annotated[Sought | None, Query(description="Only jobs that this host has: its id")] = None,
     ) -> Response:
         """List all migrations, newest first."""
-        only = Only(states=tuple(state or ()), name=name, source_id=source_id, wave_id=wave_id)
+        only = Only(states=tuple(state or ()), name=name, source_id=source_id, wave_id=wave_id, host=host)
         documents, following = store.documents(limit=limit, cursor=number_of(cursor), only=only)
         return StreamingResponse(page(documents, following, board), media_type="application/json")
 

@@ -31,6 +31,7 @@ def list_(
     name: Annotated[str | None, typer.Option(help="Only jobs of this name")] = None,
     source_id: Annotated[str | None, typer.Option(help="Only jobs of this source: its id")] = None,
     wave_id: Annotated[str | None, typer.Option(help="Only jobs of this wave: its id")] = None,
+    host: Annotated[str | None, typer.Option(help="Only jobs that this host has: its id")] = None,
 ) -> None:
     """List the jobs, newest first.
 
@@ -39,7 +40,8 @@ def list_(
     import json
 
     with options.connect() as client:
-        asked = {"limit": limit, "cursor": cursor, "state": state, "name": name, "source_id": source_id, "wave_id": wave_id}
+        of = {"state": state, "name": name, "source_id": source_id, "wave_id": wave_id, "host": host}
+        asked = {"limit": limit, "cursor": cursor} | of
         answer = client.ask("GET", "/migrations", params=asked)
     if options.json:
         print(answer)
@@ -303,6 +305,8 @@ def _sheet(answer: str) -> None:
         planned = f" (planned {job.plan.mode})" if job.mode_effective != job.plan.mode else ""
         rows.append(("mode", f"{job.mode_effective}{planned}"))
     rows += [("by", job.submitted_by)] if job.submitted_by else []
+    rows += [("host", job.host)] if job.host not in (None, "local") else []
+    rows += [("attempt", str(job.attempt))] if job.attempt > 1 else []
     if job.last_error is not None:
         rows.append(
             ("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {as_options(job.last_error.message)}")

@@ -81,9 +81,11 @@ class Intake:
             found = found.model_copy(update={"plan": plan.model_copy(update={"source_ref": separated(plan.source_ref)[0]})})
         return found
 
-    def submit(self, plan: MigrationPlan, *, job_id: UUID | None = None, submitted_by: str | None = None) -> Migration:
+    def submit(
+        self, plan: MigrationPlan, *, job_id: UUID | None = None, submitted_by: str | None = None, attempt: int = 1
+    ) -> Migration:
         """Makes a job of the plan. `job_id`: of a job that is stored already; `submitted_by`: the account, if the service acts
-        for one."""
+        for one; `attempt`: how often the plan is tried with this one."""
         manifest = self._check(plan)
         secret = None
         if plan.source_ref.kind == "remote_url":
@@ -95,7 +97,9 @@ class Intake:
             name=plan.name or plan.target.name or self._name_of(plan, manifest),
             plan=plan,
             mode_effective=plan.mode,
+            attempt=attempt,
             submitted_by=submitter() or submitted_by,
+            host=self._host,
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
         )
@@ -133,7 +137,7 @@ class Intake:
                     f"job {job_id} has left no whole copy, and the credentials of {plan.source_ref.url} are not kept",
                     hint="submit its plan again",
                 )
-            return self.submit(plan)
+            return self.submit(plan, attempt=before.attempt + 1)
         if plan.source.Live is not None or patch:
             self._check_corrected(plan, before.manifest)
         return self._take_up(before, plan, uuid4(), submitter())
@@ -143,7 +147,8 @@ class Intake:
         job has taken them over."""
         before = self.store.get(before_id) if self.store.is_of(before_id, self._host) else None
         if before is None or not has_kept_copy(before) or is_taken_up(self.store, before):
-            return self.submit(plan, job_id=job_id, submitted_by=submitted_by)
+            attempt = 1 if before is None else before.attempt + 1
+            return self.submit(plan, job_id=job_id, submitted_by=submitted_by, attempt=attempt)
         self._check_corrected(plan, before.manifest)
         return self._take_up(before, plan, job_id, submitted_by)
 
@@ -178,6 +183,7 @@ class Intake:
             ),
             destination=before.destination,
             submitted_by=submitter(),
+            host=self._host,
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
         )
