@@ -14,7 +14,7 @@ from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
 from synvirt.errors import Internal
 from synvirt.keyring import migrator_key
 from synvirt.migrations.memory import JobMemory
-from synvirt.settings import RbdSetting, Settings, ZfsSetting, prepare_data_dir
+from synvirt.settings import DirectorySetting, RbdSetting, Settings, ZfsSetting, prepare_data_dir
 from synvirt.sizes import sized
 from synvirt.store import Store
 from synvirt.store.tables import backups, ledger, memory, migrations
@@ -241,3 +241,54 @@ def test_looking_at_a_store_changes_nothing_and_needs_no_rest(tmp_path: Path) ->
     store = Store(settings.store_url)
     assert finding("store", settings).found, "a service has it open"
     store.close()
+
+
+DOMAIN = """<domain type='kvm'><name>{name}</name>
+  <metadata>{mark}</metadata>
+  <os><nvram>{was}/libvirt/lib/qemu/nvram/{name}.fd</nvram></os>
+  <devices>
+    <disk type='file'><source file='{was}/volumes/4711/{name}.raw'/></disk>
+    <serial type='pty'><log file='{was}/libvirt/serial/{name}.log'/></serial>
+    <channel type='unix'><source mode='bind' path='/run/somewhere/{name}.agent'/></channel>
+  </devices></domain>"""
+OURS = "<s:job xmlns:s='https://synvirt.org/xmlns/job/1' id='1'/>"
+
+
+def domain(settings: Settings, name: str, was: Path, mark: str = OURS, *, has_volume: bool = True) -> None:
+    """A definition of the embedded driver, whose files were in the folder `was`, and are in the data folder now."""
+    definitions = settings.data_dir / "libvirt/etc/qemu"
+    definitions.mkdir(parents=True, exist_ok=True)
+    (definitions / f"{name}.xml").write_text(DOMAIN.format(name=name, was=was, mark=mark))
+    volume = settings.data_dir / f"volumes/4711/{name}.raw"
+    volume.parent.mkdir(parents=True, exist_ok=True)
+    if has_volume:
+        volume.write_bytes(b"disk")
+
+
+def test_domains_that_name_files_of_a_moved_data_folder_are_named(tmp_path: Path) -> None:
+    settings, was = Settings(data_dir=tmp_path / "new/data"), tmp_path / "old"
+    domain(settings, "here", settings.data_dir)
+    assert finding("domains' files", settings).detail == "the files of 1 domain of ours"
+    # Of others' domains nothing is said, nor of a disk that was removed and is nowhere.
+    domain(settings, "foreign", was, mark="")
+    domain(settings, "lost", was, has_volume=False)
+    found = finding("domains' files", settings)
+    assert (found.found, found.detail) == (True, "the files of 2 domains of ours")
+    domain(settings, "db", was)
+    domain(settings, "web", was)
+    found = finding("domains' files", settings)
+    assert (found.found, found.needed) == (False, True)
+    assert found.detail == f"the domains db, web name files in {was}, which is {settings.data_dir} now"
+    assert found.how_to_get == "docs/operating.md#move-the-data-folder"
+
+
+def test_domains_that_name_files_of_a_moved_destination_are_named(tmp_path: Path) -> None:
+    there = tmp_path / "srv/new"
+    settings = Settings(data_dir=tmp_path / "data", destinations={"fast": DirectorySetting(kind="directory", path=there)})
+    domain(settings, "web", tmp_path / "old", has_volume=False)
+    (there / "4711").mkdir(parents=True)
+    (there / "4711/web.raw").write_bytes(b"disk")
+    assert (
+        finding("domains' files", settings).detail
+        == f"the domain web names files in {tmp_path}/old/volumes, which is {there} now"
+    )

@@ -1,5 +1,6 @@
 """The table of all checks, in the order in which they are shown."""
 
+from synvirt.doctor.domains import files_of_domains
 from synvirt.doctor.finding import Check, always, program, python_module, qemu_module
 from synvirt.doctor.guests import (
     guests_user,
@@ -62,6 +63,13 @@ CHECKS = (
         "confining guests: QEMU is not root",
         "apt-get install libvirt-daemon-system; chmod o+x the folders on the way; docs/guests.md; setting qemu_user",
         guests_user,
+    ),
+    Check(
+        "domains' files",
+        "guests that can be started again",
+        "docs/operating.md#move-the-data-folder",
+        files_of_domains,
+        always,
     ),
     Check(EMULATOR, "runs the guests", "apt-get install qemu-system-x86", program(EMULATOR, "--version"), always),
     Check("kvm", "guests at full speed", "enable virtualisation in the host's firmware, or nesting where it is a guest", kvm),
