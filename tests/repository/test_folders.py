@@ -1,5 +1,7 @@
 """What a repository needs of a folder, of each kind: in memory, on this host, and offered by a peer over TLS."""
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -58,6 +60,22 @@ def test_a_file_that_does_not_fit_leaves_no_part_of_it(folder: Folder) -> None:
     with pytest.raises(RepositoryFull):
         put(folder, "packs/one", pieces())
     assert folder.entries(UNFINISHED) == folder.entries("packs") == []
+
+
+def test_a_full_file_system_is_reported_as_a_full_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that did not fit has a name that was drawn, and helps nobody."""
+    folder = HostFolder(tmp_path)
+    folder.make_folders([UNFINISHED, "packs"])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("synvirt.repository.folder._write_all", full)
+    with pytest.raises(RepositoryFull) as failed:
+        put(folder, "packs/one", [b"a pack"])
+    assert failed.value.detail == "the repository is full: a new file cannot be written: No space left on device"
+    assert failed.value.hint is not None
+    assert failed.value.hint.startswith("free space there")
 
 
 def test_points_are_stored_found_verified_and_restored(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

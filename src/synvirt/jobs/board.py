@@ -6,10 +6,12 @@ slows a job, and no chunk of data costs a write to the store.
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Generic, TypeVar
 from uuid import UUID
 
 from synvirt.jobs.course import Course
+from synvirt.jobs.rate import RATE_WINDOW_S
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import State
 
@@ -17,11 +19,13 @@ S = TypeVar("S")
 
 
 class Figures(Generic[S]):
-    """The figures of the jobs of one kind, whose states are `S`."""
+    """The figures of the jobs of one kind, whose states are `S`. A rate is of the last seconds: of a job that has reported
+    nothing in that time, for example as the store is full, it is 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.RLock()
-        self._latest: dict[UUID, tuple[S, Progress]] = {}
+        self._latest: dict[UUID, tuple[S, Progress, float]] = {}
         self._commits = 0
 
     @property
@@ -35,7 +39,7 @@ class Figures(Generic[S]):
     def pin(self, job_id: UUID, state: S, progress: Progress) -> None:
         """Shows the newest state and progress of a job."""
         with self._lock:
-            self._latest[job_id] = (state, progress)
+            self._latest[job_id] = (state, progress, self._clock())
 
     def unpin(self, job_id: UUID) -> None:
         """Forgets a job that has ended."""
@@ -44,20 +48,26 @@ class Figures(Generic[S]):
 
     def latest(self) -> dict[UUID, tuple[S, Progress]]:
         with self._lock:
-            return dict(self._latest)
+            return {job_id: (pinned[0], self._progress_now(pinned)) for job_id, pinned in self._latest.items()}
 
     def progress(self, job_id: UUID) -> Progress | None:
         """None, where nothing of the job is pinned."""
         with self._lock:
-            _, progress = self._latest.get(job_id, (None, None))
+            pinned = self._latest.get(job_id)
+            return None if pinned is None else self._progress_now(pinned)
+
+    def _progress_now(self, pinned: tuple[S, Progress, float]) -> Progress:
+        _, progress, at = pinned
+        if not progress.rate_bps or self._clock() - at <= RATE_WINDOW_S:
             return progress
+        return progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})
 
 
 class Board(Figures[State]):
     """The figures of migrations; also those of their disks, and how fast they copied."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._disks: dict[UUID, tuple[DiskProgress, ...]] = {}
         self._courses: dict[UUID, Course] = {}
 
@@ -84,9 +94,12 @@ class Board(Figures[State]):
     def current(self, job: Migration) -> Migration:
         """The stored job with its newest figures, if these are of the same state."""
         with self._lock:
-            state, progress = self._latest.get(job.id, (None, job.progress))
-            disks = self._disks.get(job.id)
-        return job.model_copy(update={"progress": progress, "disks": disks or job.disks}) if state == job.state else job
+            pinned = self._latest.get(job.id)
+            if pinned is None or pinned[0] != job.state:
+                return job
+            return job.model_copy(
+                update={"progress": self._progress_now(pinned), "disks": self._disks.get(job.id) or job.disks}
+            )
 
     def take_up(self, job_id: UUID, course: Course) -> None:
         """Takes over the course that the job had before a restart. A course that the board has already stays."""

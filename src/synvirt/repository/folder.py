@@ -222,7 +222,8 @@ def _failed(name: str, error: OSError) -> NoReturn:
     why = os.strerror(error.errno or 0)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free space there, or let retention remove points and collect the garbage; then run the job again"
-        raise RepositoryFull(f"{name} cannot be written: {why}", hint=hint) from error
+        what = "a new file" if name.startswith(f"{UNFINISHED}/") else name  # it has a name drawn at random
+        raise RepositoryFull(f"the repository is full: {what} cannot be written: {why}", hint=hint) from error
     if error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN):
         raise RepositoryUnreachable(f"{name} cannot be reached: {why}", hint="look at the mount") from error
     raise StoreWriteFailed(f"{name}: {why}", hint="look at the disk's health, and at who owns the folder") from error

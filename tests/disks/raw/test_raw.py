@@ -201,7 +201,7 @@ def test_a_full_disk_names_offset_cause_and_hint() -> None:
     writer = RawWriter(os.open("/dev/full", os.O_RDWR), "volume.raw", MIB, zeroings=())
     with pytest.raises(DiskWriteFailed, match=r"volume\.raw: 4096 bytes at offset 8192 .*No space left on device") as caught:
         writer.write(8192, memoryview(bytes(4096)))
-    assert caught.value.hint == "free space at the destination, then start the job again"
+    assert caught.value.hint == "free space at the destination; if the job has failed, start it again then"
     with pytest.raises(DiskWriteFailed, match="at offset 100"):
         writer.zero(100, 10)
     writer.close()

@@ -14,6 +14,7 @@ from synvirt.blocks import DiskReader
 from synvirt.cage.scratch import scratch_folder
 from synvirt.copying import Copied
 from synvirt.disks.nbd.server import NbdServer
+from synvirt.disks.raw.files import HINTS
 from synvirt.durable import sync_folder
 from synvirt.errors import DiskWriteFailed
 from synvirt.programs import ProgramFailed, run
@@ -45,10 +46,16 @@ def write_qcow2(
     except ProgramFailed as failed:
         if server.failure is not None:
             raise server.failure from failed
-        message = failed.stderr.replace(f"{path.parent}/", "")
-        raise DiskWriteFailed(f"{path.name} cannot be written: {message or 'qemu-img gives no reason'}") from failed
+        raise _failed(path, failed.stderr.replace(f"{path.parent}/", "")) from failed
     except OSError as error:
-        raise DiskWriteFailed(f"{path.name} cannot be written: {error.strerror}") from error
+        raise _failed(path, os.strerror(error.errno or 0)) from error
+
+
+def _failed(path: Path, messages: str) -> DiskWriteFailed:
+    """By the first message: on a full disk, each of qemu-img's writes that are under way gives one."""
+    reason = messages.partition("\n")[0].removeprefix("qemu-img: ").strip() or "qemu-img gives no reason"
+    hint = next((hint for number, hint in HINTS.items() if os.strerror(number) in reason), None)
+    return DiskWriteFailed(f"{path.name} cannot be written: {reason}", hint=hint)
 
 
 def _convert(source: str, path: Path, stop: Callable[[], bool]) -> None:

@@ -34,8 +34,8 @@ BLKDISCARD, BLKZEROOUT = 0x1277, 0x127F
 NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY, errno.EINVAL})
 
 HINTS = {
-    errno.ENOSPC: "free space at the destination, then start the job again",
-    errno.EDQUOT: "raise the quota at the destination, then start the job again",
+    errno.ENOSPC: "free space at the destination; if the job has failed, start it again then",
+    errno.EDQUOT: "raise the quota at the destination; if the job has failed, start it again then",
     errno.EIO: "the device reports an error: look at the kernel's log, and at the health of the disk",
     errno.EACCES: "the service's user needs permission for it",
     errno.EPERM: "the service's user needs permission for it",

@@ -1,0 +1,35 @@
+"""A disk as a new qcow2 file: what is reported where it cannot be written."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from synvirt.disks.qcow2.writer import write_qcow2
+from synvirt.errors import DiskWriteFailed
+from tests.fakes.disks import MemoryReader
+
+FULL = "qemu-img: error while writing at byte {}: No space left on device"
+# qemu-img's own messages, and what is reported of them.
+REPORTED = {
+    "\n".join(FULL.format(offset) for offset in (77594624, 90177536, 88080384)): (
+        "web.qcow2 cannot be written: error while writing at byte 77594624: No space left on device",
+        "free space at the destination; if the job has failed, start it again then",
+    ),
+    'qemu-img: {}: Failed to get "write" lock': ('web.qcow2 cannot be written: web.qcow2: Failed to get "write" lock', None),
+    "": ("web.qcow2 cannot be written: qemu-img gives no reason", None),
+}
+
+
+@pytest.mark.parametrize("messages", REPORTED, ids=["full", "locked", "silent"])
+def test_a_failure_is_one_line_with_its_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: str) -> None:
+    """On a full disk, qemu-img has a message for each of its writes that were under way."""
+    target = tmp_path / "web.qcow2"
+    program = tmp_path / "bin/qemu-img"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{messages.replace('{}', str(target))}\nEND\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    with pytest.raises(DiskWriteFailed) as failed:
+        write_qcow2(MemoryReader("AB"), target)
+    assert (failed.value.detail, failed.value.hint) == REPORTED[messages]
