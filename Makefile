@@ -47,12 +47,12 @@ WORKERS ?= $$(($$(nproc) + 2))
 PYTEST := pytest -p no:schemathesis -p no:anyio
 
 test: setup-test
-	SAY_PROCESSORS=1 $(BIN)/python -m tests.reaping -m $(PYTEST) -n $(WORKERS) --maxprocesses 4 --dist worksteal --durations 100
+	SAY_PROCESSORS=1 $(BIN)/python -m tests.running.reaping -m $(PYTEST) -n $(WORKERS) --maxprocesses 4 --dist worksteal --durations 100
 
 # More than two are no accident of one noisy moment.
 test-again: setup-test
-	$(BIN)/python -m tests.last_failed --at-most 2
-	$(BIN)/python -m tests.reaping -m $(PYTEST) -v --last-failed --last-failed-no-failures none --maxfail 1
+	$(BIN)/python -m tests.running.last_failed --at-most 2
+	$(BIN)/python -m tests.running.reaping -m $(PYTEST) -v --last-failed --last-failed-no-failures none --maxfail 1
 
 lab:
 	packaging/install-packages.sh packaging/packages-lab.txt

@@ -23,7 +23,7 @@ from synvirt.copying import copy
 from synvirt.disks import open_reader
 from synvirt.disks.specs import DatastoreSpec
 from synvirt.programs import find
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers.remote_servers import certificates, running
 
 REACH = 1.0

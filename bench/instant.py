@@ -30,7 +30,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
 from synvirt.sample.appliance import MEMORY_MIB, OVF
 from synvirt.sizes import GIB
-from tests.processes import command_line
+from tests.running.processes import command_line
 
 DISK_BYTES = 100 * GIB
 PAYLOAD_MIB = 1024

@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, settings
 from synvirt import outgoing
 from synvirt.hypervisor import accel
 from synvirt.store import Store
-from tests.costs import Costs
-from tests.kept_small import KeptSmall
-from tests.made_once import made_once
+from tests.running.costs import Costs
+from tests.running.kept_small import KeptSmall
+from tests.running.made_once import made_once
+from tests.running.store_template import stores_from
+from tests.running.workers import Workers
 from tests.servers import postgres
-from tests.store_template import stores_from
-from tests.workers import Workers
 
 # A service in the test's own process must not log into what a command prints: structlog's default is standard output.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))

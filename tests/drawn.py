@@ -1,7 +1,7 @@
 """Contents of disks that cannot be squeezed, and other large things that the tests of a file share.
 
 In memory as long as a worker runs they would come to some 100 MiB: so they are forgotten at the end of each file of tests
-(`tests/kept_small.py`)."""
+(`tests/running/kept_small.py`)."""
 
 import functools
 import random

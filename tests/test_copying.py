@@ -32,7 +32,7 @@ from tests.fakes.disks import (
     content_of,
     extents_of,
 )
-from tests.processes import until
+from tests.running.processes import until
 
 MIB, TIB = 1 << 20, 1 << 40
 # Runs of blocks, so that gaps, requests and zero runs of every length meet. At most twelve requests: three for each thread.

@@ -10,7 +10,7 @@ import pytest
 
 from synvirt.errors import Cancelled, Internal
 from synvirt.programs import ProgramFailed, run
-from tests.processes import until
+from tests.running.processes import until
 
 
 def test_what_a_program_says_is_returned() -> None:

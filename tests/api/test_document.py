@@ -10,8 +10,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests import forked
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
+from tests.running import forked
 
 
 @pytest.fixture(scope="module")

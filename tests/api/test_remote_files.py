@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.service import Service
 from tests.offline import appliances
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers import remote_servers as servers
 
 

@@ -28,7 +28,7 @@ from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings, prepare_data_dir
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
 from tests.needs import need
-from tests.processes import until
+from tests.running.processes import until
 
 
 def mode(path: Path) -> int:

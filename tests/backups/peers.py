@@ -11,7 +11,7 @@ from synvirt.errors import Unauthorized
 from synvirt.model.access import Fingerprint
 from synvirt.repository.peer import PeerFolder, PeerPlace
 from tests.fakes.service import Service
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 USER, PASSWORD = "office", "an offered folder's password"
 

@@ -31,7 +31,7 @@ from tests.backups.test_restore_script import _run as script
 from tests.backups.test_service import House, disk_content
 from tests.fakes.backups import authors_of, backups_of
 from tests.needs import need
-from tests.processes import until
+from tests.running.processes import until
 
 
 class Shared:

@@ -35,7 +35,7 @@ from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
 from tests.fakes.workers import in_process
 from tests.kinds.runs import rows_left
-from tests.processes import until
+from tests.running.processes import until
 
 # Slow enough that there is a middle, and so slow that it does not end.
 SLOWLY, FOR_LONG = MIB, 64 * KIB

@@ -12,7 +12,7 @@ from synvirt.backups.model import RestoreRequest
 from synvirt.jobs.slots import Slots, guests_of, repository
 from tests.backups.test_service import House, disk_content
 from tests.fakes.backups import backups_of
-from tests.processes import until
+from tests.running.processes import until
 
 LONG_S = 100
 OTHER = UUID(int=9)

@@ -31,8 +31,8 @@ from tests.backups.peers import PASSWORD, USER, Peer
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.fakes.disks import MemoryReader
 from tests.needs import need_root
-from tests.processes import until
 from tests.repository.points import KEY, back_up, opened, restored
+from tests.running.processes import until
 from tests.servers.remote_servers import wire
 
 

@@ -19,7 +19,7 @@ from synvirt.backups.scheduling import looking, running
 from synvirt.errors import PersistFailed
 from synvirt.store.backups import Row
 from tests.backups.test_service import House, disk_content
-from tests.processes import until
+from tests.running.processes import until
 
 SCHEDULE: TypeAdapter[str] = TypeAdapter(Schedule)
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)

@@ -31,7 +31,7 @@ from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.store import Store
 from tests.drawn import drawn
 from tests.fakes.backups import FakeGuests, backups_of, ended
-from tests.processes import until
+from tests.running.processes import until
 
 
 class House:

@@ -15,7 +15,7 @@ from synvirt.jobs.process import started
 from synvirt.repository.keys import CHUNK_BYTES
 from tests.backups.test_service import House
 from tests.fakes.backups import backups_of
-from tests.processes import workers
+from tests.running.processes import workers
 
 STALLED_S = 2.0
 SITE = """

@@ -22,8 +22,8 @@ from tests.backups.test_service import House
 from tests.drawn import shared_in_a_file
 from tests.fakes.backups import backups_of
 from tests.needs import need_root
-from tests.processes import open_files, until, workers
 from tests.repository.points import chunks_read
+from tests.running.processes import open_files, until, workers
 
 SLOW_BPS = 2 * CHUNK_BYTES
 

@@ -16,7 +16,7 @@ from synvirt.guests.virt_v2v import VirtV2vInPlace
 from synvirt.offline.hyperv.tool import VmcxTool
 from tests.cage.test_cage import needs
 from tests.guests.conversions import KVM, NAME, manifest
-from tests.processes import children, until
+from tests.running.processes import children, until
 
 # `own`: the disk or export that it is given. `work`: a folder that is its own. `secret`: another job's file.
 MISBEHAVIOUR = {

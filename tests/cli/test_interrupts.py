@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import until
+from tests.running.processes import until
 
 # What starts as `synvirt` does, and is forked at each STEPth thing that Python does (sys.addaudithook: a module is imported, a
 # file opened, a socket bound). The fork hears Ctrl-C at that moment; how it ended is a line of ENDS. In the command's own

@@ -15,7 +15,7 @@ from tests.cli.conftest import Run
 from tests.fakes.service import Service
 from tests.fleet.made import member, wave
 from tests.house import live_plan
-from tests.processes import until
+from tests.running.processes import until
 
 PICTURE = b"\x89PNG a screen"
 

@@ -23,7 +23,7 @@ from synvirt.model.plan import UploadRef
 from tests.cli.conftest import Run
 from tests.fakes.service import PASSWORD, PLAN, Service
 from tests.offline import appliances
-from tests.processes import until
+from tests.running.processes import until
 
 MIB = 1 << 20
 

@@ -27,7 +27,7 @@ from synvirt.offline.known_by import HEAD_BYTES, may_be_appliance
 from synvirt.offline.registry import IMPORTERS, detect, importer_for
 from tests.contracts.readers import read_all
 from tests.counted import bytes_read
-from tests.processes import open_files
+from tests.running.processes import open_files
 
 # The service promises a manifest within a second: headers and tables, never the disks. A little room for what grows.
 INSPECT_MAX_BYTES = 4 << 20

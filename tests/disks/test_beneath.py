@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from synvirt.disks import beneath
 from synvirt.disks.beneath import open_beneath, open_reference, resolve_beneath
 from synvirt.errors import HostPathRejected, MalformedArchive, NotFound, SynvirtError
-from tests.processes import open_files
+from tests.running.processes import open_files
 
 
 @pytest.fixture(params=["kernel", "steps"])

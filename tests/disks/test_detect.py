@@ -8,7 +8,7 @@ import pytest
 from synvirt.disks import IMAGES, MAGICS, detect, open_reader
 from synvirt.disks.specs import NESTING_MAX, ImageFormat, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
-from tests.processes import open_files
+from tests.running.processes import open_files
 
 FORMATS = get_args(ImageFormat)
 

@@ -22,7 +22,7 @@ from synvirt.disks.specs import BlankSpec, GzipSpec, ImageFormat, ImageSpec, Joi
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import ReaderCase, ReaderContract, read, read_all
 from tests.offline import appliances
-from tests.processes import open_files
+from tests.running.processes import open_files
 
 MIB = 1 << 20
 

@@ -28,7 +28,7 @@ from synvirt.settings import WaveCommandSetting
 from synvirt.store.tables import wave_deliveries, wave_hooks
 from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow
 from tests.fleet.carrying.night import Night, wave
-from tests.processes import until
+from tests.running.processes import until
 
 SECRET = "whsec_" + base64.b64encode(b"a key of thirty-two bytes, or so").decode()
 LOCAL = Guard(("127.0.0.0/8",))

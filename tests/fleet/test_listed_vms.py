@@ -9,7 +9,7 @@ from synvirt.fleet import listed_vms
 from synvirt.fleet.listed_vms import ListedVms
 from synvirt.live import VmRow
 from tests.fleet.made import SOURCE
-from tests.processes import until
+from tests.running.processes import until
 
 
 def test_a_source_is_asked_in_the_background_and_again_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:

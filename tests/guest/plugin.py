@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.guest import forked_workers
-from tests.store_template import stores_from
+from tests.running.store_template import stores_from
 
 # Made by the host: Alembic takes half a minute here.
 TEMPLATE = Path("/result/store.db")

@@ -11,7 +11,7 @@ import pytest
 
 from synvirt.hypervisor import accel
 from tests.needs import need
-from tests.processes import command_line
+from tests.running.processes import command_line
 
 
 @pytest.fixture(autouse=True)

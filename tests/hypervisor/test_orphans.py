@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.kvm import orphans
-from tests.processes import command_line
+from tests.running.processes import command_line
 
 GUEST = "6f1c3c0a-3c5f-4b52-9f57-7d8f4d3f6a01"
 

@@ -25,7 +25,7 @@ from synvirt.jobs.activity import QUIET_S, WAIT_MOST_S, Activity, Noticed, Yield
 from synvirt.jobs.exports import ACTIVITY, LOCK, ProcessExports, holder
 from synvirt.sizes import MIB
 from tests.drawn import drawn
-from tests.processes import until
+from tests.running.processes import until
 
 
 def disk_content() -> bytes:

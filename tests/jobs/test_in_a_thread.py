@@ -8,7 +8,7 @@ import pytest
 
 from synvirt.errors import PersistFailed
 from synvirt.jobs.runner import Runner, in_a_thread
-from tests.processes import until
+from tests.running.processes import until
 
 
 def test_a_task_that_is_cancelled_twice_ends_with_its_thread() -> None:

@@ -12,7 +12,7 @@ from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
 from tests.kinds.laws import End, Place
 from tests.kinds.runs import GUEST, Runs, disk_content
-from tests.processes import until
+from tests.running.processes import until
 
 EVERY_BYTES = 4096
 # Several threads commit.

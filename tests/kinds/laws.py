@@ -26,7 +26,7 @@ from synvirt.store import Store
 from synvirt.store.tables import slots
 from tests.house import Crash
 from tests.kinds.copies import copy_as_killed
-from tests.processes import workers
+from tests.running.processes import workers
 
 # More moments than any job here has: one that never ends is a failure, not a long test.
 MOMENTS_MAX = 200

@@ -21,7 +21,7 @@ from tests.fakes.platforms import with_fake
 from tests.fakes.pve.cluster import Cluster, Paper
 from tests.fakes.pve.server import PveServer
 from tests.fakes.service import Service
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers.replay import replayed
 
 PRIVATE: tuple[str, ...] = ("payroll", "secretnode", "10.11.12.13", "bc:24:11:aa:bb:cc", "Alice", "alice@corp.example")

@@ -18,9 +18,9 @@ from synvirt.migrations.memory import CourseMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import KIB, MIB
-from tests import forked
 from tests.house import VM, House, live_plan, offline_plan
-from tests.processes import children, until, workers
+from tests.running import forked
+from tests.running.processes import children, until, workers
 
 
 def content() -> bytes:

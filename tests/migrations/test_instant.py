@@ -30,7 +30,7 @@ from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import House, live_plan, offline_plan, states
 from tests.patience import quick_tries
-from tests.processes import until
+from tests.running.processes import until
 
 
 def disk_content() -> bytes:

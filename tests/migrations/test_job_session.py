@@ -18,7 +18,7 @@ from synvirt.migrations.warm import holding
 from synvirt.model.kinds import LiveKind, State
 from synvirt.sizes import MIB
 from tests.house import VM, House, live_plan
-from tests.processes import until
+from tests.running.processes import until
 
 
 class Slow:

@@ -28,7 +28,7 @@ from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan
 from tests.migrations.planning.test_outage import done_job
 from tests.migrations.warm.warm_house import DISK, content, in_state, once
-from tests.processes import until
+from tests.running.processes import until
 
 BUDGET_S = 7200.0  # more than anything takes that nobody measured
 

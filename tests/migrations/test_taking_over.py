@@ -23,11 +23,11 @@ from synvirt.model.plan import OnHostLost
 from synvirt.model.values import now
 from synvirt.sizes import MIB
 from synvirt.store import LedgerEntry
-from tests import forked
 from tests.drawn import drawn
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan
-from tests.processes import until, workers
+from tests.running import forked
+from tests.running.processes import until, workers
 
 DISK = "disk-0"
 

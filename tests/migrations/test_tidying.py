@@ -22,7 +22,7 @@ from tests.fakes.live import FakeAdapter
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan
 from tests.patience import no_patience
-from tests.processes import until
+from tests.running.processes import until
 
 DISK = "disk-0"
 AWAY = 1_000_000

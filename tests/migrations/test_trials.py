@@ -26,7 +26,7 @@ from synvirt.store import Store
 from synvirt.store.sources import Trial
 from tests.fakes.live import FakeAdapter, FakePlatform
 from tests.house import VM, Crash, live_plan
-from tests.processes import until
+from tests.running.processes import until
 
 AWAY = 1_000_000
 MOMENTS_MAX = 40

@@ -18,9 +18,9 @@ from synvirt.cli.client import Client
 from synvirt.jobs.exports import holder
 from synvirt.model.plan import MigrationPlan
 from synvirt.sizes import MIB
-from tests import forked
-from tests.processes import command_line, until
 from tests.real import guests
+from tests.running import forked
+from tests.running.processes import command_line, until
 
 SIZE = 96 * MIB
 # Slow enough that there is a middle.

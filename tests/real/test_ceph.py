@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from synvirt.sample import build
-from tests import forked
 from tests.needs import need
+from tests.running import forked
 from tests.servers import ceph
 
 

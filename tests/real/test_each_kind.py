@@ -12,10 +12,10 @@ import pytest
 
 from synvirt.model.kinds import OfflineKind
 from synvirt.sample import Sample, build
-from tests import forked
 from tests.needs import need
-from tests.processes import command_line
 from tests.real.wrapped import NAMED, SINGLE_DISKS, WRAPS
+from tests.running import forked
+from tests.running.processes import command_line
 
 
 @pytest.fixture(scope="module")

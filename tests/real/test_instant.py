@@ -19,9 +19,9 @@ from synvirt.jobs.exports import holder
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import MIB
-from tests.processes import until, workers
 from tests.real import guests
 from tests.real.instant_site import Site, a_site, digest
+from tests.running.processes import until, workers
 from tests.servers import remote_servers as servers
 
 

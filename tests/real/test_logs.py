@@ -12,7 +12,7 @@ import pytest
 from synvirt.cli.client import Client
 from tests.holding import files_that_hold
 from tests.needs import need
-from tests.processes import until
+from tests.running.processes import until
 from tests.servers import remote_servers as servers
 
 SECRET = "Zq8-vexed-otter"

@@ -17,8 +17,8 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from tests.cage.test_cage import needs
-from tests.processes import until, workers
 from tests.real.test_service import service
+from tests.running.processes import until, workers
 
 DENIED, BROKE = "PermissionError", "E_MIG_INTERNAL"
 STALLED_S = 3

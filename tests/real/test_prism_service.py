@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from synvirt.sample import build
-from tests import forked
 from tests.fakes.prism.lab import by_nfs, cluster
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
 from tests.needs import need
 from tests.real.test_service import _guests, service
+from tests.running import forked
 
 __all__ = ["by_nfs", "cluster"]
 

@@ -18,8 +18,8 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import Sample, build
-from tests import forked
-from tests.processes import children, command_line, until, workers
+from tests.running import forked
+from tests.running.processes import children, command_line, until, workers
 
 SYNVIRT = [sys.executable, "-m", "synvirt"]
 DOCS = Path(__file__).parent.parent.parent / "docs"

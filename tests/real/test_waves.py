@@ -29,11 +29,11 @@ from synvirt.model.kinds import State
 from synvirt.model.values import now
 from synvirt.sizes import KIB, MIB
 from synvirt.store.waves import LEADER_LOCK
-from tests import forked
 from tests.fleet.wave_service import SECOND, house_of
 from tests.house import live_plan
-from tests.ports import free_port
-from tests.processes import stopped, until, workers
+from tests.running import forked
+from tests.running.ports import free_port
+from tests.running.processes import stopped, until, workers
 
 S, W = MemberState, WaveState
 DISK = "disk-0"

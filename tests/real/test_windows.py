@@ -17,7 +17,7 @@ from synvirt.guests.virt_v2v import VirtV2vInPlace
 from synvirt.programs import run
 from tests.guests import phony_windows
 from tests.guests.conversions import KVM, NAME, manifest, need_conversions
-from tests.processes import children, until
+from tests.running.processes import children, until
 
 # An appliance starts in each conversion, some 15 s of a processor without KVM, and longer beside other tests.
 pytestmark = pytest.mark.timeout(900)

@@ -16,14 +16,14 @@ import pytest
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
-from tests import forked
 from tests.fakes.hyperv.host import EXPORTING, USER, FakeHost, hyperv_host
 from tests.fakes.hyperv.model import OFF
 from tests.guests import phony_windows
 from tests.guests.conversions import need_conversions
 from tests.holding import files_that_hold
-from tests.processes import until
 from tests.real.test_service import service
+from tests.running import forked
+from tests.running.processes import until
 from tests.servers.remote_servers import PASSWORD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

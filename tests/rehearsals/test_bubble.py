@@ -25,7 +25,7 @@ from synvirt.rehearsals.bubble import FRAME_BYTES_MAX
 from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, NoNetwork, Place
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.needs import need, need_root
-from tests.processes import until
+from tests.running.processes import until
 
 MAC, ME, GATEWAY = bytes.fromhex("525400112233"), socket.inet_aton("10.77.0.5"), socket.inet_aton("10.77.0.1")
 ALL = b"\xff" * 6

@@ -12,7 +12,7 @@ from synvirt.api.callers.auth import Remembering, authenticator
 from synvirt.errors import BadRequest, Internal, Unauthorized
 from synvirt.repository import sealed_key
 from synvirt.settings import Settings, prepare_data_dir
-from tests.made_once import GUESSED_AT
+from tests.running.made_once import GUESSED_AT
 
 
 def test_two_first_starts_have_two_passwords(tmp_path: Path) -> None:

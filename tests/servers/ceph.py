@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.needs import lacking, need, need_root
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 POOL = "vms"
 GIB = 1 << 30

@@ -23,9 +23,9 @@ from synvirt.live import SourceAccess
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.manifest import data_disks, parse
 from synvirt.programs import end_group
-from tests import processes
 from tests.needs import need, need_root
-from tests.ports import free_port
+from tests.running import processes
+from tests.running.ports import free_port
 from tests.servers import libvirt_capabilities
 
 START_TIMEOUT_S = 120

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers.certificates import Certificate, self_signed
 
 CLIENT, SECRET = "synvirt", "a client's secret: +/%"

@@ -27,7 +27,7 @@ from tests.fakes.pve.cluster import Cluster, Refused, Vm
 from tests.fakes.pve.qmp import BackupAccess
 from tests.fakes.pve.server import PveServer
 from tests.needs import need, need_root
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers.libvirt_lab import until
 
 PAGE = Path(__file__).parents[2] / "docs/platforms/proxmox.md"

@@ -30,7 +30,7 @@ from cryptography.x509.oid import NameOID
 
 from synvirt.remote import Remote
 from tests.needs import need, need_root
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 LOOPBACK = ("127.0.0.0/8", "::1")
 USER, PASSWORD = "importer", "p@ss:wörd"

@@ -24,7 +24,7 @@ from synvirt.store.tables import wave_events, wave_members
 from synvirt.store.waves import MemberChange, NewWave
 from tests.house import live_plan
 from tests.jobs.migrations import migration
-from tests.processes import until
+from tests.running.processes import until
 
 S, W = MemberState, WaveState
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, expect
 
 from tests.fakes.service import PASSWORD, USER, Service
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers.oidc import provided
 from tests.web.conftest import look_at, opened, serving
 

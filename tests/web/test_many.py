@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, expect
 from synvirt.model.job import Progress
 from synvirt.model.kinds import State
 from tests.fakes.service import Service
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.web import jobs
 from tests.web.conftest import opened, serious, serving
 

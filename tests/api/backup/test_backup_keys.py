@@ -13,7 +13,7 @@ from synvirt.cli import app
 from synvirt.repository.manifest import Mark
 from tests.fakes.backups import ended
 from tests.fakes.service import Service
-from tests.processes import until
+from tests.running.processes import until
 
 API = "http://synvirt/api/v1/backup"
 PASSPHRASE = "correct horse battery staple"

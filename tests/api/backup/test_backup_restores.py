@@ -15,7 +15,7 @@ from tests.fakes.backups import ended
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.restoring import XML, restore_host_of
 from tests.fakes.service import Service
-from tests.processes import until
+from tests.running.processes import until
 
 
 def disk_content() -> bytes:

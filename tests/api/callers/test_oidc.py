@@ -20,7 +20,7 @@ from synvirt.errors import BadRequest, SourceUnreachable, Unauthorized
 from synvirt.settings import Settings, load
 from synvirt.transport import Trust
 from tests.fakes.service import PREFIX, Service
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers.oidc import CLIENT, SECRET, Provider, led_to, logged_in_at, provided
 
 OURS = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "navigate"}

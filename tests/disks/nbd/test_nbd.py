@@ -31,7 +31,7 @@ from synvirt.errors import CbtReset, DiskReadFailed, SourceUnreachable
 from tests.contracts.readers import ReaderCase, ReaderContract, read_all
 from tests.disks.block_images import bytes_of, qemu
 from tests.needs import need
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers.nbd_servers import nbdkit, qemu_nbd, serving
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

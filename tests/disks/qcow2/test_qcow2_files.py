@@ -15,7 +15,7 @@ from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.errors import HostPathRejected, MalformedArchive, UnsupportedFormat
 from tests.contracts.readers import read_all
 from tests.disks.block_images import qemu
-from tests.processes import open_files
+from tests.running.processes import open_files
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -17,7 +17,7 @@ from synvirt.remote import places, retrying
 from synvirt.remote.reading import RemoteReader
 from tests.contracts.readers import read, read_all
 from tests.drawn import drawn
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers import remote_servers as servers
 from tests.servers.remote_servers import RangeRequest, Script, honest
 

@@ -26,7 +26,7 @@ from synvirt.remote import Interrupted, retrying, smb_native
 from synvirt.remote.reading import RemoteReader
 from synvirt.remote.smb import SmbPlace
 from tests.drawn import shared_in_a_file
-from tests.processes import until
+from tests.running.processes import until
 from tests.servers.remote_servers import PASSWORD, Samba, remote, samba
 
 SIZE = 9 << 20

@@ -7,7 +7,7 @@ import pytest
 from synvirt.errors import AuthFailed, DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable
 from synvirt.remote import Remote, retrying, smb_shares
 from synvirt.remote.smb import SmbPlace
-from tests.ports import free_port
+from tests.running.ports import free_port
 from tests.servers.remote_servers import PASSWORD, Samba, remote, samba, wire
 
 ENDINGS = frozenset({".vhdx", ".avhdx"})

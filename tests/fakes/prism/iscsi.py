@@ -10,7 +10,7 @@ from pathlib import Path
 from synvirt.programs import end_group
 from tests.fakes.prism.state import Group, State
 from tests.needs import need, need_root
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 PREFIX = "iqn.2010-06.com.nutanix:"
 START_TIMEOUT_S = 30

@@ -18,8 +18,8 @@ from pathlib import Path
 from synvirt.programs import end_group
 from tests.fakes.prism.state import State
 from tests.needs import need, need_root
-from tests.ports import free_port
-from tests.processes import stopped
+from tests.running.ports import free_port
+from tests.running.processes import stopped
 
 START_TIMEOUT_S = 60
 PLUGINS = "/usr/lib/x86_64-linux-gnu/ganesha"

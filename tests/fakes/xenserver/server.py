@@ -27,7 +27,7 @@ from tests.fakes.xenserver import vhd
 from tests.fakes.xenserver.model import Failure
 from tests.fakes.xenserver.pool import PASSWORD, USER, Pool
 from tests.needs import need
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
 SUBJECT = "xen-1.example"

@@ -26,7 +26,7 @@ from synvirt.sizes import KIB, MIB
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.workers import in_process
 from tests.house import House, live_plan
-from tests.processes import until
+from tests.running.processes import until
 
 S, W = MemberState, WaveState
 SICK = {"kind": "command", "argv": ["false"], "within_s": 0.1}

@@ -18,12 +18,12 @@ from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source
 from synvirt.sample import build
-from tests import forked
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
 from tests.holding import files_that_hold
 from tests.live.nutanix.test_prism_jobs import busy_guest
-from tests.processes import FILTERED, caged, until
 from tests.real.test_service import _guests, service
+from tests.running import forked
+from tests.running.processes import FILTERED, caged, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MIB = 1 << 20

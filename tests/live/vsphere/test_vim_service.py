@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests import forked
 from tests.fakes.vcenter import PASSWORD, USER, VCenter
 from tests.holding import files_that_hold
 from tests.real.test_service import service
+from tests.running import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

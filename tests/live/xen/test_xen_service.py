@@ -16,11 +16,11 @@ import pytest
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build
-from tests import forked
 from tests.fakes.xenserver import PASSWORD, USER, xenserver
 from tests.holding import files_that_hold
-from tests.processes import until, workers
 from tests.real.test_service import _guests, service
+from tests.running import forked
+from tests.running.processes import until, workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,7 +13,7 @@ from synvirt.sizes import MIB
 from synvirt.store import Store
 from tests.house import House, offline_plan
 from tests.migrations.jobs.running import DISK, imported, some_disk
-from tests.processes import workers
+from tests.running.processes import workers
 
 
 def _kill_workers(store: Store, job: Migration, times: int, killed: list[int]) -> None:

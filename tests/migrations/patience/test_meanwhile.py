@@ -24,7 +24,7 @@ from synvirt.sizes import MIB
 from tests.fakes.live import FakeAdapter
 from tests.house import SOURCE_ID, VM, House, live_plan
 from tests.migrations.patience.waiting import DISK, FOR_EVER, at_commits, held
-from tests.processes import until
+from tests.running.processes import until
 
 
 def test_who_waits_for_one_vm_keeps_no_other_from_being_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.values import now
 from tests.fakes.workers import in_process
 from tests.house import House, live_plan
-from tests.processes import until
+from tests.running.processes import until
 
 VM, DISK = "vm-1", "disk-0"
 

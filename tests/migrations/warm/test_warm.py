@@ -86,7 +86,7 @@ def _kill_workers() -> None:
     import os
     import signal
 
-    from tests.processes import workers
+    from tests.running.processes import workers
 
     for pid in workers():
         os.kill(pid, signal.SIGKILL)

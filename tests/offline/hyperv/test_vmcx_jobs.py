@@ -19,12 +19,12 @@ from synvirt.model.kinds import State
 from synvirt.offline.hyperv.tool import vmcx_tool
 from synvirt.settings import Settings
 from synvirt.sizes import MIB
-from tests import forked
 from tests.house import Crash, House, crash_at, offline_plan, states
 from tests.offline import appliances
 from tests.offline.hyperv import hyperv_exports
 from tests.offline.hyperv.vmcx_service import Way, by_tool
-from tests.processes import children, command_line, until
+from tests.running import forked
+from tests.running.processes import children, command_line, until
 
 
 def contents() -> dict[str, bytes]:

@@ -29,7 +29,7 @@ from tests.house import House, offline_plan
 from tests.kinds.copies import copy_as_killed
 from tests.offline import appliances, test_partitions
 from tests.offline.xva import geneva_exports, ova_xml_text
-from tests.processes import workers
+from tests.running.processes import workers
 
 PACKINGS = ("gzip", "zstd")
 both = pytest.mark.parametrize("packing", PACKINGS)

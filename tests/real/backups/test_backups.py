@@ -35,7 +35,7 @@ from synvirt.settings import Settings
 from synvirt.store import Store
 from tests.drawn import drawn
 from tests.needs import need
-from tests.processes import until
+from tests.running.processes import until
 
 XML = """<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os><devices>

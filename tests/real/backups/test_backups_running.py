@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from synvirt.sample import build
-from tests import forked
 from tests.needs import need
-from tests.processes import until
 from tests.real.test_service import _guests, service
+from tests.running import forked
+from tests.running.processes import until
 
 WRITES = "dd if=/dev/urandom of=/written bs=64k count=20 seek={} conv=notrunc 2>/dev/null; sync; echo done"
 # Of the second disk, which has no file system: nothing of it is frozen, so nothing may write to it at the moment itself.

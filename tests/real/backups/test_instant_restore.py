@@ -16,9 +16,9 @@ from synvirt.cli.client import Client
 from synvirt.errors import Conflict
 from synvirt.jobs.exports import holder
 from synvirt.sizes import MIB
-from tests.processes import until, workers
 from tests.real import guests
 from tests.real.instant_site import SLOWLY, Site, a_site
+from tests.running.processes import until, workers
 
 
 @pytest.fixture

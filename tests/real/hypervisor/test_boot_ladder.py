@@ -19,9 +19,9 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.sample import Sample
 from synvirt.sizes import MIB
 from tests.needs import need
-from tests.processes import command_line, until
 from tests.real.guests import debian_without_virtio
 from tests.real.test_service import service
+from tests.running.processes import command_line, until
 
 LADDER_PATIENCE_S = 280
 

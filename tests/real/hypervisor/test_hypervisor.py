@@ -28,8 +28,8 @@ from synvirt.settings import Settings
 from synvirt.sizes import KIB, MIB
 from tests.contracts.hypervisors import EarlyGuest, HypervisorCase, HypervisorContract, define, job, never
 from tests.devices import loop_device
-from tests.processes import until
 from tests.real import guests
+from tests.running.processes import until
 
 FOREIGN = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""

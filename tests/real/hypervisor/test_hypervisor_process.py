@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests import forked
 from tests.needs import need
-from tests.processes import command_line
+from tests.running import forked
+from tests.running.processes import command_line
 
 
 class Child:

@@ -25,8 +25,8 @@ from synvirt.migrations.sources.probing import probe
 from synvirt.model.sources import SourceCheck
 from synvirt.transport import tls
 from tests.contracts.live import read
-from tests.processes import command_line
 from tests.real.libvirt_remote.one_job import ask
+from tests.running.processes import command_line
 from tests.servers.libvirt_lab import LibvirtLab
 
 

@@ -16,8 +16,8 @@ from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source
 from synvirt.sizes import MIB
-from tests import forked
 from tests.real.test_service import service, volumes
+from tests.running import forked
 from tests.servers.libvirt_lab import LibvirtLab, lab, until
 
 

@@ -29,9 +29,9 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source, SourceTest
 from synvirt.sample import ID_PATH, Sample, build
 from synvirt.sizes import MIB
-from tests import forked
 from tests.needs import need
 from tests.real.test_service import _guests, service
+from tests.running import forked
 from tests.servers.libvirt_lab import LibvirtLab, lab, until
 
 BOOT_TIMEOUT_S = 240

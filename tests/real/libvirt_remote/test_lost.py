@@ -25,8 +25,8 @@ from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.adapter import PROBE
 from synvirt.live.libvirt.domain import start_to_read
 from synvirt.sizes import MIB
-from tests.processes import command_line
 from tests.real.libvirt_remote.one_job import OneJob, ask, inspected, local
+from tests.running.processes import command_line
 from tests.servers.libvirt_lab import LibvirtLab, until
 
 # ── what is lost, or somebody else's ────────────────────────────────────────────────────────────────────

@@ -13,8 +13,8 @@ from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import Source
 from synvirt.sizes import MIB
 from tests.fakes.pve.cluster import Vm
-from tests.processes import FILTERED, caged
 from tests.real.test_service import service, volumes
+from tests.running.processes import FILTERED, caged
 from tests.servers.libvirt_lab import until
 from tests.servers.pve_lab import PveLab, pve_lab
 

@@ -12,11 +12,11 @@ import pytest
 from synvirt.migrations import passes
 from synvirt.migrations.memory import PassMemory
 from synvirt.model.kinds import Mode, State
-from tests import forked
 from tests.fakes.vcenter import VCenter
 from tests.live.vsphere.lease.lab import LeaseHouse
 from tests.live.vsphere.test_vim_jobs import VM, VimHouse, busy_guest, plan, same
-from tests.processes import until
+from tests.running import forked
+from tests.running.processes import until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests import forked
+from tests.running import forked
 
 # <linux/seccomp.h>: SECCOMP_MODE_FILTER.
 FILTERED = "2"
@@ -16,7 +16,7 @@ FILTERED = "2"
 
 def children(parent: int | None = None) -> dict[int, str]:
     """The living descendants of a process (by default this one), with their command lines. Zombies do not live. What this one
-    had forked for it (`tests/forked.py`) are its descendants too."""
+    had forked for it (`forked.py`) are its descendants too."""
     assert Path("/proc/thread-self/children").exists(), "a kernel without CONFIG_PROC_CHILDREN"
     found: dict[int, str] = {}
     of = [parent or os.getpid()]

@@ -1,4 +1,4 @@
-"""xdist's workers, forked from a process that has collected the tests (`tests/collecting.py`)."""
+"""xdist's workers, forked from a process that has collected the tests (`collecting.py`)."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ import execnet.gateway_io as execnet
 import pytest
 from execnet.gateway_base import Popen2IO
 
-from tests import forked
+from tests.running import forked
 
 
 class Worker(execnet.Popen2IOMaster):
@@ -44,7 +44,7 @@ class Workers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._collecting = subprocess.Popen(
-                [sys.executable, "-m", "tests.collecting", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.running.collecting", str(theirs.fileno())],
                 cwd=forked.CHECKOUT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

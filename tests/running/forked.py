@@ -1,4 +1,4 @@
-"""Python programs that tests start, forked from a process that has loaded their modules (`tests/forking.py`).
+"""Python programs that tests start, forked from a process that has loaded their modules (`forking.py`).
 
     Popen([sys.executable, "-m", "synvirt", "serve", …])      as subprocess has it; `run` too
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, AnyStr
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 ANSWER_BYTES = 100
 
 _lock = threading.Lock()
@@ -43,7 +43,7 @@ def ordering() -> socket.socket:
     if not _ordering:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            argv = [sys.executable, "-m", "tests.forking", str(theirs.fileno())]
+            argv = [sys.executable, "-m", "tests.running.forking", str(theirs.fileno())]
             process = subprocess.Popen(argv, cwd=CHECKOUT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         _ordering.append(ours)
         atexit.register(ours.close)
@@ -60,7 +60,7 @@ def share() -> None:
         if theirs.recv(1, socket.MSG_PEEK):
             os.set_inheritable(theirs.fileno(), True)
             os.chdir(CHECKOUT)
-            os.execv(sys.executable, [sys.executable, "-m", "tests.forking", str(theirs.fileno())])
+            os.execv(sys.executable, [sys.executable, "-m", "tests.running.forking", str(theirs.fileno())])
         os._exit(0)
     theirs.close()
     _ordering[:] = [ours]

@@ -12,7 +12,7 @@ import pytest
 ORPHANS = """
     import os, signal, subprocess, sys
     from pathlib import Path
-    from tests.processes import until
+    from tests.running.processes import until
 
     sleeping = ["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]
     orphan = int(subprocess.run(sleeping, stdout=subprocess.PIPE, check=True).stdout)
@@ -25,7 +25,7 @@ ORPHANS = """
 
 
 def test_it_takes_in_orphans_buries_them_and_ends_as_the_tests_do() -> None:
-    argv = [sys.executable, "-m", "tests.reaping", "-c", textwrap.dedent(ORPHANS)]
+    argv = [sys.executable, "-m", "tests.running.reaping", "-c", textwrap.dedent(ORPHANS)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
 
@@ -33,7 +33,7 @@ def test_it_takes_in_orphans_buries_them_and_ends_as_the_tests_do() -> None:
 BURNING = """
     import subprocess
     from pathlib import Path
-    from tests.processes import until
+    from tests.running.processes import until
 
     burning = ["sh", "-c", "python3 -c 'while __import__(\\"time\\").process_time() < 0.5: pass' >/dev/null 2>&1 & echo $!"]
     orphan = int(subprocess.run(burning, stdout=subprocess.PIPE, check=True).stdout)
@@ -42,7 +42,7 @@ BURNING = """
 
 
 def test_it_says_what_orphans_took_of_the_processors_too() -> None:
-    argv = [sys.executable, "-m", "tests.reaping", "-c", textwrap.dedent(BURNING)]
+    argv = [sys.executable, "-m", "tests.running.reaping", "-c", textwrap.dedent(BURNING)]
     environment = os.environ | {"SAY_PROCESSORS": ""}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=environment)
     programs, in_all = done.stderr.splitlines()
@@ -63,7 +63,7 @@ LEAVING = """
 
 
 def test_what_the_tests_leave_is_gone_when_they_end() -> None:
-    argv = [sys.executable, "-m", "tests.reaping", "-c", textwrap.dedent(LEAVING)]
+    argv = [sys.executable, "-m", "tests.running.reaping", "-c", textwrap.dedent(LEAVING)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     with pytest.raises(ProcessLookupError):

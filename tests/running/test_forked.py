@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests import forked
-from tests.processes import until
+from tests.running import forked
+from tests.running.processes import until
 
 PROGRAM = """
 import os, signal, sys, threading
@@ -77,7 +77,7 @@ def test_what_it_took_of_a_processor_is_known(tmp_path: Path) -> None:
 
 STARTS = """
 import subprocess, sys, time
-from tests import forked
+from tests.running import forked
 sleeps = [sys.executable, "-P", "-m", "timeit", "-n1", "-r1", "__import__('time').sleep(1)"]
 print(forked.Popen(sleeps, stdout=subprocess.DEVNULL).pid, flush=True)
 time.sleep(60)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests import forked
-from tests.kept_small import resident_bytes
+from tests.running import forked
+from tests.running.kept_small import resident_bytes
 
 FILES = 40
 PEAKS = 20

@@ -11,7 +11,7 @@ import pytest
 from tests import drawn
 
 CONFTEST = """
-from tests import costs
+from tests.running import costs
 
 costs.WORKER_MIB = {worker_mib}
 
@@ -37,7 +37,7 @@ def test_who_takes_much_is_named_and_a_worker_above_its_bound_too(
     (tmp_path / "test_some.py").write_text(TESTS)
     argv = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--durations", "1", "-c", "pytest.ini"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"MiB more memory, to .*::(\w+)", done.stdout) == ["test_much"]

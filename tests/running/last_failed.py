@@ -1,4 +1,4 @@
-"""python -m tests.last_failed --at-most N: says which tests the last run failed, and fails where they are more.
+"""python -m tests.running.last_failed --at-most N: says which tests the last run failed, and fails where they are more.
 
 A run that is made once more for a few tests must not hide a change that breaks many.
 """
@@ -12,7 +12,7 @@ CACHE = Path(".pytest_cache/v/cache/lastfailed")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.last_failed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.running.last_failed", description=__doc__)
     parser.add_argument("--at-most", type=int, required=True)
     at_most = parser.parse_args().at_most
     failed = sorted(json.loads(CACHE.read_text())) if CACHE.exists() else []

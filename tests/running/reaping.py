@@ -1,4 +1,4 @@
-"""Run the tests, and bury what they leave: `python -m tests.reaping -m pytest …`.
+"""Run the tests, and bury what they leave: `python -m tests.running.reaping -m pytest …`.
 
 libvirt leaves its guests to the machine's init, and waits for one that it has ended until init has buried it: in a container
 seconds for each guest, or forever. Here they are this process's (prctl(2), PR_SET_CHILD_SUBREAPER), and are buried at once.

@@ -1,5 +1,5 @@
-"""The process that has collected the tests, and that xdist's workers are forked from: `python -m tests.collecting SOCKET`.
-`tests/workers.py` is its other side.
+"""The process that has collected the tests, and that xdist's workers are forked from: `python -m tests.running.collecting
+SOCKET`. `workers.py` is its other side.
 
 To collect ten thousand tests takes five seconds of a processor, and more where Python has not compiled them yet. What was
 collected is 200 MiB, which the workers share. A worker is a process of its own all the same, with a folder for temporary
@@ -21,7 +21,7 @@ import execnet.gateway_base as execnet
 import pytest
 from _pytest.config import _prepareconfig
 
-from tests import forked
+from tests.running import forked
 
 # The rest is imported where it is needed: pytest gives its plugins what an `assert` needs as it loads them.
 
@@ -66,7 +66,7 @@ class Collected:
             self._failed.append(report)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        from tests.forking import serve
+        from tests.running.forking import serve
 
         capturing: Any = session.config.pluginmanager.getplugin("capturemanager")
         capturing.stop_global_capturing()  # into files, which each worker has to itself

@@ -1,4 +1,4 @@
-"""The process that programs of tests are forked from: `python -m tests.forking SOCKET`. `tests/forked.py` is its other side.
+"""The process that programs of tests are forked from: `python -m tests.running.forking SOCKET`. `forked.py` is its other side.
 
 It has loaded what they load and made what each service makes, has one thread, and has nothing open. An order comes with a
 socket and the program's standard files; its process id is said there, and how it ended.
@@ -27,10 +27,10 @@ from typing import Any
 
 import synvirt
 from synvirt.jobs.inspecting import looking
-from tests import forked
 from tests.fakes.service import Service
-from tests.made_once import made_once
-from tests.store_template import stores_from
+from tests.running import forked
+from tests.running.made_once import made_once
+from tests.running.store_template import stores_from
 
 ORDER_BYTES = 1 << 20
 FILES_MAX = 10

@@ -1,7 +1,7 @@
 """What the libraries make again for each service and each command line in the tests' own process, and is the same each time.
 
 Here it is made once a process: a service has 300 routes with 700 adapters of 180 types, and a third of the processor's seconds
-of most small tests went there. Programs that tests fork have it too (`tests/forking.py`); what `subprocess` starts has not."""
+of most small tests went there. Programs that tests fork have it too (`forking.py`); what `subprocess` starts has not."""
 
 import functools
 import os

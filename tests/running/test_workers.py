@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 CONFTEST = """
-from tests import workers
+from tests.running import workers
 
 def pytest_configure(config):
     config.pluginmanager.register(workers.Workers())
@@ -17,7 +17,7 @@ TESTS = """
 import json, os, random, sys, threading
 from pathlib import Path
 import pytest
-from tests.ports import free_port
+from tests.running.ports import free_port
 
 HERE = Path(__file__).parent
 with (HERE / "collected").open("a") as collected:
@@ -63,7 +63,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     # Schemathesis alone takes a second to load, in each process.
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
 
 
