@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import BadRequest
-from synvirt.settings import DirectorySetting, Settings, listen_address, load, prepare_data_dir
+from synvirt.settings import DirectorySetting, Settings, load, prepare_data_dir
+from synvirt.settings.forms import listen_address
+from synvirt.store import Store
 
 
 def test_the_nearest_word_counts(tmp_path: Path) -> None:
@@ -233,3 +235,73 @@ def test_hosts_of_one_database_have_names(tmp_path: Path) -> None:
     load(environ={"SYNVIRT_DATA_DIR": str(tmp_path)}).check_host_id()
     with pytest.raises(BadRequest, match="host_id"):
         load(environ={"SYNVIRT_HOST_ID": "kvm 1"})
+
+
+@pytest.mark.parametrize("name", ["what?", "a?b=c", "100%41", "50%", "ü %zz", "#&;:@=+,'\"$*[]!\\"])
+def test_the_store_lies_in_the_service_s_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
+    """SQLAlchemy takes a URL: a question mark began its parameters, and the store was made in another folder."""
+    folder = tmp_path / name
+    folder.mkdir()
+    Store(Settings(data_dir=folder).store_url).close()
+    assert (folder / "migrator.db").is_file()
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("TRUSTED_PROXIES", "10.0.0.0/8, proxy.example", "'proxy.example' is neither an address nor a network"),
+        ("TRUSTED_PROXIES", "10.0.0.0/33", "neither an address nor a network"),
+        ("REMOTE_ALLOWED_HOSTS", "https://nas.example", "'https://nas.example' is neither a host's name nor a network"),
+        ("REMOTE_ALLOWED_HOSTS", "nas.example:443", "neither a host's name"),
+        ("SOURCE_ALLOWED_HOSTS", "*", "neither a host's name"),
+        ("SOURCE_ALLOWED_HOSTS", "kvm*.example", "neither a host's name"),
+        ("BASE_URL", "https://kvm.example/synvirt", "must be a path"),
+        ("BASE_URL", "/a b", "must be a path"),
+        ("BASE_URL", "/a/../b", "must be a path"),
+        ("BASE_URL", "/a//b", "must be a path"),
+        ("BASE_URL", "/{x}", "must be a path"),
+        ("DATABASE_URL", "mysql://synvirt:hunter2@db/synvirt", "must be postgresql://"),
+        ("DATABASE_URL", "postgres://synvirt:hunter2@db/synvirt", "must be postgresql://"),
+        ("DATABASE_URL", "postgresql://synvirt:hunter2@db:port/synvirt", "its port is none"),
+        ("DATABASE_URL", "/var/lib/hunter2.db", "must be postgresql://"),
+        ("DATABASE_URL", "sqlite://", "must be postgresql://"),
+    ],
+)
+def test_a_value_that_no_service_can_use_is_refused_when_it_is_read(variable: str, value: str, named: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        load(environ={f"SYNVIRT_{variable}": value})
+    assert f"setting {variable.lower()} (environment SYNVIRT_{variable})" in caught.value.detail
+    assert named in caught.value.detail
+    assert "hunter2" not in str(caught.value)
+
+
+def test_values_of_these_forms_are_taken() -> None:
+    found = load(
+        environ={
+            "SYNVIRT_TRUSTED_PROXIES": "127.0.0.1,10.0.0.5/8 ::1",
+            "SYNVIRT_REMOTE_ALLOWED_HOSTS": "nas,*.example,*.s3.eu.example.com,10.20.0.0/16,fe80::/10,bücher.example,my_host",
+            "SYNVIRT_BASE_URL": "/a/kvm-host_1.x~/",
+            "SYNVIRT_DATABASE_URL": "postgresql:///synvirt?host=/run/postgresql",
+        }
+    )
+    assert (len(found.trusted_proxies), len(found.remote_allowed_hosts)) == (3, 7)
+    for url in ("sqlite:////srv/store.db", "postgresql+psycopg://u:p@db:5432/x"):
+        assert load(environ={"SYNVIRT_DATABASE_URL": url}).store_url == url
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+@pytest.mark.parametrize("name", ["synvirt.lock", "migrator.db", "migrator.db.lock", "keyring/tls.key", "keyring/users"])
+def test_a_folder_where_the_service_keeps_a_file_is_named(tmp_path: Path, name: str, kind: str) -> None:
+    settings = Settings(data_dir=tmp_path)
+    prepare_data_dir(settings)
+    at = tmp_path / name
+    if kind == "folder":
+        at.mkdir()
+    else:
+        at.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(
+        BadRequest, match=f"{name} is a {'folder' if kind == 'folder' else 'symbolic link to nothing'}, and"
+    ) as caught:
+        prepare_data_dir(settings)
+    assert caught.value.hint == "move it elsewhere"

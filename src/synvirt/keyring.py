@@ -23,6 +23,13 @@ KEY_MODE = 0o600
 NONCE_BYTES = 12
 
 
+# What is lost without a key, by its file.
+_NEEDED_FOR = {
+    "migrator.key": "without it the credentials of registered sources cannot be opened",
+    "receipts.key": "it signs receipts and restore points, and a new one is a stranger to who checks them",
+}
+
+
 class KeyUnusable(SynvirtError):
     """The sealing key is not what it must be."""
 
@@ -44,27 +51,39 @@ def migrator_key(path: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Not blocking: a pipe at its place would wait for a writer. A folder is opened too, and refused below.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise KeyUnusable(f"{path.name} cannot be opened: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        mode = stat.S_IMODE(status.st_mode)
-        if mode != KEY_MODE:
-            raise KeyUnusable(
-                f"{path.name} has mode {mode:04o}, not {KEY_MODE:04o}: others may have read it", hint=f"chmod 600 {path}"
-            )
-        # root may read a key of the service's user: in that user's folder, it can be no other's.
-        owners = {os.geteuid(), path.parent.stat().st_uid} if os.geteuid() == 0 else {os.geteuid()}
-        if status.st_uid not in owners:
-            raise KeyUnusable(f"{path.name} belongs to user {status.st_uid}, not to the service's {os.geteuid()}")
-        key = file.read(KEY_BYTES + 1)
+    try:
+        status = os.fstat(descriptor)
+        _check(path, status)
+        key = os.read(descriptor, KEY_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(key) != KEY_BYTES:
         raise KeyUnusable(
             f"{path.name} has {status.st_size} bytes, not {KEY_BYTES}",
-            hint="restore it from your backup: without it the credentials of registered sources cannot be opened",
+            hint=f"restore it from your backup: {_NEEDED_FOR.get(path.name, 'what it seals cannot be opened without it')}",
         )
     return key
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise KeyUnusable(f"{path.name} is not a file", hint=f"move {path} elsewhere")
+    mode = stat.S_IMODE(status.st_mode)
+    if mode != KEY_MODE:
+        raise KeyUnusable(
+            f"{path.name} has mode {mode:04o}, not {KEY_MODE:04o}: others may have read it", hint=f"chmod 600 {path}"
+        )
+    # root may read a key of the service's user: in that user's folder, it can be no other's.
+    owners = {os.geteuid(), path.parent.stat().st_uid} if os.geteuid() == 0 else {os.geteuid()}
+    if status.st_uid not in owners:
+        raise KeyUnusable(
+            f"{path.name} belongs to user {status.st_uid}, not to the service's {os.geteuid()}",
+            hint=f"if no other user could read it: chown {os.geteuid()} {path}",
+        )
 
 
 # Seals a secret again. It takes the bytes sealed with the present key and their owner, and gives those sealed with the next

@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from synvirt.api import Server, connections, data_dir_locked, tls
 from synvirt.api.tls import certificate, fingerprint
@@ -141,6 +142,32 @@ def test_a_certificate_cut_off_is_made_again(settings: Settings) -> None:
     path, _ = certificate(settings)
     path.write_bytes(path.read_bytes()[:100])
     x509.load_pem_x509_certificate(certificate(settings)[0].read_bytes())
+
+
+def test_a_key_of_another_certificate_is_made_again(settings: Settings) -> None:
+    """For example after a backup of which only one file was restored."""
+    path, key = certificate(settings)
+    other = key.read_bytes()
+    path.unlink()
+    certificate(settings)
+    for wrong in (other, b"", b"nonsense"):
+        key.write_bytes(wrong)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*certificate(settings))
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(settings: Settings, tmp_path: Path) -> None:
+    path, key = certificate(settings)
+    locked = tmp_path / "locked.key"
+    secret = serialization.load_pem_private_key(key.read_bytes(), None)
+    form = serialization.PrivateFormat.PKCS8
+    locked.write_bytes(
+        secret.private_bytes(serialization.Encoding.PEM, form, serialization.BestAvailableEncryption(b"hunter2"))
+    )
+    given = settings.model_copy(update={"tls_certificate": path, "tls_key": locked})
+    with pytest.raises(BadRequest, match=r"locked\.key is locked by a passphrase"):
+        certificate(given)
+    with pytest.raises(BadRequest, match="is not a file"):
+        certificate(given.model_copy(update={"tls_key": tmp_path}))
 
 
 def test_the_operators_certificate(settings: Settings, tmp_path: Path) -> None:

@@ -3,16 +3,20 @@
 import errno
 import json
 import os
+import re
+import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from synvirt import settings
+from synvirt.api import Listening, authenticator, tls
 from synvirt.cli import app
 from synvirt.cli.program import FAILED, failed
 from synvirt.errors import BadRequest
-from synvirt.settings import load, origins, service_config
+from synvirt.settings import load, origins, prepare_data_dir, service_config, starting
 from tests.cli.conftest import Run
 
 FILE = """
@@ -73,6 +77,52 @@ def test_settings_that_would_not_start_a_service(file: Path) -> None:
     file.write_text(file.read_text().replace('"/virt"', '"/virt"\ndestination = "nosuch"'))
     code, _, stderr = run("config", "check", "--config", file)
     assert (code, "nosuch" in stderr, "archive" in stderr) == (2, True, True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ('auth = "pam"', "no group of users is set"),
+        ('listen = "192.0.2.1:8441"', "192.0.2.1 is not an address of this host"),
+        ('listen = "a..b:8441"', "a..b is not an address of this host"),
+        ('tls = false\nlisten = "0.0.0.0:8441"', "passwords would cross the network in clear"),
+        ('tls_certificate = "{folder}/tls.crt"', "tls_certificate and tls_key belong together"),
+        ('tls_certificate = "{folder}/tls.crt"\ntls_key = "{folder}/none.key"', "none.key cannot be read"),
+        ('tls_certificate = "{folder}/tls.crt"\ntls_key = "{folder}/tls.crt"', "are not a PEM certificate and its key"),
+        ('tls_certificate = "{folder}/tls.crt"\ntls_key = "{folder}"', "is not a file"),
+    ],
+)
+def test_a_check_refuses_what_a_start_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, named: str) -> None:
+    monkeypatch.delenv("SYNVIRT_DATA_DIR", raising=False)
+    (tmp_path / "tls.crt").write_text("nonsense")
+    file = tmp_path / "synvirt.toml"
+    file.write_text(f'data_dir = "{tmp_path}/data"\n{lines.format(folder=tmp_path)}\n')
+    code, stdout, stderr = run("config", "check", "--config", file)
+    assert (code, named in stderr, stdout) == (2, True, ""), stderr
+    started = load(config=file, environ={})
+    prepare_data_dir(started)
+    reason = re.escape(named) if "192" not in named else "192.0.2.1"
+    with pytest.raises(BadRequest, match=reason), closing(Listening(started)):
+        authenticator(started, announce=lambda line: None)
+
+
+def test_a_check_passes_what_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of a certificate is the service's user's alone."""
+
+    def unreadable(settings: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/etc/synvirt/tls.key")
+
+    monkeypatch.setattr(starting, "given_certificate", unreadable)
+    monkeypatch.setattr(tls, "given_certificate", unreadable)
+    made = settings.Settings(data_dir=tmp_path)
+    starting.check(made)
+    with pytest.raises(BadRequest, match=r"tls\.key cannot be read: Permission denied"):
+        tls.certificate(made)
+
+
+def test_the_port_of_the_running_service_is_no_mistake(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        starting.check(settings.Settings(data_dir=tmp_path, listen=f"127.0.0.1:{taken.getsockname()[1]}"))
 
 
 def test_a_wrong_value_names_the_file_or_the_variable(file: Path) -> None:

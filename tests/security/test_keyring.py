@@ -155,3 +155,24 @@ def test_root_opens_the_key_of_a_service_that_is_another_user_and_no_other_s(tmp
     os.chown(path, 12346, 12345)
     with pytest.raises(KeyUnusable, match="belongs to user 12346"):
         migrator_key(path)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "migrator.key"
+    make(path)
+    with pytest.raises(KeyUnusable, match=r"migrator\.key is not a file"):
+        migrator_key(path)
+
+
+def test_the_hint_names_what_this_key_is_for(tmp_path: Path) -> None:
+    hints = {}
+    for name in ("migrator.key", "receipts.key", "other.key"):
+        migrator_key(tmp_path / name)
+        (tmp_path / name).write_bytes(b"short")
+        with pytest.raises(KeyUnusable, match="has 5 bytes, not 32") as caught:
+            migrator_key(tmp_path / name)
+        hints[name] = str(caught.value.hint)
+    assert "credentials of registered sources" in hints["migrator.key"]
+    assert "receipts" in hints["receipts.key"]
+    assert not any("sources" in hints[name] for name in ("receipts.key", "other.key"))

@@ -6,7 +6,6 @@ listen()     connections are served: `Server`
 
 import contextlib
 import errno
-import ipaddress
 import os
 import socket
 import stat
@@ -16,7 +15,8 @@ import structlog
 
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
-from synvirt.settings import Settings, listen_address
+from synvirt.settings import Settings
+from synvirt.settings.starting import found_address
 
 # sun_path of unix(7), with its final zero.
 SOCKET_PATH_BYTES = 107
@@ -60,16 +60,7 @@ class Listening:
 
 
 def _tcp_socket(settings: Settings) -> socket.socket:
-    host, port = listen_address(settings.listen)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise BadRequest(f"setting listen: {host} is not an address of this host: {error.strerror}") from error
-    if not settings.tls and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise BadRequest(
-            f"setting tls is off, and {host} is not a loopback address: passwords would cross the network in clear",
-            hint="listen on 127.0.0.1 behind a proxy of yours, or leave tls on",
-        )
+    family, kind, protocol, address = found_address(settings)
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

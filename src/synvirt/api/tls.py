@@ -1,9 +1,7 @@
 """The certificate for HTTPS: the operator's, or one made at the first start. Blocking code."""
 
 import ipaddress
-import os
 import socket
-import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from synvirt.durable import put_private_file
 from synvirt.errors import BadRequest
 from synvirt.settings import Settings
+from synvirt.settings.starting import check_pair, given_certificate
 
 # Browsers refuse longer ones (CA/Browser Forum, Ballot SC22). A start within the last month makes a new one.
 VALID_DAYS = 397
@@ -24,27 +23,18 @@ RENEW_DAYS = 30
 def certificate(settings: Settings) -> tuple[Path, Path]:
     """The paths of certificate and key. They are made now, if the settings name none and there are none valid for another
     month."""
-    given = (settings.tls_certificate, settings.tls_key)
-    if given[0] is not None and given[1] is not None:
-        _check(given[0], given[1])
-        return given[0], given[1]
-    if given != (None, None):
-        raise BadRequest("settings tls_certificate and tls_key belong together: one is missing")
+    try:
+        given = given_certificate(settings)
+    except PermissionError as error:
+        raise BadRequest(
+            f"the TLS file {error.filename} cannot be read: {error.strerror}", hint="the service's user must be able to read it"
+        ) from error
+    if given is not None:
+        return given
     made = settings.keyring_dir / "tls.crt", settings.keyring_dir / "tls.key"
     if not _still_good(*made):
         _make(*made)
     return made
-
-
-def _check(path: Path, key: Path) -> None:
-    for file in (path, key):
-        if not os.access(file, os.R_OK):
-            raise BadRequest(f"the TLS file {file} cannot be read", hint="check settings tls_certificate and tls_key")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, key)
-    except ssl.SSLError as error:
-        reason = error.reason or str(error)
-        raise BadRequest(f"{path} and {key} are not a PEM certificate and its key: {reason}") from error
 
 
 def fingerprint(path: Path) -> str:
@@ -57,8 +47,9 @@ def _still_good(path: Path, key: Path) -> bool:
         return False
     try:
         until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    except ValueError:
-        return False  # incomplete after a full disk: made again
+        check_pair(path, key)
+    except (ValueError, BadRequest):
+        return False  # incomplete after a full disk, or not of each other: made again
     return until > datetime.now(UTC) + timedelta(days=RENEW_DAYS)
 
 

@@ -21,10 +21,11 @@ from functools import partial
 from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account
 from synvirt.api.callers.gate import Authenticate
 from synvirt.api.callers.networks import network_of
-from synvirt.errors import BadRequest, Forbidden, Unauthorized
+from synvirt.errors import Forbidden, Unauthorized
 from synvirt.privileged import Privileged
 from synvirt.privileged.here import Here
 from synvirt.settings import Settings
+from synvirt.settings.starting import check_groups
 
 REMEMBERED_FOR_S = 60.0
 REMEMBERED_MAX = 256
@@ -142,8 +143,9 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
 
 
 def pam_groups(settings: Settings) -> dict[Role, str]:
-    """The groups by role. BadRequest, if none is set: every account of the host could call, mail and backup users included."""
-    found = {
+    """The groups by role. BadRequest, if none is set."""
+    check_groups(settings)
+    return {
         role: group
         for role, group in (
             (Role.ADMIN, settings.pam_admin_group),
@@ -152,13 +154,6 @@ def pam_groups(settings: Settings) -> dict[Role, str]:
         )
         if group
     }
-    if not found:
-        raise BadRequest(
-            'auth is "pam", and no group of users is set',
-            hint="groupadd synvirt-admin, add the administrators, and set pam_admin_group; pam_operator_group and "
-            "pam_viewer_group are for the other roles",
-        )
-    return found
 
 
 def role_by_group(groups: Mapping[Role, str], user: str) -> Role:

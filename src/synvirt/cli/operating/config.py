@@ -56,11 +56,11 @@ def check(options: Options) -> None:
     """
     import json
 
+    from synvirt.settings import starting
+
     options.work_here(_OF_HERE, about_service=True)
     settings = options.settings
-    settings.check_host_id()
-    settings.check_data_dir()
-    settings.check_oidc()
+    starting.check(settings)
     destinations = settings.destinations_by_name
     if options.json:
         print(json.dumps({"ok": True, "destinations": list(destinations)}))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from synvirt.durable import of_another_user, sweep, user_name
 from synvirt.errors import BadRequest, text_of
@@ -21,6 +21,7 @@ from synvirt.mistakes import worded
 from synvirt.model.plan import DestinationName
 from synvirt.model.values import Received
 from synvirt.nearest import did_you_mean
+from synvirt.settings.forms import BasePath, DatabaseUrl, Hosts, Listen, Networks, Place, Words, pairs, paths
 from synvirt.sizes import GIB
 
 ENV_PREFIX = "SYNVIRT_"
@@ -52,17 +53,6 @@ UPLOADS_FOLDER = ".uploads"
 
 def default_data_dir() -> Path:
     return Path("/var/lib/synvirt") if os.geteuid() == 0 else Path.home() / ".local/share/synvirt"
-
-
-def _given(value: Any) -> Any:
-    """The text of a path. ValueError, if it can be none: an empty one would be the folder in which the service was started."""
-    if str(value) == "" or "\0" in str(value):
-        raise ValueError("a path is needed, and this text is empty" if str(value) == "" else "a path has no NUL character")
-    return value
-
-
-# A relative path is meant from where the service was started. Its workers have other folders, so they need the whole path.
-Place = Annotated[Path, BeforeValidator(_given), AfterValidator(Path.absolute)]
 
 
 class DirectorySetting(Received):
@@ -110,44 +100,12 @@ class WaveCommandSetting(Received):
 DestinationSetting = Annotated[DirectorySetting | ZfsSetting | RbdSetting, Field(discriminator="kind")]
 
 
-def _words(value: Any) -> Any:
-    """A list, or its form in the environment."""
-    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
-
-
-def _paths(value: Any) -> Any:
-    """The same for paths, which may contain spaces."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-def _pairs(value: Any) -> Any:
-    """A table, or its form in the environment: name=value, separated by commas."""
-    if not isinstance(value, str):
-        return value
-    return {name.strip(): meaning.strip() for name, _, meaning in (part.rpartition("=") for part in value.split(",") if part)}
-
-
-def _host_and_port(value: str) -> str:
-    """Checked before anything is made, as a first start makes accounts and keys."""
-    listen_address(value)
-    return value
-
-
-def listen_address(value: str) -> tuple[str, int]:
-    """Host and port. An IPv6 address is in brackets. ValueError."""
-    host, colon, port = value.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{value!r} is not HOST:PORT, like 127.0.0.1:8441")
-    return host, int(port)
-
-
 class Settings(Received):
     """All settings, with their defaults: docs/settings.md."""
 
     data_dir: Place = Field(default_factory=default_data_dir)
-    listen: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8441"
-    base_url: str = ""
+    listen: Listen = "127.0.0.1:8441"
+    base_url: BasePath = ""
     auth: Literal["file", "pam"] = "file"
     pam_service: str = "login"
     # With auth = "pam": the host's groups whose members may call, by role; at least one has to be set.
@@ -163,10 +121,10 @@ class Settings(Received):
     oidc_client_secret_file: Place | None = None
     # As registered with the provider: https://THIS-SERVICE{base_url}/login/oidc/callback
     oidc_redirect_uri: Annotated[str, Field(pattern=r"^(https?://[^\s?#@]+)?$")] = ""
-    oidc_scopes: Annotated[tuple[str, ...], BeforeValidator(_words)] = ("openid", "profile", "email")
+    oidc_scopes: Words = ("openid", "profile", "email")
     # The claim with a person's groups. The file's table [oidc.roles] gives a role for each group.
     oidc_roles_claim: Annotated[str, Field(min_length=1)] = "groups"
-    oidc_roles: Annotated[dict[str, Literal["viewer", "operator", "admin"]], BeforeValidator(_pairs)] = Field(
+    oidc_roles: Annotated[dict[str, Literal["viewer", "operator", "admin"]], BeforeValidator(pairs)] = Field(
         default_factory=dict
     )
     # The claim with a person's name here, for example in the audit trail.
@@ -176,14 +134,14 @@ class Settings(Received):
     # Of the provider's certificate; empty: this host's certificate authorities decide.
     oidc_fingerprint_sha256: Annotated[str, Field(pattern=r"^(([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2})?$")] = ""
     # Proxies (addresses, networks) whose X-Forwarded-For is trusted, separated by commas: failed log-ins are counted by it.
-    trusted_proxies: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
+    trusted_proxies: Networks = ()
     # Off only on a loopback address, behind an operator's proxy.
     tls: bool = True
     # None: a certificate made on first start, in {data_dir}/keyring.
     tls_certificate: Place | None = None
     tls_key: Place | None = None
     # Empty: SQLite in data_dir. A PostgreSQL URL serves a fleet: postgresql://user@host/database
-    database_url: str = ""
+    database_url: DatabaseUrl = ""
     # This host's name in the store, the same after each restart. With a database_url it must be set, different for each host.
     host_id: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\w.-]+$")] = "local"
     # The destination of a plan that names none; auto: zfs if a pool is set, else directory.
@@ -232,9 +190,9 @@ class Settings(Received):
     audit_keep_days: Annotated[float, Field(ge=0, le=36500)] = 730
     # Hosts from which VMs may be read by URL: names (nas.example, *.example), addresses, networks (10.0.0.0/8), separated by
     # commas. Empty: all but this host itself, link-local addresses and cloud metadata.
-    remote_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
+    remote_allowed_hosts: Hosts = ()
     # Hosts that sources and backup peers may have, as above. Empty: all but link-local addresses and cloud metadata.
-    source_allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
+    source_allowed_hosts: Hosts = ()
     # Certificate authorities (PEM) that are trusted besides the host's own when VMs are read by https.
     remote_ca_file: Place | None = None
     virtio_win_iso: Place = Path("/usr/share/virtio-win/virtio-win.iso")
@@ -247,11 +205,11 @@ class Settings(Received):
     vmcx_tool_arguments: str = "-i {driver} {source} -o local -os {folder} -of raw"
     vmcx_tool_timeout_s: Annotated[float, Field(gt=0)] = 86400
     # Files and folders that the confined tool may read besides the export and installed packages. Separated by commas.
-    vmcx_tool_reads: Annotated[tuple[Place, ...], BeforeValidator(_paths)] = ()
+    vmcx_tool_reads: Annotated[tuple[Place, ...], BeforeValidator(paths)] = ()
     # Folders that other SynVirts may keep their backups in, by name: tables [backup_offers.NAME] of the file.
     backup_offers: dict[DestinationName, BackupOfferSetting] = Field(default_factory=dict)
     # Folders that restore points may be exported to, besides {data_dir}/exports, separated by commas.
-    backup_export_roots: Annotated[tuple[Place, ...], BeforeValidator(_paths)] = ()
+    backup_export_roots: Annotated[tuple[Place, ...], BeforeValidator(paths)] = ()
     # Programs that webhooks of waves may name: tables [wave_commands.NAME] of the file.
     wave_commands: dict[DestinationName, WaveCommandSetting] = Field(default_factory=dict)
     # A signed receipt of each job that completes, with the SHA-256 of every 4 MiB of its volumes.
@@ -302,7 +260,8 @@ class Settings(Received):
 
     @property
     def store_url(self) -> str:
-        return self.database_url or f"sqlite:///{self.data_dir / 'migrator.db'}"
+        # A question mark would begin its parameters, and what looks like an escape would be one.
+        return self.database_url or f"sqlite:///{quote(str(self.data_dir / 'migrator.db'))}"
 
     def check_host_id(self) -> None:
         """BadRequest, if hosts may share the store and this one has no name of its own."""
@@ -424,6 +383,7 @@ def prepare_data_dir(settings: Settings) -> None:
     settings.check_data_dir()
     with _as_bad_request(settings):
         _check_owner(settings)
+        _check_kinds(settings)
         _make_data_dir(settings)
     sweep(settings.keyring_dir)
 
@@ -440,6 +400,9 @@ def _as_bad_request(settings: Settings) -> Iterator[None]:
         ) from error
 
 
+# What the service keeps in {data_dir}, and in its keyring, at names of its own.
+_FILES = ("synvirt.lock", "migrator.db", "migrator.db.lock")
+_KEYS = ("migrator.key", "receipts.key", "tls.crt", "tls.key", "users", "sessions")
 # proc(5), sysfs(5): even root can make nothing in them.
 _OF_THE_KERNEL = (Path("/proc"), Path("/sys"))
 
@@ -465,10 +428,19 @@ def _look_where_it_would_be(folder: Path) -> None:
         return
 
 
+def _check_kinds(settings: Settings) -> None:
+    """BadRequest, if a folder, or a link to nothing, is where the service keeps a file."""
+    files = (*_FILES, *(f"keyring/{name}" for name in _KEYS))
+    for path in (settings.data_dir / name for name in files):
+        if path.is_dir() or (path.is_symlink() and not path.exists()):
+            what = "a folder" if path.is_dir() else "a symbolic link to nothing"
+            raise BadRequest(f"{path} is {what}, and the service keeps a file there", hint="move it elsewhere")
+
+
 def _check_owner(settings: Settings) -> None:
     """BadRequest, if another user's service was here, for example root's."""
     folders = settings.imports_dir, settings.uploads_dir, settings.keyring_dir, settings.volumes_dir, settings.receipts_dir
-    files = settings.data_dir / "synvirt.lock", settings.data_dir / "migrator.db"
+    files = [settings.data_dir / name for name in _FILES]
     found = of_another_user(folders, files) or of_another_user((), sorted(settings.keyring_dir.glob("*")))
     if found is not None:
         owner, ours = user_name(found.stat().st_uid), user_name(os.geteuid())
