@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -25,10 +25,12 @@ from synvirt.errors import (
     BadRequest,
     Conflict,
     Internal,
+    NotFound,
     ServiceUnreachable,
     Unauthorized,
     VmNotFound,
 )
+from synvirt.main import running
 from tests.cli.conftest import Run
 from tests.fakes.service import Service
 from tests.needs import need_root
@@ -183,6 +185,22 @@ def test_the_services_lines_are_plain_at_a_terminal_and_json_elsewhere(terminal:
         os.close(theirs)
     assert "serving" in line
     assert line.startswith("{") is not terminal
+
+
+def test_a_service_under_another_base_url_is_named_as_the_reason(tmp_path: Path) -> None:
+    made = Service(tmp_path, base_url="/kvm")
+    with made.served() as server:
+        for base_url, found in (("", False), ("/kvm", True)):
+            with Client.local(made.settings.socket_path, base_url=base_url) as client:
+                if found:
+                    client.ask("GET", "/migrations")
+                    continue
+                with pytest.raises(NotFound) as caught:
+                    client.ask("GET", "/migrations")
+                assert "SYNVIRT_BASE_URL" in str(caught.value.hint)
+        assert running.Service(server, cast("Any", None), made.settings.base_url).address == f"{server.address}/kvm/"
+        assert running.Service(server, cast("Any", None), "").address == server.address
+    made.close()
 
 
 def test_the_socket_of_another_user(service: Service) -> None:

@@ -73,6 +73,9 @@ def test_no_page_leads_out_of_its_base_url(address: str) -> None:
             seen |= found.asked
             assert len(seen) < PAGES_MAX
         assert client.get("/").status_code == 404
+        # As people type it.
+        begun = client.get(BASE)
+        assert (begun.status_code, begun.headers["location"]) == (307, f"{BASE}/")
     for part in (
         "/new",
         "/new/files?path=",

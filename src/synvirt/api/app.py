@@ -9,6 +9,7 @@ from functools import cache, partial
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from pydantic import BaseModel
+from starlette.responses import RedirectResponse
 
 from synvirt import __version__
 from synvirt.api.callers.coming import Coming
@@ -93,6 +94,12 @@ def create_app(
     site = pages(stopping.is_set)
     for page in site.routers:
         app.include_router(page, prefix=base_url, include_in_schema=False)
+    if site.routers and base_url:
+
+        @app.get(base_url, include_in_schema=False)
+        def page_begins() -> Response:
+            """The page's links begin at its slash; people leave it out."""
+            return RedirectResponse(f"{base_url}/")
 
     @app.get("/healthz", tags=["service"], response_model_exclude_none=True)
     def health(request: Request) -> Health:

@@ -45,6 +45,11 @@ PATIENCE_S = 120.0
 RECONNECT_EVERY_S = 1.0
 # An event is a Migration: its manifest and domain XML are well below this. A peer that sends more is not the service.
 LINE_LIMIT_CHARS = 16 << 20
+# Nothing at an address that every service has.
+_ELSEWHERE = (
+    "its base_url is another, or its version: --config or SYNVIRT_BASE_URL names the base_url, and with --server "
+    "the end of the address: https://host:8441/synvirt"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +340,7 @@ def _refusal(response: httpx.Response, where: str) -> SynvirtError:
     except (ValueError, KeyError, TypeError):
         return _stranger(where, str(response.status_code))
     if hint and str(hint).startswith("/openapi.json"):
-        hint = "--help says what this command takes"
+        hint = _ELSEWHERE if response.status_code == NotFound.status else "--help says what this command takes"
     error = from_code(str(code), str(detail), hint)
     # An earlier version of the service reports it by a source's code.
     return (

@@ -30,10 +30,13 @@ class Service:
 
     server: "Server"
     rooms: "Rooms"
+    base_url: str
 
     @property
     def address(self) -> str:
-        return self.server.address
+        """Where the page is, with any {base_url}; `--server` takes it, too."""
+        path = self.base_url.strip("/")
+        return f"{self.server.address}/{path}/" if path else self.server.address
 
     def run(self, *, on_ready: Callable[[], None]) -> None:
         self.server.run(on_ready=on_ready)
@@ -135,7 +138,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
         for going_on in (counts_written(app.state.coming), swept(uploads), trials_swept(sources.trials)):
             stack.enter_context(going_on)
         _begin(stack, engine, rehearsals, carrying, taking_over, among_hosts=bool(settings.database_url))
-        yield Service(server, rooms)
+        yield Service(server, rooms, settings.base_url)
 
 
 def _privileged(settings: "Settings") -> "Privileged":
