@@ -96,7 +96,8 @@ def test_a_boot_test_reaches_nothing() -> None:
     assert [(nic.get("type"), nic.find("link").get("state")) for nic in found.iterfind("devices/interface")] == [
         ("user", "down")
     ] * 2
-    assert {child.tag for nic in found.iterfind("devices/interface") for child in nic} == {"mac", "model", "address", "link"}
+    cards = found.findall("devices/interface")
+    assert {child.tag for nic in cards for child in nic} == {"mac", "model", "address", "link", "rom"}
     for gone in ("hostdev", "filesystem"):
         assert found.find(f"devices/{gone}") is None
     assert "commandline" not in one.xml
@@ -104,6 +105,15 @@ def test_a_boot_test_reaches_nothing() -> None:
     assert [channel.find("target").get("name") for channel in found.iterfind("devices/channel")] == [rewriting.AGENT]
     assert [log.get("file") for log in found.iterfind("devices/serial/log")] == ["/log/new"]
     assert [screen.find("listen").get("type") for screen in found.iterfind("devices/graphics")] == ["socket"]
+
+
+def test_a_boot_test_does_not_wait_for_a_network_that_the_guest_would_boot_from() -> None:
+    xml = XML.replace("<boot order='1'/>", "<boot order='2'/>").replace("<source network='lan'/>", "<boot order='1'/>")
+    one = rewriting.foreign(xml)
+    rewriting.isolated(one, serial_log="/log/new")
+    found = again(one)
+    assert [nic.find("rom").get("enabled") for nic in found.iterfind("devices/interface")] == ["no", "no"]
+    assert [boot.get("order") for boot in found.iterfind("devices/*/boot")] == ["2"]
 
 
 def test_disks_lie_where_they_were_restored_to() -> None:
@@ -155,7 +165,10 @@ def test_without_kvm_it_is_emulated() -> None:
         "maximum",
         "4",
     )
-    assert found.find("cpu/feature") is None
+    assert [dict(one.attrib) for one in found.findall("cpu/feature")] == [
+        {"policy": "disable", "name": "erms"},
+        {"policy": "disable", "name": "fsrm"},
+    ], "none of the point's own"
     assert found.find("features/hyperv") is None
     assert "KVM" in one.differences[-1]
 

@@ -28,6 +28,7 @@ from synvirt.hypervisor.hardware import (
 )
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import JOB_NAMESPACE
+from synvirt.kvm.translated import translated
 from synvirt.model.job import Domain
 from synvirt.model.machine import DiskBus, Nic, VmManifest, letters
 
@@ -145,9 +146,10 @@ def _firmware(root: ET.Element, manifest: VmManifest, chipset: Chipset, host: Ho
 def _processor(root: ET.Element, machine: Machine, host: Host) -> None:
     sockets, cores = processors(machine)
     _text(root, "vcpu", str(sockets * cores))
-    # Emulation has no host model, and its default lacks what today's distributions are compiled for (x86-64-v2).
-    cpu = ET.SubElement(root, "cpu", mode="host-model" if host.accelerator == "kvm" else "maximum")
+    cpu = ET.SubElement(root, "cpu", mode="host-model")
     ET.SubElement(cpu, "topology", sockets=str(sockets), cores=str(cores), threads="1")
+    if host.accelerator != "kvm":
+        translated(cpu)
 
 
 def _clock(root: ET.Element, manifest: VmManifest, host: Host) -> None:

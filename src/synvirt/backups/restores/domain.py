@@ -22,6 +22,7 @@ from synvirt.hypervisor import Early, Volume
 from synvirt.hypervisor.domain_xml import SOURCE_TYPES, disk_source, early_disk
 from synvirt.kvm import foreign_domain
 from synvirt.kvm.identity import JOB_NAMESPACE
+from synvirt.kvm.translated import translated
 
 ET.register_namespace("synvirt", JOB_NAMESPACE)
 
@@ -260,25 +261,22 @@ def _is_agent(channel: ET.Element) -> bool:
 
 def _unplug(interface: ET.Element) -> None:
     """Unplugs the card, which stays in its slot as the guest knows it: with type user and its link down, no packet leaves
-    QEMU."""
-    kept = {child.tag: child for child in interface if child.tag in ("mac", "model", "address", "boot")}
+    QEMU. The firmware does not start from it, or it would wait 20 s for the link of a guest whose network comes first."""
+    kept = {child.tag: child for child in interface if child.tag in ("mac", "model", "address")}
     interface.clear()
     interface.set("type", "user")
     interface.extend(kept.values())
     ET.SubElement(interface, "link", state="down")
+    ET.SubElement(interface, "rom", enabled="no")
 
 
 def emulated(domain: Rewritten) -> None:
-    """For a host where KVM does not work: slow, but it runs. Emulation cannot use the host's processor model."""
+    """For a host where KVM does not work: slow, but it runs."""
     if domain.root.get("type") != "kvm":
         return
     domain.root.set("type", "qemu")
     for cpu in domain.root.findall("cpu"):
-        topology = cpu.find("topology")
-        cpu.clear()
-        cpu.set("mode", "maximum")
-        if topology is not None:
-            cpu.append(topology)
+        translated(cpu)
     for hyperv in domain.root.findall("features/hyperv"):
         found = domain.root.find("features")
         assert found is not None
