@@ -191,8 +191,8 @@ class House:
         known, _ = self.backups.jobs(limit=1, cursor=None)
         if known:
             return known[0]
-        asked = BackupRepositoryRequest(name="here", kind="local", path=str(self._folder / "repository"))
-        repository = self.backups.add_repository(asked)
+        request = BackupRepositoryRequest(name="here", kind="local", path=str(self._folder / "repository"))
+        repository = self.backups.add_repository(request)
         return self.backups.add_job(
             BackupJobRequest(name="nightly", vm_ids=("guest",), repository_id=repository.id, quiesce="off")
         )
@@ -232,7 +232,7 @@ class House:
 
 
 def without_libvirt() -> None:
-    """For this module alone: the lab has none, and what a domain is asked is answered by `Domain`."""
+    """For this module alone: the lab has none, and what is called on a domain is answered by `Domain`."""
     setattr(source, "found", lambda connection, _: connection.domain)  # noqa: B010
     for module in (source, source_zfs):
         setattr(module, "translated", lambda *_: contextlib.nullcontext())  # noqa: B010

@@ -54,8 +54,8 @@ class AtOnce(Runs):
         return [*((FakeHypervisor, name) for name in ("define", "start", "onto_volumes")), (FakeExports, "end")]
 
     def submit(self) -> UUID:
-        asked = RestoreRequest(target="new_domain", name=f"{GUEST}-again", start=True, instant=True)
-        return self.backups.restore(self.place.outside["point"], asked).id
+        request = RestoreRequest(target="new_domain", name=f"{GUEST}-again", start=True, instant=True)
+        return self.backups.restore(self.place.outside["point"], request).id
 
     def run(self, job_id: UUID) -> End:
         """With its last commit, at which its guest writes."""

@@ -124,7 +124,7 @@ class Kind:
     hypervisor can be copied: the others run anew up to each moment.
     `parts`: how many tests share its moments. `taken`: those of its parts that are run, where lines of one course and other
     trouble take them all together. `surely`: so many moments at least.
-    `kills`, `cancels`: whether that law is asked of it.
+    `kills`, `cancels`: whether that law is tried on it.
     `late`: so many moments may follow a wish that comes after the last look for it.
     `cancelled_at`: the service dies at each moment after the job was cancelled at that one, too.
     `meanwhile`: what goes on outside between a service's death, at that moment, and the next start."""

@@ -48,8 +48,8 @@ class Rehearsed(World):
         return self.stage.asking.ask(self.job_id, RehearsalRequest()).id
 
     def found(self) -> UUID | None:
-        asked = self.stage.asking.of(self.job_id)
-        return asked[0].id if asked else None
+        known = self.stage.asking.of(self.job_id)
+        return known[0].id if known else None
 
     def run(self, job_id: UUID) -> End:
         if not self.syncs:

@@ -107,8 +107,8 @@ class NewDomain(OnLibvirt):
         self.place.outside["name"] = f"new-{uuid4().hex[:8]}"
 
     def submit(self) -> UUID:
-        asked = RestoreRequest(target="new_domain", name=self.place.outside["name"])
-        return self.room.backups.restore(self.point.id, asked).id
+        request = RestoreRequest(target="new_domain", name=self.place.outside["name"])
+        return self.room.backups.restore(self.point.id, request).id
 
     def steps(self) -> Sequence[tuple[object, str]]:
         return [(new_domain, "define")]
@@ -182,7 +182,7 @@ class InPlace(OnLibvirt):
         assert (restored.name, str(restored.uuid)) == (self.place.outside["name"], self.place.outside["uuid"])
 
     def check_undone(self, job_id: UUID) -> None:
-        """Once the first of its disks was taken, it goes forward, whatever is asked."""
+        """Once the first of its disks was taken, it goes forward, whatever is requested."""
         assert self._state() in (self.AS_IT_IS, self.AS_IT_WAS)
 
     def left(self, job_id: UUID | None) -> list[str]:

@@ -67,8 +67,8 @@ class Runs(World):
     def prepare(self) -> None:
         self.guests.image(GUEST, disk_content())
         (self.place.folder / "repository").mkdir()
-        asked = BackupRepositoryRequest(name="here", kind="local", path=str(self.place.folder / "repository"))
-        known = self.backups.add_repository(asked)
+        request = BackupRepositoryRequest(name="here", kind="local", path=str(self.place.folder / "repository"))
+        known = self.backups.add_repository(request)
         job = self.backups.add_job(BackupJobRequest(name="nightly", vm_ids=(GUEST,), repository_id=known.id))
         self.place.outside |= {"repository": known.id, "job": job.id, "before": set[UUID]()}
 
@@ -168,8 +168,8 @@ class BackupAgain(Backup):
 
     def first_run(self, guest: str) -> None:
         (self.place.folder / "repository").mkdir()
-        asked = BackupRepositoryRequest(name="here", kind="local", path=str(self.place.folder / "repository"))
-        known = self.backups.add_repository(asked)
+        request = BackupRepositoryRequest(name="here", kind="local", path=str(self.place.folder / "repository"))
+        known = self.backups.add_repository(request)
         wanted = BackupJobRequest(name="nightly", vm_ids=(guest,), repository_id=known.id, quiesce="off")
         self.place.outside |= {"repository": known.id, "job": self.backups.add_job(wanted).id, "before": set[UUID]()}
         self.backed_up()

@@ -24,12 +24,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_the_store_answers_in_the_thread_of_the_loop_and_all_else_in_another(store: Store) -> None:
     async def threads() -> list[bool]:
-        asked: list[int] = []
-        store.on_commit = lambda: asked.append(threading.get_ident())
+        callers: list[int] = []
+        store.on_commit = lambda: callers.append(threading.get_ident())
         await asyncio.to_thread(store.write_under, None)
         await asyncio.to_thread(partial(store.hosts.begin, "here", ttl_s=9, document="{}"))
-        asked.append(await asyncio.to_thread(threading.get_ident))
-        return [ident == threading.get_ident() for ident in asked]
+        callers.append(await asyncio.to_thread(threading.get_ident))
+        return [ident == threading.get_ident() for ident in callers]
 
     with store_at_once():
         assert asyncio.run(threads()) == [True, False]

@@ -55,7 +55,7 @@ class Led(World):
         if self.night.waves.whole(job_id).state is WaveState.DRAFT:  # who made it sees that it has not gone
             self.night.waves.go(job_id)
         until = time.monotonic() + WITHIN_S
-        # Its own connection: it sees the commits of all others, and is asked when the service has died too.
+        # Its own connection: it sees the commits of all others, and is read when the service has died too.
         with closing(sqlite3.connect(self.place.folder / "store.db")) as looking:
             while (state := self.night.waves.whole(job_id).state) not in ENDS:
                 assert time.monotonic() < until, self.problem(job_id)

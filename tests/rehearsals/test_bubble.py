@@ -107,10 +107,10 @@ def test_a_guest_is_found_and_its_ports_and_pages_are_probed(bubble: Bubble, gue
     guest.do("serve(8080)")
     guest.do("reached('10.77.0.9', 1)")  # it says something: so it is seen where it is
     until(lambda: bubble.addresses() == ["10.77.0.5"])
-    asked = checker(bubble)
-    assert asked.trouble(Check(kind="port", port=8080), uuid4(), 5) is None
-    assert "port 81" in (asked.trouble(Check(kind="port", port=81), uuid4(), 5) or "")
-    assert asked.trouble(Check(kind="http", url="http://web01.example:8080/health"), uuid4(), 5) is None
+    checks = checker(bubble)
+    assert checks.trouble(Check(kind="port", port=8080), uuid4(), 5) is None
+    assert "port 81" in (checks.trouble(Check(kind="port", port=81), uuid4(), 5) or "")
+    assert checks.trouble(Check(kind="http", url="http://web01.example:8080/health"), uuid4(), 5) is None
     with bubble.connect(8080, 5) as made:
         assert made.getpeername() == ("10.77.0.5", 8080)
 
@@ -138,11 +138,11 @@ def test_a_guest_that_says_nothing_is_said_to(bubble: Bubble) -> None:
 
 def test_without_a_network_no_check_goes_anywhere_else() -> None:
     """Least of all to the guest that runs, whose name the page has."""
-    asked = Checker(NoNetwork(FakeHypervisor()), InBubble())
+    checks = Checker(NoNetwork(FakeHypervisor()), InBubble())
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"http://127.0.0.1:{other.getsockname()[1]}/"
-        assert "has no network" in (asked.trouble(Check(kind="http", url=url), uuid4(), 1) or "")
-    assert asked.trouble(Check(kind="port", port=80), uuid4(), 1) is not None
+        assert "has no network" in (checks.trouble(Check(kind="http", url=url), uuid4(), 1) or "")
+    assert checks.trouble(Check(kind="port", port=80), uuid4(), 1) is not None
 
 
 # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -241,7 +241,7 @@ def test_guests_that_are_rehearsed_together_reach_each_other_and_nothing_else(th
     bubble, (database, shop, far) = three
     database.do("serve(5432)")
     shop.do("serve(80)")
-    # The shop is asked for before the database has said a word: nobody answers in its place.
+    # The shop is requested before the database has said a word: nobody answers in its place.
     for guest, there in ((shop, (DATABASE, 5432)), (database, (SHOP, 80)), (far, (SHOP, 80)), (far, (DATABASE, 5432))):
         until(lambda: guest.do(f"reached{there}") == "'connected'")  # noqa: B023
     assert shop.do(f"reached('{DATABASE}', 81)") == "'ConnectionRefusedError'"
@@ -362,7 +362,7 @@ def test_a_card_of_another_user_is_not_taken(bubble: Bubble) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"),
+    ("requested", "given"),
     [
         ("'10.77.3.9'", "10.77.3.9/24 10.77.3.1 10.77.3.1"),
         ("'192.168.7.1'", "192.168.7.1/24 192.168.7.254 192.168.7.254"),
@@ -370,13 +370,13 @@ def test_a_card_of_another_user_is_not_taken(bubble: Bubble) -> None:
         ("'127.0.0.1'", "10.77.8.8/24"),
     ],
 )
-def test_a_guest_gets_the_address_that_it_had(bubble: Bubble, asked: str, given: str) -> None:
+def test_a_guest_gets_the_address_that_it_had(bubble: Bubble, requested: str, given: str) -> None:
     """By the client of busybox. One that asks for none, or for one that no host has, gets what its platform said; and is probed
     there."""
     need("busybox", "busybox-static")
     guest = Guest(bubble)
     try:
-        leased = guest.do(f"lease({asked})").strip("'")
+        leased = guest.do(f"lease({requested})").strip("'")
         assert leased.startswith(given), leased
         guest.do("serve(8080)")
         guest.do("reached('10.99.0.1', 1)")

@@ -346,13 +346,13 @@ def test_a_job_is_not_removed_while_its_rehearsal_is_swept(stage: Stage) -> None
 
 def test_the_oldest_go(stage: Stage) -> None:
     job = stage.submit()
-    asked = []
+    made = []
     for _ in range(KEPT + 3):
         rehearsal = stage.asking.ask(job.id, RehearsalRequest())
         stage.asking.cancel(job.id, rehearsal.id)
         stage.rehearsals.run(rehearsal.id, threading.Event())
-        asked.append(rehearsal.id)
-    assert [one.id for one in stage.asking.of(job.id)] == asked[:2:-1]
+        made.append(rehearsal.id)
+    assert [one.id for one in stage.asking.of(job.id)] == made[:2:-1]
 
 
 class Slow(FakePreparer):

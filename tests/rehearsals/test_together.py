@@ -91,11 +91,11 @@ def jobs_of(stage: Stage, count: int = 3) -> list[Migration]:
 
 def together(stage: Stage, jobs: Sequence[Migration], *checks: str) -> list[Rehearsal]:
     """To the end of all."""
-    asked = [
+    members = [
         RehearsedJob(migration_id=job.id, checks=tuple(CommandCheck(kind="command", argv=(one,), within_s=1) for one in checks))
         for job in jobs
     ]
-    return ended(stage, stage.asking.ask_together(TogetherRequest(members=tuple(asked))))
+    return ended(stage, stage.asking.ask_together(TogetherRequest(members=tuple(members))))
 
 
 def ended(stage: Stage, found: Sequence[Rehearsal]) -> list[Rehearsal]:
@@ -141,18 +141,18 @@ def test_their_network_goes_before_the_last_of_them_has_ended(stage: Stage, monk
 
 def test_one_that_does_not_boot_holds_up_nobody(stage: Stage) -> None:
     jobs = jobs_of(stage)
-    asked = stage.asking.ask_together(TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs)))
-    watched(stage).fails = asked[0].id
-    found = ended(stage, asked)
+    begun = stage.asking.ask_together(TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs)))
+    watched(stage).fails = begun[0].id
+    found = ended(stage, begun)
     assert [one.state for one in found] == [RehearsalState.FAILED, RehearsalState.PASSED, RehearsalState.PASSED]
     assert Network.open == []
 
 
 def test_one_that_is_cancelled_holds_up_nobody(stage: Stage) -> None:
     jobs = jobs_of(stage, 2)
-    asked = stage.asking.ask_together(TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs)))
-    stage.asking.cancel(jobs[0].id, asked[0].id)
-    found = ended(stage, asked)
+    begun = stage.asking.ask_together(TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs)))
+    stage.asking.cancel(jobs[0].id, begun[0].id)
+    found = ended(stage, begun)
     assert [one.state for one in found] == [RehearsalState.CANCELLED, RehearsalState.PASSED]
     assert Network.open == []
 
@@ -162,9 +162,9 @@ def test_what_cannot_be_rehearsed_together_is_said_and_begins_nothing(stage: Sta
     with pytest.raises(ValidationError):
         TogetherRequest(members=(RehearsedJob(migration_id=first.id),))
     twice = (RehearsedJob(migration_id=first.id), RehearsedJob(migration_id=first.id))
-    for asked in (TogetherRequest(), TogetherRequest(members=twice)):
+    for request in (TogetherRequest(), TogetherRequest(members=twice)):
         with pytest.raises(Conflict, match="to be rehearsed together"):
-            stage.asking.ask_together(asked)
+            stage.asking.ask_together(request)
     with pytest.raises(NotFound):
         stage.asking.ask_together(TogetherRequest(wave_id=UUID(int=9)))
     third = stage.house.intake.submit(live_plan(warm=HELD))
@@ -199,12 +199,12 @@ def wave_of(stage: Stage, *members: Any, jobs: Sequence[Migration], groups: Sequ
 def test_a_waves_guests_are_rehearsed_in_its_order_with_its_checks(stage: Stage) -> None:
     """The shop waits for the group of the database, and is named before it; mail has no job yet."""
     shop, database = jobs_of(stage, 2)
-    asked = (
+    members = (
         member("shop", "data", checks=({"kind": "command", "argv": ("true",), "within_s": 1},)),
         member("db", group="data", checks=({"kind": "port", "port": 5432, "within_s": 1},)),
         member("mail"),
     )
-    wave_id = wave_of(stage, *asked, jobs=(shop, database), groups=(Group(name="data"),))
+    wave_id = wave_of(stage, *members, jobs=(shop, database), groups=(Group(name="data"),))
     found = ended(stage, stage.asking.ask_together(TogetherRequest(wave_id=wave_id)))
     assert [one.migration_id for one in found] == [database.id, shop.id]
     assert watched(stage).started == [one.id for one in found]
@@ -261,7 +261,7 @@ def test_a_crash_of_a_group_after_every_third_commit_is_survived(part: int, tmp_
         folder, hypervisor = tmp_path / f"crash-{commit}", Watched()
         stage = Stage(folder, hypervisor, begin_network=Network)
         jobs = jobs_of(stage, 2)
-        asked = TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs))
+        request = TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs))
 
         def crash() -> None:
             stage.let_go.set()  # noqa: B023 - those that wait for the others write nothing, and die all the same
@@ -269,7 +269,7 @@ def test_a_crash_of_a_group_after_every_third_commit_is_survived(part: int, tmp_
 
         counted(stage, commit, crash)
         with contextlib.suppress(Crash):
-            for one in stage.asking.ask_together(asked):
+            for one in stage.asking.ask_together(request):
                 stage.begin(one.id)
         stage.die()
         assert Network.open == []
@@ -282,7 +282,7 @@ def test_a_crash_of_a_group_after_every_third_commit_is_survived(part: int, tmp_
             again.begin(one.id)
         again.until(lambda: all(one.state in REHEARSED for job in jobs for one in again.asking.of(job.id)))  # noqa: B023
         states = [one.state for job in jobs for one in again.asking.of(job.id)]
-        assert len(known) in (0, 2), "all of them are asked for, or none"
+        assert len(known) in (0, 2), "all of them are begun, or none"
         assert states == [RehearsalState.PASSED] * len(known)
         nothing_is_left(again, jobs)
         for job in jobs:
@@ -302,8 +302,8 @@ def test_a_cancel_of_one_at_every_fourth_commit_leaves_nothing_and_holds_up_nobo
     for commit in range(1, COMMITS_MAX, 4):
         stage = Stage(tmp_path / f"cancel-{commit}", Watched(), begin_network=Network)
         jobs = jobs_of(stage, 2)
-        asked = TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs))
-        found = stage.asking.ask_together(asked)
+        request = TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs))
+        found = stage.asking.ask_together(request)
 
         def cancel() -> None:
             stage.house.store.on_commit = lambda: None  # noqa: B023

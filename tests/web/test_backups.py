@@ -270,12 +270,12 @@ def test_what_retention_does_is_shown_before_it_is_done(page: Page, service: Ser
 
 @pytest.mark.usefixtures("point")
 def test_a_repository_is_verified_and_collected(page: Page, repository: BackupRepository) -> None:
-    for asked, button in (("verify", "Yes: verify it"), ("collect", "Yes: collect it")):
+    for action, button in (("verify", "Yes: verify it"), ("collect", "Yes: collect it")):
         page.goto(f"/backups/repositories/{repository.id}")
-        page.click(f"#ask-{asked}")
+        page.click(f"#ask-{action}")
         page.get_by_role("button", name=button).click()
         the_runs_end(page, "Completed")
-        if asked == "verify":
+        if action == "verify":
             expect(page.locator("section[aria-labelledby=h-report]")).to_contain_text("All of it is as it was written.")
 
 

@@ -25,12 +25,12 @@ PAGES_MAX = 200
 
 
 class Addresses(HTMLParser):
-    """`asked` with GET by following a link, of all the addresses that are `named`."""
+    """`followed`: requested with GET by following a link; of all the addresses that are `named`."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.named: set[str] = set()
-        self.asked: set[str] = set()
+        self.followed: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -38,7 +38,7 @@ class Addresses(HTMLParser):
             if name in FOLLOWED and value and not value.startswith("#"):
                 self.named.add(urldefrag(value).url)
                 if name in ("href", "src"):
-                    self.asked.add(urldefrag(value).url)
+                    self.followed.add(urldefrag(value).url)
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def test_no_page_leads_out_of_its_base_url(address: str) -> None:
                 continue
             found = Addresses(answer.text)
             assert {one for one in found.named if not one.startswith(f"{BASE}/")} == set(), path
-            waiting += sorted(found.asked - seen)
-            seen |= found.asked
+            waiting += sorted(found.followed - seen)
+            seen |= found.followed
             assert len(seen) < PAGES_MAX
         assert client.get("/").status_code == 404
         # As people type it.

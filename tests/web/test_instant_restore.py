@@ -29,8 +29,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, 
 
 def test_a_guest_is_started_at_once_and_given_up(page: Page, service: Service) -> None:
     folder = service.settings.data_dir.parent / "nas"
-    asked = BackupRepositoryRequest(name="NAS", kind="local", path=str(folder))
-    known = service.backups.add_repository(asked)
+    request = BackupRepositoryRequest(name="NAS", kind="local", path=str(folder))
+    known = service.backups.add_repository(request)
     job = service.backups.add_job(BackupJobRequest(name="nightly", vm_ids=("web",), repository_id=known.id))
     (point,) = ended(service.backups, service.backups.run_job(job.id).id).restore_point_ids
     page.goto(f"/backups/points/{point}/restore")

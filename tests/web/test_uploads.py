@@ -135,13 +135,13 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_sent(
     page: Page, service: Service, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service.uploads, "cap_bytes", 1000)
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(f"{request.method} {request.url}"))
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(f"{request.method} {request.url}"))
     page.goto("/uploads")
     page.set_input_files("#f-file", disk)
     page.click(".drop button[type=submit]")
     expect(page.locator("[data-mistake]")).to_contain_text("and the limit is 1000 B")
-    assert not any(one.startswith("POST") for one in asked)
+    assert not any(one.startswith("POST") for one in requests)
     expect(page.locator(".drop button[type=submit]")).to_be_visible()
 
 

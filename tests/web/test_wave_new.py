@@ -6,7 +6,7 @@ from synvirt.errors import BadRequest
 from synvirt.fleet.querying import ids
 from synvirt.fleet.waves import check
 from synvirt.web.forms import Form
-from synvirt.web.waves.new import asked
+from synvirt.web.waves.new import wave_request
 from tests.fleet.made import plan
 
 
@@ -27,7 +27,7 @@ def test_names_become_ids_each_once() -> None:
 
 def test_what_was_filled_in_is_the_wave() -> None:
     plans = [plan("vm-1").model_copy(update={"name": "db 01"}), plan("vm-2").model_copy(update={"name": "web"})]
-    made = asked(
+    made = wave_request(
         form(
             window_start="2030-11-28T22:00:00",
             window_end="2030-11-29T04:00:00",
@@ -44,7 +44,7 @@ def test_what_was_filled_in_is_the_wave() -> None:
         ("web", "web", "web", 600),
     ]
     assert (made.windows[0].timezone, made.windows[0].rrule, made.limits.per_source_host) == ("Europe/Berlin", "FREQ=WEEKLY", 2)
-    assert asked(form(), plans).windows == ()
+    assert wave_request(form(), plans).windows == ()
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,6 @@ def test_what_was_filled_in_is_the_wave() -> None:
 )
 def test_what_is_wrong_is_named(fields: dict[str, str], named: str) -> None:
     with pytest.raises(BadRequest, match=named):
-        asked(form(**fields), [plan("vm-1")])
+        wave_request(form(**fields), [plan("vm-1")])
     with pytest.raises(BadRequest, match="0 machines"):
-        asked(form(), [])
+        wave_request(form(), [])

@@ -1,4 +1,4 @@
-"""The pages of waves: what each member waits for, what can be asked, and that names of strangers stay text."""
+"""The pages of waves: what each member waits for, what can be requested, and that names of strangers stay text."""
 
 import json
 from typing import Any
@@ -93,15 +93,15 @@ def test_an_operator_leads_a_wave_through_its_night(page: Page, service: Service
     page.get_by_role("button", name="Yes: remove").click()
     expect(page.locator(f"#wave-{wave.id}")).to_have_count(0)
     entries, _ = service.store.audit.page(limit=50)
-    asked = {entry.resource for entry in entries}
-    assert {f"/waves/{wave.id}/{name}" for name in ("go", "hold", "canary", "cancel", "remove")} <= asked
+    requested = {entry.resource for entry in entries}
+    assert {f"/waves/{wave.id}/{name}" for name in ("go", "hold", "canary", "cancel", "remove")} <= requested
 
 
 def test_a_word_is_given_for_one_member(page: Page, service: Service) -> None:
-    asked = body("a", "b")
-    for one in asked["members"]:
+    document = body("a", "b")
+    for one in document["members"]:
         one["approvers"] = ["R&D <team>"]
-    wave = service.waves.create(WaveRequest.model_validate_json(json.dumps(asked)))
+    wave = service.waves.create(WaveRequest.model_validate_json(json.dumps(document)))
     page.goto(f"/waves/{wave.id}")
     page.locator("#approve-1-a").click()
     expect(page.locator("main")).to_contain_text("The approver is R&D <team>.")
@@ -141,9 +141,9 @@ def wave_jobs(service: Service, wave: Wave) -> list[UUID]:
 
 
 def test_a_forecast_is_drawn_and_kept(page: Page, service: Service) -> None:
-    asked = body("a", "b")
-    asked["members"][1]["vm"] = "<img src=x onerror=alert(1)>"
-    wave = service.waves.create(WaveRequest.model_validate_json(json.dumps(asked)))
+    document = body("a", "b")
+    document["members"][1]["vm"] = "<img src=x onerror=alert(1)>"
+    wave = service.waves.create(WaveRequest.model_validate_json(json.dumps(document)))
     page.goto(f"/waves/{wave.id}")
     page.get_by_role("button", name="Forecast").click()
     expect(page.locator("svg.gantt text").filter(has_text="p95 ")).to_have_count(1)

@@ -90,7 +90,7 @@ class NewWavePages:
     def of_selection(self, form: Sent) -> Response:
         """The plans that /new/several showed, as members of one wave. InvalidPlan, BadRequest."""
         plans = [planned(Form({"plan": (text,)})) for text in form.many("plan")]
-        made = self._waves.create(asked(form, plans))
+        made = self._waves.create(wave_request(form, plans))
         return self._pages.see(f"/waves/{made.id}")
 
     def _page(
@@ -126,8 +126,8 @@ def _file(content_type: str, body: bytes) -> tuple[str, bytes]:
     return form.finish()
 
 
-def asked(form: Form, plans: Sequence[MigrationPlan]) -> WaveRequest:
-    """The query. BadRequest names the wrong input."""
+def wave_request(form: Form, plans: Sequence[MigrationPlan]) -> WaveRequest:
+    """The request that the form makes. BadRequest names the wrong input."""
     if not 0 < len(plans) <= MEMBERS_MAX:
         raise BadRequest(f"{len(plans)} machines were chosen for the wave", hint="choose at least one")
     budget = form.text("wave_budget") or None
