@@ -391,6 +391,14 @@ class Interrupted(SynvirtError):
     code = "E_BAK_INTERRUPTED"
 
 
+def not_listed(noun: str, id_: object, kind: type[NotFound] = NotFound) -> NotFound:
+    """For an id that the list of its kind does not have: «there is no backup job 7»."""
+    if noun == "upload":  # these go by themselves
+        return UploadNotFound(f"there is no {noun} {id_}", hint="it expired or was removed: upload the file again")
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return kind(f"there is no {noun} {id_}", hint=f"the list of {many} shows those there are")
+
+
 def cause_of(error: BaseException) -> str:
     """What the system reports about an error, without Python's own words: «Connection refused»."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

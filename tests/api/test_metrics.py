@@ -1,9 +1,11 @@
 """/metrics: what it says of jobs, bytes and answers; who may read it; and that it stays small."""
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from operator import methodcaller
 from pathlib import Path
+from uuid import UUID
 
 import httpx
 import pytest
@@ -228,3 +230,13 @@ def test_a_wave_reports_by_how_much_its_forecast_was_missed(service: Service, me
     assert value(metrics, "synvirt_wave_forecast_error_seconds_count") == 2
     assert value(metrics, "synvirt_wave_forecast_error_seconds_sum") == pytest.approx(4090, abs=1)
     assert value(metrics, "synvirt_wave_forecast_error_seconds_bucket", le="300.0") == 1
+
+
+def test_each_route_is_reported_by_the_path_that_the_document_gives_it(service: Service, client: httpx.Client) -> None:
+    paths = {path: operations for path, operations in service.app.openapi()["paths"].items() if not path.endswith("/stream")}
+    for path, operations in paths.items():
+        some = re.sub(r"{\w+}", str(UUID(int=1)), path)
+        for method in operations:
+            client.request(method, f"http://synvirt{some}")
+    reported = re.findall(r'answer_seconds_count{[^}]*route="([^"]+)"', client.get("http://synvirt/metrics").text)
+    assert set(reported) - {"other", "/metrics"} == set(paths) - {"/metrics"}

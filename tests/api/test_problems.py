@@ -202,3 +202,29 @@ def test_a_store_that_fails_is_reported_as_such(service: Service, client: httpx.
     body = assert_problem(client.get("/migrations"), 500, "E_MIG_PERSIST_FAILED")
     assert str(service.settings.data_dir) not in str(body)
     assert_problem(client.get(f"/migrations/{UUID(int=1)}"), 500, "E_MIG_PERSIST_FAILED")
+
+
+def test_an_unknown_id_is_answered_in_the_same_words_whatever_its_form(service: Service, client: httpx.Client) -> None:
+    """By each operation on one thing; and with where to look. Of peers, which are programs, only theirs know their files."""
+    for path, operations in service.app.openapi()["paths"].items():
+        parameters = [part for part in path.split("/") if part.startswith("{")]
+        if len(parameters) != 1 or "/peer/" in path or path.endswith("/take-over"):  # there is one host here
+            continue
+        for method, operation in operations.items():
+            said = set()
+            for unknown in (str(UUID(int=1)), "xyz"):
+                optional = not operation.get("requestBody", {}).get("required")
+                body = {} if optional else {"content": b"{}", "headers": JSON}
+                answer = client.request(method, f"http://synvirt{path.replace(parameters[0], unknown)}", **body)  # type: ignore[arg-type]
+                if not optional and answer.status_code == 400:
+                    break  # its fields come first
+                code = "E_MIG_UPLOAD_NOT_FOUND" if "/uploads/" in path else "E_MIG_NOT_FOUND"
+                problem = assert_problem(answer, 404, "E_BAK_NOT_FOUND" if "/backup/" in path else code)
+                assert problem["hint"], (method, path)
+                said.add((problem["detail"].replace(f"'{unknown}'", "ID").replace(unknown, "ID"), problem["hint"]))
+            assert len(said) <= 1, (method, path, said)
+
+
+def test_a_wrong_method_is_told_which_are_right(refusing: httpx.Client) -> None:
+    problem = assert_problem(refusing.put(f"/migrations/{UUID(int=1)}"), 405, "E_MIG_BAD_REQUEST")
+    assert problem["hint"] == "it takes DELETE, GET, HEAD"

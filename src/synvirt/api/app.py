@@ -159,6 +159,6 @@ def create_app(
         oidc=provider,
     )
     app.add_middleware(Headed, tls=settings.tls)
-    app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", f"{api_prefix}/backup"))
+    app.add_middleware(Timed, metrics=metrics, prefixes=(f"{api_prefix}/migrator", api_prefix))
     install(app, site.as_page)
     return app

@@ -218,7 +218,8 @@ class _Present(Collector):
 
 
 class Timed:
-    """A layer of the app: how long each answer took to begin. `prefixes` of ours are shown before a route's own path."""
+    """A layer of the app: how long each answer took to begin. `prefixes` of ours are shown before a route's own path; the
+    longest comes first."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, prefixes: tuple[str, ...]) -> None:
         self._app, self._answers, self._prefixes = app, metrics.answers, prefixes
@@ -249,7 +250,7 @@ class Timed:
             raise
 
     def _route(self, scope: Scope) -> str:
-        """The route's template. FastAPI's lacks the prefix of a mounted router, so the API's two prefixes are added."""
+        """The route's template. FastAPI's lacks the prefix that a router is mounted at, so that is added."""
         template = getattr(scope.get("route"), "path_format", None)
         if template is None:
             return OTHER

@@ -38,6 +38,7 @@ from synvirt.errors import (
     SynvirtError,
     Unauthorized,
     UnsupportedMediaType,
+    not_listed,
 )
 from synvirt.mistakes import place, worded
 from synvirt.model.problems import ProblemDetails
@@ -206,13 +207,27 @@ def of_its_side(path: str, error: SynvirtError) -> SynvirtError:
     return error if kind is None else kind(error.detail, hint=error.hint)
 
 
+_PATHS = "/openapi.json lists all paths"
+# What a thing is called whose id is a parameter of a path, where that is not the parameter's name.
+_NOUNS = {
+    "run_id": "backup run",
+    "job_id": "backup job",
+    "point_id": "restore point",
+    "repository_id": "backup repository",
+    "number": "delivery",
+}
+
+
+def _noun(parameter: str) -> str:
+    return _NOUNS.get(parameter, parameter.removesuffix("_id"))
+
+
 def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     mistakes = error.errors()
     for mistake in mistakes:
         if mistake["loc"][0] == "path":  # an id that is no UUID is not one of this service
-            noun = str(mistake["loc"][1]).removesuffix("_id")
-            missing = NotFound(f"there is no {noun} {str(mistake['input'])[:NAME_CHARS_SHOWN]!r}")
+            missing = not_listed(_noun(str(mistake["loc"][1])), repr(str(mistake["input"])[:NAME_CHARS_SHOWN]))
             return problem(of_its_side(request.url.path, missing))
     return problem(of_its_side(request.url.path, refused(mistakes)))
 
@@ -223,11 +238,24 @@ def _on_routing(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NOT_FOUND:
         if _as_page(request.scope) is not None:
             return answered(request.scope, NotFound(f"there is no page at {request.url.path[:NAME_CHARS_SHOWN]}"))
-        return answered(request.scope, NotFound(f"nothing is served at {where}", hint="/openapi.json lists all paths"))
+        return answered(request.scope, _no_thing(request) or NotFound(f"nothing is served at {where}", hint=_PATHS))
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "")  # a page is in no document
-    return answered(request.scope, BadRequest(f"{where}: {error.detail}"), status=error.status_code, headers=headers)
+    hint = f"it takes {headers['Allow']}" if headers.get("Allow") else None
+    refusal = BadRequest(f"{where}: {error.detail}", hint=hint)
+    return answered(request.scope, refusal, status=error.status_code, headers=headers)
+
+
+def _no_thing(request: Request) -> SynvirtError | None:
+    """NotFound for a path of the document whose id cannot be one: a route with a converter does not match it."""
+    for template, operations in request.app.openapi()["paths"].items():
+        pattern, _, of_path = compile_path(template)
+        found = pattern.match(request.url.path)
+        if found is not None and of_path and request.method.lower() in operations:
+            name = list(of_path)[-1]
+            return not_listed(_noun(name), repr(found[name][:NAME_CHARS_SHOWN]))
+    return None
 
 
 def _methods(request: Request) -> list[str]:

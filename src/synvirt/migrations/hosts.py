@@ -14,7 +14,7 @@ import structlog
 
 from synvirt import __version__
 from synvirt.destinations import Destination
-from synvirt.errors import Conflict, NotFound, SynvirtError
+from synvirt.errors import Conflict, SynvirtError, not_listed
 from synvirt.hypervisor import Hypervisor
 from synvirt.model.values import Bytes, Model, Time
 from synvirt.repeating import repeated
@@ -164,7 +164,7 @@ class Hosts:
         if host == self._here:
             raise Conflict(f"{host} is this host", hint="stop its service, or ask another host to fence it")
         if not self._store.hosts.fence(host):
-            raise NotFound(f"there is no host {host}", hint="the list of hosts shows those there are")
+            raise not_listed("host", host)
         return next(one for one in self.all() if one.id == host)
 
 

@@ -140,7 +140,7 @@ class Rehearsing:
         """NotFound."""
         found = self._rows.get(rehearsal_id)
         if found.migration_id != job_id:
-            raise NotFound(f"job {job_id} has no rehearsal {rehearsal_id}")
+            raise NotFound(f"job {job_id} has no rehearsal {rehearsal_id}", hint="its list of rehearsals shows those there are")
         return found
 
     def cancel(self, job_id: UUID, rehearsal_id: UUID) -> Rehearsal:

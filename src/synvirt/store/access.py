@@ -11,7 +11,7 @@ from pydantic import Field
 from sqlalchemy import Connection, delete, insert, select, text, update
 
 from synvirt.accounts import Role
-from synvirt.errors import NotFound
+from synvirt.errors import not_listed
 from synvirt.model.values import Model, Time, now
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten
 from synvirt.store.tables import audit, tokens
@@ -109,7 +109,7 @@ class TokenRows:
         """NotFound."""
         with self._writing() as db:
             if db.execute(delete(tokens).where(tokens.c.id == str(token_id))).rowcount == 0:
-                raise NotFound(f"there is no token {token_id}")
+                raise not_listed("token", token_id)
 
 
 class AuditRows:

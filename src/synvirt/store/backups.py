@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic import BaseModel
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from synvirt.errors import BackupNotFound
+from synvirt.errors import BackupNotFound, not_listed
 from synvirt.store.documents import VERSION, check_version, is_known, parsed, rewritten, version_after
 from synvirt.store.events import OF_RUNS, Event
 from synvirt.store.filters import fields_are
@@ -22,6 +22,8 @@ Kind = Literal["repository", "job", "run", "point", "watermarks", "request"]
 Key = tuple[Kind, UUID]
 D = TypeVar("D", bound=BaseModel)
 
+# What people call them, where it is not «backup» and the kind.
+_NOUNS = {"point": "restore point"}
 # A replay is for a listener that was away for hours; a run writes some ten events.
 EVENTS_KEPT = 10_000
 # Made once: to make a statement costs more than SQLite takes to answer it.
@@ -83,7 +85,7 @@ class BackupRows:
             same = {"of_id": str(id_), "of_host": host, "of_kind": kind}
             before = db.execute(_LOCKED_DOCUMENT, same).first()
             if before is None:
-                raise BackupNotFound(f"there is no backup {kind} {id_}")
+                raise not_listed(_NOUNS.get(kind, f"backup {kind}"), id_, BackupNotFound)
             known = parsed(model, before.document, before.version)
             changed = known.model_copy(update=dict(fields))
             document, version = rewritten(before.document, known, changed), version_after(before.version)
@@ -95,7 +97,7 @@ class BackupRows:
         with self._reading() as db:
             row = db.execute(_DOCUMENT, {"of_id": str(id_), "of_host": host, "of_kind": kind}).first()
         if row is None:
-            raise BackupNotFound(f"there is no backup {kind} {id_}")
+            raise not_listed(_NOUNS.get(kind, f"backup {kind}"), id_, BackupNotFound)
         check_version(kind, row.version)
         return str(row.document)
 

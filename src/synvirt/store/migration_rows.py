@@ -5,7 +5,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, select, text, update
 
-from synvirt.errors import NotFound
+from synvirt.errors import not_listed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS
 from synvirt.store.documents import VERSION, parsed, version_after
@@ -42,7 +42,7 @@ def row_of(db: Connection, job_id: UUID, *, lock: bool = False) -> Row[Any]:
     """The job's row, locked for this transaction where `lock`. NotFound."""
     row = db.execute(_LOCKED_JOB if lock else _JOB, {"job": str(job_id)}).first()
     if row is None:
-        raise NotFound(f"there is no migration {job_id}")
+        raise not_listed("migration", job_id)
     return row
 
 

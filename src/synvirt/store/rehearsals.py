@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from synvirt.errors import Conflict, NotFound
+from synvirt.errors import Conflict, not_listed
 from synvirt.model.rehearsal import REHEARSED, Rehearsal, RehearsalState
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten, version_after
 from synvirt.store.tables import migrations, rehearsals
@@ -48,7 +48,7 @@ class RehearsalRows:
         with self._reading() as db:
             row = db.execute(_REHEARSAL, {"rehearsal": str(rehearsal_id)}).first()
         if row is None:
-            raise NotFound(f"there is no rehearsal {rehearsal_id}")
+            raise not_listed("rehearsal", rehearsal_id)
         return parsed(Rehearsal, row.document, row.version)
 
     def of(self, job_id: UUID) -> list[Rehearsal]:
@@ -106,7 +106,7 @@ class RehearsalRows:
         with self._writing() as db:
             row = db.execute(select(rehearsals.c.state).where(rehearsals.c.id == str(rehearsal_id))).first()
             if row is None:
-                raise NotFound(f"there is no rehearsal {rehearsal_id}")
+                raise not_listed("rehearsal", rehearsal_id)
             if row.state in _ENDED:
                 raise Conflict(f"rehearsal {rehearsal_id} has ended: it is {row.state}")
             db.execute(update(rehearsals).where(rehearsals.c.id == str(rehearsal_id)).values(cancel_requested=True))
@@ -123,7 +123,7 @@ class RehearsalRows:
             query = select(rehearsals).where(rehearsals.c.id == str(rehearsal_id))
             row = db.execute(query.with_for_update()).first()
             if row is None:
-                raise NotFound(f"there is no rehearsal {rehearsal_id}")
+                raise not_listed("rehearsal", rehearsal_id)
             before = parsed(Rehearsal, row.document, row.version)
             if before.state is not expected:
                 raise Conflict(f"rehearsal {rehearsal_id} is {before.state}, not {expected}")
@@ -139,7 +139,7 @@ def _add(db: Connection, rehearsal: Rehearsal, known: Collection[str]) -> None:
     job_id = str(rehearsal.migration_id)
     of_job = rehearsals.c.migration_id == job_id
     if job_id not in known:
-        raise NotFound(f"there is no migration {job_id}")
+        raise not_listed("migration", job_id)
     present = db.execute(select(rehearsals.c.id).where(of_job, rehearsals.c.state.not_in(_ENDED))).first()
     if present is not None:
         raise Conflict(f"rehearsal {present.id} of job {job_id} has not ended", hint="wait for its end, or cancel it first")

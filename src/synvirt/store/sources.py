@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from synvirt.errors import Conflict, NotFound
+from synvirt.errors import Conflict, not_listed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import ENDS
 from synvirt.model.sources import Source
@@ -179,7 +179,7 @@ def _row(db: Connection, source_id: UUID, *, lock: bool = False) -> Row[Any]:
     query = select(sources).where(sources.c.id == str(source_id))
     row = db.execute(query.with_for_update() if lock else query).first()
     if row is None:
-        raise NotFound(f"there is no source {source_id}", hint="the list of sources shows those there are")
+        raise not_listed("source", source_id)
     return row
 
 

@@ -16,7 +16,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Select, bindparam, delete, exists, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from synvirt.errors import Conflict, NotFound, PersistFailed
+from synvirt.errors import Conflict, PersistFailed, not_listed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.store import ledger as ledgers
@@ -273,7 +273,7 @@ class Store:
         with self._reading() as db:
             found = db.execute(query, {"job": str(job_id), **more}).scalar()
         if found is None:
-            raise NotFound(f"there is no migration {job_id}")
+            raise not_listed("migration", job_id)
         return bool(found)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, delete, insert, select
 
-from synvirt.errors import UploadNotFound
+from synvirt.errors import not_listed
 from synvirt.model.files import Upload
 from synvirt.model.kinds import ENDS
 from synvirt.store.documents import VERSION, is_known, parsed, readable
@@ -32,7 +32,7 @@ class UploadRows:
         with self._reading() as db:
             row = db.execute(query).first()
         if row is None:
-            raise UploadNotFound(f"there is no upload {upload_id}", hint="it expired or was removed: upload the file again")
+            raise not_listed("upload", upload_id)
         return parsed(Upload, row.document, row.version)
 
     def page(self, *, host: str, limit: int, cursor: int | None = None) -> tuple[list[Upload], int | None]:

@@ -109,7 +109,7 @@ class HookRows:
         with self._writing() as db:
             row = db.execute(select(wave_deliveries).where(*same)).first()
             if row is None:
-                raise NotFound(f"wave {wave_id} has no delivery {number}")
+                raise NotFound(f"wave {wave_id} has no delivery {number}", hint="its list of deliveries shows those there are")
             if row.state != GIVEN_UP:
                 raise Conflict(f"delivery {number} is {row.state}", hint="only a delivery that was given up is sent again")
             at = time.time()

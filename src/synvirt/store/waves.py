@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from synvirt.errors import Conflict, NotFound, PersistFailed
+from synvirt.errors import Conflict, NotFound, PersistFailed, not_listed
 from synvirt.store.documents import VERSION, is_known, parsed, rewritten, version_after
 from synvirt.store.events import OF_WAVES, Event
 from synvirt.store.hosts import now
@@ -257,7 +257,7 @@ class WaveRows:
         with self._reading() as db:
             row = db.execute(_MEMBER, {"wave": str(wave_id), "member": member_id}).first()
         if row is None:
-            raise NotFound(f"wave {wave_id} has no member {member_id}")
+            raise NotFound(f"wave {wave_id} has no member {member_id}", hint="its list of members shows those there are")
         return _member(row)
 
     def change_members(
@@ -429,7 +429,7 @@ _JOBS = (
 def _row(db: Connection, wave_id: UUID, *, lock: bool = False) -> Row[Any]:
     row = db.execute(_LOCKED_WAVE if lock else _WAVE, {"wave": str(wave_id)}).first()
     if row is None:
-        raise NotFound(f"there is no wave {wave_id}", hint="the list of waves shows those there are")
+        raise not_listed("wave", wave_id)
     return row
 
 

@@ -82,7 +82,7 @@ def test_what_is_wrong_is_a_problem(client: httpx.Client, tmp_path: Path) -> Non
         ("POST", "/jobs", {"json": {}}, 400, "E_BAK_BAD_REQUEST"),
         ("POST", "/jobs", {"json": {"plan": 1}}, 400, "E_BAK_BAD_REQUEST"),
         ("POST", "/jobs", {"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "E_BAK_BAD_REQUEST"),
-        ("POST", "/jobs", {"content": b"{}"}, 400, "E_BAK_BAD_REQUEST"),
+        ("POST", "/jobs", {"content": b"{}"}, 415, "E_BAK_BAD_REQUEST"),
         ("GET", "/jobs?limit=0", {}, 400, "E_BAK_BAD_REQUEST"),
         ("GET", "/runs?cursor=x", {}, 400, "E_BAK_BAD_REQUEST"),
         ("GET", "/jobs/none", {}, 404, "E_BAK_NOT_FOUND"),

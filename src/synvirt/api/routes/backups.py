@@ -385,5 +385,5 @@ def _points(router: APIRouter, backups: Backups) -> None:
         """The screen of a point's last boot test. 404 where there is none."""
         picture = backups.screenshot(point_id)
         if picture is None:
-            raise BackupNotFound(f"restore point {point_id} has no screenshot")
+            raise BackupNotFound(f"restore point {point_id} has no screenshot", hint="a boot test that has ended leaves one")
         return Response(picture, media_type="image/png", headers={"X-Content-Type-Options": "nosniff"})
