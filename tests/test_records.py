@@ -2,15 +2,16 @@
 
 import copy
 import dataclasses
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from synvirt import records
 from synvirt.records import Record, record
 
 
@@ -20,9 +21,9 @@ class Ours(Record):
 
     format: Literal["some"] = "some"
     path: str
-    secret: str = field(default="", repr=False)
-    beneath: str | None = field(default=None, compare=False)
-    parts: tuple[int, ...] = field(default_factory=tuple)
+    secret: str = records.field(default="", repr=False)
+    beneath: str | None = records.field(default=None, compare=False)
+    parts: tuple[int, ...] = records.field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +32,9 @@ class Theirs:
 
     format: Literal["some"] = "some"
     path: str
-    secret: str = field(default="", repr=False)
-    beneath: str | None = field(default=None, compare=False)
-    parts: tuple[int, ...] = field(default_factory=tuple)
+    secret: str = dataclasses.field(default="", repr=False)
+    beneath: str | None = dataclasses.field(default=None, compare=False)
+    parts: tuple[int, ...] = dataclasses.field(default_factory=tuple)
 
 
 GIVEN = st.fixed_dictionaries(
@@ -92,3 +93,25 @@ def test_pydantic_and_inspect_take_a_record_for_a_data_class() -> None:
     assert [*signature(Ours).parameters] == [*signature(Theirs).parameters]
     with pytest.raises(ValidationError):
         ours.validate_json(b'{"format":"other","path":"a"}')
+
+
+def test_a_record_under_another_one_has_the_fields_of_both() -> None:
+    @record
+    class Under(Ours):
+        watched: ClassVar[bool] = False
+        path: str = "here"
+        more: int
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class AsUnder(Theirs):
+        watched: ClassVar[bool] = False
+        path: str = "here"
+        more: int
+
+    assert fields(Ours)  # asked of the one above first
+    assert repr(fields(Under)) == repr(fields(AsUnder))
+    assert repr(AsUnder(more=1)).replace("AsUnder", "Under") == repr(Under(more=1))
+    assert [*signature(Under).parameters] == [*signature(AsUnder).parameters]
+    assert records.replace(Under(more=1), path="there", secret="s") == Under(more=1, path="there", secret="s")
+    assert not Under.watched
+    assert not hasattr(Under(more=1), "__dict__")

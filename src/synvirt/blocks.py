@@ -10,12 +10,10 @@ All offsets and lengths are bytes. All methods block; call them from plain threa
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Extent:
+class Extent(NamedTuple):
     """`length` bytes from `start`; `zero` means that they read as zeros and need not be read."""
 
     start: int
@@ -99,8 +97,7 @@ class ExtentCursor:
             start = last
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The disk's `length` bytes from `start` on are, unchanged, at offset `at` of an open file."""
 
     start: int

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from synvirt.blocks import DiskReader, DiskWriter, Extent, coalesced
 from synvirt.buffers import new_buffer
@@ -40,8 +40,7 @@ COUNT_SLICE_S = 0.001
 COUNT_PAUSE_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(NamedTuple):
     """Running totals of a pass.
 
     `bytes_total` is what the pass really reads: its data extents, or those counted so far while a very long list is still being
@@ -222,8 +221,7 @@ class _Crew:
         return flush
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(NamedTuple):
     """`length` bytes from `start` to copy, of which `data_bytes` lie in data extents; or to make zero."""
 
     start: int
@@ -300,7 +298,7 @@ class _Plan:
             else:
                 self.data_bytes_behind += behind
             if behind < extent.length:
-                yield replace(extent, start=extent.start + behind, length=extent.length - behind) if behind else extent
+                yield Extent(extent.start + behind, extent.length - behind, extent.zero) if behind else extent
 
 
 class _Count:

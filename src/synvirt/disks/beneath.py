@@ -10,11 +10,12 @@ without side effects, and refused. Mounts in the folder are part of it, as impor
 """
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from synvirt.errors import DiskReadFailed, HostPathRejected, MalformedArchive, NotFound, SynvirtError
@@ -38,11 +39,8 @@ _HINTS = {
     errno.EMFILE: "Raise the limit of open files (LimitNOFILE): each piece of a split disk is one.",
 }
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+# struct open_how: flags, mode, resolve.
+_OPEN_HOW = struct.Struct("=QQQ")
 
 
 def open_beneath(root: Path | str, name: str) -> int:
@@ -242,11 +240,20 @@ def _walk(folder: int, parts: list[str]) -> int:
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
+@cache
+def _syscall() -> tuple[Callable[..., int], Callable[[], int]]:
+    """The C library's function, and what gives its errno."""
+    import ctypes  # takes a millisecond to load; most images name no other file
+
+    return ctypes.CDLL(None, use_errno=True).syscall, ctypes.get_errno
+
+
 def _openat2(folder: int, name: str) -> int:
-    how = _OpenHow(flags=_O_PATH, mode=0, resolve=_RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
-    descriptor: int = _LIBC.syscall(_SYS_OPENAT2, folder, os.fsencode(name), ctypes.byref(how), ctypes.sizeof(how))
+    how = _OPEN_HOW.pack(_O_PATH, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    syscall, get_errno = _syscall()
+    descriptor = syscall(_SYS_OPENAT2, folder, os.fsencode(name), how, len(how))
     if descriptor < 0:
-        number = ctypes.get_errno()
+        number = get_errno()
         raise OSError(number, os.strerror(number))
     return descriptor
 

@@ -11,7 +11,6 @@ they continue the run. A nearly empty TiB is a few runs.
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -192,8 +191,7 @@ def _forward(place: int, count: int) -> int:
     return place - count if place < PARENT else place
 
 
-@dataclass(frozen=True, slots=True)
-class Bitmap:
+class Bitmap(NamedTuple):
     """Bits at `start` of the file, one per sector: whether it is here; absent sectors lie at `absent`.
 
     `order`: whether a byte's first sector is its highest bit ("big") or its lowest.

@@ -8,9 +8,8 @@ disks in one folder and their parents in another). The reader checks by its iden
 
 import contextlib
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from pathlib import PureWindowsPath
-from typing import Final
+from typing import Final, NamedTuple
 
 from synvirt.blocks import DiskReader
 from synvirt.disks.roots import open_reference
@@ -21,16 +20,14 @@ from synvirt.errors import HostPathRejected, MalformedArchive
 CHAIN_MAX: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """A parent's path in its child. `absolute`: it begins at a drive, a volume or a share of its own machine."""
 
     path: str
     absolute: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """The images above an image in its chain: the files, and their total number of runs."""
 
     files: frozenset[Hashable] = frozenset()

@@ -10,10 +10,9 @@ the command line need not load pydantic. Offsets and lengths are bytes.
 """
 
 from collections.abc import Iterator
-from dataclasses import field, replace
 from typing import ClassVar, Literal
 
-from synvirt.records import Record, record
+from synvirt.records import Record, field, record, replace
 from synvirt.remote import Remote
 
 # A VMDK in a gzip in a tar is 3 deep, a differencing chain is not nesting. 8 leaves room and stops a loop.

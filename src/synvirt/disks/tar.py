@@ -11,8 +11,8 @@ archive may be hostile: every failure is MalformedArchive with the member and th
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from synvirt.blocks import DiskReader
 from synvirt.errors import MalformedArchive
@@ -61,8 +61,7 @@ _PAX_NEXT, _PAX_GLOBAL, _SOLARIS_PAX_NEXT = b"x", b"g", b"X"
 _SPARSE_HINT = "Pack the archive again without --sparse (-S): the disk images inside are sparse by themselves."
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """`size` bytes at `offset` of the archive are the member's data. `name` is relative and has no `..`."""
 
     name: str
@@ -114,8 +113,7 @@ def walk(archive: DiskReader) -> Iterator[Member]:
         raise MalformedArchive(f"the archive ends after an extended header, at offset {at}: the member it describes is missing")
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     at: int
     name: bytes
     size: int

@@ -13,9 +13,8 @@ opened parent.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from synvirt.blocks import DiskReader
@@ -45,8 +44,7 @@ class Kind(IntEnum):
     DIFFERENCING = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The header's fields, checked, so that each can be relied on. Offsets and sizes in bytes; `blocks`: those needed."""
 
     kind: Kind

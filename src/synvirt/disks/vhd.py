@@ -16,9 +16,8 @@ images; QEMU and Hyper-V write every bit set.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
@@ -58,8 +57,7 @@ class Kind(IntEnum):
     DIFFERENCING = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
+class Footer(NamedTuple):
     """The footer's fields, checked. `header_at` is the offset of a dynamic or differencing image's header."""
 
     kind: Kind
@@ -69,8 +67,7 @@ class Footer:
     identity: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The fields of a dynamic or differencing image's header, checked. `parents`: where the parent may be, best first."""
 
     table_at: int
@@ -207,7 +204,7 @@ def read_header(over: DiskReader, footer: Footer, name: str) -> Header:
         )
     if footer.kind is not Kind.DIFFERENCING:
         return header
-    return replace(header, parents=_parents(over, content, parent_name, name))
+    return header._replace(parents=_parents(over, content, parent_name, name))
 
 
 def parse_header(content: bytes, footer: Footer, name: str) -> tuple[Header, bytes]:

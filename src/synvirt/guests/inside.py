@@ -85,6 +85,7 @@ class Overlay:
     max_readers = 1
 
     def __init__(self, descriptor: int, backing: int) -> None:
+        from synvirt.disks.qcow2.mapping import WindowCache
         from synvirt.disks.qcow2.named_files import Chain
         from synvirt.disks.qcow2.reader import Qcow2Reader
         from synvirt.disks.raw.files import RawReader
@@ -93,7 +94,7 @@ class Overlay:
             def open(self, reference: str) -> tuple[DiskReader, Chain]:
                 return RawReader("the volume", descriptor=backing), self
 
-        self._reader = Qcow2Reader(RawReader("the overlay", descriptor=descriptor), chain=Given())
+        self._reader = Qcow2Reader(RawReader("the overlay", descriptor=descriptor), chain=Given(WindowCache()))
         self.size = self._reader.size
 
     def extents(self) -> Iterator[Extent]:

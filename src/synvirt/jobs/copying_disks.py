@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -244,8 +244,8 @@ def _filled(hashes: BlockHashes, disk: DiskOrder, openers: Openers, copied_for_s
 
 def _together(copied: Copied, compared: Copied) -> Copied:
     """The totals of a pass that copies and then compares."""
-    return replace(
-        copied, bytes_total=copied.bytes_total + compared.bytes_total, bytes_done=copied.bytes_done + compared.bytes_done
+    return copied._replace(
+        bytes_total=copied.bytes_total + compared.bytes_total, bytes_done=copied.bytes_done + compared.bytes_done
     )
 
 
@@ -263,7 +263,7 @@ def _as_qcow2(disk: DiskOrder, path: Path, wire: Wire, openers: Openers) -> None
         # A killed worker left it: qemu-img starts again.
         path.unlink(missing_ok=True)
         write_qcow2(reader, path, stop=wire.stop, on_progress=moved)
-        progress.flushed(replace(last, watermark=reader.size), finished=True)
+        progress.flushed(last._replace(watermark=reader.size), finished=True)
 
 
 def _waits(spec: ReaderSpec | PointSpec) -> bool:

@@ -8,13 +8,12 @@ the service is gone; no line for SILENCE_S, that it is frozen and its host may b
 both cases.
 """
 
-from dataclasses import field
 from enum import Enum, auto
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from synvirt.jobs import dataclass_json
 from synvirt.outgoing import permitted
-from synvirt.records import Record, record
+from synvirt.records import Record, field, record
 
 # Shorter than the lease of the service's host: the host that takes the job over must be its only writer.
 KEEPALIVE_S, SILENCE_S = 10.0, 40.0

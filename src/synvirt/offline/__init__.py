@@ -3,20 +3,18 @@
 `registry.IMPORTERS` is the registry; the contract suite tests every importer in it.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ChecksumSpec, ReaderSpec
 
 if TYPE_CHECKING:  # the command line uses `known_by` to tell raw disks from appliances, and does not wait for pydantic
+    from synvirt.disks.roots import Root
     from synvirt.model.kinds import OfflineKind
     from synvirt.model.machine import VmManifest
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedDisk:
+class OpenedDisk(NamedTuple):
     """How to read one disk, and what to check in the same pass."""
 
     reader: ReaderSpec
@@ -38,6 +36,6 @@ class OfflineImporter(Protocol):
     @property
     def kind(self) -> "OfflineKind": ...
 
-    def probe(self, path: Path, head: bytes, root: Root = HOST) -> bool: ...
-    def inspect(self, path: Path, root: Root) -> "VmManifest": ...
-    def open_disk(self, path: Path, root: Root, disk_key: str) -> OpenedDisk: ...
+    def probe(self, path: Path, head: bytes, root: "Root" = ...) -> bool: ...
+    def inspect(self, path: Path, root: "Root") -> "VmManifest": ...
+    def open_disk(self, path: Path, root: "Root", disk_key: str) -> OpenedDisk: ...

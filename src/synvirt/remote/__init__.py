@@ -13,11 +13,10 @@ that changes while it is read is an error, never a mixture.
 """
 
 from collections.abc import Iterable
-from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from synvirt.errors import SynvirtError
-from synvirt.records import Record, record
+from synvirt.records import Record, field, record
 
 if TYPE_CHECKING:  # a copy of a local disk connects to no host, and does not load these modules
     from synvirt.outgoing import Guard

@@ -1,10 +1,9 @@
 """A repository, and a disk of a restore point, as data for a worker that opens them. Never stored, as the key is in it."""
 
-from dataclasses import field
 from typing import Literal
 
 from synvirt.disks.specs import Spec
-from synvirt.records import record
+from synvirt.records import field, record
 
 
 @record

@@ -1,7 +1,6 @@
 """What qcow2's tables say, entry by entry and bit by bit, as the specification defines it; the readers look at runs alone."""
 
 import struct
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -35,8 +34,8 @@ HEADER = Header(
     autoclear=Autoclear(0),
     compression="zlib",
 )
-EXTENDED = replace(HEADER, incompatible=Incompatible.EXTENDED_L2)
-EXTERNAL = replace(HEADER, incompatible=Incompatible.DATA_FILE, data_file="disk.data")
+EXTENDED = HEADER._replace(incompatible=Incompatible.EXTENDED_L2)
+EXTERNAL = HEADER._replace(incompatible=Incompatible.DATA_FILE, data_file="disk.data")
 
 # A stretch of entries: the first, what each adds to the one before, how many. Some reach the bits above an offset, and some
 # are long: those are compared as one number.
@@ -119,7 +118,7 @@ def test_extended_entries(stretches: list[tuple[list[tuple[int, int, int]], int]
     ("header", "entry", "message"),
     [
         (HEADER, (COPIED | 0x50200,), "boundary"),
-        (replace(HEADER, version=2), (COPIED | 0x50001,), "version 2"),
+        (HEADER._replace(version=2), (COPIED | 0x50001,), "version 2"),
         (EXTERNAL, (COPIED | 0x50000,), "elsewhere"),
         (EXTERNAL, (COMPRESSED,), "is compressed"),
         (EXTENDED, (COPIED | 0x50200, ALL), "boundary"),

@@ -5,9 +5,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from synvirt.blocks import DiskReader, DiskWriter
 from synvirt.cli.disk.images import Found
@@ -28,8 +27,7 @@ if TYPE_CHECKING:  # loaded only for hashing
 Show = Callable[[int, int], None]  # bytes done, bytes in all
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a caller wants, besides the disk and the target."""
 
     force: bool = False
@@ -70,8 +68,7 @@ def _refuse_target(image: Path, target: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversion:
+class _Conversion(NamedTuple):
     found: Found
     reader: DiskReader
     writer: DiskWriter

@@ -7,15 +7,14 @@ file of this host, or a range of one, can be given to QEMU: an image packed in s
 
 import os
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
 
 from synvirt.blocks import DiskReader
 from synvirt.disks.raw.files import RawReader
-from synvirt.disks.roots import open_here, opened_beneath
 from synvirt.disks.specs import ImageSpec, QemuDriver, QemuSpec, RawSpec, ReaderSpec
 from synvirt.errors import BadRequest, UnsupportedFormat
+from synvirt.records import replace
 
 # (QEMU's driver, the magic's place, the magic). A place below zero counts from the end, for dmg's trailer.
 MAGICS: Final[tuple[tuple[QemuDriver, int, bytes], ...]] = (
@@ -69,6 +68,8 @@ def readable(spec: ReaderSpec, *, key_file: str | None = None) -> ReaderSpec:
         or spec.over.remote is not None
     ):
         return spec
+    from synvirt.disks.roots import open_here
+
     raw = spec.over
     reader = open_here(raw.path, raw.offset, raw.length, raw.beneath)
     try:
@@ -133,7 +134,11 @@ def passphrase(spec: QemuSpec) -> str | None:
 
 
 def _key_file(path: str, beneath: str | None) -> IO[bytes]:
-    return Path(path).open("rb") if beneath is None else os.fdopen(opened_beneath(beneath, path), "rb")
+    if beneath is None:
+        return Path(path).open("rb")
+    from synvirt.disks.roots import opened_beneath
+
+    return os.fdopen(opened_beneath(beneath, path), "rb")
 
 
 def _bytes_at(reader: DiskReader, at: int, length: int) -> bytes:

@@ -9,8 +9,8 @@ writer died cannot be relied on.
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 from synvirt.blocks import DiskReader, Extent, coalesced
 from synvirt.disks.entries import entries_of
@@ -37,16 +37,15 @@ _TABLE_OFFSET = 0x00FF_FFFF_FFFF_FE00
 _ALL_SET = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Bitmap:
+class Bitmap(NamedTuple):
     """A dirty bitmap in the image's directory. `in_use`: it was not stored properly and cannot be relied on."""
 
     name: str
     granularity_bytes: int
     in_use: bool
     automatic: bool
-    table_offset: int = field(repr=False)
-    table_entries: int = field(repr=False)
+    table_offset: int
+    table_entries: int
 
 
 def bitmaps(over: DiskReader, header: Header, name: str) -> tuple[Bitmap, ...]:
@@ -54,8 +53,8 @@ def bitmaps(over: DiskReader, header: Header, name: str) -> tuple[Bitmap, ...]:
     place = header.bitmaps
     if place is None or not header.autoclear & Autoclear.BITMAPS:
         return ()
-    if not 0 < place.count <= _BITMAPS_MAX or place.directory_bytes > _DIRECTORY_BYTES_MAX:
-        raise MalformedArchive(f"{name}: {place.count} bitmaps, in a directory of {place.directory_bytes} bytes")
+    if not 0 < place.bitmaps <= _BITMAPS_MAX or place.directory_bytes > _DIRECTORY_BYTES_MAX:
+        raise MalformedArchive(f"{name}: {place.bitmaps} bitmaps, in a directory of {place.directory_bytes} bytes")
     directory = _read(over, place.directory_offset, place.directory_bytes, f"{name}: the directory of bitmaps")
     found: list[Bitmap] = []
     at = 0

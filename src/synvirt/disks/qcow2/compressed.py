@@ -6,7 +6,6 @@ the last sector belongs to the next cluster. So only the inflater finds a stream
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from synvirt.blocks import DiskReader
@@ -38,8 +37,7 @@ class Wanted(NamedTuple):
     into: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class _Descriptor:
+class _Descriptor(NamedTuple):
     """How a descriptor's 62 bits are split; it depends only on the cluster size."""
 
     offset_bits: int

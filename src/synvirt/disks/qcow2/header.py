@@ -7,9 +7,10 @@ Everything is big-endian. Nothing outside the first cluster is read here, except
 """
 
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import IntEnum, IntFlag
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from synvirt.blocks import DiskReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
@@ -65,17 +66,15 @@ COMPRESSIONS: dict[int, Literal["zlib", "zstd"]] = {0: "zlib", 1: "zstd"}
 ENCRYPTIONS = {1: "AES", 2: "LUKS"}
 
 
-@dataclass(frozen=True, slots=True)
-class BitmapsExtension:
+class BitmapsExtension(NamedTuple):
     """Where the directory of persistent dirty bitmaps lies."""
 
-    count: int
+    bitmaps: int
     directory_offset: int
     directory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The first cluster's fields, checked, so that each can be relied on. Offsets and sizes in bytes."""
 
     version: int
@@ -93,7 +92,7 @@ class Header:
     backing_format: str | None = None
     data_file: str | None = None
     bitmaps: BitmapsExtension | None = None
-    feature_names: dict[tuple[int, int], str] = field(default_factory=dict)
+    feature_names: Mapping[tuple[int, int], str] = MappingProxyType({})
 
     @property
     def cluster_size(self) -> int:

@@ -11,7 +11,6 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
@@ -63,8 +62,7 @@ class WindowCache:
                 self._windows.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Geometry:
+class _Geometry(NamedTuple):
     """Windows and tables: a table has several windows, or a window several tables; the other number is 1."""
 
     cluster_size: int

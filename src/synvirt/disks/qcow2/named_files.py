@@ -7,8 +7,8 @@ further file, and anything else is refused (as in libvirt).
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from synvirt.blocks import DiskReader
 from synvirt.disks import IMAGES, image_format
@@ -28,13 +28,12 @@ _RAW_FORMATS = frozenset({"raw", "file"})
 _IMAGE_FORMATS: dict[str, ImageFormat] = {"qcow2": "qcow2", "vmdk": "vmdk", "vhdx": "vhdx", "vpc": "vhd", "vdi": "vdi"}
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """An image's place in a backing chain: its path under `root` (no root: it may name no file), and the images above it."""
 
+    cache: WindowCache
     root: Root | str | None = None
     name: str = ""
-    cache: WindowCache = field(default_factory=WindowCache)
     files: frozenset[Hashable] = frozenset()
     depth: int = 0
     l1_bytes: int = 0
@@ -44,7 +43,7 @@ class Chain:
         l1_bytes = self.l1_bytes + header.l1_entries_needed * 8
         if l1_bytes > _CHAIN_L1_BYTES_MAX:
             raise MalformedArchive(f"{self.name!r}: the L1 tables of its backing chain take over {_CHAIN_L1_BYTES_MAX} bytes")
-        return replace(self, l1_bytes=l1_bytes)
+        return self._replace(l1_bytes=l1_bytes)
 
     def open(self, reference: str) -> tuple[DiskReader, "Chain"]:
         """The bytes of the file that the image names as `reference`, and its chain. HostPathRejected, MalformedArchive."""
@@ -54,7 +53,7 @@ class Chain:
         if identity in self.files:
             reader.close()
             raise MalformedArchive(f"{self.name!r} names {reference!r}, which names it in turn: its backing chain is a loop")
-        chain = replace(self, name=name, files=self.files | {identity}, depth=self.depth + 1)
+        chain = self._replace(name=name, files=self.files | {identity}, depth=self.depth + 1)
         return reader, chain
 
 

@@ -22,7 +22,7 @@ from synvirt.disks.qcow2.bitmaps import Bitmap, bitmaps, dirty_extents, named
 from synvirt.disks.qcow2.entries import Kind
 from synvirt.disks.qcow2.errors import outside_the_file, read_for_guest
 from synvirt.disks.qcow2.header import ENCRYPTIONS, Header, Incompatible, read_header
-from synvirt.disks.qcow2.mapping import Mapping
+from synvirt.disks.qcow2.mapping import Mapping, WindowCache
 from synvirt.disks.qcow2.named_files import Chain, open_backing_file, open_data_file
 from synvirt.disks.raw.holes import Holes
 from synvirt.disks.roots import Root
@@ -39,7 +39,7 @@ class Qcow2Reader:
 
     def __init__(self, over: DiskReader, *, root: Root | str | None = None, name: str = "", chain: Chain | None = None) -> None:
         """`root` and `name` are ImageSpec's: the image's path under the import root. `chain` is for images in a chain."""
-        chain = chain or Chain(root, name)
+        chain = chain or Chain(WindowCache(), root, name)
         self._name = chain.name or "the qcow2 image"
         _refuse_streams(over, self._name)
         self.header: Header = read_header(over, self._name)

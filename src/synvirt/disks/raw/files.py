@@ -7,20 +7,22 @@ Errors name the file, never its path: all users of the job can see them.
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
 import stat
 import struct
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from synvirt.blocks import Extent, Place
-from synvirt.disks.layers import Layer
 from synvirt.errors import DiskReadFailed, DiskWriteFailed, SynvirtError
 from synvirt.sizes import MIB, WRITE_BYTES
+
+if TYPE_CHECKING:
+    from synvirt.disks.layers import Layer
 
 # preadv and pwritev need no lock, so this is the most copy threads that there may be.
 CALLS_AT_ONCE = 64
@@ -42,9 +44,6 @@ HINTS = {
     errno.EBUSY: "it is mounted or in use by another program",
     errno.ENOENT: "it was removed or renamed meanwhile",
 }
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 class RawReader:
@@ -126,8 +125,10 @@ class RawReader:
         detail = f"{self._name} cannot be read at offset {at}: {os.strerror(number)}"
         raise DiskReadFailed(detail, hint=HINTS.get(number)) from error
 
-    def layer(self) -> Layer:
-        return Layer(self._name, "raw", self.size)
+    def layer(self) -> "Layer":
+        from synvirt.disks.layers import Layer
+
+        return Layer(self._name, "raw", self.size, {})
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -235,10 +236,21 @@ def _check_size(fd: int, name: str, size: int, *, exactly: bool) -> None:
         raise DiskWriteFailed(f"{name} has {end} bytes, the disk {size}")
 
 
+@cache
+def _fallocate() -> tuple[Callable[..., int], Callable[[], int]]:
+    """The C library's function, and what gives its errno."""
+    import ctypes  # takes a millisecond to load, and a new file needs no holes
+
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return call, ctypes.get_errno
+
+
 def punch_hole(fd: int, offset: int, length: int) -> None:
     """fallocate(2): the kernel promises zeros, in files by a hole, on devices by write-zeroes that may unmap."""
-    while _libc.fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length) != 0:
-        number = ctypes.get_errno()
+    fallocate, get_errno = _fallocate()
+    while fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length) != 0:
+        number = get_errno()
         if number != errno.EINTR:  # ctypes, unlike os, does not repeat a call after a signal
             raise OSError(number, os.strerror(number))
 

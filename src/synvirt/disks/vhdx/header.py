@@ -9,7 +9,6 @@ UnsupportedFormat.
 """
 
 import struct
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -70,8 +69,7 @@ class Region(NamedTuple):
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The current header. `log_guid` None: there is nothing to replay."""
 
     sequence: int
@@ -80,8 +78,7 @@ class Header:
     log: Region
 
 
-@dataclass(frozen=True, slots=True)
-class Regions:
+class Regions(NamedTuple):
     """The places of the two regions that every image has; `others` are unknown optional ones."""
 
     bat: Region
@@ -89,8 +86,7 @@ class Regions:
     others: tuple[Region, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+class Metadata(NamedTuple):
     """Sizes in bytes. `parent`: the keys and values of the parent locator, None where there is no parent."""
 
     size: int
@@ -99,7 +95,7 @@ class Metadata:
     physical_sector_bytes: int
     fixed: bool
     disk_id: UUID
-    parent: dict[str, str] | None = field(default=None)
+    parent: dict[str, str] | None = None
 
     @property
     def blocks(self) -> int:

@@ -10,8 +10,7 @@ ignored: the log's content covers the file's, and everything is read so. The fil
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, coalesced
@@ -37,8 +36,7 @@ _OPEN_ON_HOST: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A valid log entry. `tail` is where its sequence begins; `changes` are (offset in the file, length, sector or zeros)."""
 
     at: int

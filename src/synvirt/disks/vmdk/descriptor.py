@@ -13,8 +13,7 @@ A file of its own, or a few sectors in a sparse extent. It is foreign text: only
 
 import re
 from collections import Counter
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from synvirt.disks.vmdk.sparse import SECTOR, SIZE_MAX
 from synvirt.errors import MalformedArchive, UnsupportedFormat
@@ -53,8 +52,7 @@ _ENCODINGS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ExtentLine:
+class ExtentLine(NamedTuple):
     """`size` bytes of the disk in the file `file`; in a flat file from `offset` on."""
 
     access: Access
@@ -64,8 +62,7 @@ class ExtentLine:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(NamedTuple):
     """`cid` and `parent_cid` None: the text does not have them. `parent_uuid`: VirtualBox' own name for a parent, which only
     its media registry can find; empty, where there is none."""
 

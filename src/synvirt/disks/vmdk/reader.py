@@ -14,9 +14,8 @@ range of a raw file, a disk is its extents in sequence, and a snapshot's parent 
 import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from synvirt.blocks import DiskReader, Extent, Place, Placed, coalesced
 from synvirt.disks.blockmap import MappedDisk, fill_zeros
@@ -35,14 +34,11 @@ from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 _CHAIN_TABLES_MAX: Final = 2 * TABLES_MAX
 
 
-@dataclass(slots=True)
 class _Opened:
     """Shared by the files of one disk while it is opened: their root, the cache of their tables, and the number of tables."""
 
-    root: ImageRoot | None
-    chain: Chain = field(default_factory=Chain)
-    cache: WindowCache = field(default_factory=WindowCache)
-    tables: int = 0
+    def __init__(self, root: ImageRoot | None) -> None:
+        self.root, self.chain, self.cache, self.tables = root, Chain(), WindowCache(), 0
 
     def count(self, sparse: Sparse, name: str) -> None:
         self.tables += sparse.tables
@@ -88,8 +84,7 @@ def _places(reader: DiskReader) -> Iterator[Place]:
     return reader.places() if isinstance(reader, Placed) else iter(())
 
 
-@dataclass(frozen=True, slots=True)
-class _Disk:
+class _Disk(NamedTuple):
     """A disk, its descriptor, and its parent if it is a snapshot."""
 
     name: str
@@ -266,7 +261,7 @@ def _read_extent(file: DiskReader, file_name: str, line: ExtentLine, name: str) 
     sparse = read_sparse(file, file_name)
     if sparse.size < line.size:
         raise MalformedArchive(f"{file_name} holds {sparse.size} bytes of {name}, whose descriptor states {line.size}")
-    return replace(sparse, size=line.size)
+    return sparse._replace(size=line.size)
 
 
 class _Joined:
@@ -286,7 +281,7 @@ class _Joined:
     def places(self) -> Iterator[Place]:
         for shift, part in self.parts(0, self.size):
             for place in _places(part):
-                yield replace(place, start=shift + place.start)
+                yield place._replace(start=shift + place.start)
 
     def parts(self, start: int, end: int) -> Iterator[tuple[int, DiskReader]]:
         """The disks that overlap start to end, and where each begins."""

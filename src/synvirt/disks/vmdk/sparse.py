@@ -11,8 +11,7 @@ All numbers are little-endian, all addresses in sectors of 512 bytes:
 """
 
 import struct
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from synvirt.blocks import DiskReader
 from synvirt.errors import MalformedArchive, UnsupportedFormat
@@ -36,8 +35,7 @@ Kind = Literal["hosted", "cowd", "sesparse"]
 MAGICS: Final = frozenset({b"KDMV", b"COWD", b"\xbe\xba\xfe\xca"})
 
 
-@dataclass(frozen=True, slots=True)
-class Sparse:
+class Sparse(NamedTuple):
     """A sparse extent of `size` bytes in grains of `grain_bytes`, found through tables of `table_entries`. All in bytes.
 
     `directory_at` None: a compressed stream that should have its directory at its end and does not; its markers give its
@@ -104,7 +102,7 @@ def stream_header(head: memoryview, name: str) -> Sparse:
     MalformedArchive; UnsupportedFormat, where the header is not that of such a stream."""
     if bytes(head[:4]) != b"KDMV":
         raise MalformedArchive(f"{name}: its first bytes are those of no stream-optimized VMDK")
-    sparse = replace(_hosted(bytearray(head), _LENGTH_UNKNOWN, name), directory_at=None)
+    sparse = _hosted(bytearray(head), _LENGTH_UNKNOWN, name)._replace(directory_at=None)
     if not sparse.compressed:
         raise UnsupportedFormat(f"{name} is a sparse VMDK that is not compressed, so no stream")
     return _checked(sparse, _LENGTH_UNKNOWN, name)
@@ -187,7 +185,7 @@ def _read_hosted(over: DiskReader, head: bytearray, name: str) -> Sparse:
     footer = _footer(over, name) if at_end else None
     sparse = _hosted(footer or head, over.size, name)
     if at_end and footer is None:  # the markers show whether the stream is complete
-        sparse = replace(sparse, directory_at=None)
+        sparse = sparse._replace(directory_at=None)
     # No size: only a descriptor in the form of a sparse extent.
     return sparse if sparse.size == 0 and sparse.descriptor[0] else _checked(sparse, over.size, name)
 
@@ -249,7 +247,7 @@ def _hosted(head: bytearray, file_bytes: int, name: str) -> Sparse:
     # The redundant directory is used when the first is damaged.
     candidates = [directory, redundant] if flags & _HAS_REDUNDANT_TABLES else [directory]
     inside = (at * SECTOR for at in candidates if 0 < at * SECTOR <= file_bytes - sparse.directory_bytes)
-    return replace(sparse, directory_at=next(inside, directory * SECTOR))
+    return sparse._replace(directory_at=next(inside, directory * SECTOR))
 
 
 # ── COWD ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
