@@ -1,9 +1,13 @@
 """`synvirt`, and `python -m synvirt`."""
 
+import gc
 import os
 import sys
 
 from synvirt.cli.interrupts import end_at_once
+
+# The objects after which Python looks for garbage: loading modules makes tens of thousands, none of which is garbage.
+GARBAGE_AFTER = 100_000
 
 
 def main() -> None:
@@ -11,6 +15,7 @@ def main() -> None:
     end_at_once()
     # `synvirt disk` needs no service and must start fast, so it does not load the rest.
     if sys.argv[1:2] == ["disk"]:
+        gc.set_threshold(GARBAGE_AFTER)
         from synvirt.cli.disk import program as disk
 
         _leave(disk.main(sys.argv[2:]))

@@ -63,7 +63,7 @@ def test_every_command_that_is_shown_is_one(line: str, monkeypatch: pytest.Monke
     words = shlex.split(line)[1:]
     if words[0] == "disk":  # these have a parser of their own, which looks whether the image is there
         monkeypatch.setattr(disk, "_existing", Path)
-        assert disk._parser().parse_args([word for word in words[1:] if word != "--json"])
+        assert disk._parser([]).parse_args([word for word in words[1:] if word != "--json"])
         return
     command: Any = typer.main.get_command(app)
     name = "synvirt"

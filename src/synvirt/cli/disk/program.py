@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ _IMAGE = "a disk image, an OVA, or the folder or description of a VM"
 def main(arguments: Sequence[str], *, json: bool = False) -> int:
     """Runs one command; returns the exit code. `arguments`: those after `synvirt disk`. `json`: --json came before."""
     try:
-        options, unknown = _parser().parse_known_args(list(arguments) or ["--help"])
+        options, unknown = _parser(arguments).parse_known_args(list(arguments) or ["--help"])
         if unknown:
             options.parser.error(_unknown(unknown[0], options.parser))
     except SystemExit as end:  # --help
@@ -137,18 +138,51 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
     return f"there is no option {word}" + (f"; {near}" if near else "")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the command that `arguments` begin with; of all commands, where they begin otherwise. (argparse takes a
+    third of a millisecond for each option.)"""
     parser = _Parser(
         prog="synvirt disk",
         description="Look at disk images, compare them, convert them to raw. No service is needed.",
+        formatter_class=_formatter,
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    # Without `prog`, argparse would format the usage to find it.
+    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", required=True)
+    named = next((word for word in arguments if word != "--json"), "")
+    for name, add in _COMMANDS.items():
+        if name == named or named not in _COMMANDS:
+            add(commands)
+    return parser
 
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """argparse makes one for each option, and would load shutil and its compressors, to know how wide the terminal is."""
+    return argparse.HelpFormatter(prog, width=_columns() - 2)
+
+
+@cache
+def _columns() -> int:
+    """Of the terminal, as `shutil.get_terminal_size` finds them."""
+    try:
+        told = int(os.environ.get("COLUMNS", "0"))
+    except ValueError:
+        told = 0
+    if told > 0:
+        return told
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ else -1).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _add_info(commands: Any) -> None:
     info = _command(commands, "info", _info, "What an image is: its format, sizes, chain, and how much of it is data.")
     info.add_argument("image", metavar="IMAGE", type=_existing, help=_IMAGE)
 
+
+def _add_convert(commands: Any) -> None:
     convert = _command(
         commands,
         "convert",
@@ -167,6 +201,8 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--ledger", metavar="FILE", type=Path, help="write SHA-256 hashes of the copy to a file (JSON lines)")
     _add_threads(convert)
 
+
+def _add_verify(commands: Any) -> None:
     verify = _command(
         commands,
         "verify",
@@ -184,10 +220,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_disk(verify)
     _add_threads(verify)
 
+
+def _add_map(commands: Any) -> None:
     map_ = _command(commands, "map", _map, "Where a disk holds data, and where it reads as zeros.")
     map_.add_argument("image", metavar="IMAGE", type=_existing, help=_IMAGE)
     _add_disk(map_)
 
+
+def _add_compare(commands: Any) -> None:
     compare = _command(
         commands,
         "compare",
@@ -201,12 +241,24 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--second-disk", metavar="NAME", help="the same of the second one; by default --disk")
     compare.add_argument("--strict", action="store_true", help="sizes must be the same, too")
     _add_threads(compare)
-    return parser
+
+
+_COMMANDS: dict[str, Callable[[Any], None]] = {
+    "info": _add_info,
+    "convert": _add_convert,
+    "verify": _add_verify,
+    "map": _add_map,
+    "compare": _add_compare,
+}
 
 
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
-        name, help=about.partition(". ")[0].rstrip("."), description=about, allow_abbrev=False
+        name,
+        help=about.partition(". ")[0].rstrip("."),
+        description=about,
+        formatter_class=_formatter,
+        allow_abbrev=False,
     )
     command.set_defaults(run=run, parser=command)
     # An option before the command stays valid.
