@@ -1,6 +1,7 @@
 """A cut-over that takes longer than its budget: rolled back where the plan says so, at any of its states."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -206,3 +207,25 @@ def test_a_stop_is_renewed_unless_the_operator_asked_for_it(cancelled: bool, goe
 def test_a_plan_that_rolls_back_says_when() -> None:
     with pytest.raises(ValidationError, match="needs outage_budget_s"):
         live_plan(on_overrun="roll_back")
+
+
+@pytest.mark.parametrize("hours", [5, -5])
+def test_a_clock_that_is_set_while_the_guest_is_off_makes_the_outage_neither_longer_nor_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """It was rolled back after seconds, or reported a downtime below 0."""
+    house = House(tmp_path, workers=in_process)
+    job = submitted(house, on_overrun="roll_back")
+    off = threading.Event()
+
+    def clock_is_set() -> None:
+        off.set()
+        monkeypatch.setattr("synvirt.migrations.source_vm.now", lambda: now() + timedelta(hours=hours))
+
+    once(house, job, in_state(State.STARTING), clock_is_set)
+    ended = house.run(job.id)
+    assert off.is_set()
+    assert (ended.state, ended.last_error) == (State.COMPLETED, None)
+    assert ended.downtime_s is not None
+    assert 0 <= ended.downtime_s < 600
+    house.close()

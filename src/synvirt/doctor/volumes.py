@@ -36,6 +36,8 @@ def zfs_rights(settings: Settings) -> str:
     user, groups = zfs_allow.caller()
     if os.geteuid() == 0:
         return "root may do all of it"
+    if not _zfs_settings(settings):
+        raise Missing("no pool is set")
     lacking = [
         f"`zfs allow -u {user} {','.join(lacks)} {one.pool}/{one.namespace}`"
         for one in _zfs_settings(settings)

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 
 from synvirt.errors import Cancelled, OutageTooLong
 from synvirt.migrations.job import Job
+from synvirt.migrations.source_vm import off_for_s
 from synvirt.migrations.states import Facts
 from synvirt.model.kinds import State
-from synvirt.model.values import now
 
 WATCHED = frozenset({State.CUTTING_OVER, State.V2V_PROCESSING, State.STARTING})
 
@@ -55,4 +55,4 @@ async def _expire(job: Job, budget_s: float) -> None:
 async def _left_s(job: Job, budget_s: float) -> float:
     """Seconds left of the budget; all of it, while the guest is not being shut down yet."""
     since = (await job.memory()).down_since
-    return budget_s if since is None else budget_s - (now() - since).total_seconds()
+    return budget_s if since is None else budget_s - off_for_s(job, since)

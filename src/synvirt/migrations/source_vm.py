@@ -4,8 +4,12 @@ Each call opens its own session, and waits out a source that is away (`patience`
 ledger entry or a note.
 """
 
+import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import lru_cache
 from typing import TypeVar
+from uuid import UUID
 
 import structlog
 
@@ -67,16 +71,29 @@ async def shut_down(job: Job) -> None:
     # The downtime begins now, even if the guest was down before and was powered on again.
     at = now()
     await job.note(downs=(await job.memory()).downs + 1, down_since=at, shutting_down_at=at)
+    if (noted := (await job.memory()).down_since) is not None:  # stored to the millisecond
+        off_for_s(job, noted)
     plan = job.migration.plan
     await at_source(job, lambda adapter: adapter.shutdown(job.vm_id, plan.shutdown, plan.shutdown_timeout_s))
     await job.note(shutting_down_at=None)
+
+
+def off_for_s(job: Job, since: datetime) -> float:
+    """How long the guest has been off. `since`: as it was noted. Counted by a clock that nobody sets, from when this process
+    first asked; only the time before a restart is counted by the noted one."""
+    return time.monotonic() - _off_since(job.id, since)
+
+
+@lru_cache(maxsize=1024)
+def _off_since(job_id: UUID, since: datetime) -> float:
+    return time.monotonic() - max(0.0, (now() - since).total_seconds())
 
 
 def may_go_off(job: Job) -> bool:
     """Whether the guest was asked to shut down a short time ago, and may still go off by itself. Blocks."""
     asked = job.rooms.store.memory.get(job.id, JobMemory).shutting_down_at
     limit_s = max(SHUTTING_DOWN_S, job.migration.plan.shutdown_timeout_s or 0)
-    return asked is not None and (now() - asked).total_seconds() < limit_s
+    return asked is not None and abs((now() - asked).total_seconds()) < limit_s  # the clock may have been set back
 
 
 async def ran_since(job: Job, number: int, start: str | None = None) -> bool:
@@ -118,7 +135,7 @@ async def measure_downtime(job: Job) -> None:
     """Notes the downtime once: from the source's shutdown to the guest's first sign of life here."""
     since = (await job.memory()).down_since
     if since is not None and job.migration.boot_sign is not None and job.migration.downtime_s is None:
-        await job.change(downtime_s=round((now() - since).total_seconds(), 3))
+        await job.change(downtime_s=round(off_for_s(job, since), 3))
 
 
 async def leave(job: Job) -> None:

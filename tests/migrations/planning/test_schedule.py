@@ -1,9 +1,11 @@
 """Jobs that begin at a time, and held jobs that copy their changes by a schedule."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,3 +185,48 @@ def test_a_job_begins_at_its_time_and_is_cancelled_before(house: House, monkeypa
         until(lambda: house.store.get(other.id).state is State.CANCELLED)
     finally:
         engine.close()
+
+
+class SetClock:
+    """A wall clock that may be set, and that goes on while a job sleeps."""
+
+    def __init__(self, moment: datetime) -> None:
+        self.moment, self.slept_s = moment, 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.moment += timedelta(seconds=seconds)
+        self.slept_s += seconds
+
+
+@pytest.mark.parametrize("when", ["before the wait", "in the wait"])
+@pytest.mark.parametrize("years", [-4, 0])
+def test_a_clock_that_is_set_back_puts_the_next_sync_off_by_an_interval_at_most(
+    monkeypatch: pytest.MonkeyPatch, years: int, when: str
+) -> None:
+    """A clock that was years ahead: the last snapshot has a time that is to come, and the job waited for it."""
+    clock, copied = SetClock(at("2030-01-01T12:00:30")), at("2030-01-01T12:00:00")
+    wrong_by = timedelta(days=365 * years)
+    if when == "before the wait":
+        clock.moment += wrong_by
+
+    async def sleep_or_wake(seconds: float) -> None:
+        if clock.slept_s == 0 and when == "in the wait":
+            clock.moment += wrong_by
+        await clock.sleep(seconds)
+
+    async def nothing(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(holding, "now", lambda: clock.moment)
+    monkeypatch.setattr(holding, "clone_asked", nothing)
+    monkeypatch.setattr(holding, "is_distrusted", nothing)
+    monkeypatch.setattr(holding, "_is_asked", nothing)
+    plan = live_plan(warm={"cutover": "manual"}, schedule={"start_at": at("2020-01-01T22:00:00"), "interval_s": 3600})
+    job: Any = SimpleNamespace(
+        migration=SimpleNamespace(plan=plan, passes=[SimpleNamespace(snapshot_at=copied, finished_at=None)]),
+        stop=SimpleNamespace(sleep_or_wake=sleep_or_wake),
+        leave_turn=lambda: None,
+        take_turn=nothing,
+    )
+    assert not asyncio.run(holding.asked_while_waiting(job))
+    assert clock.slept_s <= 3600 + holding.HOLD_LOOK_S

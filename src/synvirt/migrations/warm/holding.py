@@ -1,6 +1,7 @@
 """A job that waits for its next delta, or for its operator to ask for the cut-over. It gives up its turn meanwhile."""
 
 import time
+from datetime import datetime
 
 from synvirt.migrations.cloning import clone_asked
 from synvirt.migrations.job import Job
@@ -20,8 +21,14 @@ async def asked_while_waiting(job: Job) -> bool:
     would read whole disks, none is due before that."""
     began, held = time.monotonic(), job.migration.plan.warm.cutover == "manual"
     distrusted = held and await is_distrusted(job)
-    asked = await _is_asked(job)
-    while not asked and (left := float("inf") if distrusted else _left_s(job, began)) > 0:
+    asked, last = await _is_asked(job), job.migration.passes[-1]
+    since = last.snapshot_at or last.finished_at or now()
+    while not asked:
+        # If the clock was set back, the last snapshot seems to lie ahead, and would put off the next delta by as much.
+        since = min(since, now())
+        left = float("inf") if distrusted else _left_s(job, began, since)
+        if left <= 0:
+            break
         job.leave_turn()
         await job.stop.sleep_or_wake(min(left, HOLD_LOOK_S))
         await clone_asked(job)
@@ -36,12 +43,12 @@ async def _is_asked(job: Job) -> bool:
     return held and await job.in_thread(job.rooms.store.cutover_requested, job.id)
 
 
-def _left_s(job: Job, began: float) -> float:
+def _left_s(job: Job, began: float, since: datetime) -> float:
     """Seconds until the next delta is due. A schedule goes by the wall clock, which may be set, and counts from the last
-    snapshot: a service that was down makes up for what it missed."""
-    plan, last = job.migration.plan, job.migration.passes[-1]
+    snapshot, `since`: a service that was down makes up for what it missed."""
+    plan = job.migration.plan
     if has_schedule(plan):
-        due = next_sync(plan, last.snapshot_at or last.finished_at or now())
+        due = next_sync(plan, since)
         return float("inf") if due is None else (due - now()).total_seconds()
     return began + pause_between_s(job) - time.monotonic()
 
