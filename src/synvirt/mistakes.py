@@ -50,6 +50,7 @@ _WORDS: Mapping[str, str] = {
     "json_invalid": "is not JSON: {error}",
     "datetime_parsing": _TIME,
     "datetime_from_date_parsing": _TIME,
+    "datetime_type": _TIME,
     "int_parsing": "must be a whole number",
     "float_parsing": "must be a number",
     "bool_parsing": "must be true or false",

@@ -43,6 +43,23 @@ def test_every_parameter_that_the_document_has_is_known(service: Service, client
             assert "is not a parameter" not in answer.text, path
 
 
+def test_a_parameter_with_one_value_is_given_once(service: Service, client: httpx.Client) -> None:
+    """Each of each operation: else the last one counts, and the caller may have meant the first. Those of a list are not."""
+    for path, operations in service.app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            for parameter in operation.get("parameters", []):
+                if parameter["in"] != "query" or "/peer/" in path:
+                    continue
+                lists = any(schema.get("type") == "array" for schema in parameter["schema"].get("anyOf", [parameter["schema"]]))
+                some = "/".join(str(UUID(int=1)) if part.startswith("{") else part for part in path.split("/"))
+                twice = client.request(method, f"http://synvirt{some}?{parameter['name']}=x&{parameter['name']}=x")
+                assert ("is given more than once" in twice.text) != lists, (method, path, parameter["name"])
+    twice = client.post(
+        "/migrations?dry_run=true&dry_run=false", json={"plan": PLAN.model_dump(mode="json", exclude_defaults=True)}
+    )
+    assert (twice.status_code, client.get("/migrations").json()["items"]) == (400, [])
+
+
 def test_no_page_of_the_browser_is_held_to_that(refusing: httpx.Client) -> None:
     """Others add parameters of their own to links."""
     assert refusing.get("http://synvirt/?utm_source=mail").status_code == 200

@@ -68,6 +68,10 @@ def test_what_is_wrong_with_a_wave_is_named_and_nothing_is_kept(client: httpx.Cl
     cold["members"][0]["plan"]["mode"] = "Cold"
     assert "outage_budget_s" in client.post(WAVES, json=cold).json()["detail"]
     assert "has no offset" in client.post(WAVES, json=body("a", start_at="2030-01-01T00:00:00")).json()["detail"]
+    assert (
+        "outside of the calendar" in client.post(WAVES, json=body("a", start_at="9999-12-31T23:59:59-14:00")).json()["detail"]
+    )
+    assert "start_at: must be a time" in client.post(WAVES, json=body("a", start_at=5)).json()["detail"]
     for hook, named in (
         ({"url": "https://ops.example/hook", "secret": "s"}, "secret"),
         ({"url": "https://ops.example/hook"}, "a url and a secret"),

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator
+from typing import Any, get_args, get_origin
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
@@ -16,12 +17,16 @@ _NAME_CHARS_SHOWN = 100
 
 
 def known_parameters(request: Request) -> None:
-    """BadRequest for an unknown query parameter: if a filter were ignored, the answer would contain everything."""
+    """BadRequest for an unknown query parameter: if a filter were ignored, the answer would contain everything; and for one
+    that is given again but has one value: the framework takes the last one, and `dry_run=true&dry_run=false` would act."""
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
         return
-    known = sorted(set(_parameters(route.dependant)))
+    several = dict(_parameters(route.dependant))
+    known = sorted(several)
     for name in request.query_params:
+        if name in known and not several[name] and len(request.query_params.getlist(name)) > 1:
+            raise BadRequest(f"{name}: is given more than once", hint="give it once: it is not known which one counts")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
@@ -31,15 +36,20 @@ def known_parameters(request: Request) -> None:
             )
 
 
-def _parameters(dependant: Dependant) -> Iterator[str]:
+def _parameters(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+    """Each parameter's name, and whether it may be given several times."""
     for parameter in dependant.query_params:
         model = parameter.field_info.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):  # its fields are the parameters
-            yield from (field.alias or name for name, field in model.model_fields.items())
+            yield from ((field.alias or name, _is_list(field.annotation)) for name, field in model.model_fields.items())
         else:
-            yield parameter.alias
+            yield parameter.alias, _is_list(model)
     for inner in dependant.dependencies:
         yield from _parameters(inner)
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(map(_is_list, get_args(annotation)))
 
 
 class Heads:

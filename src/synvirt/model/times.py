@@ -45,6 +45,10 @@ class SyncSchedule(Received):
 def _with_offset(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError("this time has no offset; 2026-11-28T22:00:00Z and 2026-11-28T22:00:00+01:00 have one")
+    try:
+        value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("this time is outside of the calendar, as UTC has it: the years 1 to 9999") from None
     return value
 
 

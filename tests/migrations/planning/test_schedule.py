@@ -71,6 +71,8 @@ def test_an_interval_is_counted_from_its_start_and_not_from_the_last_sync() -> N
         ({"warm": {"cutover": "manual", "schedule": {"rrule": "FREQ=DAILY", "start": "2026-01-01T22:00:00Z"}}}, "no offset"),
         ({"schedule": {"interval_s": 600}}, "start_at, which is missing"),
         ({"schedule": {"start_at": "2026-01-01T22:00:00"}}, "has no offset"),
+        ({"schedule": {"start_at": "9999-12-31T23:59:59-14:00"}}, "outside of the calendar"),
+        ({"schedule": {"start_at": "0001-01-01T00:00:00+14:00"}}, "outside of the calendar"),
         ({"schedule": {"start_at": "2026-01-01T22:00:00Z", "interval_s": 600}}, "only such jobs are held"),
     ],
 )
