@@ -319,6 +319,17 @@ def test_what_is_no_vm_says_so(client: httpx.Client, imports: Path) -> None:
     assert_problem(client.post("/host-files/inspect", json={"path": "web.ova"}), 400, "E_MIG_MALFORMED_ARCHIVE")
 
 
+@pytest.mark.parametrize("name", ["web.tar", "web.ova", "web.img"])
+def test_an_archive_without_a_description_is_no_raw_disk(client: httpx.Client, imports: Path, name: str) -> None:
+    """A folder of VMware's, packed. As a raw disk its bytes would become a volume of nonsense."""
+    with tarfile.open(imports / name, "w") as archive:
+        for member in ("web/web.vmx", "web/web.vmdk"):
+            archive.addfile(tarfile.TarInfo(member))
+    problem = assert_problem(client.post("/host-files/inspect", json={"path": name}), 400, "E_MIG_UNSUPPORTED_FORMAT")
+    assert f"{name} is a tar archive without a VM's description" in problem["detail"]
+    assert problem["hint"].startswith("Unpack it")
+
+
 def test_an_archive_of_100_gib_is_looked_into_and_not_read(client: httpx.Client, imports: Path) -> None:
     """Most of it is a hole: what matters is how much of it is read."""
     files = appliances.appliance("qemu_user")

@@ -38,6 +38,7 @@ from synvirt.errors import (
     SynvirtError,
     Unauthorized,
     UnsupportedMediaType,
+    UploadNotFound,
     not_listed,
 )
 from synvirt.mistakes import place, worded
@@ -227,7 +228,10 @@ def _on_invalid(request: Request, error: Exception) -> Response:
     mistakes = error.errors()
     for mistake in mistakes:
         if mistake["loc"][0] == "path":  # an id that is no UUID is not one of this service
-            missing = not_listed(_noun(str(mistake["loc"][1])), repr(str(mistake["input"])[:NAME_CHARS_SHOWN]))
+            noun = _noun(str(mistake["loc"][1]))
+            missing = not_listed(noun, repr(str(mistake["input"])[:NAME_CHARS_SHOWN]))
+            if noun == "upload":
+                missing = UploadNotFound(missing.detail, hint=missing.hint)
             return problem(of_its_side(request.url.path, missing))
     return problem(of_its_side(request.url.path, refused(mistakes)))
 

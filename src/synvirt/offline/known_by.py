@@ -42,6 +42,8 @@ NOT_READ: tuple[tuple[bytes, int, str, str], ...] = (
             ("a cloop", b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop"),
         )
     ),
+    # The importers of archives were asked before.
+    (b"ustar", 257, "a tar archive without a VM's description", "Unpack it, and import the folder or the disk inside."),
     (b"CD001", 0x8001, "a CD image", "An installation medium is not a VM: only disks are imported."),
 )
 

@@ -49,6 +49,16 @@ def test_an_upload_is_for_nobody_else_of_the_host(client: httpx.Client) -> None:
     assert path.parent.stat().st_mode & 0o007 == 0
 
 
+@pytest.mark.parametrize("upload_id", ["nonsense", "00000000-0000-4000-8000-000000000000"])
+def test_what_is_no_upload_has_the_code_of_one_that_is_gone(client: httpx.Client, upload_id: str) -> None:
+    for answer in (
+        client.get(f"/uploads/{upload_id}"),
+        client.delete(f"/uploads/{upload_id}"),
+        client.post(f"/uploads/{upload_id}/inspect"),
+    ):
+        assert_problem(answer, 404, "E_MIG_UPLOAD_NOT_FOUND")
+
+
 def test_pages(client: httpx.Client) -> None:
     ids = [sent(client, b"%d" % number)["id"] for number in range(5)]
     seen, cursor = [], None

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -112,12 +113,15 @@ def test_wrong_usage_ends_with_2(arguments: list[str], raw: Path) -> None:
 
 
 def test_a_packed_image_is_not_copied_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "disk.img.gz"
-    path.write_bytes(b"\x1f\x8b" + bytes(1000))
-    result = disk("convert", path, tmp_path / "target.raw")
-    assert result.exit_code == 1
-    assert "gunzip" in result.stderr
-    assert not (tmp_path / "target.raw").exists()
+    packed, archive = tmp_path / "disk.img.gz", tmp_path / "web.tar"
+    packed.write_bytes(b"\x1f\x8b" + bytes(1000))
+    with tarfile.open(archive, "w") as file:
+        file.addfile(tarfile.TarInfo("web/web.vmdk"))
+    for path, hint in ((packed, "gunzip"), (archive, "Unpack it")):
+        result = disk("convert", path, tmp_path / "target.raw")
+        assert result.exit_code == 1
+        assert hint in result.stderr
+        assert not (tmp_path / "target.raw").exists()
 
 
 def test_a_device_is_written_only_by_force_and_wholly(raw: Path, tmp_path: Path) -> None:
