@@ -32,13 +32,6 @@ from tests.jobs.misbehaving import looker_that_does, misbehaviour
 from tests.offline import appliances
 
 
-@pytest.fixture(scope="module")
-def looking() -> Iterator[CagedLooking]:
-    made = CagedLooking()
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def imports(tmp_path: Path) -> Path:
     folder = tmp_path / "imports"

@@ -34,13 +34,6 @@ DOMAIN = "<domain xmlns:q='urn:q'>a<q:b c='d é' q:e='f'/>tail<!-- x --><g><h/><
 Change = Callable[[dict[str, Any]], object]
 
 
-@pytest.fixture(scope="module")
-def looking() -> Iterator[CagedLooking]:
-    made = CagedLooking()
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def caged(looking: CagedLooking) -> CagedPoints:
     return CagedPoints(looking)

@@ -1,13 +1,11 @@
 """The durable engine in a real process that is killed with SIGKILL, on SQLite and on a real PostgreSQL."""
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from uuid import UUID
 
@@ -19,34 +17,17 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.sizes import KIB, MIB
 from tests.house import VM, House, live_plan, offline_plan
-from tests.running import forked
-from tests.running.processes import children, until, workers
+from tests.running.processes import children, ready, until, workers
 
 
 def content() -> bytes:
     return random.Random(4).randbytes(4 * MIB) + bytes(MIB) + b"end"
 
 
-@contextmanager
-def service(folder: Path, url: str, lease_s: float = 60) -> Iterator[subprocess.Popen[str]]:
-    """The engine's process, ready; killed at the end, if it still lives."""
-    with (folder / "service.log").open("a") as log:
-        process = forked.Popen(
-            [sys.executable, "-m", "tests.migrations.engine_process", str(folder), url],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=os.environ | {"LEASE_S": str(lease_s)},
-        )
-    try:
-        assert process.stdout is not None
-        while (line := process.stdout.readline()) and line != "ready\n":
-            pass
-        assert line, (folder / "service.log").read_text()[-3000:]
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def service(folder: Path, url: str, lease_s: float = 60) -> AbstractContextManager[subprocess.Popen[str]]:
+    """The engine's process."""
+    module = "tests.migrations.engine_process"
+    return ready(module, str(folder), url, log=folder / "service.log", LEASE_S=str(lease_s))
 
 
 def ended(house: House, job_id: UUID) -> Migration:

@@ -1,12 +1,10 @@
 """Jobs of a host that is lost: taken over where their storage is shared, else waited for, or started over."""
 
-import os
 import signal
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
 from uuid import UUID
@@ -26,8 +24,7 @@ from synvirt.store import LedgerEntry
 from tests.drawn import drawn
 from tests.fakes.workers import in_process
 from tests.house import VM, Crash, House, crash_at, live_plan, offline_plan
-from tests.running import forked
-from tests.running.processes import until, workers
+from tests.running.processes import ready, until, workers
 
 DISK = "disk-0"
 
@@ -313,26 +310,9 @@ def test_a_repair_stays_with_the_receipt_and_never_becomes_a_migration(fleet: Fl
 # ── two services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def service(folder: Path, url: str, host: str) -> Iterator[subprocess.Popen[str]]:
+def service(folder: Path, url: str, host: str) -> AbstractContextManager[subprocess.Popen[str]]:
     environment = {"HOST": host, "LEASE_S": "6", "SHARED": str(folder / "shared")}
-    with (folder / f"{host}.log").open("a") as log:
-        process = forked.Popen(
-            [sys.executable, "-m", "tests.migrations.engine_process", str(folder / host), url],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=os.environ | environment,
-        )
-    try:
-        assert process.stdout is not None
-        while (line := process.stdout.readline()) and line != "ready\n":
-            pass
-        assert line, (folder / f"{host}.log").read_text()[-3000:]
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    return ready("tests.migrations.engine_process", str(folder / host), url, log=folder / f"{host}.log", **environment)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

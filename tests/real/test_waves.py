@@ -1,12 +1,10 @@
 """One whole wave: six guests by two services over one PostgreSQL, onto two destinations; real copies, and real deaths."""
 
 import json
-import os
 import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -31,9 +29,8 @@ from synvirt.sizes import KIB, MIB
 from synvirt.store.waves import LEADER_LOCK
 from tests.fleet.wave_service import SECOND, house_of
 from tests.house import live_plan
-from tests.running import forked
 from tests.running.ports import free_port
-from tests.running.processes import stopped, until, workers
+from tests.running.processes import ready, stopped, until, workers
 
 S, W = MemberState, WaveState
 DISK = "disk-0"
@@ -90,31 +87,11 @@ class Night:
 
     @contextmanager
     def service(self, host: str) -> Iterator[None]:
-        log = self.folder / f"{host}.log"
-        with log.open("w") as errors:
-            process = forked.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.fleet.wave_service",
-                    str(self.folder / host),
-                    f"{self.url}&application_name={host}",
-                ],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | {"HOST": host, "LEASE_S": "6", "SHARED": str(self.shared)},
-            )
-        try:
-            assert process.stdout is not None
-            while (line := process.stdout.readline()) and line != "ready\n":
-                pass
-            assert line, log.read_text()[-3000:]
+        environment = {"HOST": host, "LEASE_S": "6", "SHARED": str(self.shared)}
+        arguments = [str(self.folder / host), f"{self.url}&application_name={host}"]
+        with ready("tests.fleet.wave_service", *arguments, log=self.folder / f"{host}.log", **environment) as process:
             self.services[host] = process
             yield
-        finally:
-            process.kill()
-            process.communicate()
 
     def wave(self, wave_id: UUID) -> Wave:
         return self.waves.whole(wave_id)

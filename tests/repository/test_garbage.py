@@ -30,6 +30,17 @@ def _size(folder: MemoryFolder) -> int:
     return sum(len(file.content) for name, file in folder.files.items() if name.startswith("packs/"))
 
 
+def a_quarter_needed(folder: MemoryFolder) -> tuple[Repository, MemoryReader, UUID]:
+    """A repository with one pack of a removed point, of which another point needs a quarter: that point's disk, and its id."""
+    repository = opened(folder, new=True)
+    noise, part = disk("AAAABBBBCCCCDDDD"), disk("AAAA")
+    noise.content = Random(3).randbytes(len(noise.content))
+    part.content = noise.content[: len(part.content)]
+    gone, stays = back_up(repository, noise), back_up(repository, part)
+    repository.remove(gone)
+    return repository, part, stays
+
+
 def test_the_bytes_of_a_removed_point_go_after_a_day() -> None:
     folder = MemoryFolder()
     repository = opened(folder, new=True)
@@ -51,13 +62,7 @@ def test_the_bytes_of_a_removed_point_go_after_a_day() -> None:
 
 def test_a_pack_of_which_little_is_needed_is_packed_again() -> None:
     folder = MemoryFolder()
-    repository = opened(folder, new=True)
-    noise = disk("AAAABBBBCCCCDDDD")
-    noise.content = Random(3).randbytes(len(noise.content))
-    part = disk("AAAA")
-    part.content = noise.content[: len(part.content)]
-    gone, stays = back_up(repository, noise), back_up(repository, part)
-    repository.remove(gone)
+    repository, part, stays = a_quarter_needed(folder)
     folder.now += LATE
     assert collect(repository, now=folder.now, dry_run=True).bytes_moved > 0
     assert len(repository.pack_sizes()) == 2
@@ -290,13 +295,7 @@ def test_nothing_is_removed_while_anything_cannot_be_read(damage: str) -> None:
 
 def test_a_collection_that_dies_at_any_call_loses_nothing() -> None:
     start = MemoryFolder()
-    repository = opened(start, new=True)
-    noise = disk("AAAABBBBCCCCDDDD")
-    noise.content = Random(3).randbytes(len(noise.content))
-    part = disk("AAAA")
-    part.content = noise.content[: len(part.content)]
-    gone, stays = back_up(repository, noise), back_up(repository, part)
-    repository.remove(gone)
+    repository, part, stays = a_quarter_needed(start)
     start.now += LATE
     for late in (0, GRACE_S):
         counted = Counted(start.copied())
@@ -341,13 +340,7 @@ def test_whatever_order_things_happen_in_every_point_reads_as_it_was(steps: list
 
 def test_a_limit_holds_for_all_that_is_read_to_decide_and_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = MemoryFolder()
-    repository = opened(folder, new=True)
-    noise, part = disk("AAAABBBBCCCCDDDD"), disk("AAAA")
-    noise.content = Random(3).randbytes(len(noise.content))
-    part.content = noise.content[: len(part.content)]
-    gone = back_up(repository, noise)
-    back_up(repository, part)
-    repository.remove(gone)
+    repository, _, _ = a_quarter_needed(folder)
     folder.now += LATE
     passed: list[int] = []
     monkeypatch.setattr(Bucket, "take", lambda bucket, amount, *_: passed.append(amount))

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +68,24 @@ def stopped(pid: int) -> None:
 def workers(parent: int | None = None) -> list[int]:
     """The copy workers among the descendants."""
     return [pid for pid, command in children(parent).items() if "synvirt.worker" in command]
+
+
+@contextlib.contextmanager
+def ready(module: str, *arguments: str, log: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """`python -m MODULE ARGUMENTS…`, once it has printed "ready"; killed at the end, if it still lives. `log` gets what it
+    complains of; `environment` comes on top of this process's own."""
+    argv = [sys.executable, "-m", module, *arguments]
+    with log.open("a") as errors:
+        process = forked.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | environment)
+    try:
+        assert process.stdout is not None
+        while (line := process.stdout.readline()) and line != "ready\n":
+            pass
+        assert line, log.read_text()[-3000:]
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from tests.needs import need, need_root
 from tests.running import processes
 from tests.running.ports import free_port
 from tests.servers import libvirt_capabilities
+from tests.servers.sshd import sshd_config
 
 START_TIMEOUT_S = 120
 SMALL_BYTES = 12 << 20
@@ -74,23 +75,6 @@ ca_file = "{pki}/ca-cert.pem"
 log_outputs = "3:file:{folder}/libvirtd.log"
 """
 
-_SSHD_CONFIG = """\
-Port {port}
-ListenAddress 127.0.0.1
-HostKey {folder}/ssh/host
-AuthorizedKeysFile {folder}/ssh/authorized
-PidFile none
-StrictModes no
-PermitRootLogin yes
-PasswordAuthentication no
-UsePAM no
-LogLevel ERROR
-# OpenSSH's own choice guards against quantum computers, for 90 ms of a core at each log-in.
-KexAlgorithms curve25519-sha256
-# So bash reads no ~/.bashrc, which on a developer's machine may start a hundred programs at each log-in.
-SetEnv SHLVL=1
-"""
-
 
 class LibvirtLab:
     """One host. `access(transport)` is how a source of it is registered; `connection` is the test's own, by its socket."""
@@ -126,7 +110,7 @@ class LibvirtLab:
         (self.folder / "libvirtd.conf").write_text(
             _LIBVIRTD_CONF.format(folder=self.folder, pki=self.folder / "pki", tcp_port=self.tcp_port, tls_port=self.tls_port)
         )
-        (self.folder / "sshd_config").write_text(_SSHD_CONFIG.format(folder=self.folder, port=self.ssh_port))
+        (self.folder / "sshd_config").write_text(sshd_config(port=self.ssh_port, keys=self.folder / "ssh"))
         cache, kept = self.folder / "cache", libvirt_capabilities.kept_for(uid=0)
         is_known = libvirt_capabilities.give(cache, kept)
         self.start_libvirtd()

@@ -29,6 +29,7 @@ from tests.fakes.pve.server import PveServer
 from tests.needs import need, need_root
 from tests.running.ports import free_port
 from tests.servers.libvirt_lab import until
+from tests.servers.sshd import sshd_config
 
 PAGE = Path(__file__).parents[2] / "docs/platforms/proxmox.md"
 
@@ -37,23 +38,6 @@ set -e
 mount --make-rprivate /
 mount --bind "$1/run" /run
 exec "$2" -D -e -f "$1/sshd_config"
-"""
-
-_SSHD_CONFIG = """\
-Port {port}
-ListenAddress {address}
-HostKey {lab}/ssh/host
-AuthorizedKeysFile {lab}/ssh/authorized
-PidFile none
-StrictModes no
-PermitRootLogin yes
-PasswordAuthentication no
-UsePAM no
-LogLevel ERROR
-# OpenSSH's own choice guards against quantum computers, for 90 ms of a core at each log-in.
-KexAlgorithms curve25519-sha256
-# SHLVL: so bash reads no ~/.bashrc, which on a developer's machine may start a hundred programs at each log-in.
-SetEnv PATH={folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin SHLVL=1
 """
 
 _PVESM = """\
@@ -205,8 +189,11 @@ class PveLab:
         for part in ("run/sshd", "run/qemu-server", "bin", "scratch"):
             (folder / part).mkdir(parents=True)
         (folder / "scratch").chmod(0o700)
-        values = {"lab": self.folder, "folder": folder, "port": self.ssh_port, "address": address}
-        (folder / "sshd_config").write_text(_SSHD_CONFIG.format(**values))
+        values = {"lab": self.folder, "folder": folder}
+        environment = f"PATH={folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        keys = self.folder / "ssh"
+        config = sshd_config(port=self.ssh_port, address=address, keys=keys, environment=environment)
+        (folder / "sshd_config").write_text(config)
         programs = {
             "pvesm": _PVESM.format(**values),
             "pveversion": "#!/bin/sh\necho pve-manager: 8.4.1\necho pve-qemu-kvm: 7.2.22-1\necho qemu-server: 8.4.0\n",

@@ -13,17 +13,14 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from synvirt.cli import app
+from tests.cli.disk.program import disk
 from tests.devices import loop_device
 from tests.offline import appliances
 
 MIB = 1 << 20
-
-
-def disk(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["disk", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from synvirt.cli import app
 from synvirt.disks import open_reader
 from synvirt.disks.checking.block_hashes import BlockHashes
 from synvirt.disks.checking.ledger import BLOCK_BYTES, Hashing, Ledger
@@ -22,6 +20,7 @@ from synvirt.errors import DiskReadFailed, DiskWriteFailed
 from synvirt.proof.keeping import CopiedDisk, MovedJob, Receipts
 from synvirt.proof.signing import HostKey
 from synvirt.proof.unpacking import unpack
+from tests.cli.disk.program import disk
 from tests.devices import loop_device
 from tests.disks.block_images import assert_same_file
 from tests.needs import need
@@ -29,10 +28,6 @@ from tests.offline import appliances
 
 MIB = 1 << 20
 SIZE = 40 * MIB + 512
-
-
-def disk(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["disk", *map(str, arguments)])
 
 
 @pytest.fixture

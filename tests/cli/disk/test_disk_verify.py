@@ -5,20 +5,15 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from synvirt.cli import app
 from synvirt.disks.checking.ledger import Ledger
 from synvirt.disks.raw.files import RawWriter
+from tests.cli.disk.program import disk
 from tests.devices import loop_device
 from tests.disks.block_images import assert_same_file
 from tests.offline import appliances
 
 MIB = 1 << 20
-
-
-def disk(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["disk", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from synvirt.cli import app
 from synvirt.disks import detect, open_reader
 from synvirt.disks.nbd.fallback import MAGICS, driver_of, passphrase, readable, with_key
 from synvirt.disks.nbd.qemu import DRIVERS
@@ -20,15 +18,12 @@ from synvirt.disks.specs import GzipSpec, ImageSpec, QemuSpec, RawSpec
 from synvirt.errors import BadRequest, HostPathRejected, MalformedArchive, UnsupportedFormat
 from synvirt.offline.registry import detect as detect_importer
 from synvirt.offline.single import disk as single_disk
+from tests.cli.disk.program import disk
 from tests.contracts.readers import read_all
 from tests.disks.block_images import qemu
 
 MIB = 1 << 20
 KEY = "open, sesame"
-
-
-def disk(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["disk", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@
 import json
 import random
 import re
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,6 +18,7 @@ from synvirt.migrations import patience
 from synvirt.migrations.memory import PassMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, Mode, State
+from tests.fakes.busy_guest import busy_guest
 from tests.fakes.prism.server import Prisms
 from tests.fakes.prism.state import VmState
 from tests.fakes.workers import in_process
@@ -68,25 +68,8 @@ def plan(vm: VmState, mode: str = "Warm", **fields: Any) -> Any:
     return live_plan(mode, source={"Live": "prism_api"}, source_ref=ref, **fields)
 
 
-@contextmanager
-def busy_guest(prisms: Prisms, vm: VmState, address: str = "scsi.0", size: int = SIZE) -> Iterator[list[int]]:
-    """Writes small pieces all over a disk for as long as it runs; how often, in the end."""
-    written, over = [0], threading.Event()
-
-    def write() -> None:
-        generator = random.Random(3)
-        while not over.is_set():
-            data = generator.randbytes(generator.randrange(1, 4096))
-            written[0] += prisms.state.guest_writes(vm.id, address, generator.randrange(size - 4096), data)
-            over.wait(0.01)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield written
-    finally:
-        over.set()
-        thread.join()
+def busy(prisms: Prisms, vm: VmState, address: str = "scsi.0", size: int = SIZE) -> AbstractContextManager[list[int]]:
+    return busy_guest(lambda offset, data: prisms.state.guest_writes(vm.id, address, offset, data), size)
 
 
 def same(house: PrismHouse, job: Migration, vm: VmState) -> bool:
@@ -96,7 +79,7 @@ def same(house: PrismHouse, job: Migration, vm: VmState) -> bool:
 
 def moved_warm(house: PrismHouse, prisms: Prisms) -> Migration:
     vm = machine(prisms)
-    with busy_guest(prisms, vm) as written:
+    with busy(prisms, vm) as written:
         job = house.run(house.intake.submit(plan(vm, warm={"delta_threshold_bytes": 64 << 20})).id)
     assert job.state is State.COMPLETED, job.last_error
     assert (job.mode_effective, job.last_error) == (Mode.WARM, None)

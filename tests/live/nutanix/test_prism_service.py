@@ -20,7 +20,7 @@ from synvirt.model.sources import Source
 from synvirt.sample import build
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
 from tests.holding import files_that_hold
-from tests.live.nutanix.test_prism_jobs import busy_guest
+from tests.live.nutanix.test_prism_jobs import busy
 from tests.real.test_service import _guests, service
 from tests.running import forked
 from tests.running.processes import FILTERED, caged, until
@@ -54,7 +54,7 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path, by_nfs: 
     chosen = [f"prism_element={by_nfs.url('element')}", *(f"{name}={options[name]}" for name in ("nfs_port", "mount_port"))]
     with (
         service(data_dir) as (process, client),
-        busy_guest(by_nfs, vm, "scsi.1", 2 * MIB) as written,
+        busy(by_nfs, vm, "scsi.1", 2 * MIB) as written,
         caged(process.pid) as seen,
     ):
         add = ("sources", "add", "lab", by_nfs.url("central"), "--kind", "prism_api", "--source-user", USER)
@@ -122,7 +122,7 @@ def test_other_ways_are_read_in_the_cage_too(
     contents = {"scsi.0": random.Random(2).randbytes(4 * MIB), "sata.1": random.Random(3).randbytes(MIB)}
     vm = state.add_vm("db", contents)
     paths = dict(zip(contents, map(state.path, vm.disks), strict=True))
-    with service(data_dir) as (process, client), busy_guest(cluster, vm) as written, caged(process.pid) as seen:
+    with service(data_dir) as (process, client), busy(cluster, vm) as written, caged(process.pid) as seen:
         # What changed is told by the cluster itself, at its own port.
         source = registered(client, cluster, *(["central"] if way == "image" else []), transport=way)
         plan = {

@@ -3,9 +3,8 @@
 import asyncio
 import random
 import re
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,6 +24,7 @@ from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, Mode, State
 from synvirt.store import Store
 from tests.contracts.live import in_session
+from tests.fakes.busy_guest import busy_guest
 from tests.fakes.vcenter import DISK_BYTES, VCenter
 from tests.fakes.workers import in_process
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan, states
@@ -74,28 +74,8 @@ def plan(mode: str = "Warm", *, vm: str = VM, **fields: Any) -> Any:
 NEVER = range(5 << 19, 6 << 19)
 
 
-@contextmanager
-def busy_guest(platform: VCenter) -> Iterator[list[int]]:
-    """Writes small pieces all over its disk for as long as it runs; how often, in the end."""
-    written, over = [0], threading.Event()
-
-    def write() -> None:
-        generator = random.Random(3)
-        while not over.is_set():
-            offset = generator.randrange(DISK_BYTES - 4096)
-            if NEVER.start - 4096 < offset < NEVER.stop:
-                continue
-            if platform.guest_writes(VM, offset, generator.randbytes(generator.randrange(1, 4096))):
-                written[0] += 1
-            over.wait(0.01)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield written
-    finally:
-        over.set()
-        thread.join()
+def busy(platform: VCenter) -> AbstractContextManager[list[int]]:
+    return busy_guest(lambda offset, data: platform.guest_writes(VM, offset, data), DISK_BYTES, spared=NEVER)
 
 
 def same(house: VimHouse, job: Migration, disk: Path) -> bool:
@@ -103,7 +83,7 @@ def same(house: VimHouse, job: Migration, disk: Path) -> bool:
 
 
 def test_a_guest_that_keeps_writing_is_moved_warm_and_loses_nothing(house: VimHouse, platform: VCenter, disk: Path) -> None:
-    with busy_guest(platform) as written:
+    with busy(platform) as written:
         job = house.intake.submit(plan(warm={"delta_threshold_bytes": 64 << 20}))
         job = house.run(job.id)
     assert job.state is State.COMPLETED, job.last_error
@@ -162,7 +142,7 @@ def test_tracking_that_cannot_be_switched_off_now_is_switched_off_later(house: V
 
 def test_every_disk_is_moved_by_its_key(house: VimHouse, platform: VCenter, disk: Path) -> None:
     data = platform.add_disk(VM, random.Random(5).randbytes(1 << 20), place=1)
-    with busy_guest(platform):
+    with busy(platform):
         job = house.run(house.intake.submit(plan()).id)
     assert job.state is State.COMPLETED, job.last_error
     keys = [one.key for one in job.disks]
@@ -188,7 +168,7 @@ def test_a_disk_that_cannot_be_read_warm_hinders_no_other_once_it_is_left_out(
     refused = house.run(house.intake.submit(plan()).id)
     assert refused.last_error is not None
     assert (refused.last_error.code, keys[1] in refused.last_error.message) == ("E_MIG_INVALID_PLAN", True)
-    with busy_guest(platform):
+    with busy(platform):
         job = house.run(house.intake.submit(plan(skip_disks=(keys[1],))).id)
     assert job.state is State.COMPLETED, job.last_error
     assert (job.mode_effective, job.last_error) == (Mode.WARM, None)
@@ -248,7 +228,7 @@ def test_a_host_that_is_away_for_a_while_costs_time_and_nothing_else(house: VimH
 
 
 def test_a_cold_job_shuts_the_guest_down_first(house: VimHouse, platform: VCenter, disk: Path) -> None:
-    with busy_guest(platform):
+    with busy(platform):
         job = house.run(house.intake.submit(plan("Cold")).id)
     assert job.state is State.COMPLETED, job.last_error
     assert same(house, job, disk)
@@ -314,7 +294,7 @@ def test_a_vm_that_is_only_set_to_be_tracked(
         await asyncio.to_thread(session.call, "set it", lambda _: session.machine(VM).ReconfigVM_Task(spec))
 
     in_session(lambda: VimApi(platform.access()), set_to_be_tracked)
-    with busy_guest(platform):
+    with busy(platform):
         ended = house.run(house.intake.submit(plan()).id)
     assert ended.state is State.COMPLETED, ended.last_error
     assert (ended.mode_effective, same(house, ended, disk)) == (mode, True)

@@ -4,7 +4,7 @@ import dataclasses
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,6 +18,7 @@ from synvirt.live.xen.adapter import XenApi
 from synvirt.migrations import patience
 from synvirt.model.job import Migration
 from synvirt.model.kinds import LiveKind, Mode, State
+from tests.fakes.busy_guest import busy_guest
 from tests.fakes.workers import in_process
 from tests.fakes.xenserver import ADDRESSES, XenServer, xenserver
 from tests.house import SOURCE_ID, Crash, House, crash_at, live_plan
@@ -62,25 +63,9 @@ class XenHouse(House):
         tracked = [vdi["uuid"] for vdi in pool.tables["VDI"].values() if vdi["cbt_enabled"] or vdi["other_config"]]
         return [*pool.snapshots(), *tracked, *pool.sessions]
 
-    @contextmanager
-    def busy_guest(self) -> Iterator[list[int]]:
-        """Writes small pieces all over its first disk for as long as it runs; how often, in the end."""
-        written, over = [0], threading.Event()
-
-        def write() -> None:
-            generator = random.Random(5)
-            while not over.is_set():
-                data = generator.randbytes(generator.randrange(1, 4096))
-                written[0] += self.server.pool.guest_writes(self.vm_id, generator.randrange(DISK_BYTES - 4096), data)
-                over.wait(0.01)
-
-        thread = threading.Thread(target=write)
-        thread.start()
-        try:
-            yield written
-        finally:
-            over.set()
-            thread.join()
+    def busy_guest(self) -> AbstractContextManager[list[int]]:
+        """On its first disk."""
+        return busy_guest(lambda offset, data: self.server.pool.guest_writes(self.vm_id, offset, data), DISK_BYTES, seed=5)
 
 
 @pytest.fixture(params=["nbd", "export"])

@@ -4,10 +4,8 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ from tests.house import Crash, House, crash_at, offline_plan, states
 from tests.offline import appliances
 from tests.offline.hyperv import hyperv_exports
 from tests.offline.hyperv.vmcx_service import Way, by_tool
-from tests.running import forked
-from tests.running.processes import children, command_line, until
+from tests.running.processes import children, command_line, ready, until
 
 
 def contents() -> dict[str, bytes]:
@@ -295,21 +292,10 @@ def test_cancelled_while_the_tool_runs(tmp_path: Path) -> None:
     house.close()
 
 
-@contextmanager
-def service(folder: Path, manner: str) -> Iterator[subprocess.Popen[str]]:
-    """The engine's process, ready; killed at the end, if it still lives."""
-    argv = [sys.executable, "-m", "tests.offline.hyperv.vmcx_service", str(folder), f"sqlite:///{folder / 'store.db'}", manner]
-    with (folder / "service.log").open("a") as log:
-        process = forked.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        assert process.stdout is not None
-        while (line := process.stdout.readline()) and line != "ready\n":
-            pass
-        assert line, (folder / "service.log").read_text()[-3000:]
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def service(folder: Path, manner: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """The engine's process."""
+    url = f"sqlite:///{folder / 'store.db'}"
+    return ready("tests.offline.hyperv.vmcx_service", str(folder), url, manner, log=folder / "service.log")
 
 
 @pytest.mark.timeout(180)

@@ -14,7 +14,7 @@ from synvirt.migrations.memory import PassMemory
 from synvirt.model.kinds import Mode, State
 from tests.fakes.vcenter import VCenter
 from tests.live.vsphere.lease.lab import LeaseHouse
-from tests.live.vsphere.test_vim_jobs import VM, VimHouse, busy_guest, plan, same
+from tests.live.vsphere.test_vim_jobs import VM, VimHouse, busy, plan, same
 from tests.running import forked
 from tests.running.processes import until
 
@@ -105,7 +105,7 @@ def test_files_that_are_closed_before_a_delta_leave_whole_disks_to_compare_and_i
     house = by_any_way
     job = house.intake.submit(plan())
     close_files_once(house, platform, lambda: house.store.memory.get(job.id, PassMemory, 2).snapshot is not None)
-    with busy_guest(platform):
+    with busy(platform):
         ended = house.run(job.id)
     assert ended.state is State.COMPLETED, ended.last_error
     assert same(house, ended, disk)

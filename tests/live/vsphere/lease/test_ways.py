@@ -17,7 +17,7 @@ from synvirt.migrations import passes
 from synvirt.model.kinds import Mode, State
 from tests.fakes.vcenter import DISK_BYTES, VCenter
 from tests.live.vsphere.lease.lab import ask, by_lease, opened, way_of
-from tests.live.vsphere.test_vim_jobs import VM, VimHouse, busy_guest, plan, same
+from tests.live.vsphere.test_vim_jobs import VM, VimHouse, busy, plan, same
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -160,7 +160,7 @@ def test_a_warm_copy_and_one_by_the_operators_choice_need_no_lease(
     chosen = platform.access(fingerprint_sha256=platform.fingerprint, transport="datastore")
     assert isinstance(ask(chosen, opened), DatastoreSpec)
     ask(platform.access(), lambda adapter: adapter.cleanup(VM, "synvirt-a-1"))
-    with busy_guest(platform):
+    with busy(platform):
         job = by_any_way.run(by_any_way.intake.submit(plan()).id)
     assert (job.state, job.mode_effective) == (State.COMPLETED, Mode.WARM)
     assert same(by_any_way, job, mostly_empty)
