@@ -1,9 +1,11 @@
 """A whole service for one job, as `synvirt demo` runs it: `python -m tests.real.one_job DATA_DIR`, a plan on stdin.
 
 A process of its own, since libvirt opens one embedded driver a process; SYNVIRT_* variables set it, as they do any service. It
-prints what came of the job and what the guest's agent reads in the sample's id file, as JSON, and leaves no guest running.
+prints what came of the job, what the guest's agent reads in the sample's id file, and the SHA-256 of the volumes of a guest
+without an agent, as JSON, and leaves no guest running.
 """
 
+import hashlib
 import json
 import sys
 import threading
@@ -34,13 +36,22 @@ def main() -> None:
             with display(quiet=True) as show:
                 job = watch(client, client.submit(plan), show=show)
             found: str | None = None
+            digests = []
             if job.state == State.COMPLETED and job.domain is not None:
-                found = running.read_guest_file(UUID(job.domain.uuid), ID_PATH).decode().strip()
+                if job.boot_sign == "agent":
+                    found = running.read_guest_file(UUID(job.domain.uuid), ID_PATH).decode().strip()
+                else:
+                    digests = [digest(settings.data_dir / "volumes" / str(disk.volume)) for disk in job.disks]
                 running.remove(job)
         finally:
             running.stop()
             server.join()
-    sys.stdout.write(json.dumps({"job": job.model_dump(mode="json"), "id": found}))
+    sys.stdout.write(json.dumps({"job": job.model_dump(mode="json"), "id": found, "digests": digests}))
+
+
+def digest(volume: Path) -> str:
+    with volume.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 if __name__ == "__main__":

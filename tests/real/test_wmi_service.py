@@ -15,12 +15,12 @@ import pytest
 
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
-from synvirt.sample import build
 from tests.fakes.hyperv.host import EXPORTING, USER, FakeHost, hyperv_host
 from tests.fakes.hyperv.model import OFF
 from tests.guests import phony_windows
 from tests.guests.conversions import need_conversions
 from tests.holding import files_that_hold
+from tests.real.guests import halting_linux
 from tests.real.test_service import service
 from tests.running import forked
 from tests.running.processes import until
@@ -152,9 +152,7 @@ def test_a_killed_service_goes_on_and_leaves_nothing_on_the_host(
 
 
 def test_from_an_unknown_certificate_to_a_guest_that_runs_here(tmp_path: Path, host: FakeHost, data_dir: Path) -> None:
-    sample = build(tmp_path / "sample", payload_mib=0, keep_raw=True)
-    assert sample.raw is not None
-    vm = host.hyperv.add_vm("linux", sample.raw)
+    vm = host.hyperv.add_vm("linux", halting_linux(tmp_path / "linux.raw"))
     vm.generation, vm.extra = 1, {"kvp": [OS_NAME]}
     for disk in vm.disks:
         disk.bus = 0
@@ -184,6 +182,7 @@ def test_from_an_unknown_certificate_to_a_guest_that_runs_here(tmp_path: Path, h
         host.hyperv.guest_writes(vm, GAP, b"written at the source")
         job = json.loads(run("import", "linux", "--source", "hv", "--mode", "warm", "--wait", "--json"))
         assert (job["state"], job["mode_effective"], job["last_error"]) == ("Completed", "Warm", None)
+        assert job["boot_sign"] == "console"
         assert [one["kind"] for one in job["passes"]] == ["full", "delta", "final"]
         with (data_dir / "volumes" / job["disks"][0]["volume"]).open("rb") as volume:
             volume.seek(GAP)
