@@ -82,6 +82,16 @@ def test_folders_of_a_start_that_came_to_nothing_are_removed(tmp_path: Path) -> 
         )
 
 
+def test_variables_that_were_not_whole_yet_are_removed(tmp_path: Path) -> None:
+    """The service was killed while libvirt copied them."""
+    place = tmp_path / "lib/qemu/nvram"
+    place.mkdir(parents=True)
+    for name in ("killed_VARS.fd.new", "guest_VARS.fd", "mine.new"):
+        (place / name).touch()
+    orphans.remove(orphans.traces(tmp_path), [])
+    assert sorted(path.name for path in place.iterdir()) == ["guest_VARS.fd", "mine.new"]
+
+
 def test_what_a_killed_swtpm_left_is_removed(tmp_path: Path) -> None:
     """It removes its socket and the file of its number only where it is asked to end."""
     place = tmp_path / "run/swtpm"

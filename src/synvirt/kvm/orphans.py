@@ -4,6 +4,7 @@
     swtpm of a guest that was never started: its QEMU would have ended it; and swtpm_setup, which would go on making its state
     files of a start that was cut off before there was a process, or files of a swtpm that was killed: libvirt removes only
     those of guests that it knows to run
+    the copy of a firmware's variables that was not whole yet: libvirt writes it beside its place
 
 The processes are known by the paths in their arguments, which lie in the driver's own folder.
 """
@@ -44,19 +45,21 @@ def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> 
 # A guest's folder is domain-NUMBER-NAME; the socket and the pid file of its swtpm are NUMBER-NAME-swtpm.… Each start has
 # another number (libvirt's virDomainDefGetShortName).
 _OF_A_START = re.compile(r"domain-([0-9]+)-.*|([0-9]+)-.*-swtpm\.(?:pid|sock)", re.DOTALL)
+HALF_WRITTEN = "lib/qemu/nvram/*_VARS.fd.new"
 
 
 def traces(root: Path) -> list[Path]:
     """Files of guests' starts. Look before the driver is opened, as for the processes."""
     places = (root / "lib/qemu", root / "lib/qemu/channel/target", root / "run/swtpm")
-    return [path for place in places for path in place.glob("*-*") if _OF_A_START.fullmatch(path.name)]
+    of_starts = [path for place in places for path in place.glob("*-*") if _OF_A_START.fullmatch(path.name)]
+    return [*of_starts, *root.glob(HALF_WRITTEN)]
 
 
 def remove(left: list[Path], active: Collection[int]) -> None:
     """Removes those of guests that do not run. `active`: the numbers of the running ones, once the driver is open."""
     for path in left:
         found = _OF_A_START.fullmatch(path.name)
-        if found is None or int(found[1] or found[2]) in active:
+        if found is not None and int(found[1] or found[2]) in active:
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
