@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from synvirt.cli.disk import program
+from synvirt.cli.disk import parsing, plain
 from synvirt.offline.known_by import may_be_appliance
 from tests.offline import appliances
 
@@ -26,7 +28,7 @@ _HEAVY = [
     "sqlalchemy",
 ]
 # Of these an image needs none either: each takes longer to load than a small disk to copy.
-_SLOW = ["numpy", "asyncio", "ssl", "logging", "concurrent.futures", "synvirt.outgoing", "dataclasses", "inspect"]
+_SLOW = ["numpy", "asyncio", "ssl", "logging", "concurrent.futures", "synvirt.outgoing", "argparse", "dataclasses", "inspect"]
 _PROGRAM = """
 import json, os, sys
 def leave(code):
@@ -95,17 +97,49 @@ def test_an_image_waits_for_what_it_needs_alone(images: Path, command: str, name
 def test_a_command_is_parsed_alone_as_among_all(command: str) -> None:
     here = str(Path(__file__))
     given = [command, here, *([here] if command in ("convert", "compare") else []), "--key-file", here, "--json"]
-    alone, among_all = (program._parser(arguments) for arguments in (given, []))
+    alone, among_all = (parsing.parser_of(arguments) for arguments in (given, []))
     one, other = (vars(parser.parse_args(given)) for parser in (alone, among_all))
     assert one.pop("parser").format_help() == other.pop("parser").format_help()
     assert one == other
     for wrong in ([command], [command, "--no-such"], [command, here, "--key-file"]):
         said = []
         for parser in (alone, among_all):
-            with pytest.raises(program._WrongUsage) as error:
+            with pytest.raises(parsing.WrongUsage) as error:
                 parser.parse_known_args(wrong)
             said.append((error.value.usage, error.value.detail))
         assert said[0] == said[1]
+
+
+_WORDS = [
+    "--json",
+    "--force",
+    "--verify",
+    __file__,
+    "target",
+    "",
+    "-",
+    "--",
+    "-1",
+    "--fo",
+    "--force=1",
+    "--disk",
+    "/no such file",
+]
+
+
+@given(st.sampled_from(["info", "convert", "map", "--json"]), st.lists(st.sampled_from(_WORDS), max_size=5))
+def test_a_plain_line_is_read_as_by_argparse(command: str, words: list[str]) -> None:
+    if (read := plain.plain([command, *words])) is not None:
+        expected = vars(parsing.parsed([command, *words]))
+        del expected["parser"]
+        assert vars(read) == expected
+
+
+@given(st.permutations(["--force", "--json", "--verify"]))
+def test_what_most_people_write_is_plain(flags: list[str]) -> None:
+    assert plain.plain(["convert", *flags, __file__, "target"]) is not None
+    assert plain.plain(["convert", __file__, *flags, "target"]) is not None
+    assert plain.plain(["info", __file__]) is not None
 
 
 @pytest.mark.parametrize("told", [None, "", "0", "-5", "x", " 70 ", "120"])
@@ -113,9 +147,9 @@ def test_help_is_as_wide_as_the_terminal(told: str | None, monkeypatch: pytest.M
     monkeypatch.delenv("COLUMNS", raising=False)
     if told is not None:
         monkeypatch.setenv("COLUMNS", told)
-    program._columns.cache_clear()
-    assert program._columns() == shutil.get_terminal_size().columns
-    program._columns.cache_clear()
+    parsing._columns.cache_clear()
+    assert parsing._columns() == shutil.get_terminal_size().columns
+    parsing._columns.cache_clear()
 
 
 @pytest.mark.parametrize("command", ["info", "convert"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from synvirt.cli.disk import program as disk
+from synvirt.cli.disk import parsing as disk
 from synvirt.errors import BY_CODE
 from synvirt.main import app
 from tests.documents import made as documents
@@ -63,7 +63,7 @@ def test_every_command_that_is_shown_is_one(line: str, monkeypatch: pytest.Monke
     words = shlex.split(line)[1:]
     if words[0] == "disk":  # these have a parser of their own, which looks whether the image is there
         monkeypatch.setattr(disk, "_existing", Path)
-        assert disk._parser([]).parse_args([word for word in words[1:] if word != "--json"])
+        assert disk.parser_of([]).parse_args([word for word in words[1:] if word != "--json"])
         return
     command: Any = typer.main.get_command(app)
     name = "synvirt"

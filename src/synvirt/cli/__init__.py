@@ -1,7 +1,7 @@
 """The command line. It asks the service by HTTP; but `backup mount` itself opens the data_dir's store and repository, and
 `disk` and `inspect` themselves read files. main/ adds `serve` and `demo`.
 
-synvirt disk …      disk.py       argparse, and what a copy needs: it starts in the time that a small disk takes to copy
+synvirt disk …      disk/         its own parser, and what a copy needs: it starts in the time that a small disk takes to copy
 synvirt …           commands.py   Typer, which takes longer to load
 """
 

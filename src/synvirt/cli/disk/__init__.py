@@ -1,4 +1,5 @@
 """synvirt disk: only the data path, without a service.
 
-`program.py` parses the arguments; each command is a module, imported when it runs.
+`program.py` runs a command: `plain.py` reads most command lines, `parsing.py` all others. Each command is a module,
+imported when it runs.
 """
