@@ -189,13 +189,12 @@ class PveLab:
         for part in ("run/sshd", "run/qemu-server", "bin", "scratch"):
             (folder / part).mkdir(parents=True)
         (folder / "scratch").chmod(0o700)
-        values = {"lab": self.folder, "folder": folder}
         environment = f"PATH={folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         keys = self.folder / "ssh"
         config = sshd_config(port=self.ssh_port, address=address, keys=keys, environment=environment)
         (folder / "sshd_config").write_text(config)
         programs = {
-            "pvesm": _PVESM.format(**values),
+            "pvesm": _PVESM.format(lab=self.folder),
             "pveversion": "#!/bin/sh\necho pve-manager: 8.4.1\necho pve-qemu-kvm: 7.2.22-1\necho qemu-server: 8.4.0\n",
         }
         for program, text in programs.items():

@@ -94,10 +94,10 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
     from synvirt.proof.verifying import chained, checked, stamped
 
     options.work_here("a receipt is read here")
-    for named in (folder, chain, key_file, tsa_roots, *(Path(each.partition("=")[2]) for each in volume or ())):
-        if named is not None and not named.exists():
-            fetched = "`synvirt receipt get` fetches a receipt" if named is folder else None
-            raise NotFound(f"there is no {named}", hint=did_you_mean_file(named) or fetched)
+    _check_there(folder, hint="`synvirt receipt get` fetches a receipt")
+    for named in (chain, key_file, tsa_roots, *(Path(each.partition("=")[2]) for each in volume or ())):
+        if named is not None:
+            _check_there(named)
     trusted = None if key_file is None else PublicKey.from_signers(text_of(key_file, what="key file "), key_file.name)
     found = checked(folder, trusted)
     problems = list(found.problems)
@@ -116,19 +116,15 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
     if tsa_roots is not None and stamp is None and not problems:
         problems.append("the receipt has no time stamp")
     if options.json:
-        signer = None if found.key is None else found.key.fingerprint
-        print(
-            json.dumps(
-                {
-                    "good": not problems,
-                    "problems": problems,
-                    "key": signer,
-                    "key_trusted": trusted is not None,
-                    "stamped_at": stamp,
-                    "stamp_trusted": stamp is not None and tsa_roots is not None,
-                }
-            )
-        )
+        result = {
+            "good": not problems,
+            "problems": problems,
+            "key": None if found.key is None else found.key.fingerprint,
+            "key_trusted": trusted is not None,
+            "stamped_at": stamp,
+            "stamp_trusted": stamp is not None and tsa_roots is not None,
+        }
+        print(json.dumps(result))
     else:
         _say(found.statement, found.key, problems, trusted=trusted is not None)
         if stamp is not None and not problems:
@@ -136,6 +132,11 @@ def verify(  # noqa: PLR0917 - the framework passes them by name
             print(f"It existed on {shown(stamp)}{remark}")
     if problems:
         raise typer.Exit(FAILED)
+
+
+def _check_there(path: Path, *, hint: str | None = None) -> None:
+    if not path.exists():
+        raise NotFound(f"there is no {path}", hint=did_you_mean_file(path) or hint)
 
 
 def _say(statement: dict[str, Any] | None, signer: "PublicKey | None", problems: list[str], *, trusted: bool) -> None:

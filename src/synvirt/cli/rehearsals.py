@@ -1,6 +1,6 @@
 """synvirt rehearse, and synvirt rehearsals list|show|cancel|screenshot"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,27 +91,12 @@ def together(
     Example: synvirt rehearsals together 1f3a 2b4c --role 1f3a:postgresql --url 2b4c:http://shop.example/health
     """
     import json
-    import shlex
 
     with options.connect() as client:
         ids = {job: full_id(client, "migration", job) for job in jobs or ()}
-        asked: dict[str, list[dict[str, Any]]] = {job: [] for job in ids}
-        kinds: tuple[tuple[list[str] | None, str, str, Callable[[str], Any]], ...] = (
-            (checks, "command", "argv", shlex.split),
-            (ports, "port", "port", int),
-            (roles, "role", "role", str),
-            (urls, "http", "url", str),
-        )
-        for given, kind, field, read in kinds:
-            for text in given or ():
-                job, _, what = text.partition(":")
-                if job not in asked:
-                    raise typer.BadParameter(f"{text!r} does not begin with one of the jobs: JOB:VALUE")
-                try:
-                    asked[job].append({"kind": kind, field: read(what), "within_s": within_s})
-                except ValueError as error:
-                    raise typer.BadParameter(f"{text!r}: {error}") from error
-        members = [{"migration_id": ids[job], "checks": asked[job]} for job in ids]
+        given = {"command": checks, "port": ports, "role": roles, "http": urls}
+        checks_of = _checks_of_jobs(ids, given, within_s)
+        members = [{"migration_id": ids[job], "checks": checks_of[job]} for job in ids]
         body: dict[str, Any] = {"members": members}
         if wave is not None:
             from synvirt.cli.waves.asking import WAVES
@@ -129,6 +114,32 @@ def together(
         _sheet(one)
     if any(one["state"] in ("Failed", "Cancelled") for one in found):
         raise typer.Exit(FAILED)
+
+
+def _checks_of_jobs(
+    jobs: Iterable[str], given: Mapping[str, list[str] | None], within_s: float
+) -> dict[str, list[dict[str, Any]]]:
+    """The checks of each job. `given`: by the kind of the checks, JOB:VALUE each. BadParameter names the wrong one."""
+    import shlex
+
+    # Of each kind: the check's field, and how its value is read.
+    fields: dict[str, tuple[str, Callable[[str], Any]]] = {
+        "command": ("argv", shlex.split),
+        "port": ("port", int),
+        "role": ("role", str),
+        "http": ("url", str),
+    }
+    found: dict[str, list[dict[str, Any]]] = {job: [] for job in jobs}
+    for kind, (field, read) in fields.items():
+        for text in given[kind] or ():
+            job, _, value = text.partition(":")
+            if job not in found:
+                raise typer.BadParameter(f"{text!r} does not begin with one of the jobs: JOB:VALUE")
+            try:
+                found[job].append({"kind": kind, field: read(value), "within_s": within_s})
+            except ValueError as error:
+                raise typer.BadParameter(f"{text!r}: {error}") from error
+    return found
 
 
 def _until_its_end(client: "Client", job_id: str, answer: str, *, say: bool) -> str:

@@ -82,13 +82,7 @@ def extents(file: BinaryIO) -> Iterator[Extent]:
             name = _name(file, record, top.encoding, skip)
             if name is None:
                 continue
-            if (
-                name in names
-                or name in ("", ".", "..")
-                or "/" in name
-                or "\0" in name
-                or len(os.fsencode(name)) > NAME_BYTES_MAX
-            ):
+            if name in names or not _can_name_a_file(name):
                 raise Unreadable("a name that no file can have, or two files have")
             names.add(name)
             path, at = f"{beneath}{name}", record.at * SECTOR_BYTES
@@ -104,6 +98,10 @@ def extents(file: BinaryIO) -> Iterator[Extent]:
             if files > FILES_MAX or at + record.length > size:
                 raise Unreadable("it has too many files" if files > FILES_MAX else f"{path} lies behind its end")
             yield Extent(path, at, record.length)
+
+
+def _can_name_a_file(name: str) -> bool:
+    return name not in ("", ".", "..") and not {"/", "\0"} & set(name) and len(os.fsencode(name)) <= NAME_BYTES_MAX
 
 
 # ── the structures ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from synvirt.blocks import DiskReader
 from synvirt.disks.checking.block_hashes import digest_of
@@ -140,7 +140,7 @@ def chained(folder: Path, key: PublicKey | None = None, receipt: Path | None = N
     Each is checked as by `checked`. `receipt`: the folder of one that must be among them. Only the host can say whether the
     newest is really the newest (GET /receipts/key)."""
     problems: list[str] = []
-    links: dict[int, tuple[str, str, dict[str, Any] | None]] = {}
+    links: dict[int, _Link] = {}
     for place in sorted(folder.iterdir())[:RECEIPTS_MAX]:
         if place.is_symlink() or not place.is_dir() or not (place / DECLARATION).exists():
             continue
@@ -151,23 +151,13 @@ def chained(folder: Path, key: PublicKey | None = None, receipt: Path | None = N
             continue
         sequence, previous = _link(found.statement, place.name, problems)
         if sequence in links:
-            problems.append(f"{place.name} and {links[sequence][0]} are both receipt {sequence}")
-        links[sequence] = (place.name, _statement_hash(place), previous)
+            problems.append(f"{place.name} and {links[sequence].name} are both receipt {sequence}")
+        links[sequence] = _Link(place.name, _statement_hash(place), previous)
     if not links:
         raise NotFound(f"{folder.name} has no receipts", hint="name the folder that the folders receipt-… lie in")
-    if receipt is not None and _statement_hash(receipt) not in {digest for _, digest, _ in links.values()}:
+    if receipt is not None and _statement_hash(receipt) not in {link.digest for link in links.values()}:
         problems.append(f"{receipt.name} is not among the receipts in {folder.name}: its place in their chain was not checked")
-    if max(links) > RECEIPTS_MAX:
-        return [*problems, f"{links[max(links)][0]} says that it is receipt {max(links)}"]
-    for sequence in range(1, max(links) + 1):
-        if sequence not in links:
-            problems.append(f"receipt {sequence} is missing")
-        elif sequence > 1 and sequence - 1 in links:
-            name, _, previous = links[sequence]
-            before = links[sequence - 1]
-            if previous != {"sequence": sequence - 1, "sha256": before[1]}:
-                problems.append(f"{name} does not follow {before[0]}: it names another statement before it")
-    return problems
+    return [*problems, *_broken(links)]
 
 
 # ── the parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,6 +165,29 @@ def chained(folder: Path, key: PublicKey | None = None, receipt: Path | None = N
 
 def _statement_hash(folder: Path) -> str:
     return sha256_of(_small(folder, STATEMENT))
+
+
+class _Link(NamedTuple):
+    """A receipt's place in the chain: its folder's name, the hash of its statement, and what it says of the one before it."""
+
+    name: str
+    digest: str
+    previous: dict[str, Any] | None
+
+
+def _broken(links: dict[int, _Link]) -> Iterator[str]:
+    """Where the chain of at least one receipt, by their numbers, has a gap or another order."""
+    last = max(links)
+    if last > RECEIPTS_MAX:
+        yield f"{links[last].name} says that it is receipt {last}"
+        return
+    for sequence in range(1, last + 1):
+        link, before = links.get(sequence), links.get(sequence - 1)
+        if link is None:
+            yield f"receipt {sequence} is missing"
+        # Receipt 0 is one without a place in the chain: nothing follows it.
+        elif sequence > 1 and before is not None and link.previous != {"sequence": sequence - 1, "sha256": before.digest}:
+            yield f"{link.name} does not follow {before.name}: it names another statement before it"
 
 
 def _link(statement: dict[str, Any], name: str, problems: list[str]) -> tuple[int, dict[str, Any] | None]:

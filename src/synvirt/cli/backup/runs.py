@@ -68,14 +68,12 @@ def show_result(run: "BackupRun") -> None:
     """Prints the run's result."""
     if run.error is not None:
         print_error(run.error.code, run.error.message, run.error.hint)
-    if run.kind == "backup":
+    # A backup that fails has made points of some guests; of any other run they are what it was to work on.
+    if run.kind == "backup" or run.error is None:
         for point in run.restore_point_ids:
             print(f"restore point {point}")
-        if run.stored_bytes or run.restore_point_ids:
-            print(f"{sized(run.progress.bytes_done)} read, {sized(run.stored_bytes)} stored")
-    elif run.error is None:
-        for point in run.restore_point_ids:
-            print(f"restore point {point}")
+    if run.kind == "backup" and (run.stored_bytes or run.restore_point_ids):
+        print(f"{sized(run.progress.bytes_done)} read, {sized(run.stored_bytes)} stored")
     if run.report is not None:
         _show_report(run.report)
     if run.collected is not None:

@@ -13,6 +13,7 @@ A file of its own, or a few sectors in a sparse extent. It is foreign text: only
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from synvirt.disks.vmdk.sparse import SECTOR, SIZE_MAX
@@ -98,13 +99,7 @@ def parse_descriptor(content: bytes | bytearray, name: str) -> Descriptor:
         raise MalformedArchive(f"{name} is not a VMDK: it has neither a sparse extent's header nor a descriptor")
     if _ENCRYPTED_BY & settings.keys() or "vmwarevmcrypt" in settings.get("ddb.iofilters", ""):
         raise UnsupportedFormat(f"{name} is encrypted", hint="Decrypt the virtual machine in VMware, then export it again.")
-    if len(extents) > EXTENTS_MAX:
-        raise MalformedArchive(f"{name}: {len(extents)} extents; VMware's largest split disk has 1024")
-    for file, times in Counter(extent.file for extent in extents if extent.kind != ZERO).most_common(1):
-        if times > SAME_FILE_MAX:
-            raise MalformedArchive(f"{name}: {times} of its extents are in one file, {file[:100]!r}")
-    if sum(extent.size for extent in extents) > SIZE_MAX:
-        raise MalformedArchive(f"{name}: its extents are larger than VMware's largest disk")
+    _check_extents(extents, name)
     return Descriptor(
         create_type=settings.get("createtype", ""),
         cid=_cid(settings, "cid", name),
@@ -113,6 +108,17 @@ def parse_descriptor(content: bytes | bytearray, name: str) -> Descriptor:
         parent_uuid=_parent_uuid(settings.get("ddb.uuid.parent", "")),
         extents=tuple(extents),
     )
+
+
+def _check_extents(extents: Sequence[ExtentLine], name: str) -> None:
+    """Within the limits of VMware's largest disk. MalformedArchive."""
+    if len(extents) > EXTENTS_MAX:
+        raise MalformedArchive(f"{name}: {len(extents)} extents; VMware's largest split disk has 1024")
+    for file, times in Counter(extent.file for extent in extents if extent.kind != ZERO).most_common(1):
+        if times > SAME_FILE_MAX:
+            raise MalformedArchive(f"{name}: {times} of its extents are in one file, {file[:100]!r}")
+    if sum(extent.size for extent in extents) > SIZE_MAX:
+        raise MalformedArchive(f"{name}: its extents are larger than VMware's largest disk")
 
 
 def _parent_uuid(written: str) -> str:

@@ -251,30 +251,7 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
             remedy="Resume it, or shut it down, at the source first.",
         )
     for key, disk in data_disks(domain):
-        if seen.sizes.get(key, DiskSize(0, 0)).capacity_bytes == 0:
-            yield Concern(
-                id=f"disk-unknown-size:{key}",
-                category="Critical",
-                label="Disk of unknown size",
-                assessment=f"libvirt does not say how large disk {key} is",
-                remedy="Name the disk in skip_disks, or start the VM and inspect it again.",
-            )
-        if disk.find("shareable") is not None:
-            yield Concern(
-                id=f"disk-shared:{key}",
-                category="Warning",
-                label="Shared disk",
-                assessment=f"disk {key} is shared with other VMs, which would go on writing to the old one",
-                remedy="Move the VMs that share it together, or name it in skip_disks.",
-            )
-        if disk.get("device") == "lun":
-            yield Concern(
-                id=f"disk-passed-through:{key}",
-                category="Critical",
-                label="SCSI device of the host",
-                assessment=f"disk {key} is a device of its host, which libvirt cannot back up",
-                remedy="Name it in skip_disks and copy it separately.",
-            )
+        yield from _concerns_of_disk(key, disk, seen)
     if domain.find("devices/hostdev") is not None:
         yield Concern(
             id="host-devices",
@@ -287,3 +264,30 @@ def _concerns(domain: Element, seen: Seen) -> Iterator[Concern]:
     items = [one for one in rebuilt(domain).left_out if not one.startswith(("devices/hostdev", "devices/disk@device=lun"))]
     if items:
         yield left_out(items)
+
+
+def _concerns_of_disk(key: str, disk: Element, seen: Seen) -> Iterator[Concern]:
+    if seen.sizes.get(key, DiskSize(0, 0)).capacity_bytes == 0:
+        yield Concern(
+            id=f"disk-unknown-size:{key}",
+            category="Critical",
+            label="Disk of unknown size",
+            assessment=f"libvirt does not say how large disk {key} is",
+            remedy="Name the disk in skip_disks, or start the VM and inspect it again.",
+        )
+    if disk.find("shareable") is not None:
+        yield Concern(
+            id=f"disk-shared:{key}",
+            category="Warning",
+            label="Shared disk",
+            assessment=f"disk {key} is shared with other VMs, which would go on writing to the old one",
+            remedy="Move the VMs that share it together, or name it in skip_disks.",
+        )
+    if disk.get("device") == "lun":
+        yield Concern(
+            id=f"disk-passed-through:{key}",
+            category="Critical",
+            label="SCSI device of the host",
+            assessment=f"disk {key} is a device of its host, which libvirt cannot back up",
+            remedy="Name it in skip_disks and copy it separately.",
+        )
