@@ -399,9 +399,27 @@ def not_listed(noun: str, id_: object, kind: type[NotFound] = NotFound) -> NotFo
     return kind(f"there is no {noun} {id_}", hint=f"the list of {many} shows those there are")
 
 
+# Deeper than any library wraps an error.
+_WRAPPED_MAX = 8
+
+
 def cause_of(error: BaseException) -> str:
     """What the system reports about an error, without Python's own words: «Connection refused»."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def root_cause_of(error: BaseException) -> str:
+    """The innermost error's words: libraries wrap the system's in their own, and add the names of their objects. An error of a
+    library's own has its name too: «BadStatusLine: SSH-2.0»."""
+    inner = error
+    for _ in range(_WRAPPED_MAX):
+        following = inner.__cause__ or inner.__context__
+        if following is None:
+            break
+        inner = following
+    if isinstance(inner, OSError):
+        return getattr(inner, "verify_message", None) or cause_of(inner)
+    return f"{type(inner).__name__}: {inner}" if str(inner) else type(inner).__name__
 
 
 def _with_subclasses(root: type[SynvirtError]) -> list[type[SynvirtError]]:

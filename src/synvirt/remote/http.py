@@ -24,7 +24,16 @@ from typing import Final
 from urllib.parse import urljoin
 
 from synvirt import __version__
-from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, NotFound, SourceUnreachable, SynvirtError, UnsupportedFormat
+from synvirt.errors import (
+    AuthFailed,
+    BadRequest,
+    DiskReadFailed,
+    NotFound,
+    SourceUnreachable,
+    SynvirtError,
+    UnsupportedFormat,
+    root_cause_of,
+)
 from synvirt.remote import Interrupted, Remote, urls
 from synvirt.remote.urls import Url
 
@@ -390,7 +399,7 @@ def _cause(error: BaseException) -> str:
         return f"no byte came for {READ_TIMEOUT_S:.0f} s"
     if isinstance(error, http.client.IncompleteRead):
         return "the connection ended in the middle of an answer"
-    return f"{type(error).__name__}: {error}"[:200]
+    return root_cause_of(error)[:200]
 
 
 # ── authentication ───────────────────────────────────────────────────────────────────────────────────────────────────

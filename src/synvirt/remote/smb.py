@@ -36,7 +36,16 @@ from smbprotocol.session import Session
 from smbprotocol.transport import Tcp
 from smbprotocol.tree import TreeConnect
 
-from synvirt.errors import AuthFailed, BadRequest, DiskReadFailed, MalformedArchive, NotFound, SourceUnreachable, SynvirtError
+from synvirt.errors import (
+    AuthFailed,
+    BadRequest,
+    DiskReadFailed,
+    MalformedArchive,
+    NotFound,
+    SourceUnreachable,
+    SynvirtError,
+    root_cause_of,
+)
 from synvirt.outgoing import CONNECT_TIMEOUT_S
 from synvirt.remote import Interrupted, Remote, urls
 from synvirt.remote.smb_native import FAILURES_MAX, WORTH_BYTES, NativeShare
@@ -273,7 +282,7 @@ class SmbPlace:
             return NotFound(f"{where} is a folder, not a file", hint="give the URL of the file that describes the machine")
         if tree is not None:
             self.broken(tree)
-        return Interrupted(f"{type(error).__name__}: {str(error)[:200]}")
+        return Interrupted(root_cause_of(error)[:200])
 
     def close(self) -> None:
         with self._lock:

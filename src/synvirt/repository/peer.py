@@ -30,6 +30,7 @@ from synvirt.errors import (
     SourceUnreachable,
     StoreWriteFailed,
     SynvirtError,
+    root_cause_of,
 )
 from synvirt.model.problems import ProblemDetails
 from synvirt.model.values import Bytes, Model
@@ -312,4 +313,4 @@ def _body(answer: http.client.HTTPResponse, limit: int) -> bytes:
 def _cause(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no byte came in time"
-    return f"{type(error).__name__}: {error}"[:200]
+    return root_cause_of(error)[:200]

@@ -32,7 +32,7 @@ from urllib3.exceptions import (
 )
 
 from synvirt import __version__, outgoing
-from synvirt.errors import BadRequest, SourceUnreachable
+from synvirt.errors import BadRequest, SourceUnreachable, root_cause_of
 from synvirt.transport import tls
 
 # The time to connect: a firewall that drops packets is found out after this.
@@ -316,7 +316,7 @@ def _translated(where: str) -> Iterator[None]:
             f"{where}: the name does not resolve to an address", hint="check the spelling, and this host's DNS"
         ) from error
     except (NewConnectionError, ConnectTimeoutError) as error:
-        cause = "no answer" if isinstance(error, ConnectTimeoutError) and error.__cause__ is None else _cause(error)
+        cause = "no answer" if isinstance(error, ConnectTimeoutError) and error.__cause__ is None else root_cause_of(error)
         raise SourceUnreachable(
             f"{where} accepts no connection: {cause}", hint="is it running, and does a firewall let this host through?"
         ) from error
@@ -325,19 +325,8 @@ def _translated(where: str) -> Iterator[None]:
             f"{where} did not answer in time", hint="is the platform overloaded?", waited_s=SILENCE_TIMEOUT_S
         ) from error
     except SSLError as error:
-        raise tls.not_trusted(where, _cause(error)) from error
+        raise tls.not_trusted(where, root_cause_of(error)) from error
     except LocationParseError as error:
         raise BadRequest(f"{where}: this address cannot be asked for") from error
     except (HTTPError, OSError) as error:
-        raise SourceUnreachable(f"{where}: the connection was lost: {_cause(error)}") from error
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost error's own words: urllib3 wraps them with its objects' names."""
-    inner: BaseException = error
-    for _ in range(8):
-        following = inner.__cause__ or inner.__context__
-        if following is None:
-            break
-        inner = following
-    return getattr(inner, "strerror", None) or getattr(inner, "verify_message", None) or str(inner) or type(inner).__name__
+        raise SourceUnreachable(f"{where}: the connection was lost: {root_cause_of(error)}") from error

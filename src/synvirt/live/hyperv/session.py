@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound, root_cause_of
 from synvirt.live.hyperv.journal import read, written
 from synvirt.transport import Answer, Recorder, tls
 from synvirt.transport.http import POOLS
@@ -355,7 +355,7 @@ def _translated(error: Exception, address: Address, what: str) -> SynvirtError:
             f"{where}: it answered with HTTP status {error.code}", hint="is WinRM listening at this port, and nothing else?"
         )
     return SourceUnreachable(
-        f"{where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+        f"{where}: {' '.join(root_cause_of(error).split())[:300]}",
         hint="is the host up, WinRM on (Enable-PSRemoting), and port 5986 open from here?",
     )
 

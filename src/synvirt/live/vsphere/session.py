@@ -24,7 +24,16 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from synvirt import __version__
-from synvirt.errors import AuthFailed, BadRequest, Internal, SnapshotFailed, SourceUnreachable, SynvirtError, VmNotFound
+from synvirt.errors import (
+    AuthFailed,
+    BadRequest,
+    Internal,
+    SnapshotFailed,
+    SourceUnreachable,
+    SynvirtError,
+    VmNotFound,
+    root_cause_of,
+)
 from synvirt.live.form import Place
 from synvirt.live.vsphere import versions
 from synvirt.live.vsphere.tap import tapped
@@ -437,9 +446,8 @@ class VimSession:
         if isinstance(error, ssl.SSLCertVerificationError):
             return tls.not_trusted(self.host, error.verify_message)
         if isinstance(error, (OSError, http.client.HTTPException)):
-            cause = str(error) or type(error).__name__
             return SourceUnreachable(
-                f"{self.host} does not answer when asked to {what}: {cause}",
+                f"{self.host} does not answer when asked to {what}: {root_cause_of(error)}",
                 hint="is the platform up, and the network between?",
             )
         if isinstance(error, (TypeError, ValueError)):
