@@ -1,19 +1,17 @@
 """A Nutanix source as an operator meets it: the service in a process of its own, the command line, a guest that boots here."""
 
+import filecmp
 import json
 import os
 import signal
-import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from synvirt.sample import build
 from tests.fakes.prism.lab import by_nfs, cluster
 from tests.fakes.prism.server import PASSWORD, USER, Prisms
-from tests.needs import need
+from tests.real.guests import halting_linux
 from tests.real.test_service import _guests, service
 from tests.running import forked
 
@@ -23,17 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_machine_is_moved_warm_and_boots_here(tmp_path: Path, by_nfs: Prisms) -> None:
-    need("syslinux", "syslinux")
     data_dir = tmp_path / "data"
-    sample = build(tmp_path / "sample", payload_mib=4)
-    with tarfile.open(sample.ova) as archive:
-        packed = archive.extractfile(next(name for name in archive.getnames() if name.endswith(".vmdk")))
-        assert packed is not None
-        (tmp_path / "disk.vmdk").write_bytes(packed.read())
-    raw = tmp_path / "disk.raw"
-    subprocess.run(
-        ["qemu-img", "convert", "-f", "vmdk", "-O", "raw", str(tmp_path / "disk.vmdk"), str(raw)], check=True, timeout=120
-    )
+    raw = halting_linux(tmp_path / "disk.raw")
     vm = by_nfs.state.add_vm("web", {"scsi.0": raw}, guest="Debian GNU/Linux 12")
 
     def run(*arguments: str, typed: str = "") -> str:
@@ -54,10 +43,11 @@ def test_a_machine_is_moved_warm_and_boots_here(tmp_path: Path, by_nfs: Prisms) 
         assert "web" in run("sources", "vms", "lab")
         job = json.loads(run("import", "web", "--source", "lab", "--mode", "warm", "--memory", "256M", "--wait", "--json"))
         assert (job["state"], job["mode_effective"], job["last_error"]) == ("Completed", "Warm", None)
-        assert job["boot_sign"]
+        assert job["boot_sign"] == "console"
         # The guest outlives the service, as guests should: here nobody wants it.
         (guest,) = _guests(data_dir)
         os.kill(guest, signal.SIGKILL)
     assert by_nfs.names() == []
     assert vm.power == "OFF"
+    assert filecmp.cmp(data_dir / "volumes" / job["disks"][0]["volume"], raw, shallow=False)
     assert PASSWORD not in (data_dir.parent / "serve.log").read_text()

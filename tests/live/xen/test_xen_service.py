@@ -1,5 +1,6 @@
 """A pool as an operator meets it: `synvirt serve`, the command line, a certificate seen and pinned; a guest that boots here."""
 
+import filecmp
 import json
 import os
 import random
@@ -15,9 +16,9 @@ import pytest
 
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
-from synvirt.sample import build
 from tests.fakes.xenserver import PASSWORD, USER, xenserver
 from tests.holding import files_that_hold
+from tests.real.guests import halting_linux
 from tests.real.test_service import _guests, service
 from tests.running import forked
 from tests.running.processes import until, workers
@@ -37,10 +38,9 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path) -> None:
 
     with xenserver(tmp_path / "pool") as platform:
         pool = platform.pool
-        sample = build(tmp_path / "sample", payload_mib=8, keep_raw=True)
-        assert sample.raw is not None
+        raw = halting_linux(tmp_path / "web.raw")
         machine = {"memory_static_max": 256 << 20, "VCPUs_at_startup": 1, "VCPUs_max": 1}
-        vm_id = pool.add_vm("web-01", [sample.raw], pool.add_store(), **machine)
+        vm_id = pool.add_vm("web-01", [raw], pool.add_store(), **machine)
         with service(data_dir):
             run("sources", "add", "lab", platform.url, "--kind", "xen_api", "--source-user", USER, typed=f"{PASSWORD}\n")
             first: dict[str, Any] = json.loads(run("sources", "test", "lab", "--json", code=1))
@@ -59,7 +59,8 @@ def test_from_an_unknown_certificate_to_a_moved_machine(tmp_path: Path) -> None:
                 for pid in _guests(data_dir):
                     os.kill(pid, signal.SIGKILL)
             assert (job["state"], job["mode_effective"], job["last_error"]) == ("Completed", "Warm", None)
-            assert job["boot_sign"] == "agent"
+            assert job["boot_sign"] == "console"
+            assert filecmp.cmp(data_dir / "volumes" / job["disks"][0]["volume"], raw, shallow=False)
             assert pool.tables["VM"][pool.vm(vm_id)]["power_state"] == "Halted"
             run("sources", "remove", "lab")
         assert (pool.snapshots(), pool.sessions) == ([], {})
