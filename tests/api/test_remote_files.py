@@ -46,6 +46,13 @@ def test_what_is_in_a_file_elsewhere(client: httpx.Client, nginx: servers.Nginx)
     assert servers.PASSWORD not in answer.text
 
 
+def test_the_user_may_be_called_as_sources_call_it(client: httpx.Client, nginx: servers.Nginx) -> None:
+    named = asked(nginx, credentials={"user": servers.USER, "password": servers.PASSWORD})
+    assert client.post("/remote-files/inspect", json=named).status_code == 200
+    both = asked(nginx, credentials={"user": "x", "username": servers.USER, "password": servers.PASSWORD})
+    assert "has no user" in client.post("/remote-files/inspect", json=both).text
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "code"),
     [

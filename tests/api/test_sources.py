@@ -113,6 +113,13 @@ def test_the_adapter_gets_the_credentials_back(client: httpx.Client, opened: lis
     assert SECRET not in repr(SourceAccess("https://x", {"password": SECRET}))
 
 
+def test_the_user_may_be_called_as_remote_files_call_it(client: httpx.Client) -> None:
+    named = {"username": "root", "password": SECRET}
+    source = add(client, VIM, credentials=named)
+    assert client.patch(f"/sources/{source['id']}", json={"credentials": named}).status_code == 200
+    assert "credentials.user: is required" in client.post("/sources", json=VIM | {"credentials": {"name": "root"}}).text
+
+
 @pytest.mark.parametrize(
     ("fields", "reported"),
     [
@@ -127,6 +134,7 @@ def test_the_adapter_gets_the_credentials_back(client: httpx.Client, opened: lis
         ({"credentials": {"user": "u"}}, "credentials.password"),
         ({"credentials": {"user": "u", "password": ""}}, "credentials.password: is empty"),
         ({"credentials": {"user": "u", "password": "p", "x": "y"}}, "credentials.x"),
+        ({"credentials": {"user": "u", "password": "p", "username": "v"}}, "credentials.username"),
         ({"options": {"nonsense": 1}}, "options.nonsense"),
         ({"options": {"fingerprint_sha256": "xyz"}}, "options.fingerprint_sha256"),
         ({"kind": "esx"}, "kind"),

@@ -306,7 +306,7 @@ def test_runs_on_a_peer_keep_what_it_keeps_and_restore(tmp_path: Path) -> None:
         peer = {
             "url": home.place.url,
             "fingerprint_sha256": home.place.fingerprint_sha256,
-            "credentials": {"username": USER, "password": PASSWORD},
+            "credentials": {"user": USER, "password": PASSWORD},  # as sources call it
         }
         request = BackupRepositoryRequest.model_validate({"name": "there", "kind": "peer", "peer": peer})
         repository = backups.add_repository(request)

@@ -14,6 +14,7 @@ from synvirt.backups.model import BackupPeer, BackupRepository, BackupRepository
 from synvirt.durable import put_private_file, sync_folder
 from synvirt.errors import BackupBadRequest, BackupConflict, Internal, SynvirtError
 from synvirt.keyring import migrator_key
+from synvirt.model.access import in_words_of
 from synvirt.model.values import now
 from synvirt.repository import repository as stored
 from synvirt.repository import sealed_key
@@ -248,9 +249,10 @@ def _made(asked: BackupRepositoryRequest, master: bytes) -> _Known:
 
 
 def _credentials(asked: PeerRequest) -> tuple[str, str]:
-    found = {name: secret.get_secret_value() for name, secret in asked.credentials.items()}
-    if set(found) != {"username", "password"}:
-        raise BackupBadRequest("peer.credentials has a username and a password, and nothing else")
+    takes = {"username", "password"}
+    found = in_words_of(takes, {name: secret.get_secret_value() for name, secret in asked.credentials.items()})
+    if found.keys() != takes:
+        raise BackupBadRequest("peer.credentials: has a username and a password, and nothing else")
     return found["username"], found["password"]
 
 

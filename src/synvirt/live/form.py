@@ -22,7 +22,7 @@ from pydantic import SecretStr, ValidationError
 from synvirt.errors import BadRequest
 from synvirt.live import Reach, SourceAccess
 from synvirt.mistakes import listed
-from synvirt.model.access import SourceOptions
+from synvirt.model.access import SourceOptions, in_words_of
 from synvirt.model.kinds import LiveKind
 from synvirt.model.values import Received
 
@@ -67,7 +67,8 @@ class Form(Generic[C, O]):
     def read(self, access: SourceAccess) -> tuple[Place, C, O]:
         """The endpoint, the credentials and the options of an access. BadRequest, which names the field, never its value."""
         place = self.place(access.endpoint)
-        credentials: C = _validated(self.credentials, access.credentials, "credentials")
+        given = in_words_of(self.credentials.model_fields, access.credentials)
+        credentials: C = _validated(self.credentials, given, "credentials")
         for name in self.credentials.model_fields:
             if isinstance(secret := getattr(credentials, name), SecretStr) and not secret.get_secret_value():
                 raise BadRequest(f"credentials.{name}: is empty", hint="leave the field out if there is no value")

@@ -1,6 +1,7 @@
 """How a source or a remote file is reached: its endpoint, the certificate it must show, credentials."""
 
-from typing import Annotated
+from collections.abc import Collection, Mapping
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 
@@ -26,6 +27,21 @@ Credentials = Annotated[
     dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], Annotated[SecretStr, Field(max_length=65536)]],
     Field(max_length=32),
 ]
+
+
+V = TypeVar("V")
+# Sources call a person's name `user`; remote files and peers call it `username`. Each takes the other's word too.
+_OTHER_WORD = {"user": "username", "username": "user"}
+
+
+def in_words_of(known: Collection[str], credentials: Mapping[str, V]) -> dict[str, V]:
+    """The credentials by the names in `known`. An unknown name stays, and so does one whose other word is given too."""
+
+    def word(name: str) -> str:
+        other = _OTHER_WORD.get(name, name)
+        return other if name not in known and other in known and other not in credentials else name
+
+    return {word(name): value for name, value in credentials.items()}
 
 
 class SourceOptions(Received):

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from pydantic import SecretStr
 
 from synvirt.errors import BadRequest
-from synvirt.model.access import RemoteFileRequest
+from synvirt.model.access import RemoteFileRequest, in_words_of
 from synvirt.remote import Remote, urls
 from synvirt.remote.urls import Url
 
@@ -98,12 +98,13 @@ def name_of(asked: RemoteFileRequest) -> str:
 
 def _credentials(url: Url, asked: RemoteFileRequest) -> tuple[tuple[str, str], ...]:
     """The given credentials, and those in the URL; sorted, so that the same ones compare equal."""
-    given = {name: secret.get_secret_value() for name, secret in asked.credentials.items()}
-    unknown = set(given) - CREDENTIALS[url.scheme]
+    takes = CREDENTIALS[url.scheme]
+    given = in_words_of(takes, {name: secret.get_secret_value() for name, secret in asked.credentials.items()})
+    unknown = set(given) - takes
     if unknown:
         raise BadRequest(
             f"credentials: {url.scheme} has no {', '.join(sorted(unknown))[:100]}",
-            hint=f"it has {', '.join(sorted(CREDENTIALS[url.scheme]))}",
+            hint=f"it has {', '.join(sorted(takes))}",
         )
     if any(not value.isascii() or not value.isprintable() for name, value in given.items() if name in _HEADER_CREDENTIALS):
         raise BadRequest("credentials: a token or a key has characters that none has")
