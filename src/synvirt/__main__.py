@@ -13,6 +13,8 @@ GARBAGE_AFTER = 100_000
 def main() -> None:
     """The program: `synvirt disk` by its own small parser, every other command by Typer."""
     end_at_once()
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        _open_standard_streams()
     # `synvirt disk` needs no service and must start fast, so it does not load the rest.
     if sys.argv[1:2] == ["disk"]:
         gc.set_threshold(GARBAGE_AFTER)
@@ -24,14 +26,28 @@ def main() -> None:
     every_command()
 
 
+def _open_standard_streams() -> None:
+    """Those that the caller closed (`>&-`) lead nowhere. Else the next file that is opened would have such a number, and a
+    program that is started would write into it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
 def _leave(code: int) -> None:
     """Ends the process at once. Everything is closed and durable; to unload all modules would take as long as copying a small
     disk."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # a closed pipe, or a closed terminal
-        code = code or 1
+    except OSError:
+        from synvirt.cli.program import code_at_end
+
+        code = code_at_end(code)
     os._exit(code)
 
 

@@ -1,7 +1,10 @@
 """0 done, 1 failed or refused, 2 wrong usage: across the commands."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -125,3 +128,48 @@ def test_who_wants_json_is_asked_nothing_and_who_does_not_answer_is_refused(serv
 def test_every_question_is_asked_so() -> None:
     files = [path for path in (Path(synvirt.__file__).parent / "cli").rglob("*.py") if "typer.confirm" in path.read_text()]
     assert [path.name for path in files] == ["options.py"]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("--help", 1),
+        ("completion bash", 1),
+        ("--json config show", 1),
+        ("disk info {image}", 1),
+        ("disk info --json {image}", 1),
+    ],
+)
+def test_an_output_that_takes_nothing_is_reported(tmp_path: Path, line: str, code: int) -> None:
+    """`>/dev/full`: a disk without space."""
+    (tmp_path / "disk.raw").write_bytes(bytes(512))
+    argv = [sys.executable, "-m", "synvirt", *line.format(image=tmp_path / "disk.raw").split()]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=alone(tmp_path)
+        )
+    assert done.returncode == code
+    assert done.stderr.startswith("E_MIG_DISK_WRITE_FAILED: the standard output cannot be written: No space left on device\n")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_whose_streams_are_closed_does_its_work(tmp_path: Path, closed: str) -> None:
+    """What it opens then must not get their numbers."""
+    (tmp_path / "disk.raw").write_bytes(bytes(range(256)) * 4096)
+    shell = f'"$1" -m synvirt disk convert "$2/disk.raw" "$2/made.raw" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", sys.executable, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=alone(tmp_path),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "made.raw").read_bytes() == bytes(range(256)) * 4096
+
+
+def alone(folder: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "SYNVIRT_DATA_DIR": str(folder / "data")}

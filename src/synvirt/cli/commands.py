@@ -10,11 +10,11 @@ from typer.core import TyperGroup
 from synvirt.cli import accounts, completion, password, receipt, rehearsals, sources, uploads
 from synvirt.cli.backup import commands as backups
 from synvirt.cli.disk import program as disk
-from synvirt.cli.interrupts import drop_what_a_closed_terminal_refused, exit_code, is_hung_up, raised
+from synvirt.cli.interrupts import exit_code, is_hung_up, raised
 from synvirt.cli.migrating import importing, migrations
 from synvirt.cli.operating import config, destinations, doctor, host_files, hosts, support_bundle
 from synvirt.cli.options import Options, with_options
-from synvirt.cli.program import INTERRUPTED, failed, print_error_as_json
+from synvirt.cli.program import INTERRUPTED, drop_what_was_refused, failed, print_error_as_json
 from synvirt.cli.waves import commands as waves
 from synvirt.errors import BadRequest
 from synvirt.mistakes import worded
@@ -47,6 +47,10 @@ class Program(TyperGroup):
             context = super().make_context(info_name, args, parent, **extra)
         except typer.TyperException as error:
             raise _worded(error, as_json=as_json) from error
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # of a help text
+            raise typer.Exit(failed(error, as_json=as_json)) from error
         context.meta[_JSON] = as_json
         return context
 
@@ -70,7 +74,7 @@ class Program(TyperGroup):
         except BrokenPipeError:
             raise
         except Exception as error:
-            if is_hung_up(error):
+            if is_hung_up():
                 raise _interrupted() from error
             raise typer.Exit(failed(error, as_json=_json_is_wanted(ctx))) from error
 
@@ -80,7 +84,7 @@ def _interrupted(message: str | None = None) -> typer.Exit:
     if message is not None:
         with suppress(OSError):
             typer.echo(message, err=True)
-    drop_what_a_closed_terminal_refused()
+    drop_what_was_refused()
     return typer.Exit(exit_code() or INTERRUPTED)
 
 

@@ -10,10 +10,7 @@ once, and when it is KeyboardInterrupt, after which everything begun is tidied u
 If a signal was set otherwise before (nohup ignores SIGHUP), that stays.
 """
 
-import errno
-import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,20 +47,9 @@ def exit_code() -> int | None:
     return 128 + _came[-1] if _came else None
 
 
-def is_hung_up(error: BaseException) -> bool:
-    """Whether this error only says that the terminal, which was closed, takes no more messages."""
-    return bool(_came) and isinstance(error, OSError) and error.errno == errno.EIO
-
-
-def drop_what_a_closed_terminal_refused() -> None:
-    """What could not be printed: Python would try again at its end, and end with 120."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+def is_hung_up() -> bool:
+    """Whether the terminal was closed: what fails then fails because no message gets there any more."""
+    return signal.SIGHUP in _came
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -28,7 +28,8 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
     if os.environ.get("SYNVIRT_LOG_LEVEL") == "debug":
         raise error
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
-        what = f"{error.filename or 'a file of this command'} cannot be written: {error.strerror}"
+        place = error.filename or ("the standard output" if drop_what_was_refused() else "a file of this command")
+        what = f"{place} cannot be written: {error.strerror}"
         return failed(DiskWriteFailed(what, hint="free some space there, or name another folder"), as_json=as_json)
     if "surrogates not allowed" in str(error):  # json's, httpx's and pydantic's own errors all end with Python's words
         # A file's name of other bytes. What works on files here takes it; nothing that is JSON can have it.
@@ -36,6 +37,33 @@ def failed(error: Exception, *, as_json: bool = False) -> int:
         return failed(BadRequest(what, hint="rename the file"), as_json=as_json)
     detail = f"something unexpected went wrong in this command: {type(error).__name__}: {error}"
     return failed(Internal(detail, hint="SYNVIRT_LOG_LEVEL=debug shows where; please report it"), as_json=as_json)
+
+
+def drop_what_was_refused() -> bool:
+    """Drops what a closed terminal or a full disk did not take: Python would try again at its end, and end with 120. Whether
+    there was anything."""
+    refused = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            refused = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+    return refused
+
+
+def code_at_end(code: int) -> int:
+    """The exit code, once everything that was printed is written: a disk may be full, and who reads may have gone."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            return failed(error)
+        drop_what_was_refused()
+        return code or FAILED
+    return code
 
 
 def print_error_as_json(error: SynvirtError) -> None:

@@ -12,6 +12,7 @@ from synvirt.cli.completion import VARIABLE
 from synvirt.cli.interrupts import end_at_once
 from synvirt.cli.named import named
 from synvirt.cli.options import Options, with_options
+from synvirt.cli.program import code_at_end
 from synvirt.main.arenas import keep_few_arenas
 from synvirt.main.running import service
 
@@ -99,4 +100,9 @@ def _leave(code: int) -> NoReturn:
 def main() -> None:
     """The program `synvirt`."""
     # A shell that completes a line does not pass it as arguments.
-    (app if VARIABLE in os.environ else named(app, sys.argv[1:]))()
+    try:
+        (app if VARIABLE in os.environ else named(app, sys.argv[1:]))()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            raise
+        sys.exit(code_at_end(end.code or 0))

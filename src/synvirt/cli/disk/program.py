@@ -42,7 +42,7 @@ def main(arguments: Sequence[str], *, json: bool = False) -> int:
     except BrokenPipeError:
         return FAILED
     except Exception as error:
-        return (is_hung_up(error) and exit_code()) or failed(error, as_json=options.json)
+        return (is_hung_up() and exit_code()) or failed(error, as_json=options.json)
     return code
 
 
