@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn, TypeVar, cast, dataclass_transform
 
 T = TypeVar("T")
-R = TypeVar("R", bound="Record")
 # The default of a field that has none.
 _NONE: Final[Any] = object()
 
@@ -140,8 +139,7 @@ def record(made: type[T]) -> type[T]:
     for name, annotation in content.get("__annotations__", {}).items():
         if getattr(annotation, "__origin__", None) is not ClassVar:
             given = content.pop(name, _NONE)
-            said = given if isinstance(given, _Field) else _Field(given)
-            own[name] = said._replace(annotation=annotation)
+            own[name] = _Field(*given[:4], annotation) if type(given) is _Field else _Field(given, annotation=annotation)
     inherited: dict[str, _Field] = {}
     for base in reversed(made.__mro__[1:]):
         inherited |= base.__dict__.get("_fields", {})
@@ -153,6 +151,10 @@ def record(made: type[T]) -> type[T]:
     content.pop("__weakref__", None)
     anew: type[T] = type(made.__name__, made.__bases__, content)
     return anew
+
+
+# Down here: for a name in quotes Python's compiler would build its classes for syntax trees, which takes a millisecond.
+R = TypeVar("R", bound=Record)
 
 
 def replace(one: R, **changes: Any) -> R:

@@ -3,19 +3,21 @@
 layer_of(reader) ─▶ Layer(qcow2, {cluster_bytes: 65536, …}) ─▶ beneath: Layer(…) ─▶ … ─▶ None
 """
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from synvirt.blocks import DiskReader
+from synvirt.records import Record, field, record
 
 
-class Layer(NamedTuple):
+@record
+class Layer(Record):
     """One image of a chain. `facts` are JSON values, with the unit in their names; `beneath` is the image under this one, its
     parent or backing file."""
 
     name: str
     format: str
     size_bytes: int
-    facts: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict)
     beneath: "Layer | None" = None
 
     def chain(self) -> list["Layer"]:
@@ -48,4 +50,4 @@ def layer_of(reader: DiskReader | None, name: str = "") -> Layer | None:
     """None for None. A reader without facts is a raw disk."""
     if reader is None:
         return None
-    return reader.layer() if isinstance(reader, Layered) else Layer(name, "raw", reader.size, {})
+    return reader.layer() if isinstance(reader, Layered) else Layer(name=name, format="raw", size_bytes=reader.size)

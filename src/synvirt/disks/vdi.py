@@ -95,7 +95,7 @@ class VdiReader(MappedImage):
     def layer(self) -> Layer:
         header = self.header
         facts = {"subformat": header.kind.name.lower(), "block_bytes": header.block_bytes, "uuid": str(header.uuid)}
-        return Layer(self._name, "vdi", self.size, facts, layer_of(self._disk.parent))
+        return Layer(name=self._name, format="vdi", size_bytes=self.size, facts=facts, beneath=layer_of(self._disk.parent))
 
 
 def _windows(over: DiskReader, header: Header) -> Iterator[Entries]:

@@ -132,7 +132,7 @@ class VhdReader(MappedImage):
         facts: dict[str, Any] = {"subformat": self.footer.kind.name.lower(), "creator": self.footer.creator}
         if self.header is not None:
             facts["block_bytes"] = self.header.block_bytes
-        return Layer(self._name, "vhd", self.size, facts, layer_of(self._disk.parent))
+        return Layer(name=self._name, format="vhd", size_bytes=self.size, facts=facts, beneath=layer_of(self._disk.parent))
 
 
 def _windows(over: DiskReader, header: Header) -> Iterator[Entries]:

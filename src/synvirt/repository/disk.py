@@ -309,7 +309,7 @@ class PointReader:
         return self._names[number * NAME_BYTES : (number + 1) * NAME_BYTES]
 
     def layer(self) -> Layer:
-        return Layer("restore point", "backup", self.size, {})
+        return Layer(name="restore point", format="backup", size_bytes=self.size)
 
     def close(self) -> None:
         with self._lock:

@@ -28,7 +28,7 @@ def described(found: Found) -> dict[str, Any]:
         head |= encrypted
     reader = open_reader(spec)
     try:
-        layer = layer_of(reader, found.name) or Layer(found.name, head["format"], reader.size, {})
+        layer = layer_of(reader, found.name) or Layer(name=found.name, format=head["format"], size_bytes=reader.size)
         data_bytes, zero_bytes, extents = _summed(reader)
         check_whole(reader)
     finally:

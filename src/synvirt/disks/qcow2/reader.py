@@ -154,7 +154,8 @@ class Qcow2Reader:
     def layer(self) -> Layer:
         header = self.header
         facts = {**facts_of(header), "bitmaps": [_bitmap_facts(bitmap) for bitmap in self.bitmaps()]}
-        return Layer(self._name, "qcow2", self.size, facts, layer_of(self._backing, header.backing_file or ""))
+        beneath = layer_of(self._backing, header.backing_file or "")
+        return Layer(name=self._name, format="qcow2", size_bytes=self.size, facts=facts, beneath=beneath)
 
     def close(self) -> None:
         for reader in self._files:

@@ -128,7 +128,7 @@ class RawReader:
     def layer(self) -> "Layer":
         from synvirt.disks.layers import Layer
 
-        return Layer(self._name, "raw", self.size, {})
+        return Layer(name=self._name, format="raw", size_bytes=self.size)
 
     def close(self) -> None:
         if self._fd >= 0:

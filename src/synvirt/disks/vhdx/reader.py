@@ -116,7 +116,7 @@ class VhdxReader(MappedImage):
             "physical_sector_bytes": metadata.physical_sector_bytes,
             "log": f"dirty: {self.replayed} entries are replayed in memory" if self.replayed else "clean",
         }
-        return Layer(self._name, "vhdx", self.size, facts, layer_of(self._disk.parent))
+        return Layer(name=self._name, format="vhdx", size_bytes=self.size, facts=facts, beneath=layer_of(self._disk.parent))
 
 
 def _taken(header: Header, regions: Regions) -> list[Region]:

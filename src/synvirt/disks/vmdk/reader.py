@@ -103,7 +103,8 @@ class _Disk(NamedTuple):
             facts["compression"] = "deflate" if self.sparse.compressed else None
         elif self.descriptor is not None:
             facts["extent_files"] = [line.file or line.kind.lower() for line in self.descriptor.extents]
-        return Layer(self.name, "vmdk", self.disk.size, facts, self.parent.layer() if self.parent else None)
+        beneath = self.parent.layer() if self.parent else None
+        return Layer(name=self.name, format="vmdk", size_bytes=self.disk.size, facts=facts, beneath=beneath)
 
 
 def described(over: DiskReader, name: str) -> Descriptor | None:

@@ -59,7 +59,7 @@ class XvaStream:
                 raise
 
     def layer(self) -> Layer:
-        return Layer(self._name, "xva", self.size, {"compression": self._packing})
+        return Layer(name=self._name, format="xva", size_bytes=self.size, facts={"compression": self._packing})
 
     def close(self) -> None:
         self._over.close()
