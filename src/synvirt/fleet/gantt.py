@@ -9,12 +9,16 @@ Its size does not grow with the wave: large waves have a row for each host, ROWS
 pieces.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from html import escape
+from itertools import accumulate, groupby
+from typing import TypeVar
 
 from synvirt.fleet.simulation.nouns import MemberForecast, Simulation
 from synvirt.fleet.windows import Span
+
+T = TypeVar("T", int, str)
 
 ROWS_MAX = 60
 SLICES = 240
@@ -98,41 +102,40 @@ def _member(scale: _Scale, one: MemberForecast, top: float) -> list[str]:
 
 def _load(scale: _Scale, members: Sequence[MemberForecast], top: float) -> list[str]:
     """How many copies run in each slice of time, scaled to the most of the row; cut-overs as bars over the whole height."""
-    changes = [0] * (SLICES + 1)
-    cuts = [0] * SLICES
+    copies, cuts = _copies(scale, members), [0] * SLICES
     for one in members:
-        if one.begins_at and one.ready_at:
-            changes[scale.slice_of(one.begins_at)] += 1
-            changes[scale.slice_of(one.ready_at) + 1] -= 1
         if one.planned_at:
             cuts[scale.slice_of(one.planned_at)] += 1
-    running, levels = 0, []
-    for change in changes[:SLICES]:
-        running += change
-        levels.append(running)
-    most = max(levels)
+    most = max(copies)
     parts = []
-    for first, last, level in _runs(levels):
-        if level:
-            high = max(1.5, 12 * level / most)
-            left, right = scale.slice_x(first), scale.slice_x(last + 1)
-            parts.append(_rect(left, top + 16 - high, right, high, _COPY, title=f"{level} copies"))
-    for first, last, number in _runs(cuts):
-        if number:
-            parts.append(_rect(scale.slice_x(first), top + 2, scale.slice_x(last + 1), 14, _CUT, title=f"{number} cut-overs"))
+    for left, right, number in _spans(scale, copies):
+        high = max(1.5, 12 * number / most)
+        parts.append(_rect(left, top + 16 - high, right, high, _COPY, title=f"{number} copies"))
+    parts += [_rect(left, top + 2, right, 14, _CUT, title=f"{number} cut-overs") for left, right, number in _spans(scale, cuts)]
     lost = sum(one.healthy_at is None for one in members)
     if lost:
         parts.append(_text(WIDTH - 12, top + 13, "!", fill=_WARN, title=f"{lost} VMs never cut over"))
     return parts
 
 
-def _runs(levels: Sequence[int]) -> Iterable[tuple[int, int, int]]:
-    """(first, last, level) of slices with the same level."""
+def _copies(scale: _Scale, members: Sequence[MemberForecast]) -> list[int]:
+    """How many copies run in each slice."""
+    changes = [0] * (SLICES + 1)
+    for one in members:
+        if one.begins_at and one.ready_at:
+            changes[scale.slice_of(one.begins_at)] += 1
+            changes[scale.slice_of(one.ready_at) + 1] -= 1
+    return list(accumulate(changes[:SLICES]))
+
+
+def _spans(scale: _Scale, slices: Sequence[T]) -> Iterator[tuple[float, float, T]]:
+    """(left, right, value) of each run of slices with the same value, where it is not 0 or empty."""
     first = 0
-    for number in range(1, len(levels) + 1):
-        if number == len(levels) or levels[number] != levels[first]:
-            yield first, number - 1, levels[first]
-            first = number
+    for value, same in groupby(slices):
+        end = first + len(list(same))
+        if value:
+            yield scale.slice_x(first), scale.slice_x(end), value
+        first = end
 
 
 def _windows(scale: _Scale, spans: Mapping[str, Sequence[Span]], height: float) -> list[str]:
@@ -144,19 +147,9 @@ def _windows(scale: _Scale, spans: Mapping[str, Sequence[Span]], height: float) 
                 for number in range(scale.slice_of(span.start), scale.slice_of(span.end) + 1):
                     open_in[number].add(name)
     names = [", ".join(sorted(inside)[:5]) for inside in open_in]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return [
-        _rect(
-            scale.slice_x(first),
-            HEAD - 8,
-            scale.slice_x(last + 1),
-            height - HEAD - 8,
-            _WINDOW,
-            opacity=0.22,
-            title=f"open: {name}",
-        )
-        for first, last, number in _runs([numbers[name] for name in names])
-        if (name := names[first]) and number >= 0
+        _rect(left, HEAD - 8, right, height - HEAD - 8, _WINDOW, opacity=0.22, title=f"open: {name}")
+        for left, right, name in _spans(scale, names)
     ]
 
 

@@ -70,15 +70,8 @@ async def queued(job: Job) -> Facts:
     if (name := clean(manifest.name)) and not (plan.name or plan.target.name):
         # Where its machine was not known when it was submitted, it has the file's name, or the platform's id of the VM.
         fields["name"] = name
-    reason = manifest.cbt_reason_without(plan.skip_disks) if supports_warm else "the source has no warm mode"
-    if plan.mode is Mode.WARM and reason is not None:
-        if plan.warm.untracked == "fail":
-            raise CbtUnsupported(f"{manifest.name} cannot be copied warm: {reason}", hint="plan it Cold, or repair its source")
-        error = CbtUnsupported(
-            f"{manifest.name} cannot be copied warm, so the job runs cold: {reason}",
-            hint=None if plan.source.Offline else "the guest is shut down for the whole copy; cancel if that does not suit",
-        )
-        fields |= {"mode_effective": Mode.COLD, "last_error": job.problem(error, fatal=False)}
+    if plan.mode is Mode.WARM:
+        fields |= _cold_instead(job, manifest, supports_warm=supports_warm)
     await job.change(**fields)
     await claim(job)
     await chosen(job)
@@ -87,6 +80,22 @@ async def queued(job: Job) -> Facts:
     if not taken_up:  # else its volumes exist already
         await _refuse_too_large(job, manifest)
     return Facts()
+
+
+def _cold_instead(job: Job, manifest: VmManifest, *, supports_warm: bool) -> dict[str, object]:
+    """The fields of a warm job that becomes a cold one; none, where its source can be copied warm.
+    CbtUnsupported, where the plan wants that to fail."""
+    plan = job.migration.plan
+    reason = manifest.cbt_reason_without(plan.skip_disks) if supports_warm else "the source has no warm mode"
+    if reason is None:
+        return {}
+    if plan.warm.untracked == "fail":
+        raise CbtUnsupported(f"{manifest.name} cannot be copied warm: {reason}", hint="plan it Cold, or repair its source")
+    error = CbtUnsupported(
+        f"{manifest.name} cannot be copied warm, so the job runs cold: {reason}",
+        hint=None if plan.source.Offline else "the guest is shut down for the whole copy; cancel if that does not suit",
+    )
+    return {"mode_effective": Mode.COLD, "last_error": job.problem(error, fatal=False)}
 
 
 async def _take_volumes(job: Job) -> None:
