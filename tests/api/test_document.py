@@ -145,3 +145,24 @@ def test_every_list_has_pages(document: dict[str, Any]) -> None:
         if "items" in of.get("properties", {}) and not path.endswith("/retention"):
             assert "next_cursor" in of["properties"], path
             assert {"limit", "cursor"} <= {each["name"] for each in operations["get"]["parameters"]}, path
+
+
+# Names of earlier versions that clients use, each with the same in the units of all others; and those that the contract has.
+OLD_UNITS = {
+    ("BootTest", "seconds"): "boot_s",
+    ("GuestTaken", "freeze_ms"): "freeze_s",
+    ("RestorePoint", "freeze_ms"): "freeze_s",
+    ("SourceCheck", "bytes_per_s"): "rate_bps",
+    ("Pass", "seconds"): "seconds",
+    ("SourceTest", "latency_ms"): "latency_ms",
+}
+
+
+def test_a_duration_ends_in_s_and_a_rate_in_bps(document: dict[str, Any]) -> None:
+    found = set()
+    for name, schema in document["components"]["schemas"].items():
+        for field in schema.get("properties", {}):
+            if field.endswith(("_ms", "seconds", "_per_s", "_min", "_h")):
+                found.add((name, field))
+                assert OLD_UNITS.get((name, field)) in schema["properties"], (name, field)
+    assert found == OLD_UNITS.keys()

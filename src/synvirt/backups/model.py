@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Annotated, Literal, Self
 from uuid import UUID
 
-from pydantic import Field, SecretStr, StringConstraints, model_validator
+from pydantic import Field, SecretStr, StringConstraints, computed_field, model_validator
 
 from synvirt.backups.retention import Retention
 from synvirt.backups.schedule import Schedule
@@ -189,13 +189,18 @@ class DiskTaken(Model):
 
 class GuestTaken(Model):
     """How a backup run read a guest. `way`: an atomic snapshot of zfs, a backup job with or without bitmaps of changes, or a
-    guest that was shut off. `freeze_ms`: how long its file systems were frozen."""
+    guest that was shut off. `freeze_s`, and in milliseconds `freeze_ms`: how long its file systems were frozen."""
 
     vm_id: str
     vm_name: str
     way: Literal["zfs", "bitmap", "scan", "offline"]
     freeze_ms: int | None = None
     disks: tuple[DiskTaken, ...]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def freeze_s(self) -> float | None:
+        return None if self.freeze_ms is None else self.freeze_ms / 1000
 
 
 class RestoredDomain(Model):
@@ -259,7 +264,8 @@ class PointDisk(Model):
 
 class BootTest(Model):
     """The last one. `sign`: what was seen of the guest that booted (agent, console, activity), `trouble` of one that did not;
-    `seconds`: from its start until then. `screenshot`: whether there is one, at /restore-points/:id/screenshot."""
+    `boot_s`, and the same as `seconds` for clients of earlier versions: from its start until then. `screenshot`: whether there
+    is one, at /restore-points/:id/screenshot."""
 
     at: Time
     result: Literal["booted", "failed"]
@@ -267,6 +273,11 @@ class BootTest(Model):
     sign: str | None = None
     trouble: str | None = None
     screenshot: bool = False
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def boot_s(self) -> float:
+        return self.seconds
 
 
 PointState = Literal["ok", "unverified", "damaged"]
@@ -296,6 +307,11 @@ class RestorePoint(Model):
     protected: bool = False
     boot_test: BootTest | None = None
     signed_by: str | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def freeze_s(self) -> float | None:
+        return None if self.freeze_ms is None else self.freeze_ms / 1000
 
 
 class RestorePointChange(Received):

@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import Field, computed_field
 
 from synvirt.model.access import Credentials, Endpoint, SourceName
 from synvirt.model.kinds import LiveKind
@@ -38,8 +38,13 @@ class SourceCheck(Model):
     detail: str
     hint: str | None = None
     warning: bool = False
-    # How fast a way of reading a disk is, where the check measured one.
+    # How fast a way of reading a disk is, where the check measured one: `rate_bps`, by its earlier name.
     bytes_per_s: float | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def rate_bps(self) -> float | None:
+        return self.bytes_per_s
 
 
 class SourceTest(Model):
