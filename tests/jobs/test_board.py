@@ -1,11 +1,18 @@
 """What the board shows of a job whose figures have stopped."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
+from synvirt.errors import PersistFailed
 from synvirt.jobs.board import Board
 from synvirt.jobs.rate import RATE_WINDOW_S
+from synvirt.migrations.engine import Engine
 from synvirt.model.job import Progress
 from synvirt.model.kinds import State
+from tests.fakes.workers import in_process
+from tests.house import House, offline_plan
 from tests.jobs.migrations import migration
 
 MOVES = Progress(bytes_total=100, bytes_done=40, bytes_zero=10, rate_bps=20.0, eta_s=3.0)
@@ -25,3 +32,44 @@ def test_the_rate_of_a_job_that_reports_nothing_any_more_is_0(silent_s: float, r
     assert board.latest() == {job.id: (job.state, expected)}
     board.pin(job.id, job.state, MOVES)
     assert board.current(job).progress == MOVES
+
+
+def test_a_job_that_waits_for_the_store_says_so_until_it_moves_again() -> None:
+    """The store cannot keep why it waits, so the board shows it."""
+    board, job = Board(), migration(state=State.COPYING_FULL)
+    full = PersistFailed("the store failed: database or disk is full", hint="free some space")
+    board.store_is_away(job.id, full)
+    assert board.current(job) == job, "nothing of it was known"
+    board.pin(job.id, job.state, MOVES)
+    board.store_is_away(job.id, full)
+    shown = board.current(job)
+    assert shown.progress == MOVES.model_copy(update={"rate_bps": 0.0, "eta_s": None})
+    assert shown.last_error is not None
+    assert (shown.last_error.code, shown.last_error.fatal, shown.last_error.hint) == (
+        "E_MIG_PERSIST_FAILED",
+        False,
+        "free some space",
+    )
+    assert shown.last_error.message.startswith("the store failed: database or disk is full. The job waits")
+    board.store_is_away(job.id, full)
+    assert board.current(job).last_error == shown.last_error, "since the first time"
+    board.pin(job.id, job.state, MOVES)
+    assert (board.current(job).progress, board.current(job).last_error) == (MOVES, None)
+
+
+def test_the_engine_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(tmp_path, workers=in_process)
+    job = house.intake.submit(offline_plan(tmp_path / "disk.raw"))
+    house.board.pin(job.id, job.state, MOVES)
+
+    def full(_job_id: object) -> None:
+        raise PersistFailed("the store failed: database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.store, "get", full)
+        with pytest.raises(PersistFailed):
+            asyncio.run(Engine(house.rooms, host="local").run(job.id))
+    last_error = house.board.current(house.store.get(job.id)).last_error
+    assert last_error is not None
+    assert "The job waits" in last_error.message
+    house.close()

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 from uuid import UUID
 
+from synvirt.errors import SynvirtError
 from synvirt.jobs.course import Course
 from synvirt.jobs.rate import RATE_WINDOW_S
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import State
+from synvirt.model.problems import Problem
+from synvirt.model.values import now
 
 S = TypeVar("S")
 
@@ -69,6 +72,7 @@ class Board(Figures[State]):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._disks: dict[UUID, tuple[DiskProgress, ...]] = {}
+        self._troubles: dict[UUID, Problem] = {}
         self._courses: dict[UUID, Course] = {}
 
     def pin(self, job_id: UUID, state: State, progress: Progress, disks: tuple[DiskProgress, ...] = ()) -> None:
@@ -76,6 +80,7 @@ class Board(Figures[State]):
         with self._lock:
             super().pin(job_id, state, progress)
             self._disks[job_id] = disks
+            self._troubles.pop(job_id, None)
             self._courses[job_id] = self._courses.get(job_id, Course()).with_sample(time.time(), progress.bytes_done)
 
     def unpin(self, job_id: UUID) -> None:
@@ -83,7 +88,23 @@ class Board(Figures[State]):
         with self._lock:
             super().unpin(job_id)
             self._disks.pop(job_id, None)
+            self._troubles.pop(job_id, None)
             self._courses.pop(job_id, None)
+
+    def store_is_away(self, job_id: UUID, error: SynvirtError) -> None:
+        """The job waits for the store, which therefore cannot keep why. Shown until the job's figures move again."""
+        with self._lock:
+            if job_id not in self._latest:
+                return
+            state, progress, _ = self._latest[job_id]
+            message = f"{error.detail.rstrip('.')}. The job waits, and goes on once the store takes its changes"
+            known = self._troubles.get(job_id)
+            if known is None or known.message != message:
+                self._troubles[job_id] = Problem(
+                    code=error.code, message=message, hint=error.hint, fatal=False, at=now(), state=state
+                )
+            stands = progress.model_copy(update={"rate_bps": 0.0, "eta_s": None})
+            self._latest[job_id] = (state, stands, self._clock())
 
     def disks(self, job_id: UUID, state: State) -> tuple[DiskProgress, ...]:
         """The job's disks as they were pinned last; none, where they were pinned in another state."""
@@ -97,9 +118,12 @@ class Board(Figures[State]):
             pinned = self._latest.get(job.id)
             if pinned is None or pinned[0] != job.state:
                 return job
-            return job.model_copy(
-                update={"progress": self._progress_now(pinned), "disks": self._disks.get(job.id) or job.disks}
-            )
+            shown = {
+                "progress": self._progress_now(pinned),
+                "disks": self._disks.get(job.id) or job.disks,
+                "last_error": self._troubles.get(job.id, job.last_error),
+            }
+            return job.model_copy(update=shown)
 
     def take_up(self, job_id: UUID, course: Course) -> None:
         """Takes over the course that the job had before a restart. A course that the board has already stays."""

@@ -86,6 +86,13 @@ class Engine:
 
     async def run(self, job_id: UUID) -> None:
         """Runs a job to its end. PersistFailed, where the store is away: then a job can neither go on nor fail."""
+        try:
+            await self._run_to_end(job_id)
+        except PersistFailed as error:
+            self.rooms.board.store_is_away(job_id, error)
+            raise
+
+    async def _run_to_end(self, job_id: UUID) -> None:
         stop, store = self._stop_of(job_id), self.rooms.store
         try:
             migration = await asyncio.to_thread(store.get, job_id)
