@@ -6,7 +6,7 @@ import sys
 
 from synvirt.cli.interrupts import end_at_once
 
-# The objects after which Python looks for garbage: loading modules makes tens of thousands, none of which is garbage.
+# The objects after which Python looks for garbage: loading modules makes ten thousand, hardly any of which is garbage.
 GARBAGE_AFTER = 100_000
 
 
