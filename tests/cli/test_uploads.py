@@ -194,21 +194,18 @@ def test_to_a_service_elsewhere(tmp_path: Path, run: Run, file: Path, monkeypatc
     service.close()
 
 
+def adding(file: Path, *, data_dir: Path) -> list[str]:
+    """`synvirt uploads add`, in a process of its own."""
+    program = [sys.executable, "-c", "from synvirt.cli import app; app()"]
+    return [*program, "--data-dir", str(data_dir), "uploads", "add", str(file)]
+
+
 def test_an_interrupt_leaves_nothing(service: Service, tmp_path: Path) -> None:
     """Ctrl-C in the middle of a body that the service has begun to write."""
     large = tmp_path / "large.img"
     with large.open("wb") as file:
         file.truncate(8 << 30)
-    argv = [
-        sys.executable,
-        "-c",
-        "from synvirt.cli import app; app()",
-        "--data-dir",
-        str(tmp_path),
-        "uploads",
-        "add",
-        str(large),
-    ]
+    argv = adding(large, data_dir=tmp_path)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         until(lambda: list(service.settings.uploads_dir.iterdir()))
         child.send_signal(signal.SIGINT)
@@ -220,16 +217,7 @@ def test_an_interrupt_leaves_nothing(service: Service, tmp_path: Path) -> None:
 
 def test_a_terminal_shows_a_bar(service: Service, tmp_path: Path, file: Path) -> None:
     ours, its = os.openpty()
-    argv = [
-        sys.executable,
-        "-c",
-        "from synvirt.cli import app; app()",
-        "--data-dir",
-        str(tmp_path),
-        "uploads",
-        "add",
-        str(file),
-    ]
+    argv = adding(file, data_dir=tmp_path)
     with subprocess.Popen(argv, stdout=its, stderr=its, env=os.environ | {"TERM": "xterm", "COLUMNS": "120"}) as child:
         os.close(its)
         seen = b""

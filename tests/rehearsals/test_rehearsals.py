@@ -13,6 +13,7 @@ import pytest
 from synvirt.errors import Cancelled, Conflict, DiskWriteFailed, HostLacks, NotFound
 from synvirt.migrations import source_vm
 from synvirt.migrations.removing import Removal
+from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import (
@@ -20,6 +21,7 @@ from synvirt.model.rehearsal import (
     CommandCheck,
     PageCheck,
     PortCheck,
+    Rehearsal,
     RehearsalRequest,
     RehearsalState,
     RoleCheck,
@@ -291,8 +293,8 @@ def test_one_that_is_asked_for_early_waits_for_the_first_pass(stage: Stage) -> N
     stage.cancel(job.id)
 
 
-def test_the_cut_over_calls_it_off(tmp_path: Path) -> None:
-    """A guest that never shows a sign: the rehearsal would wait for it for seconds."""
+def waiting_for_a_silent_guest(tmp_path: Path) -> tuple[Stage, FakeHypervisor, Migration, Rehearsal]:
+    """A guest that never shows a sign: its rehearsal would wait for it for seconds."""
     hypervisor = FakeHypervisor(fail="silent")
     stage = Stage(tmp_path / "house", hypervisor)
     job = stage.submit()
@@ -301,6 +303,11 @@ def test_the_cut_over_calls_it_off(tmp_path: Path) -> None:
     rehearsal = stage.asking.ask(job.id, RehearsalRequest())
     stage.begin(rehearsal.id)
     stage.until(lambda: rehearsal.id in hypervisor.domains)
+    return stage, hypervisor, job, rehearsal
+
+
+def test_the_cut_over_calls_it_off(tmp_path: Path) -> None:
+    stage, hypervisor, job, rehearsal = waiting_for_a_silent_guest(tmp_path)
     hypervisor.fail = None
     hypervisor.domains[rehearsal.id].running = True
     ended = stage.cut_over(job.id)
@@ -312,14 +319,7 @@ def test_the_cut_over_calls_it_off(tmp_path: Path) -> None:
 
 def test_a_cancelled_job_takes_its_rehearsal_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_vm, "SHUTTING_DOWN_S", 0.0)
-    hypervisor = FakeHypervisor(fail="silent")
-    stage = Stage(tmp_path / "house", hypervisor)
-    job = stage.submit()
-    stage.begin_job(job.id)
-    stage.holds(job.id)
-    rehearsal = stage.asking.ask(job.id, RehearsalRequest())
-    stage.begin(rehearsal.id)
-    stage.until(lambda: rehearsal.id in hypervisor.domains)
+    stage, _, job, rehearsal = waiting_for_a_silent_guest(tmp_path)
     stage.house.intake.cancel(job.id)
     stage.until(lambda: stage.house.store.get(job.id).ended)
     assert stage.asking.get(job.id, rehearsal.id).state is RehearsalState.CANCELLED
