@@ -99,6 +99,9 @@ class VmNotFound(NotFound):
 
     code = "E_MIG_VM_NOT_FOUND"
 
+    def __init__(self, detail: str = "", *, hint: str | None = None) -> None:
+        super().__init__(detail, hint=hint or "list the source's VMs: it was removed there, or its user may not see it")
+
 
 class UploadNotFound(NotFound):
     """There is no such upload: it expired or was removed."""

@@ -173,8 +173,10 @@ class LiveContract:
             lambda adapter: adapter.inspect("vm-that-never-was"),
             lambda adapter: adapter.snapshot("vm-that-never-was", "synvirt-x-1"),
         ):
-            with pytest.raises(VmNotFound):
+            with pytest.raises(VmNotFound) as caught:
                 self.ask(case, use)
+            assert caught.value.hint
+            assert "any more" not in caught.value.detail  # it may never have been there
 
     # ── copied ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -155,7 +155,7 @@ class Hosts:
     def at(self, vm_id: str, use: Callable[[Host], T]) -> T:
         """Calls `use` with the host that has the VM; looks for it once more, if it has moved. VmNotFound."""
         if not _is_guid(vm_id):
-            raise VmNotFound(f"{vm_id[:100]!r} is not the id of a Hyper-V VM", hint="list its VMs")
+            raise VmNotFound(f"{vm_id[:100]!r} is not the id of a Hyper-V VM")
         known = self._at.get(vm_id.lower())
         try:
             if known is not None:
@@ -190,7 +190,7 @@ class Hosts:
                 return host
         if failure is not None:  # the VM may be there
             raise failure
-        raise VmNotFound(f"none of the cluster's {len(hosts)} nodes has the VM {vm_id}", hint="list its VMs")
+        raise VmNotFound(f"none of the cluster's {len(hosts)} nodes has the VM {vm_id}")
 
 
 class _Moved(Exception):

@@ -198,7 +198,7 @@ class Central:
             return self.get("vmm", f"ahv/config/vms/{quoted(vm_id)}", f"look at {vm_id}")
         except Refused as error:
             if isinstance(error, Absent) or error.http == 400:  # 400: no UUID
-                raise VmNotFound(f"{self.host} has no VM {vm_id[:60]}", hint="list its VMs") from error
+                raise VmNotFound(f"{self.host} has no VM {vm_id[:60]}") from error
             raise
 
     def power(self, vm_id: str, action: str) -> None:

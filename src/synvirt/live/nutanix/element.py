@@ -74,7 +74,7 @@ class Element:
             found = self.prism.ask("GET", f"{V3}/vms/{quoted(vm_id)}", what=f"look at {vm_id}").json()
         except Refused as error:
             if isinstance(error, Absent) or error.http in (400, 422):
-                raise VmNotFound(f"{self.host} has no VM {vm_id[:60]}", hint="list its VMs") from error
+                raise VmNotFound(f"{self.host} has no VM {vm_id[:60]}") from error
             raise
         return found if isinstance(found, dict) else {}
 

@@ -431,7 +431,7 @@ class VimSession:
             )
         if isinstance(error, vmware.vmodl.fault.ManagedObjectNotFound):
             gone = getattr(getattr(error, "obj", None), "_moId", "")
-            return VmNotFound(f"{self.host} has no {gone or 'such VM'} any more, and cannot {what}")
+            return VmNotFound(f"{self.host} has no {gone or 'such VM'}, and cannot {what}")
         if isinstance(error, fault.RestrictedVersion):
             return Internal(cannot + _in_words(error), hint="a host with VMware's free licence refuses such calls")
         if isinstance(error, passing):

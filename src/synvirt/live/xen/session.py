@@ -315,7 +315,7 @@ class XenSession:
             )
         if failure.code in _GONE:
             kind = clean(failure.parameters[0])[:40] if failure.parameters else "object"
-            return VmNotFound(f"{self.host} has no such {kind} any more, and cannot {what}", hint="list its VMs")
+            return VmNotFound(f"{self.host} has no such {kind} any more, and cannot {what}")
         if failure.code == "SESSION_INVALID":
             return AuthFailed(f"{self.host} ended our session while we asked it to {what}")
         if failure.code in BUSY:
