@@ -28,6 +28,7 @@ from tests.needs import lacking
         ("nbd-server-start: UNIX socket path '/s/x.sock' is too long", "a shorter path"),
         ("nbd-server-start: Failed to bind socket: Cannot assign requested address", "options.nbd_address"),
         ("unable to find tls x509 certificates", "backup_tls_x509_cert_dir"),
+        ("Operation not supported: cannot perform disk backup for inactive domain", "the next try reads it"),
         ("something that nobody foresaw", None),
     ],
 )

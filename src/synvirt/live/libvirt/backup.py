@@ -28,6 +28,24 @@ _NO_BITMAP = re.compile(r"bitmap|checkpoint|snapshot", re.IGNORECASE)
 _CONFINED = re.compile(r"[Pp]ermission denied")
 
 
+# What an operator can do about a refusal of libvirt or QEMU, by its words.
+_HINTS = {
+    _CONFINED: (
+        "QEMU may not use {scratch} on that host: let its user and AppArmor or SELinux in, "
+        "or set options.scratch_dir (docs/platforms/libvirt.md)"
+    ),
+    re.compile("is too long"): "set options.scratch_dir to a folder with a shorter path: QEMU makes its socket there",
+    re.compile("Cannot assign requested address"): (
+        "{address} is not an address of that host: set options.nbd_address to one, or to 0.0.0.0 for all of them"
+    ),
+    re.compile("No space left"): "{scratch} on that host is full: it holds what guests overwrite while they are read",
+    re.compile("inactive domain"): "its QEMU ended at that moment: the next try reads it as it is then, on or off",
+    re.compile("tls|x509|certificate", re.IGNORECASE): (
+        "set up backup_tls_x509_cert_dir in that host's /etc/libvirt/qemu.conf (docs/platforms/libvirt.md)"
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """Where QEMU serves: a folder for a socket, or an address and a range of ports. `scratch` is a folder too."""
@@ -196,20 +214,8 @@ def _checkpoint_xml(name: str, track: Collection[str]) -> str:
 
 
 def _hint(message: str, server: Server) -> str | None:
-    if _CONFINED.search(message):
-        return (
-            f"QEMU may not use {server.scratch} on that host: let its user and AppArmor or SELinux in, "
-            "or set options.scratch_dir (docs/platforms/libvirt.md)"
-        )
-    if "is too long" in message:
-        return "set options.scratch_dir to a folder with a shorter path: QEMU makes its socket there"
-    if "Cannot assign requested address" in message:
-        return f"{server.address} is not an address of that host: set options.nbd_address to one, or to 0.0.0.0 for all of them"
-    if "No space left" in message:
-        return f"{server.scratch} on that host is full: it holds what guests overwrite while they are read"
-    if re.search(r"tls|x509|certificate", message, re.IGNORECASE):
-        return "set up backup_tls_x509_cert_dir in that host's /etc/libvirt/qemu.conf (docs/platforms/libvirt.md)"
-    return None
+    found = next((hint for pattern, hint in _HINTS.items() if pattern.search(message)), None)
+    return None if found is None else found.format(scratch=server.scratch, address=server.address)
 
 
 # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────
