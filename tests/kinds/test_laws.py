@@ -14,8 +14,8 @@ from tests.kinds.table import KINDS
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "law", "part"), cases(KINDS, real=False))
-def test_law(kind: Kind, law: str, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_law(kind: Kind, law: str, part: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A guest that was told to shut down is looked at for a while (test_tidying.py); these go off at once or never.
     monkeypatch.setattr(source_vm, "SHUTTING_DOWN_S", 0.0)
     with nullcontext() if kind.threads else store_at_once():
-        holds(LAWS[law], kind, part, lambda name: Place(tmp_path / name))
+        holds(LAWS[law], kind, part, lambda name: Place(folder / name))
