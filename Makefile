@@ -41,13 +41,13 @@ setup-test: $(VENV)/.dev
 run: setup
 	$(BIN)/synvirt demo
 
-# Two workers more than there are cores: each waits half of its time, for a process, a guest or a disk. WORKERS=n: so many.
-WORKERS ?= $$(($$(nproc) + 2))
+# Three workers more than there are cores: each waits more than half of its time, for a process, a guest or a disk. WORKERS=n: so many.
+WORKERS ?= $$(($$(nproc) + 3))
 # Plugins that libraries bring and no test uses: loading them takes each worker more than a second.
 PYTEST := pytest -p no:schemathesis -p no:anyio
 
 test: setup-test
-	SAY_PROCESSORS=1 $(BIN)/python -m tests.running.reaping -m $(PYTEST) -n $(WORKERS) --maxprocesses 4 --dist worksteal --durations 100
+	SAY_PROCESSORS=1 $(BIN)/python -m tests.running.reaping -m $(PYTEST) -n $(WORKERS) --maxprocesses 5 --dist worksteal --durations 100
 
 # More than two are no accident of one noisy moment.
 test-again: setup-test

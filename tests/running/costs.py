@@ -20,7 +20,7 @@ from tests.running.kept_small import resident_bytes
 FILES = 40
 PEAKS = 20
 LEAST_PEAK_MIB = 40
-# Four workers and what they start, guests too, are on a machine with 8 GiB.
+# Five workers and what they start, guests too, are on a machine with 8 GiB.
 WORKER_MIB = 600
 
 
