@@ -265,6 +265,8 @@ def test_the_store_lies_in_the_service_s_folder_whatever_its_name(tmp_path: Path
         ("DATABASE_URL", "postgres://synvirt:hunter2@db/synvirt", "must be postgresql://"),
         ("DATABASE_URL", "postgresql://synvirt:hunter2@db:port/synvirt", "its port is none"),
         ("DATABASE_URL", "/var/lib/hunter2.db", "must be postgresql://"),
+        ("VMCX_TOOL_ARGUMENTS", "-i {driver} {source}", "it lacks {folder}"),
+        ("VMCX_TOOL_ARGUMENTS", "'{source} {folder}", "No closing quotation"),
         ("DATABASE_URL", "sqlite://", "must be postgresql://"),
     ],
 )

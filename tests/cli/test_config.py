@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from synvirt import settings
 from synvirt.api import Listening, authenticator, tls
+from synvirt.api.callers.oidc import oidc
 from synvirt.cli import app
 from synvirt.cli.program import FAILED, failed
 from synvirt.errors import BadRequest
@@ -26,6 +27,15 @@ database_url = "postgresql://synvirt:hunter2@db/synvirt"
 [destinations.archive]
 kind = "directory"
 path = "/srv/archive"
+"""
+
+OIDC = """
+oidc_issuer = "https://id.example"
+oidc_client_id = "synvirt"
+oidc_redirect_uri = "https://kvm1.example:8441/login/oidc/callback"
+oidc_client_secret_file = "{folder}/none.secret"
+oidc_roles = {{ ops = "operator" }}
+listen = "127.0.0.1:0"
 """
 
 
@@ -86,6 +96,7 @@ def test_settings_that_would_not_start_a_service(file: Path) -> None:
         ('listen = "192.0.2.1:8441"', "192.0.2.1 is not an address of this host"),
         ('listen = "a..b:8441"', "a..b is not an address of this host"),
         ('tls = false\nlisten = "0.0.0.0:8441"', "passwords would cross the network in clear"),
+        (OIDC, "none.secret cannot be read"),
         ('tls_certificate = "{folder}/tls.crt"', "tls_certificate and tls_key belong together"),
         ('tls_certificate = "{folder}/tls.crt"\ntls_key = "{folder}/none.key"', "none.key cannot be read"),
         ('tls_certificate = "{folder}/tls.crt"\ntls_key = "{folder}/tls.crt"', "are not a PEM certificate and its key"),
@@ -103,7 +114,7 @@ def test_a_check_refuses_what_a_start_refuses(tmp_path: Path, monkeypatch: pytes
     prepare_data_dir(started)
     reason = re.escape(named) if "192" not in named else "192.0.2.1"
     with pytest.raises(BadRequest, match=reason), closing(Listening(started)):
-        authenticator(started, announce=lambda line: None)
+        _ = authenticator(started, announce=lambda line: None), oidc(started)
 
 
 def test_a_check_passes_what_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

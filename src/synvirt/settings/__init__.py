@@ -21,7 +21,7 @@ from synvirt.mistakes import worded
 from synvirt.model.plan import DestinationName
 from synvirt.model.values import Received
 from synvirt.nearest import did_you_mean
-from synvirt.settings.forms import BasePath, DatabaseUrl, Hosts, Listen, Networks, Place, Words, pairs, paths
+from synvirt.settings.forms import BasePath, DatabaseUrl, Hosts, Listen, Networks, Place, ToolArguments, Words, pairs, paths
 from synvirt.sizes import GIB
 
 ENV_PREFIX = "SYNVIRT_"
@@ -202,7 +202,7 @@ class Settings(Received):
     vmcx_way: Literal["auto", "tool", "own"] = "auto"
     vmcx_tool: str = "virt-v2v"
     vmcx_tool_driver: str = "hyperv"
-    vmcx_tool_arguments: str = "-i {driver} {source} -o local -os {folder} -of raw"
+    vmcx_tool_arguments: ToolArguments = "-i {driver} {source} -o local -os {folder} -of raw"
     vmcx_tool_timeout_s: Annotated[float, Field(gt=0)] = 86400
     # Files and folders that the confined tool may read besides the export and installed packages. Separated by commas.
     vmcx_tool_reads: Annotated[tuple[Place, ...], BeforeValidator(paths)] = ()
@@ -369,7 +369,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        if isinstance(value, dict) and key not in ("destinations", "backup_offers", "wave_commands"):
+        if isinstance(value, dict) and key not in ("destinations", "backup_offers", "wave_commands", "oidc_roles"):
             flat.update({f"{key}_{inner}": item for inner, item in value.items()})
         else:
             flat[key] = value

@@ -6,6 +6,7 @@ a password.
 
 import ipaddress
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -93,6 +94,14 @@ def _hosts(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+def _tool_arguments(value: str) -> str:
+    parts = shlex.split(value)
+    missing = [name for name in ("{source}", "{folder}") if not any(name in part for part in parts)]
+    if missing:
+        raise ValueError(f"it lacks {' and '.join(missing)}")
+    return value
+
+
 def _database_url(value: str) -> str:
     if not value or re.match(r"sqlite:///.", value):
         return value
@@ -110,4 +119,5 @@ BasePath = Annotated[str, AfterValidator(_base_url)]
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Networks = Annotated[tuple[str, ...], BeforeValidator(words), AfterValidator(_networks)]
 Hosts = Annotated[tuple[str, ...], BeforeValidator(words), AfterValidator(_hosts)]
+ToolArguments = Annotated[str, AfterValidator(_tool_arguments)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]

@@ -22,6 +22,9 @@ def check(settings: Settings) -> None:
     settings.check_host_id()
     settings.check_data_dir()
     settings.check_oidc()
+    if settings.oidc_issuer:
+        with suppress(PermissionError):
+            client_secret(settings)
     check_groups(settings)
     settings.destinations_by_name  # noqa: B018 - its getter checks
     family, kind, protocol, address = found_address(settings)
@@ -46,6 +49,18 @@ def check_groups(settings: Settings) -> None:
             hint="groupadd synvirt-admin, add the administrators, and set pam_admin_group; pam_operator_group and "
             "pam_viewer_group are for the other roles",
         )
+
+
+def client_secret(settings: Settings) -> str:
+    """The secret of our client at the OpenID provider; empty: it has none. BadRequest or PermissionError: it cannot be read."""
+    file = settings.oidc_client_secret_file
+    try:
+        return "" if file is None else file.read_text().strip()
+    except PermissionError:
+        raise
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise BadRequest(f"setting oidc_client_secret_file: {file} cannot be read: {why}") from error
 
 
 def found_address(settings: Settings) -> tuple[int, int, int, tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from synvirt.errors import BadRequest
 from synvirt.model.job import DiskProgress, Migration, Progress
 from synvirt.model.kinds import State
 from synvirt.offline.hyperv.tool import vmcx_tool
-from synvirt.settings import Settings
+from synvirt.settings import Settings, load
 from synvirt.sizes import MIB
 from tests.house import Crash, House, crash_at, offline_plan, states
 from tests.offline import appliances
@@ -180,8 +180,8 @@ def test_the_way_is_chosen_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", ["-i {driver} {source}", "-os {folder}", "'{source} {folder}"])
 def test_arguments_that_cannot_be_right_are_reported_at_the_start(arguments: str) -> None:
-    with pytest.raises(BadRequest, match="setting vmcx_tool_arguments: "):
-        vmcx_tool(Settings(vmcx_tool_arguments=arguments))
+    with pytest.raises(BadRequest, match="setting vmcx_tool_arguments "):
+        vmcx_tool(load(environ={"SYNVIRT_VMCX_TOOL_ARGUMENTS": arguments}))
     vmcx_tool(Settings())
 
 

@@ -27,6 +27,7 @@ from synvirt.accounts import Role
 from synvirt.api.callers.networks import network_of
 from synvirt.errors import BadRequest, Forbidden, SynvirtError, Unauthorized
 from synvirt.settings import Settings
+from synvirt.settings.starting import client_secret
 from synvirt.transport import Trust
 
 if TYPE_CHECKING:
@@ -198,14 +199,15 @@ def oidc(settings: Settings) -> Oidc | None:
     from synvirt.api.callers.provider import Provider
 
     settings.check_oidc()
-    secret_file = settings.oidc_client_secret_file
 
     def secret() -> str:
         try:
-            return "" if secret_file is None else secret_file.read_text().strip()
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "it is not text"
-            raise BadRequest(f"setting oidc_client_secret_file: {secret_file} cannot be read: {why}") from error
+            return client_secret(settings)
+        except PermissionError as error:
+            raise BadRequest(
+                f"setting oidc_client_secret_file: {error.filename} cannot be read: {error.strerror}",
+                hint="the service's user must be able to read it",
+            ) from error
 
     secret()
     digits = settings.oidc_fingerprint_sha256.replace(":", "").upper()

@@ -21,7 +21,7 @@ from typing import Literal
 
 from synvirt.cage.appliance import CACHE, converter, shown_kernel
 from synvirt.cage.scratch import scratch_folder
-from synvirt.errors import BadRequest, DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
+from synvirt.errors import DiskReadFailed, DiskWriteFailed, InvalidPlan, SynvirtError
 from synvirt.programs import STDERR_KEPT_CHARS, ProgramFailed, end_users, find, refuse_missing, run
 from synvirt.settings import Settings
 
@@ -46,16 +46,6 @@ class VmcxTool:
     arguments: str = ""
     timeout_s: float = 86400
     reads: tuple[Path, ...] = ()
-
-    def check(self) -> None:
-        """BadRequest, where the arguments cannot be right."""
-        try:
-            words = shlex.split(self.arguments)
-        except ValueError as problem:
-            raise BadRequest(f"setting vmcx_tool_arguments: {problem}") from problem
-        missing = [name for name in ("{source}", "{folder}") if not any(name in word for word in words)]
-        if missing:
-            raise BadRequest(f"setting vmcx_tool_arguments: it lacks {' and '.join(missing)}")
 
     def has_driver(self) -> bool:
         """Whether the tool is installed and lists the input driver."""
@@ -202,8 +192,8 @@ def _record(line: str) -> tuple[str, str]:
 
 
 def vmcx_tool(settings: Settings) -> VmcxTool:
-    """The tool of the settings. BadRequest, where they cannot be right."""
-    tool = VmcxTool(
+    """The tool of the settings."""
+    return VmcxTool(
         settings.data_dir / "passthrough",
         way=settings.vmcx_way,
         command=settings.vmcx_tool,
@@ -212,5 +202,3 @@ def vmcx_tool(settings: Settings) -> VmcxTool:
         timeout_s=settings.vmcx_tool_timeout_s,
         reads=settings.vmcx_tool_reads,
     )
-    tool.check()
-    return tool
