@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import GuestBootFailed
-from synvirt.hypervisor import Volume
+from synvirt.hypervisor import Volume, boot
 from synvirt.hypervisor.libvirt_host import LibvirtHost
 from synvirt.migrations.landing import machine_of
 from synvirt.model.job import Migration
@@ -179,6 +179,8 @@ def test_a_kernel_that_panics_is_read_wherever_it_says_so(
     image = tmp_path / "panics.raw"
     (tmp_path / "work").mkdir()
     sample_disk.make_disk(image, pieces.gather(pieces.cache_dir()), sample_id="none", payload_bytes=0, work=tmp_path / "work")
+    # It has said all, and its processor is busy for as long as one looks.
+    monkeypatch.setattr(boot, "QUIET_S", 2.0)
     error = fails(host, started(host, image, family="linux", memory_mib=256))
     assert "does not find its root file system" in error.summary
     assert "Unable to mount root fs" in error.detail
