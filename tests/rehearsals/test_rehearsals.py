@@ -32,6 +32,7 @@ from synvirt.store.rehearsals import KEPT
 from tests.fakes.clones import CopyingDirectory
 from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import PICTURE, FakeHypervisor
+from tests.fakes.live import FakeAdapter
 from tests.house import VM, live_plan
 from tests.rehearsals.stage import CONTENT, DISK, HELD, Stage, Writing, source_bytes
 
@@ -189,6 +190,22 @@ def test_the_guest_is_held_against_its_source(stage: Stage) -> None:
     assert {"firmware", "boot order", "memory", "processors"} <= machine.keys()
     assert reported["kernel"] == "look"
     assert found.sameness[0].item == "kernel"
+    stage.cancel(job.id)
+
+
+def test_a_source_that_misses_one_question_is_asked_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = stage.submit()
+    answers = [{"host name": "web01"}, {}]
+
+    async def guest_facts(self: FakeAdapter, vm_id: str) -> dict[str, str]:
+        return answers.pop()
+
+    stage.house.hypervisor.facts = {"host name": "web01"}
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    monkeypatch.setattr(FakeAdapter, "guest_facts", guest_facts)
+    reported = {one.item: one.grade for one in stage.rehearse(job.id).sameness}
+    assert (reported["host name"], answers) == ("same", [])
     stage.cancel(job.id)
 
 

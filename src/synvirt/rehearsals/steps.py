@@ -46,6 +46,8 @@ WISH_POLL_S = 1.0
 CHECK_PAUSE_S = 1.0
 # An agent answers in milliseconds, a platform in seconds.
 FACTS_WITHIN_S = 30.0
+# A busy guest may miss the agent's two seconds once. Where its clone has an agent, so has it.
+SOURCE_TRIES = 2
 # The shown part of a command; the whole command is in the request.
 NAME_CHARS = 200
 # What cannot be removed now may be removable in a moment: for example a volume that its guest still has open.
@@ -299,12 +301,9 @@ def _sameness(under_way: UnderWay) -> tuple[Sameness, ...]:
     machine = _machine(rehearsal, job.migration, ())
     differences, machines = hypervisor.domain_xml(machine_of(job.migration), []).differences, hypervisor.machine_facts(machine)
     source, clone = dict(rehearsal.read), hypervisor.guest_facts(rehearsal.id)
-    try:
-        if (facts := asyncio.run(_source_facts(under_way, job))) and clone:
-            source = {item: source[item] for item in source if are_read({item: source[item]})}  # both report their own
-        source |= facts
-    except (SynvirtError, TimeoutError) as error:
-        log.warning("the source does not say what runs in its guest", rehearsal=str(rehearsal.id), cause=str(error))
+    if (facts := _source_facts(under_way, job, tries=SOURCE_TRIES if clone else 1)) and clone:
+        source = {item: source[item] for item in source if are_read({item: source[item]})}  # both report their own
+    source |= facts
     if not clone and are_read(rehearsal.read) and rehearsal.together is None:
         # No agent reports what runs in it: so its disks are read, once it writes to them no more.
         hypervisor.undefine(rehearsal.id, rehearsal.id)
@@ -332,7 +331,22 @@ def _backing(volumes: Sequence[Volume]) -> dict[str, str]:
     return {volume.path: volume.over for volume in volumes if volume.over is not None}
 
 
-async def _source_facts(under_way: UnderWay, job: Job) -> dict[str, str]:
+def _source_facts(under_way: UnderWay, job: Job, tries: int) -> dict[str, str]:
+    """What the source reports of its guest; none, where it reports nothing at any try."""
+    for left in reversed(range(tries)):
+        try:
+            if facts := asyncio.run(_ask_source(under_way, job)):
+                return facts
+        except (SynvirtError, TimeoutError) as error:
+            log.warning(
+                "the source does not say what runs in its guest", rehearsal=str(under_way.rehearsal.id), cause=str(error)
+            )
+        if left:
+            under_way.pause(CHECK_PAUSE_S)
+    return {}
+
+
+async def _ask_source(under_way: UnderWay, job: Job) -> dict[str, str]:
     """By a session of its own, as jobs' sessions belong to their event loop."""
     plan = job.migration.plan
     if plan.source.Live is None or plan.source_ref.kind != "live_vm":
