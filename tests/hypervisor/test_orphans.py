@@ -1,5 +1,6 @@
 """What a killed service leaves running is known by its arguments, and nothing else is touched."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -104,3 +105,22 @@ def test_what_a_killed_swtpm_left_is_removed(tmp_path: Path) -> None:
     (place / "2-begun-since-swtpm.sock").touch()
     orphans.remove(left, [12])
     assert sorted(path.name for path in place.iterdir()) == sorted([*stay, "2-begun-since-swtpm.sock"])
+
+
+def test_the_pid_file_of_a_guest_that_has_ended_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "run/qemu"
+    folder.mkdir(parents=True)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    # The first by its name might be of a swtpm, of the start with that number.
+    for name, text in {
+        "1-a-swtpm": str(ended.pid),
+        "runs": str(os.getpid()),
+        "written": "",
+        "begun since": str(ended.pid),
+    }.items():
+        (folder / f"{name}.pid").write_text(text)
+    left = orphans.traces(tmp_path)
+    (folder / "begun since.pid").write_text(str(os.getpid()))
+    orphans.remove(left, [1])
+    assert sorted(path.stem for path in folder.iterdir()) == ["begun since", "runs", "written"]

@@ -360,6 +360,7 @@ SHOWN: Final[dict[str, dict[str, str]]] = {
     "kvm/library.py": {"libvirt": "loads it; live/libvirt/host.py checks whom a source's leads to"},
     "jobs/inspecting/looker.py": {"socket.socket": "one that is open, by its descriptor"},
     "api/listening.py": {"socket.socket": "listens"},
+    "settings/starting.py": {"socket.socket": "binds, to see whether the address is this host's"},
     "cli/client.py": {"httpx": "the command line, to the service that whoever runs it names", "socket.socket": _LOCAL},
     "disks/nbd/held.py": {"nbd": "names memory for the reader beside it"},
     "doctor/sources.py": {"nbd": "asks for its version"},

@@ -25,7 +25,7 @@ def test_an_appliance_that_is_dropped_becomes_a_domain(
     data_dir = tmp_path / "data"
     with service(data_dir):
         log = (tmp_path / "serve.log").read_text()
-        address = re.search(r"SynVirt serves at (\S+)", log)
+        address = re.search(rf"SynVirt serves at (\S+){BASE}/\n", log)
         password = re.search(r"with the password (\S+):", log)
         assert address
         assert password

@@ -15,8 +15,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid4
 
+import typer
+
 from synvirt.cli.migrating.watching import display, verdict, watch
-from synvirt.cli.program import shown
+from synvirt.cli.program import INTERRUPTED, shown
 from synvirt.errors import Conflict, GuestBootFailed
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, OfflineKind, State
@@ -47,12 +49,12 @@ StartService = Callable[["Settings"], AbstractContextManager[RunningService]]
 
 def demo(start: StartService, settings: "Settings", *, payload_mib: int, stay: bool) -> bool:
     """True, if the sample ended as a running guest. `stay`: leave service and guest running until Ctrl-C. After an earlier
-    Ctrl-C it removes what it has made, and raises KeyboardInterrupt."""
+    Ctrl-C it removes what it has made, and raises typer.Exit."""
     try:
         return _demo(start, settings, payload_mib=payload_mib, stay=stay)
     except KeyboardInterrupt:
         say("Interrupted: no guest, volume or job of the demonstration is left")
-        raise
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _demo(start: StartService, settings: "Settings", *, payload_mib: int, stay: bool) -> bool:

@@ -5,6 +5,7 @@
     files of a start that was cut off before there was a process, or files of a swtpm that was killed: libvirt removes only
     those of guests that it knows to run
     the copy of a firmware's variables that was not whole yet: libvirt writes it beside its place
+    the pid file of a guest of which libvirt had no record yet, and whose QEMU has ended with the service
 
 The processes are known by the paths in their arguments, which lie in the driver's own folder.
 """
@@ -46,25 +47,36 @@ def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> 
 # another number (libvirt's virDomainDefGetShortName).
 _OF_A_START = re.compile(r"domain-([0-9]+)-.*|([0-9]+)-.*-swtpm\.(?:pid|sock)", re.DOTALL)
 HALF_WRITTEN = "lib/qemu/nvram/*_VARS.fd.new"
+PID_FILES = "run/qemu/*.pid"
 
 
 def traces(root: Path) -> list[Path]:
     """Files of guests' starts. Look before the driver is opened, as for the processes."""
     places = (root / "lib/qemu", root / "lib/qemu/channel/target", root / "run/swtpm")
     of_starts = [path for place in places for path in place.glob("*-*") if _OF_A_START.fullmatch(path.name)]
-    return [*of_starts, *root.glob(HALF_WRITTEN)]
+    return [*of_starts, *root.glob(HALF_WRITTEN), *(path for path in root.glob(PID_FILES) if not _runs(path))]
 
 
 def remove(left: list[Path], active: Collection[int]) -> None:
     """Removes those of guests that do not run. `active`: the numbers of the running ones, once the driver is open."""
     for path in left:
-        found = _OF_A_START.fullmatch(path.name)
+        found = None if path.match(PID_FILES) else _OF_A_START.fullmatch(path.name)
         if found is not None and int(found[1] or found[2]) in active:
+            continue
+        if path.match(PID_FILES) and _runs(path):  # a guest that was started meanwhile
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _runs(pid_file: Path) -> bool:
+    """Whether a process has the number in the file; also True, where there is none: libvirt may be writing it."""
+    try:
+        return Path(f"/proc/{int(pid_file.read_text())}").exists()
+    except (OSError, ValueError):
+        return True
 
 
 def _suspect(pid: int, root: Path) -> Orphan | None:

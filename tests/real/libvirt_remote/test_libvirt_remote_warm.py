@@ -86,6 +86,8 @@ class Guest:
 
     def run(self, *argv: str, wait: bool = True) -> str:
         path, *rest = argv
+        # libvirt gives it five seconds to get back in step after a command that took too long, a busy guest takes more.
+        until(lambda: self.ask("guest-ping") is not None, BOOT_TIMEOUT_S)
         started = self.ask("guest-exec", path=path, arg=rest, **{"capture-output": wait})
         assert started is not None
         while wait:
