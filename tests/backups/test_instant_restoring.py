@@ -38,7 +38,7 @@ from tests.kinds.runs import rows_left
 from tests.running.processes import until
 
 # Slow enough that there is a middle, and so slow that it does not end.
-SLOWLY, FOR_LONG = MIB, 64 * KIB
+SLOWLY, FOR_SECONDS, FOR_LONG = MIB, 256 * KIB, 64 * KIB
 
 
 def disk_content() -> bytes:
@@ -344,7 +344,7 @@ def test_a_run_that_cannot_go_on_waits_and_a_cancel_that_is_meant_ends_it(place:
 
 
 def test_a_repository_that_is_away_is_waited_for(place: Place) -> None:
-    restored = place.restore(FOR_LONG)
+    restored = place.restore(FOR_SECONDS)
     restored.runs()
     expected = restored.writes()
     place.close()
@@ -396,7 +396,7 @@ def test_a_run_that_is_half_undone_does_not_go_on(place: Place, monkeypatch: pyt
 def test_its_volumes_stay_where_they_are_though_the_default_is_another_now(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restored = place.restore(FOR_LONG)
+    restored = place.restore(FOR_SECONDS)
     restored.runs()
     expected = restored.writes()
     place.close()

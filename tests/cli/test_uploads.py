@@ -239,13 +239,13 @@ def test_a_service_that_dies_is_reported(tmp_path: Path, run: Run, file: Path) -
     def die() -> None:
         connection, _ = listener.accept()
         connection.recv(1000)
+        listener.close()
         connection.close()
 
     thread = threading.Thread(target=die)
     thread.start()
     done = run("uploads", "add", file)
     thread.join(10)
-    listener.close()
     assert done.exit_code == 1
     assert "no service answers at" in done.stderr
 

@@ -45,7 +45,8 @@ class Costs:
     def __init__(self) -> None:
         self._used: float | None = None
         self._had_mib = self._peak_mib = 0
-        self._workers: dict[str, int] = {}
+        self._peak_of = ""
+        self._workers: dict[str, tuple[int, str]] = {}
         self._files: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
         self._raised: list[tuple[int, int, str]] = []
 
@@ -62,7 +63,8 @@ class Costs:
         report.processor_s = used - (self._used or 0.0)
         # Before the first one is what all tests share: their modules.
         report.peak_mib = (peak, peak - self._had_mib) if self._had_mib else (peak, 0)
-        self._peak_mib = max(self._peak_mib, peak)
+        if peak > self._peak_mib:
+            self._peak_mib, self._peak_of = peak, report.nodeid
         self._used, self._had_mib = used, resident_bytes() >> 20
         begin_peak()
         return report
@@ -80,18 +82,20 @@ class Costs:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output["peak_mib"] = self._peak_mib
+            output["peak_mib"], output["peak_of"] = self._peak_mib, self._peak_of
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        self._workers[node.gateway.id] = getattr(node, "workeroutput", {}).get("peak_mib", 0)
+        output = getattr(node, "workeroutput", {})
+        self._workers[node.gateway.id] = output.get("peak_mib", 0), output.get("peak_of", "")
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         if config.getoption("durations") is not None:
             self._say_all(terminalreporter)
-        workers = self._workers or {"alone": self._peak_mib}
-        terminalreporter.write_line(f"peak memory in MiB: {workers}")
-        above = {name: peak for name, peak in workers.items() if peak > WORKER_MIB}
+        workers = self._workers or {"alone": (self._peak_mib, self._peak_of)}
+        peaks = {name: peak for name, (peak, _) in workers.items()}
+        terminalreporter.write_line(f"peak memory in MiB: {peaks}")
+        above = {f"{name}, in {where}": peak for name, (peak, where) in workers.items() if peak > WORKER_MIB}
         if above:
             terminalreporter.section(f"more than the {WORKER_MIB} MiB that a worker may have: {above}", red=True)
 

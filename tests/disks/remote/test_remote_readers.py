@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.remote import Remote
-from synvirt.remote.pieces import KEPT_BYTES
+from synvirt.remote import Remote, pieces
+from synvirt.remote.pieces import Kept
 from synvirt.remote.places import connected, requested_bytes
 from synvirt.remote.reading import RemoteReader, names
 from synvirt.remote.smb import SmbPlace
@@ -21,6 +21,8 @@ from tests.drawn import drawn
 from tests.servers import remote_servers as servers
 
 NAME = "disk ä+1.raw"
+# Of a place, instead of 64 MiB: tests' memory is limited too.
+KEPT_BYTES = 16 << 20
 SIZE = (5 << 20) + 333
 
 
@@ -142,7 +144,12 @@ def test_a_look_here_and_there_asks_for_little(nginx: servers.Nginx) -> None:
         reader.close()
 
 
-def test_what_is_kept_is_bounded(nginx: servers.Nginx) -> None:
+@pytest.fixture
+def little_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kept.__init__, "__defaults__", (KEPT_BYTES,))
+
+
+def test_what_is_kept_is_bounded(nginx: servers.Nginx, little_kept: None) -> None:
     large = nginx.folder / "large"
     with large.open("wb") as file:
         file.truncate(3 * KEPT_BYTES)
@@ -151,9 +158,9 @@ def test_what_is_kept_is_bounded(nginx: servers.Nginx) -> None:
         reader = RemoteReader(remote, "large")
         for at in range(0, reader.size, 4 << 20):
             assert read(reader, at, 4 << 20) == bytes(4 << 20)
-        pieces = reader._pieces
-        assert sum(piece.length for piece in pieces._by_start.values()) <= KEPT_BYTES + (4 << 20)
-        assert sorted(pieces._by_start) == pieces._starts
+        kept = reader._pieces
+        assert sum(piece.length for piece in kept._by_start.values()) <= KEPT_BYTES + (4 << 20)
+        assert sorted(kept._by_start) == kept._starts
         reader.close()
     large.unlink()
 
@@ -234,7 +241,7 @@ def test_two_that_read_the_same_file_in_order_fetch_it_once(nginx: servers.Nginx
     monkeypatch.setattr("synvirt.remote.pieces.WAIT_FOR_S", 60.0)
     large = nginx.folder / "twice"
     with large.open("wb") as file:
-        file.truncate(3 * KEPT_BYTES)
+        file.truncate(3 * pieces.KEPT_BYTES)
     remote = servers.remote(nginx.url)
 
     def read_by(steps: int, pause_s: float) -> None:
@@ -251,11 +258,11 @@ def test_two_that_read_the_same_file_in_order_fetch_it_once(nginx: servers.Nginx
         assert begun.wait(60)
         pool.submit(read_by, 4 << 20, 0).result()
         slow.result()
-        assert requested_bytes(remote, "twice") == 3 * KEPT_BYTES
+        assert requested_bytes(remote, "twice") == 3 * pieces.KEPT_BYTES
     large.unlink()
 
 
-def test_nobody_waits_for_a_reader_that_looks_here_and_there(nginx: servers.Nginx) -> None:
+def test_nobody_waits_for_a_reader_that_looks_here_and_there(nginx: servers.Nginx, little_kept: None) -> None:
     large = nginx.folder / "once"
     with large.open("wb") as file:
         file.truncate(KEPT_BYTES)
