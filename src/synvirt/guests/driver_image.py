@@ -72,9 +72,9 @@ def extents(file: BinaryIO) -> Iterator[Extent]:
     size, files, seen = os.fstat(file.fileno()).st_size, 0, {top.at}
     waiting = [("", top)]
     while waiting:
-        beneath, folder = waiting.pop()
+        prefix, folder = waiting.pop()
         if folder.length > FOLDER_BYTES_MAX:
-            raise Unreadable(f"its folder {beneath} has too many names")
+            raise Unreadable(f"its folder {prefix} has too many names")
         names = set()
         for record in _records(_folder(file, folder)):
             if record.name in (b"\0", b"\1"):  # the folder itself, and the one above
@@ -85,7 +85,7 @@ def extents(file: BinaryIO) -> Iterator[Extent]:
             if name in names or not _can_name_a_file(name):
                 raise Unreadable("a name that no file can have, or two files have")
             names.add(name)
-            path, at = f"{beneath}{name}", record.at * SECTOR_BYTES
+            path, at = f"{prefix}{name}", record.at * SECTOR_BYTES
             if record.flags & ODD or record.interleaved:
                 raise Unreadable(f"{path} is not in one piece")
             if record.flags & FOLDER:

@@ -60,15 +60,20 @@ def traces(root: Path) -> list[Path]:
 def remove(left: list[Path], active: Collection[int]) -> None:
     """Removes those of guests that do not run. `active`: the numbers of the running ones, once the driver is open."""
     for path in left:
-        found = None if path.match(PID_FILES) else _OF_A_START.fullmatch(path.name)
-        if found is not None and int(found[1] or found[2]) in active:
-            continue
-        if path.match(PID_FILES) and _runs(path):  # a guest that was started meanwhile
+        if _is_used(path, active):
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _is_used(path: Path, active: Collection[int]) -> bool:
+    """Whether the file is of a guest that runs: for a pid file, one that was started since it was found."""
+    if path.match(PID_FILES):
+        return _runs(path)
+    found = _OF_A_START.fullmatch(path.name)
+    return found is not None and int(found[1] or found[2]) in active
 
 
 def _runs(pid_file: Path) -> bool:

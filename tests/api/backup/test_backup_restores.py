@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from synvirt.backups.model import BackupJobRequest, BackupRepositoryRequest, RestoreRequest
 from synvirt.cli import app
+from tests.api.backup.conftest import served_guest
 from tests.drawn import drawn
 from tests.fakes.backups import ended
 from tests.fakes.hypervisor import FakeHypervisor
@@ -24,12 +25,8 @@ def disk_content() -> bytes:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    made = Service(tmp_path / "service")
-    made.guests.image("web", disk_content())
-    (tmp_path / "repository").mkdir()
-    with made.served():
+    with served_guest(tmp_path, disk_content()) as made:
         yield made
-    made.close()
 
 
 @pytest.fixture

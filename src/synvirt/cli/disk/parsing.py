@@ -69,11 +69,11 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 def _columns() -> int:
     """Of the terminal, as `shutil.get_terminal_size` finds them."""
     try:
-        told = int(os.environ.get("COLUMNS", "0"))
+        wanted = int(os.environ.get("COLUMNS", "0"))
     except ValueError:
-        told = 0
-    if told > 0:
-        return told
+        wanted = 0
+    if wanted > 0:
+        return wanted
     try:
         return os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ else -1).columns or 80
     except (OSError, ValueError):
