@@ -206,7 +206,15 @@ def test_a_safe_name_is_a_file_name_and_stays_what_it_is(wanted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "name"), [("web 1 / front", "web-1-front"), ("..", "vm"), ("", "vm"), ("42", "vm-42"), ("Büro", "Büro")]
+    ("wanted", "name"),
+    [
+        ("web 1 / front", "web-1-front"),
+        ("..", "vm"),
+        ("", "vm"),
+        ("42", "vm-42"),
+        ("Büro", "Büro"),
+        ("driver", "vm-driver"),
+    ],
 )
 def test_safe_names(wanted: str, name: str) -> None:
     assert safe_name(wanted, fallback="vm") == name

@@ -117,10 +117,11 @@ def test_the_pid_file_of_a_guest_that_has_ended_is_removed(tmp_path: Path) -> No
         "1-a-swtpm": str(ended.pid),
         "runs": str(os.getpid()),
         "written": "",
+        "driver": str(ended.pid),
         "begun since": str(ended.pid),
     }.items():
         (folder / f"{name}.pid").write_text(text)
     left = orphans.traces(tmp_path)
     (folder / "begun since.pid").write_text(str(os.getpid()))
     orphans.remove(left, [1])
-    assert sorted(path.stem for path in folder.iterdir()) == ["begun since", "runs", "written"]
+    assert sorted(path.stem for path in folder.iterdir()) == ["begun since", "driver", "runs", "written"]

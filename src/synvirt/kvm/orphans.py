@@ -19,6 +19,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+# The name in libvirt of the driver itself: a guest of this name would have the driver's pid file, and remove it at its end.
+DRIVER = "driver"
+
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
@@ -48,13 +51,17 @@ def end(orphans: list[Orphan], root: Path, is_active: Callable[[str], bool]) -> 
 _OF_A_START = re.compile(r"domain-([0-9]+)-.*|([0-9]+)-.*-swtpm\.(?:pid|sock)", re.DOTALL)
 HALF_WRITTEN = "lib/qemu/nvram/*_VARS.fd.new"
 PID_FILES = "run/qemu/*.pid"
+# The driver's own, which it has locked. A process that opens and closes a file loses its lock on it (fcntl(2)): then a second
+# service could open the folder.
+DRIVERS_PID_FILE = f"{DRIVER}.pid"
 
 
 def traces(root: Path) -> list[Path]:
     """Files of guests' starts. Look before the driver is opened, as for the processes."""
     places = (root / "lib/qemu", root / "lib/qemu/channel/target", root / "run/swtpm")
     of_starts = [path for place in places for path in place.glob("*-*") if _OF_A_START.fullmatch(path.name)]
-    return [*of_starts, *root.glob(HALF_WRITTEN), *(path for path in root.glob(PID_FILES) if not _runs(path))]
+    pid_files = (path for path in root.glob(PID_FILES) if path.name != DRIVERS_PID_FILE)
+    return [*of_starts, *root.glob(HALF_WRITTEN), *(path for path in pid_files if not _runs(path))]
 
 
 def remove(left: list[Path], active: Collection[int]) -> None:

@@ -104,6 +104,10 @@ def test_a_point_becomes_a_new_domain_with_an_identity_of_its_own(room: Room) ->
         room.backups.restore(point.id, RestoreRequest(target="new_domain", name="restored"))
     again = room.restored(point, target="new_domain", name="restored-twice")
     assert (again.status, again.error) == ("completed", None)
+    # libvirt's driver has this name for its lock, and a guest would take it.
+    as_the_driver = room.restored(point, target="new_domain", name="driver")
+    assert as_the_driver.domain is not None
+    assert as_the_driver.domain.name == "vm-driver"
 
 
 def test_a_machine_that_this_host_has_not_is_refused_before_anything_is_copied(room: Room) -> None:

@@ -114,6 +114,9 @@ def test_signals_end_the_service_and_not_its_guests(folder: Path, job_id: UUID, 
 
 
 def test_a_second_service_on_the_same_folder_is_refused(folder: Path, job_id: UUID) -> None:
+    killed = Child(folder, "begin", job_id)
+    killed.until("started")
+    killed.kill()  # it leaves the file of its lock, and must not weaken that of the next
     child = Child(folder, "begin", job_id)
     child.until("started")
     refused = Child(folder, "end", job_id).rest()

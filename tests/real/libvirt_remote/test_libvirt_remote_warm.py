@@ -85,10 +85,15 @@ class Guest:
             return None
 
     def run(self, *argv: str, wait: bool = True) -> str:
+        """What it prints. A command that is waited for may be run again, where the agent does not answer."""
         path, *rest = argv
-        # libvirt gives it five seconds to get back in step after a command that took too long, a busy guest takes more.
-        until(lambda: self.ask("guest-ping") is not None, BOOT_TIMEOUT_S)
-        started = self.ask("guest-exec", path=path, arg=rest, **{"capture-output": wait})
+        started = None
+        for _ in range(3 if wait else 1):
+            # libvirt gives it five seconds to get back in step after a command that took too long, a busy guest takes more.
+            until(lambda: self.ask("guest-ping") is not None, BOOT_TIMEOUT_S)
+            started = self.ask("guest-exec", path=path, arg=rest, **{"capture-output": wait})
+            if started is not None:
+                break
         assert started is not None
         while wait:
             status = self.ask("guest-exec-status", pid=started["pid"])

@@ -26,6 +26,7 @@ from synvirt.hypervisor.hardware import own_mac
 from synvirt.jobs.instant import is_started
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
+from synvirt.kvm.orphans import DRIVER
 from synvirt.model.job import Domain
 from synvirt.repository.manifest import DiskMap, Manifest
 from synvirt.repository.specs import PointSpec, RepositorySpec
@@ -57,7 +58,7 @@ class NewDomain:
 
     def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
         """BackupConflict, if a domain of this host has the name already."""
-        name = asked.name or point.vm_name
+        name = _name(point, asked)
         if self._restore_host.domain("lookupByName", name) is not None:
             raise BackupConflict(
                 f"this host has a domain {name} already", hint="give the restored one another name, or restore in place"
@@ -96,7 +97,7 @@ class NewDomain:
         """A new machine from the point, fitted to this host; its disks have their old places. HostLacks."""
         run_id = under_way.run.id
         domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=self._restore_host.read_xml)
-        name = asked.name or point.vm_name
+        name = _name(point, asked)
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         restoring_domain.log_console(domain, str(self._restore_host.hypervisor.console_log(run_id)))
         self._fit(under_way, domain, manifest, starts=asked.start and not is_started(under_way.run.instant))
@@ -109,7 +110,7 @@ class NewDomain:
         restoring_domain.with_disks(domain, places, wanted=frozenset(asked.disks or places))
         for difference in domain.differences:
             under_way.warn(restoring_domain.DIFFERS, difference, point.vm_id)
-        return Domain(name=asked.name or point.vm_name, uuid=str(under_way.run.id), xml=domain.xml)
+        return Domain(name=_name(point, asked), uuid=str(under_way.run.id), xml=domain.xml)
 
     def _is_all_there(self, copying: Copying, disks: dict[str, DiskMap], run_id: UUID) -> bool:
         """Whether the service ended after the guest was defined or started: it may have written since."""
@@ -278,3 +279,9 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
         "variables": lambda run_id, name: restore_host.hypervisor.forget_variables(run_id),
         "tpm": tpm,
     }
+
+
+def _name(point: RestorePoint, asked: RestoreRequest) -> str:
+    """The new guest's name; not the one that is the driver's own."""
+    name = asked.name or point.vm_name
+    return f"vm-{name}" if name == DRIVER else name
