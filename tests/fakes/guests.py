@@ -8,7 +8,7 @@ from tempfile import NamedTemporaryFile
 from typing import ClassVar
 
 from synvirt.errors import Cancelled, V2vFailed
-from synvirt.guests import OnMessage
+from synvirt.guests import AdoptFailed, OnMessage
 from synvirt.guests.virt_v2v import ALONE
 from synvirt.model.machine import VmManifest
 
@@ -37,10 +37,12 @@ class FakePreparer:
 
     tool: ClassVar[str] = "fake"
 
-    def __init__(self, *, missing: bool = False, fails: bool = False) -> None:
+    def __init__(self, *, missing: bool = False, fails: bool = False, full_for: int = 0) -> None:
+        """`full_for`: so many times the volumes have no room for what is adopted, of which a part is written."""
         self.folder: Path = Path("/nonexistent")
         self.missing = missing
         self.fails = fails
+        self.full_for = full_for
         self.prepared: list[str] = []
 
     def wants(self, manifest: VmManifest) -> bool:
@@ -78,7 +80,10 @@ class FakePreparer:
             overlay_write(Path(devices[0]), changed.read_bytes())
         elif changed.exists():
             with Path(devices[0]).open("r+b") as disk:
-                disk.write(changed.read_bytes())
+                disk.write(changed.read_bytes()[: 4 if self.full_for else None])
+        if self.full_for:
+            self.full_for -= 1
+            raise AdoptFailed("there is no space", hint="make some")
 
     def discard(self, name: str) -> None:
         shutil.rmtree(self.folder / name, ignore_errors=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from synvirt.errors import V2vFailed
 from synvirt.guests import virt_v2v
 from synvirt.guests.virt_v2v import VirtV2vInPlace
 from tests.guests import phony_windows
@@ -48,6 +49,16 @@ def test_an_appliance_without_kvm_has_one_processor_unless_an_administrator_says
     preparer = VirtV2vInPlace(tmp_path / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: kvm)
     preparer.convert(NAME, manifest(), [str(disk)], lambda *_: None, lambda: False)
     assert (seen.get(MINE), seen.get("LIBGUESTFS_BACKEND_SETTINGS")) == (parameters, backend)
+
+
+def test_a_folder_that_cannot_be_made_is_the_conversions_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that has no room for a folder, or is read-only."""
+    monkeypatch.setattr(VirtV2vInPlace, "check", lambda _: None)
+    (tmp_path / "file").touch()
+    preparer = VirtV2vInPlace(tmp_path / "file" / "conversions", tmp_path / "iso", tmp_path / "none", kvm=lambda: False)
+    with pytest.raises(V2vFailed, match="phony was not converted: Not a directory") as caught:
+        preparer.convert(NAME, manifest(), [], lambda *_: None, lambda: False)
+    assert "{data_dir}" in (caught.value.hint or "")
 
 
 def test_the_tool_gets_the_files_of_an_image_and_the_image_where_it_cannot_be_unpacked(

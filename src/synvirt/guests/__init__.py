@@ -3,11 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
+from synvirt.errors import V2vFailed
 from synvirt.model.job import MessageKind
 from synvirt.model.machine import VmManifest
 
 # Gets the tool's messages as they come.
 OnMessage = Callable[[MessageKind, str], None]
+
+
+class AdoptFailed(V2vFailed):
+    """A conversion succeeded, and could not be written to the volumes, which may have a part of it. `adopt` may be called
+    again."""
 
 
 class GuestPreparer(Protocol):
@@ -20,8 +26,8 @@ class GuestPreparer(Protocol):
     - `convert(name, ...)`: installs the drivers (boot disk first in `devices`). The changes are in overlays of that name, which
       each call makes again. V2vFailed with the cause; Cancelled. The volumes are not changed. `backing`: for
       each device that is an overlay in qcow2 itself, its raw backing file.
-    - `adopt(name, devices)`: commits the overlays into the volumes; durable on return. May run again after a crash; does
-      nothing where there are no overlays.
+    - `adopt(name, devices)`: commits the overlays into the volumes; durable on return. May run again after a crash or
+      AdoptFailed; does nothing where there are no overlays.
     - `discard(name)`: removes the overlays of that name. Idempotent.
     """
 

@@ -15,16 +15,20 @@ from pathlib import Path
 
 from synvirt.cage.launch import image_tool
 from synvirt.errors import V2vFailed
+from synvirt.guests import AdoptFailed
 from synvirt.programs import ProgramFailed, end_users, run
 
 # Seconds for a commit: drivers, an agent and a changed registry are some 100 MB, which takes long only on a failing disk.
 COMMAND_TIMEOUT_S = 600
+# What a program says of ENOSPC (strerror(3)), as it has no other way to say it.
+NO_SPACE = "No space left"
 # The most that a conversion may write: it needs 100 MB in the guest's own file system.
 ROOM_BYTES = 1 << 30
 
 
 def lay(folder: Path, devices: list[str], backing: Mapping[str, str]) -> list[Path]:
-    """Makes new, empty overlays in `folder`, in the order of `devices`, and removes those of an earlier try."""
+    """Makes new, empty overlays in `folder`, in the order of `devices`, and removes those of an earlier try. V2vFailed;
+    OSError."""
     remove(folder)
     folder.mkdir(parents=True, mode=0o700)
     free = shutil.disk_usage(folder).free
@@ -38,7 +42,10 @@ def lay(folder: Path, devices: list[str], backing: Mapping[str, str]) -> list[Pa
         overlay = folder / f"{number}.qcow2"
         form = "qcow2" if device in backing else "raw"
         create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", form, "-b", device, str(overlay)]
-        _run(image_tool(create, reads=chain(device, backing), writes=[str(folder)]))
+        try:
+            _run(image_tool(create, reads=chain(device, backing), writes=[str(folder)]))
+        except ProgramFailed as error:
+            raise V2vFailed(f"the conversion's overlays cannot be made: {error.detail}") from error
         laid.append(overlay)
     return laid
 
@@ -49,13 +56,21 @@ def chain(device: str, backing: Mapping[str, str]) -> list[str]:
 
 
 def take_over(folder: Path, devices: list[str], backing: Mapping[str, str]) -> None:
-    """Commits the overlays into the devices; durable on return."""
+    """Commits the overlays into the devices; durable on return. AdoptFailed."""
     for number, device in enumerate(devices):
         overlay = folder / f"{number}.qcow2"
         if overlay.exists():
             commit = ["qemu-img", "commit", "-q", "-d", "-f", "qcow2", str(overlay)]
-            _run(image_tool(commit, reads=chain(device, backing)[1:], writes=[str(overlay), device]))
-            _flush(device)
+            try:
+                _run(image_tool(commit, reads=chain(device, backing)[1:], writes=[str(overlay), device]))
+                _flush(device)
+            except (ProgramFailed, OSError) as error:
+                cause = error.detail if isinstance(error, ProgramFailed) else error.strerror or type(error).__name__
+                name = Path(device.partition(":conf=")[0]).name
+                raise AdoptFailed(
+                    f"the changes of the conversion cannot be written to {name}: {cause}",
+                    hint="free space at the destination" if NO_SPACE in cause else None,
+                ) from error
 
 
 def remove(folder: Path) -> None:
@@ -75,8 +90,5 @@ def _flush(device: str) -> None:
 
 
 def _run(argv: list[str]) -> None:
-    """Runs a program in a cage, as an overlay has data of a guest."""
-    try:
-        run(argv, timeout_s=COMMAND_TIMEOUT_S, guarded=True, name="qemu-img", missing=V2vFailed)
-    except ProgramFailed as error:
-        raise V2vFailed(f"the changes of the conversion cannot be kept: {error.detail}") from error
+    """Runs a program in a cage, as an overlay has data of a guest. ProgramFailed."""
+    run(argv, timeout_s=COMMAND_TIMEOUT_S, guarded=True, name="qemu-img", missing=V2vFailed)

@@ -117,8 +117,8 @@ class VirtV2vInPlace:
         backing: Mapping[str, str] = ALONE,
     ) -> None:
         self.check()
-        laid = overlays.lay(self._folder / name, devices, backing)
-        with self._drivers(on_message, stop) as drivers, scratch_folder("v2v") as work:
+        with _as_our_error(manifest), self._drivers(on_message, stop) as drivers, scratch_folder("v2v") as work:
+            laid = overlays.lay(self._folder / name, devices, backing)
             shown = {str(drivers): self._iso.name, str(self._iso): self._iso.name, str(self._folder / name): name}
             messages = _Messages(on_message, shown)
             domain = work / "guest.xml"
@@ -224,6 +224,18 @@ class _Messages:
 
     def contains(self, words: str) -> bool:
         return any(words in text for _, text in self._messages)
+
+
+@contextmanager
+def _as_our_error(manifest: VmManifest) -> Iterator[None]:
+    """V2vFailed instead of an OSError: a folder of the conversion cannot be made, for example as its file system is full."""
+    try:
+        yield
+    except OSError as error:
+        raise V2vFailed(
+            f"{manifest.name} was not converted: {error.strerror or type(error).__name__}",
+            hint="look at the file systems of {data_dir} and of temporary files, and start the job again",
+        ) from error
 
 
 def _failed(manifest: VmManifest, cause: str) -> V2vFailed:

@@ -15,6 +15,7 @@ from typing import TypeVar
 import structlog
 
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
+from synvirt.guests import AdoptFailed
 from synvirt.live import GuestStaysOn
 from synvirt.migrations.job import Job
 from synvirt.model.kinds import Mode
@@ -37,6 +38,8 @@ PAUSES_S: dict[type[SynvirtError], tuple[float, ...]] = {
     AuthFailed: (300,),
     # The guest must not be powered off by force: its updates will end, or its owner will shut it down.
     GuestStaysOn: (60,),
+    # The destination is full, or its pool is suspended. The changes are kept until they are in the volumes.
+    AdoptFailed: (60,),
 }
 # From the first error, including the time before it in which the source did not answer. A short interruption is not shown; a
 # longer one is shown within a minute.
@@ -54,6 +57,8 @@ def _bearable_s(job: Job, trouble: SynvirtError) -> float:
     copied = job.migration.progress.bytes_done > 0
     if isinstance(trouble, GuestStaysOn):  # the guest runs, whatever the job's state says
         return GUEST_RUNS_S
+    if isinstance(trouble, AdoptFailed):  # a volume with half of a conversion is lost, so a file would be copied again
+        return GUEST_OFF_S if job.migration.plan.source.Live is not None else GUEST_RUNS_S
     if isinstance(trouble, SourceUnreachable):
         return GUEST_RUNS_S if runs_on and copied else GUEST_OFF_S
     if isinstance(trouble, SnapshotNotMade) and not runs_on:

@@ -31,6 +31,7 @@ from synvirt.migrations.job import Job, volume_label
 from synvirt.migrations.landing import claim, land
 from synvirt.migrations.passes import PassDisk, run_pass
 from synvirt.migrations.passthrough import chosen, pass_through
+from synvirt.migrations.patience import patiently
 from synvirt.migrations.planning.critical import refuse_critical
 from synvirt.migrations.planning.retrying import look_at_volumes
 from synvirt.migrations.proof import moved, receipts, repairing
@@ -265,7 +266,7 @@ async def _refuse_changed(job: Job, disks: list[PassDisk]) -> None:
 
 async def v2v_processing(job: Job) -> Facts:
     """Converts the guest on overlays of its volumes, and commits them when that succeeded. A failed conversion needs no new
-    copy."""
+    copy. A commit is tried again: else the volumes would have half of it."""
     preparer, name = job.rooms.preparer, str(job.id)
     devices = [volume.path for volume in await job.in_thread(_volumes, job)]
     await job.record("conversion", name)
@@ -279,7 +280,7 @@ async def v2v_processing(job: Job) -> Facts:
 
         await job.in_thread(preparer.convert, name, job.manifest, devices, on_message, job.stop.is_set)
         await _change_conversion(job, finished_at=now())
-    await job.in_thread(preparer.adopt, name, devices)
+    await patiently(job, lambda _: job.in_thread(preparer.adopt, name, devices))
     await job.in_thread(preparer.discard, name)
     await job.strike("conversion", name)
     return _facts(job)

@@ -9,6 +9,9 @@ from uuid import UUID
 import pytest
 
 from synvirt.destinations.directory import DirectoryDestination
+from synvirt.errors import SynvirtError
+from synvirt.migrations import patience
+from synvirt.migrations.job import Job
 from synvirt.model.job import DiskProgress, Progress
 from synvirt.model.kinds import Mode, State
 from synvirt.sizes import KIB, MIB
@@ -16,6 +19,7 @@ from tests.fakes.guests import MARK, FakePreparer
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.house import House, offline_plan, states
 from tests.migrations.jobs.running import DISK, crash_when, error_code, flushed, imported, run, some_disk
+from tests.patience import quick_tries
 
 # ── offline ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -107,6 +111,33 @@ def test_a_failed_conversion_keeps_the_copy_and_leaves_no_domain(tmp_path: Path)
     assert not list((tmp_path / "conversions").iterdir())
     assert house.hypervisor.domains == {}
     assert house.store.ledger(job.id) == []
+    house.close()
+
+
+def test_a_conversion_that_finds_no_room_on_the_volumes_waits_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume has a part of it by then, so the copy would be lost with the job."""
+    quick_tries(monkeypatch)
+    monkeypatch.setattr(patience, "SHOWN_FROM_S", 0.0)
+    shown = []
+    show = Job.show
+
+    async def noted(job: Job, error: SynvirtError) -> None:
+        await show(job, error)
+        shown.append(job.migration.last_error)
+
+    monkeypatch.setattr(Job, "show", noted)
+    house = House(tmp_path, family="windows", preparer=FakePreparer(full_for=2))
+    content = {DISK: some_disk()}
+    job = run(house, offline_plan(imported(house, content)))
+    assert job.state == State.COMPLETED
+    assert job.last_error is None
+    assert len(house.preparer.prepared) == 1
+    assert house.volume(job).read_bytes() == MARK + content[DISK][len(MARK) :]
+    assert not list((tmp_path / "conversions").iterdir())
+    assert [(one.code, one.fatal) for one in shown if one is not None] == [("E_MIG_V2V_FAILED", False)] * 2
+    assert "tried again" in str(shown[0])
     house.close()
 
 
