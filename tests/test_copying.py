@@ -220,6 +220,17 @@ def test_a_reader_that_takes_too_much_memory_says_where() -> None:
         copy(reader, MemoryWriter(20 * BLOCK_BYTES), threads=1)
 
 
+def test_without_memory_for_its_buffers_a_copy_does_not_count_as_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(length: int) -> memoryview:
+        raise MemoryError
+
+    monkeypatch.setattr(copying, "new_buffer", refusing)
+    writer = MemoryWriter(20 * BLOCK_BYTES)
+    with pytest.raises(DiskReadFailed, match="more memory"):
+        copy(MemoryReader("A" * 20), writer)
+    assert writer.written == []
+
+
 @pytest.mark.parametrize("foreign", [OSError(5, "Input/output error"), ValueError("x"), KeyError("/secret/path")])
 def test_an_error_that_is_not_ours_becomes_internal_with_offset_and_cause(foreign: Exception) -> None:
     at = 9 * BLOCK_BYTES

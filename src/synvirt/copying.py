@@ -348,8 +348,9 @@ class _Pass:
 
     def work(self, slot: int) -> None:
         """What each thread does: take a request, read it, write what is not zero."""
-        buffer = new_buffer(self.plan.request_bytes)
+        buffer = memoryview(b"")
         try:
+            buffer = new_buffer(self.plan.request_bytes)
             while True:
                 with self._reading:
                     request = self._take(slot)

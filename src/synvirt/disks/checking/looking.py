@@ -55,20 +55,20 @@ class _Round(Generic[Piece, Found]):
         self.first: tuple[int, Found | BaseException] | None = None
 
     def work(self) -> None:
-        buffers = new_buffer(PIECE_BYTES), new_buffer(PIECE_BYTES)
-        while True:
-            number = _LAST
-            try:
+        number, found = _LAST, None
+        try:
+            buffers = new_buffer(PIECE_BYTES), new_buffer(PIECE_BYTES)
+            while found is None:
+                number = _LAST
                 taken = self._take()
                 if taken is None:
                     return
                 number, piece = taken
-                found: Found | BaseException | None = self._look(piece, *buffers)
-            except BaseException as error:
-                found = error
-            if found is not None:
-                self._end(number, found)
-                return
+                found = self._look(piece, *buffers)
+        except BaseException as error:
+            self._end(number, error)
+        else:
+            self._end(number, found)
 
     def _take(self) -> tuple[int, Piece] | None:
         with self._lock:
