@@ -1,7 +1,9 @@
 """Our NBD server, asked by those that others wrote: libnbd's reader and programs, QEMU; and by clients that mean no good."""
 
 import contextlib
+import errno
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -13,11 +15,11 @@ from random import Random
 import nbd
 import pytest
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, Extent
 from synvirt.disks.nbd import server as nbd_server
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.nbd.server import OPTION_BYTES_MAX, REQUEST_BYTES_MAX, NbdServer
-from synvirt.errors import DiskReadFailed
+from synvirt.errors import DiskReadFailed, Internal
 from synvirt.sizes import MIB
 from tests.contracts.readers import ReaderCase, ReaderContract
 from tests.fakes.disks import MemoryReader
@@ -116,6 +118,44 @@ def test_what_cannot_be_read_is_an_error_of_the_request_and_is_remembered(tmp_pa
         assert server.failure is not None
         assert server.failure.detail == "broken at 6000"
         client.shutdown()
+
+
+def test_a_reader_that_breaks_is_an_error_of_the_request_too(tmp_path: Path) -> None:
+    class Broken(MemoryReader):
+        def read_into(self, offset: int, buffer: memoryview) -> None:
+            raise ValueError("a secret")
+
+        def extents(self) -> Iterator[Extent]:
+            raise MemoryError
+
+    with served(Broken(BLOCKS, block_bytes=5000), tmp_path) as (server, uri):
+        client = nbd.NBD()
+        client.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+        client.connect_uri(uri)
+        for number in (1, 2):
+            with pytest.raises(nbd.Error, match="Input/output"):
+                client.pread(10, 6000) if number == 1 else client.block_status(10, 0, lambda *_: 0)
+        assert isinstance(server.failure, Internal)
+        assert server.failure.detail == "a read of the disk broke: ValueError"
+        client.shutdown()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED])
+def test_a_connection_that_cannot_be_taken_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    refusals = [OSError(number, os.strerror(number))]
+    really = socket.socket.accept
+
+    def refusing(listening: socket.socket) -> object:
+        if refusals:
+            raise refusals.pop()
+        return really(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", refusing)
+    with served(odd_disk(), tmp_path) as (_, uri):
+        assert _first_bytes(uri, 10) == b"A" * 10
+    assert not refusals
 
 
 def test_a_client_of_the_simple_replies_is_served(tmp_path: Path) -> None:

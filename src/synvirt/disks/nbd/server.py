@@ -10,6 +10,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor
-from synvirt.errors import DiskReadFailed, SynvirtError
+from synvirt.errors import DiskReadFailed, Internal, SynvirtError
 from synvirt.sizes import MIB
 
 # The default limit of a request («Block size constraints»).
@@ -25,6 +26,8 @@ REQUEST_BYTES_MAX = 32 * MIB
 # This many requests are read in parallel, over all connections, each with its own buffer.
 THREADS = 4
 CONNECTIONS_MAX = 64
+# The pause after a connection that could not be accepted: its client has gone, or this process has too many files open.
+ACCEPT_AGAIN_S = 0.1
 # The largest option: an export's name has at most 4096 bytes, and a client asks for a few contexts.
 OPTION_BYTES_MAX = 64 << 10
 HANDSHAKE_TIMEOUT_S = 20.0
@@ -128,7 +131,10 @@ class NbdServer:
             try:
                 connected, _ = listening.accept()
             except OSError:
-                return  # it was shut down
+                if self._closed:
+                    return
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
             with self._lock:
                 if self._closed or len(self._connections) >= CONNECTIONS_MAX:
                     connected.close()
@@ -282,14 +288,21 @@ class _Connection:
             else:
                 self._tell_status(cookie, offset, length, one=bool(flags & _ONE_EXTENT))
         except SynvirtError as error:
-            self._server.failed(error)
-            with contextlib.suppress(OSError):
-                self._refuse(cookie, _EIO, error.detail)
+            self._fail(cookie, error)
         except OSError:  # the client is gone, or takes nothing: the rest of a started answer cannot follow
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
+        except Exception as error:  # without an answer, the client would wait for ever
+            failure = Internal(f"a read of the disk broke: {type(error).__name__}")
+            failure.__cause__ = error
+            self._fail(cookie, failure)
         finally:
             self._server.room.release()
+
+    def _fail(self, cookie: int, error: SynvirtError) -> None:
+        self._server.failed(error)
+        with contextlib.suppress(OSError):
+            self._refuse(cookie, _EIO, error.detail)
 
     def _read(self, cookie: int, offset: int, length: int) -> None:
         content = bytearray(length)
