@@ -12,10 +12,16 @@ from synvirt.errors import Conflict, DiskWriteFailed
 SIZE = 1 << 20
 
 
-@pytest.fixture(params=["nameless", "hidden"], autouse=True)
+@pytest.fixture(params=["nameless", "hidden", "without links"], autouse=True)
 def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that has files without a name, and one that has not (NFS, some overlays)."""
-    if request.param == "hidden":
+    """One that has files without a name, one that has not (NFS, some overlays), and one without hard links (FAT, exFAT)."""
+    if request.param == "without links":
+
+        def no_link(*_: object, **__: object) -> None:
+            raise OSError(errno.EPERM, "not permitted")
+
+        monkeypatch.setattr(os, "link", no_link)
+    if request.param != "nameless":
         really = os.open
 
         def refusing(path: object, flags: int, mode: int = 0o777, **more: object) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 from synvirt.disks.raw.files import HINTS, RawWriter, punch_hole
 from synvirt.errors import Conflict, DiskWriteFailed
 
+# fcntl.h, linux/fs.h: Python has no names for them.
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 # The errors of a file system without nameless files: it reads O_TMPFILE as the O_DIRECTORY that it contains.
 NAMELESS_NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
 
@@ -67,8 +69,7 @@ def _give_name(fd: int, hidden: Path | None, path: Path, *, replace: bool) -> No
         elif replace:
             hidden.replace(path)
         else:
-            os.link(hidden, path)
-            hidden.unlink()
+            _rename_to_new(hidden, path)
         os.fsync(folder)
     except BaseException:
         if hidden is not None:
@@ -81,6 +82,22 @@ def _give_name(fd: int, hidden: Path | None, path: Path, *, replace: bool) -> No
 def _link(fd: int, path: Path, folder: int) -> None:
     # open(2): the way to name an O_TMPFILE. Only with a folder's descriptor Python calls linkat(2) with AT_SYMLINK_FOLLOW.
     os.link(f"/proc/self/fd/{fd}", path.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
+
+
+def _rename_to_new(hidden: Path, path: Path) -> None:
+    """FileExistsError, where `path` exists. By a hard link, or renameat2(2), as NFS has only the former and FAT only the
+    latter."""
+    try:
+        os.link(hidden, path)
+    except PermissionError:
+        import ctypes  # takes a millisecond to load, and is seldom needed
+
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.renameat2(_AT_FDCWD, os.fsencode(hidden), _AT_FDCWD, os.fsencode(path), _RENAME_NOREPLACE) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number)) from None
+    else:
+        hidden.unlink()
 
 
 def _hidden_name(folder: Path) -> Path:
