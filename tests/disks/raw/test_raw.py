@@ -149,6 +149,25 @@ def test_a_file_that_shrank_is_an_error_and_not_zeros(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_data_that_becomes_a_hole_while_extents_are_listed_is_no_empty_extent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sparse_file(tmp_path / "disk.raw", 4 * MIB, (MIB, b"x" * MIB), (3 * MIB, b"y" * MIB))
+    really, reader = os.lseek, RawReader(str(path))
+
+    def punching(fd: int, at: int, whence: int) -> int:
+        if (at, whence) == (MIB, os.SEEK_HOLE):
+            with path.open("r+b") as file:
+                raw.punch_hole(file.fileno(), MIB, MIB)
+        return really(fd, at, whence)
+
+    monkeypatch.setattr(os, "lseek", punching)
+    extents = list(reader.extents())
+    reader.close()
+    assert all(extent.length > 0 for extent in extents)
+    assert [(extent.start, extent.end) for extent in extents if not extent.zero] == [(3 * MIB, 4 * MIB)]
+
+
 def test_a_range_beyond_the_end_is_refused_at_once(tmp_path: Path) -> None:
     path = sparse_file(tmp_path / "cut-off.ova", MIB)
     with pytest.raises(DiskReadFailed, match="but it ends at 1048576") as caught:

@@ -80,7 +80,8 @@ class RawReader:
                 yield Extent(at - self._offset, data - at, zero=True)
             if data < end:
                 hole = min(self._seek(data, os.SEEK_HOLE, end), end)
-                yield Extent(data - self._offset, hole - data)
+                if hole > data:  # it may have become a hole since
+                    yield Extent(data - self._offset, hole - data)
                 data = hole
             at = data
 
