@@ -1,6 +1,7 @@
 """Exports outlive who asked for them, are found again, and end with their folder."""
 
 import os
+import resource
 import signal
 import stat
 import struct
@@ -247,3 +248,19 @@ def test_noticed_is_the_same_disk(tmp_path: Path, source: RawSpec) -> None:
 def test_without_an_export_there_is_nothing_to_yield_to(tmp_path: Path) -> None:
     with pytest.raises(DiskReadFailed):
         Yielding(tmp_path / "gone", lambda: False)
+
+
+def test_an_export_that_is_made_again_leaves_its_file_whole(tmp_path: Path) -> None:
+    """It was cut off, and then written anew, which on a full disk it never was: a copy that had mapped it was killed."""
+    shared = tmp_path / ACTIVITY
+    Activity(shared)
+    copy = Yielding(shared, lambda: False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no byte can be written
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            Activity(shared)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert shared.stat().st_size == 16
+    copy.take(1)

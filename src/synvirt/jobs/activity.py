@@ -4,6 +4,7 @@ exporter ─▶ Noticed(reader) ─▶ 16 bytes of a shared file ─▶ Yielding
 """
 
 import mmap
+import os
 import struct
 import threading
 import time
@@ -28,8 +29,9 @@ class Activity:
     """The writer's end. Safe from several threads."""
 
     def __init__(self, path: Path) -> None:
-        path.write_bytes(bytes(_FORM.size))
-        with path.open("r+b") as file:
+        # A file that is there is not cut off first: a copy that has mapped it would be killed at its next look (SIGBUS).
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
+            file.write(bytes(_FORM.size))
             self._shared = mmap.mmap(file.fileno(), _FORM.size)
         self._lock, self._under_way = threading.Lock(), 0
 
