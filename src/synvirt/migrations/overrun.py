@@ -10,12 +10,18 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from synvirt.errors import Cancelled, OutageTooLong
+import structlog
+
+from synvirt.errors import Cancelled, OutageTooLong, PersistFailed
 from synvirt.migrations.job import Job
 from synvirt.migrations.source_vm import off_for_s
 from synvirt.migrations.states import Facts
 from synvirt.model.kinds import State
 
+log = structlog.get_logger(__name__)
+
+# The pause before a store that is away is asked again.
+AGAIN_S = 1.0
 WATCHED = frozenset({State.CUTTING_OVER, State.V2V_PROCESSING, State.STARTING})
 
 
@@ -45,11 +51,20 @@ async def within_budget(job: Job, step: Callable[[Job], Awaitable[Facts]]) -> Fa
 
 
 async def _expire(job: Job, budget_s: float) -> None:
-    while (left_s := await _left_s(job, budget_s)) > 0:
-        await asyncio.sleep(left_s)
-    found = await job.in_thread(job.rooms.store.get, job.id)
-    if found.boot_sign is None:
-        job.stop.expire()
+    """Stops the step when the budget is over. A store that is away for a moment does not end the watch."""
+    while True:
+        try:
+            if (left_s := await _left_s(job, budget_s)) > 0:
+                await asyncio.sleep(left_s)
+                continue
+            found = await job.in_thread(job.rooms.store.get, job.id)
+        except PersistFailed as error:
+            log.warning("the outage is not watched now", job=str(job.id), cause=error.detail)
+            await asyncio.sleep(AGAIN_S)
+        else:
+            if found.boot_sign is None:
+                job.stop.expire()
+            return
 
 
 async def _left_s(job: Job, budget_s: float) -> float:
