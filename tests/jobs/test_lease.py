@@ -10,6 +10,7 @@ from synvirt.migrations.memory import JobMemory
 from synvirt.store import Store, Watermark
 from synvirt.store.hosts import LeaseLost
 from tests.jobs.migrations import migration
+from tests.running.processes import until
 
 # Long enough that no thread of a lease looks in the middle of a test: what happens, the test says.
 UNHURRIED_S = 6e6
@@ -176,3 +177,21 @@ def test_a_host_is_fenced_once_its_lease_is_over_for_long_enough(other: Store, k
     assert other.hosts.fence_expired(grace_s=-2 * UNHURRIED_S) == []
     (row,) = other.hosts.all()
     assert (row.epoch, row.fenced) == (2, "expired")
+
+
+def test_an_error_at_the_end_of_jobs_ends_no_watch(store: Store) -> None:
+    """The thread ended with the first error: at the next loss of the lease nobody ended the jobs."""
+    did: list[str] = []
+
+    def lost() -> None:
+        did.append("ended")
+        raise OSError("a session cannot be closed")
+
+    clock = Clock()
+    lease = HostLease(store, "a", on_lost=lost, on_held=lambda: did.append("begun"), clock=clock, lease_s=0.3, claim_within_s=0)
+    lease.begin()
+    for _ in range(2):
+        before = did.count("ended")
+        clock.now += 1  # longer than the lease
+        until(lambda: did.count("ended") > before and lease.held)  # noqa: B023
+    lease.close()

@@ -94,7 +94,10 @@ class HostLease:
         # Locked while the jobs are ended or begun, so that both never happen at once.
         self._turning = threading.RLock()
         # Two threads, as a database that does not answer may hold one of them forever.
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._keep, self._watch)]
+        self._threads = [
+            threading.Thread(target=self._repeat, args=work, daemon=True)
+            for work in ((self.renew, RENEW_EVERY_S), (self.look, LOOK_EVERY_S))
+        ]
 
     @property
     def held(self) -> bool:
@@ -181,10 +184,10 @@ class HostLease:
                 log.error("the lease of this host is lost: its jobs are ended", host=self._host, cause=cause)
                 self._on_lost()
 
-    def _keep(self) -> None:
-        while not self._ending.wait(RENEW_EVERY_S * self._scale):
-            self.renew()
-
-    def _watch(self) -> None:
-        while not self._ending.wait(LOOK_EVERY_S * self._scale):
-            self.look()
+    def _repeat(self, look: Callable[[], None], every_s: float) -> None:
+        """An error of `on_lost` or `on_held` must not end the thread: nobody would end the jobs at the next loss."""
+        while not self._ending.wait(every_s * self._scale):
+            try:
+                look()
+            except Exception:
+                log.exception("the lease is looked after again", host=self._host)
