@@ -6,6 +6,10 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -41,14 +45,17 @@ def repeated(
     ends_within_s: float | None = None,
     wake: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Runs `look` repeatedly. It must not raise: it handles its own errors. At the end of the block a running `look` is waited
-    for, `ends_within_s` at most (None: until it is done); after that the thread ends with its process. `wake` is called then,
-    for a `look` that waits."""
+    """Runs `look` repeatedly. An error that it does not handle itself is logged, and it goes on. At the end of the block a
+    running `look` is waited for, `ends_within_s` at most (None: until it is done); after that the thread ends with its process.
+    `wake` is called then, for a `look` that waits."""
     ending = threading.Event()
 
     def go_on() -> None:
         while True:
-            look()
+            try:
+                look()
+            except Exception:
+                log.exception("this failed, and is tried again", what=name)
             if ending.wait(every_s):
                 return
 

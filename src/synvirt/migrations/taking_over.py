@@ -67,7 +67,7 @@ class TakingOver:
         self._pauses = Pauses[UUID](FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def look(self) -> None:
-        """Fences hosts that are lost, and takes over the jobs that may be. Never raises."""
+        """Fences hosts that are lost, and takes over the jobs that may be."""
         if self._held_for_s() < self._grace_s:
             return
         try:
@@ -81,8 +81,6 @@ class TakingOver:
                     self._look_at(job_id, lost)
         except SynvirtError as error:
             log.warning("cannot look after the jobs of lost hosts", cause=error.detail)
-        except Exception:
-            log.exception("cannot look after the jobs of lost hosts")
 
     def _look_at(self, job_id: UUID, lost: Fence) -> None:
         try:
