@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from sqlalchemy import Connection, delete, insert, select, text, update
 
 from synvirt.accounts import Role
-from synvirt.errors import not_listed
+from synvirt.errors import PersistFailed, not_listed
 from synvirt.model.values import Model, Time, now
 from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten
 from synvirt.store.tables import audit, tokens
@@ -82,7 +82,7 @@ class TokenRows:
             )
 
     def by_secret(self, secret_sha256: str) -> Token | None:
-        """The token with this secret, if it has not expired; its use is noted."""
+        """The token with this secret, if it has not expired; its use is noted, where the store can be written."""
         with self._reading() as db:
             row = db.execute(select(tokens).where(tokens.c.secret_sha256 == secret_sha256, is_known(tokens.c.version))).first()
         if row is None:
@@ -92,7 +92,8 @@ class TokenRows:
             return None
         if found.last_used_at is None or at - found.last_used_at >= USED_EVERY:
             used = found.model_copy(update={"last_used_at": at})
-            with self._writing() as db:
+            # A full disk must not lock out those who want to see what fills it.
+            with suppress(PersistFailed), self._writing() as db:
                 document = rewritten(row.document, found, used)
                 db.execute(update(tokens).where(tokens.c.id == str(found.id)).values(document=document))
         return found

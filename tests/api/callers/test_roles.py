@@ -26,7 +26,7 @@ from synvirt.api.callers.roles import connects_out, needed_role
 from synvirt.api.routes.audit import expiring
 from synvirt.backups import repositories
 from synvirt.backups.model import BackupRepositoryRequest
-from synvirt.errors import Unauthorized
+from synvirt.errors import PersistFailed, Unauthorized
 from synvirt.model.kinds import LiveKind, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.sources import SourceRequest
@@ -186,6 +186,21 @@ def made(client: httpx.Client, role: str, **more: object) -> dict[str, str]:
     answer = client.post(f"{API}/tokens", headers=basic("admin"), json={"name": f"for-{role}", "role": role, **more})
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
+
+
+def test_a_token_still_opens_where_its_use_cannot_be_noted(
+    served: tuple[Service, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk locked out every script with a token, also those that only read."""
+    service, client = served
+    token = made(client, "viewer")
+
+    def full() -> None:
+        raise PersistFailed("the store failed: database or disk is full")
+
+    monkeypatch.setattr(service.store.tokens, "_writing", full)
+    answer = client.get(f"{PREFIX}/migrations", headers={"Authorization": f"Bearer {token['secret']}"})
+    assert answer.status_code == 200, answer.text
 
 
 def test_a_token_opens_what_its_role_may(served: tuple[Service, httpx.Client]) -> None:
