@@ -7,12 +7,13 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from uuid import UUID
 
 import structlog
 
-from synvirt.errors import NotFound, PersistFailed
+from synvirt.errors import NotFound, PersistFailed, SynvirtError
 from synvirt.jobs.course import KEPT_EVERY_S, Course
 from synvirt.jobs.runner import Runner
 from synvirt.jobs.stop import Stop
@@ -109,7 +110,7 @@ class Engine:
             await advance(self.rooms, migration, migration.state, stop)
             migration = await asyncio.to_thread(store.get, job_id)
         self._stops.pop(job_id, None)
-        await asyncio.to_thread(self._keep_course, job_id)
+        await asyncio.to_thread(self._keep_course, job_id, self.rooms.board.courses())
         self._kept.pop(job_id, None)
         self.rooms.board.unpin(job_id)
 
@@ -121,8 +122,9 @@ class Engine:
         while not self._closing.wait(WISHES_POLL_S):
             if time.monotonic() - kept_at >= KEPT_EVERY_S:
                 kept_at = time.monotonic()
+                courses = self.rooms.board.courses()
                 for job_id in list(self._stops):
-                    self._keep_course(job_id)
+                    self._keep_course(job_id, courses)
             try:
                 self._apply(self.rooms.store.wishes(host=self._host))
             except PersistFailed as error:
@@ -142,16 +144,17 @@ class Engine:
         self._woken = Counter({wish.job_id: self._woken[wish.job_id] for wish in wishes})
 
     def _take_up_course(self, job_id: UUID) -> None:
-        if job_id not in self.rooms.board.courses():
+        """A job whose course cannot be read runs all the same."""
+        with suppress(Unreadable):
             self.rooms.board.take_up(job_id, self.rooms.store.memory.get(job_id, CourseMemory).course)
 
-    def _keep_course(self, job_id: UUID) -> None:
+    def _keep_course(self, job_id: UUID, courses: Mapping[UUID, Course]) -> None:
         """No job waits for this, and none fails if it fails."""
-        course = self.rooms.board.courses().get(job_id, Course())
+        course = courses.get(job_id, Course())
         if course == self._kept.get(job_id, Course()):
             return
         try:
             self.rooms.store.memory.change(job_id, CourseMemory, lambda _: CourseMemory(course=course))
             self._kept[job_id] = course
-        except PersistFailed as error:
+        except SynvirtError as error:  # the store is away; the row is unreadable; the job was just removed
             log.warning("how fast a job copies cannot be kept", job=str(job_id), cause=error.detail)
