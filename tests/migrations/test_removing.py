@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -96,4 +97,17 @@ def test_old_jobs_go_by_themselves_but_not_with_what_is_asked_about(tmp_path: Pa
     house.store.change(job.id, job.state, lambda one: one.model_copy(update={"finished_at": now() - timedelta(days=2)}))
     removal.remove_older(1)
     assert house.store.documents(limit=9) == ([], None)
+    house.close()
+
+
+def test_of_many_old_jobs_none_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read a page at a time, and removed meanwhile: all at once, those of a year take gigabytes."""
+    monkeypatch.setattr("synvirt.migrations.removing.PAGE", 2)
+    house, job, removal = _run(tmp_path)
+    old = {"finished_at": now() - timedelta(days=2)}
+    for _ in range(5):
+        house.store.add(job.model_copy(update={"id": uuid4(), **old}), host="local")
+        house.store.add(job.model_copy(update={"id": uuid4()}), host="local")
+    removal.remove_older(1)
+    assert len(house.store.documents(limit=99)[0]) == 6
     house.close()

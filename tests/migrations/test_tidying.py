@@ -265,3 +265,9 @@ def test_a_service_begins_with_it_and_goes_on(house: House, monkeypatch: pytest.
         back(house)
         until(lambda: not owed(house, job))
     assert house.platform.vm(VM)["snapshots"] == {}
+
+
+def test_with_nothing_left_no_job_is_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each minute all unended jobs of a fleet were parsed, to look for VMs that nothing was owed to."""
+    monkeypatch.setattr(house.store, "unended", lambda **_: pytest.fail("nothing is left to tidy up"))
+    Tidier(house.rooms, host="local").look()

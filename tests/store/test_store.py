@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from pydantic_core import to_json
 from sqlalchemy import create_engine, make_url, select, update
 
 from synvirt.errors import BadRequest, Conflict, NotFound, PersistFailed
@@ -339,6 +340,18 @@ def test_thousands_of_jobs_are_listed_without_parsing_them(store: Store, monkeyp
     assert len(store.documents(limit=20)[0]) == 20
 
 
+def test_jobs_that_name_something_are_found_among_all_without_parsing_the_others(store: Store) -> None:
+    """Each of thousands of submitted plans looks for another job of its VM."""
+    names = ("100%", "100_", 'a "quoted" name', "a/b", "VM", "vm", "ü")
+    for name in names:
+        store.add(a_job(name=name), host="h")
+    for name in names:
+        found = [job.name for job in store.unended(naming=f'"name":{to_json(name).decode()}')]
+        assert name in found
+        assert {one.casefold() for one in found} == {name.casefold()}
+    assert len(store.unended(naming="%")) == 1
+
+
 # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -379,3 +392,24 @@ def test_of_jobs_that_claim_one_name_at_the_same_moment_one_gets_it(store: Store
     for thread in threads:
         thread.join(60)
     assert (len(got), len(lost)) == (1, len(jobs) - 1)
+
+
+def test_who_looks_before_it_adds_sees_what_others_have_added(store: Store, database_url: str) -> None:
+    """On all hosts: two plans for one VM, submitted on two hosts at once, made two jobs."""
+    hosts = [store, store if database_url.startswith("sqlite") else Store(database_url)]
+    together, threads = threading.Barrier(8), []
+
+    def submit(host: Store) -> None:
+        together.wait(30)
+        with host.adding():
+            if not host.unended():
+                host.add(a_job(), host="h")
+
+    for host in hosts * 4:
+        threads.append(threading.Thread(target=submit, args=(host,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(60)
+    assert len(store.unended()) == 1
+    if hosts[1] is not store:
+        hosts[1].close()

@@ -17,16 +17,20 @@ from synvirt.migrations.planning.repairable import refuse_second
 from synvirt.migrations.planning.retrying import kept_on_failure
 from synvirt.migrations.source_vm import OWED
 from synvirt.model.job import Migration
-from synvirt.model.kinds import State
+from synvirt.model.kinds import ENDS, State
 from synvirt.model.values import now
 from synvirt.repeating import repeated
 from synvirt.store import Store
+from synvirt.store.documents import readable
+from synvirt.store.filters import Only
 
 log = structlog.get_logger(__name__)
 
 Volumes = Literal["keep", "destroy"]
 # Seconds between two looks. Jobs are kept for days, so an hour more does not matter.
 LOOK_EVERY_S = 3600.0
+# Jobs that are read at a time: some MiB.
+PAGE = 100
 
 
 class Removal:
@@ -64,12 +68,21 @@ class Removal:
         """Removes the jobs of this host that ended this many days ago and have no kept volumes. Never raises."""
         before = now() - timedelta(days=days)
         try:
-            for job in self.store.ended(host=self._here):
+            for job in self._ended():
                 if job.finished_at is not None and job.finished_at < before and not has_kept_volumes(self.store, job):
                     with suppress(Conflict, NotFound):
                         self.remove(job.id, None)
         except SynvirtError as error:
             log.warning("old jobs cannot be removed now", cause=error.detail)
+
+    def _ended(self) -> Iterator[Migration]:
+        """The ended jobs of this host, newest first, a page at a time: there may be tens of thousands."""
+        cursor, only = None, Only(states=tuple(ENDS), host=self._here)
+        while True:
+            documents, cursor = self.store.documents(limit=PAGE, cursor=cursor, only=only)
+            yield from readable(Migration, documents)
+            if cursor is None:
+                return
 
     def _refuse(self, job: Migration) -> None:
         if self.store.rehearsals.has_unended(job.id):

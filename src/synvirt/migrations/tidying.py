@@ -58,7 +58,7 @@ class Tidier:
         """Tries all jobs that are due. Blocks; never raises."""
         try:
             left = self._rooms.store.untidied(OWED, host=self._host)
-            read = [one.plan.source_ref for one in self._rooms.store.unended(host=self._host)]
+            read = [one.plan.source_ref for one in self._rooms.store.unended(host=self._host)] if left else []
             if self._rooms.receipts is not None:
                 # Another host may have taken over a job while this one was frozen.
                 self._rooms.receipts.forget_hashes_but(lambda job_id: self._rooms.store.is_of(job_id, self._host))

@@ -5,6 +5,7 @@ is PersistFailed. `on_commit` is called after each commit that wrote: the engine
 crash there.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,8 @@ from synvirt.store.waves import WaveRows
 
 # One upgrade of the schema at a time: "upgr".
 UPGRADE_LOCK = 0x75706772
+# One host at a time adds jobs: "addj".
+ADDING_LOCK = 0x6164646A
 _STATES = frozenset(str(state) for state in State)
 # Made once: each job asks every moment, and to make a statement costs more than SQLite takes to answer it.
 _THIS_JOB = migrations.c.id == bindparam("job")
@@ -101,6 +104,7 @@ class Store:
         self.audit = AuditRows(reading=self._reading, writing=self._unfenced)
         self.hosts = HostRows(reading=self._reading, writing=self._unfenced)
         self._fence: Fence | None = None
+        self._adding = threading.Lock()
         try:
             with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
                 # The hosts of a fleet may start together. One of them upgrades, and the others wait.
@@ -130,6 +134,15 @@ class Store:
         """Adds a job. `sealed`: its own secrets; they are deleted when it ends."""
         with self._writing() as db:
             add(db, job, host, sealed)
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Only one thread of all hosts is in this block. So a job that it has not found, no other has added when it adds its
+        own. On SQLite there is only one host."""
+        # Also within a process: threads that wait for the database's lock hold a connection each, and the block needs another.
+        with self._adding, self._reading() as db:
+            one_at_a_time(db, ADDING_LOCK)
+            yield
 
     def get(self, job_id: UUID) -> Migration:
         """The job. NotFound."""
@@ -163,19 +176,15 @@ class Store:
         more = len(rows) > limit
         return [row.document for row in rows[:limit]], rows[limit - 1].number if more else None
 
-    def unended(self, *, host: str | None = None) -> list[Migration]:
-        """The jobs that have not ended, oldest first; of one host, or of all."""
+    def unended(self, *, host: str | None = None, naming: str | None = None) -> list[Migration]:
+        """The jobs that have not ended, oldest first; of one host, or of all. `naming`: only those whose document has this text
+        in any place, for callers that look for one of thousands: to parse them all takes half a second."""
         chosen = (migrations.c.state.not_in(ENDED), is_known(migrations.c.version))
         query = select(migrations.c.document).where(*chosen)
         if host is not None:
             query = query.where(migrations.c.host == host)
-        with self._reading() as db:
-            return readable(Migration, db.execute(query.order_by(migrations.c.number)).scalars())
-
-    def ended(self, *, host: str) -> list[Migration]:
-        """The ended jobs of a host, oldest first."""
-        chosen = (migrations.c.host == host, migrations.c.state.in_(ENDED))
-        query = select(migrations.c.document).where(*chosen, is_known(migrations.c.version))
+        if naming is not None:
+            query = query.where(migrations.c.document.contains(naming, autoescape=True))
         with self._reading() as db:
             return readable(Migration, db.execute(query.order_by(migrations.c.number)).scalars())
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 import structlog
+from pydantic_core import to_json
 
 from synvirt.errors import (
     AuthFailed,
@@ -245,7 +246,7 @@ def at_source(rooms: Rooms, kind: LiveKind, ref: LiveVmRef) -> tuple[VmManifest,
 
 def refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
     """Refuses a VM that another job has: two jobs would power it off for each other."""
-    for other in rooms.store.unended():
+    for other in rooms.store.unended(naming=to_json(ref.vm_id).decode()):
         theirs = other.plan.source_ref
         if theirs.kind == "live_vm" and (theirs.source_id, theirs.vm_id) == (ref.source_id, ref.vm_id):
             raise Conflict(

@@ -4,7 +4,6 @@ A plan is refused here if a quick check shows that it cannot work (a path outsid
 job itself does the slower checks, in Queued.
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,6 @@ class Intake:
         self._dry_run = dry_run
         self._check_corrected = check_corrected
         self._claim = claim
-        self._adding = threading.Lock()
         self._repair = repair
         self._taking_over = taking_over
 
@@ -104,7 +102,7 @@ class Intake:
             history=(StateVisit(state=State.QUEUED, at=created_at),),
         )
         # The check waits for the source: of two plans for one VM that are checked at once, the second is refused here.
-        with self._adding:
+        with self.store.adding():
             self._claim(plan)
             self._add(job, secret)
         bring(plan)
@@ -153,7 +151,7 @@ class Intake:
         return self._take_up(before, plan, job_id, submitted_by)
 
     def _take_up(self, before: Migration, plan: MigrationPlan, job_id: UUID, submitted_by: str | None) -> Migration:
-        with self._adding:
+        with self.store.adding():
             self._claim(plan)
             job = taken_up(self.store, before, plan, job_id=job_id, host=self._host, submitted_by=submitted_by)
         bring(plan)
@@ -187,7 +185,7 @@ class Intake:
             created_at=created_at,
             history=(StateVisit(state=State.QUEUED, at=created_at),),
         )
-        with self._adding:
+        with self.store.adding():
             refuse_second(self.store, job_id)
             if not check_only:
                 self._claim(before.plan)

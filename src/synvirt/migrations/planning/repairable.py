@@ -49,7 +49,7 @@ def repair_of(rooms: Rooms, job: Migration, check_only: bool) -> Repair:
 
 def refuse_second(store: Store, job_id: UUID) -> None:
     """Conflict, if a repair of that job is running: the volumes that it reads must not change meanwhile."""
-    for other in store.unended():
+    for other in store.unended(naming=str(job_id)):
         if other.repair is not None and other.repair.of == job_id:
             raise Conflict(f"job {other.id}, a repair of job {job_id}, has not ended", hint="wait for its end, or cancel it")
 
