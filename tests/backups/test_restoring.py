@@ -4,16 +4,19 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 from uuid import UUID, uuid4
 
 import pytest
 from pydantic import ValidationError
 
 from synvirt.backups.model import RestoreRequest
+from synvirt.copying import Bucket
 from synvirt.errors import BackupBadRequest, BackupConflict
 from synvirt.jobs.slots import Turns
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository
+from synvirt.sizes import MIB
 from tests.backups.test_service import House, disk_content
 from tests.needs import need
 
@@ -37,6 +40,18 @@ def test_a_qcow2_export_is_whole_and_has_no_room_for_zeros(house: House) -> None
     subprocess.run(compare, check=True)
     assert path.stat().st_size < 2 * CHUNK_BYTES + CHUNK_BYTES // 2, "of the 5 MiB, 3 are zeros"
     assert {one.name for one in path.parent.iterdir()} == {"0-vda.qcow2", "domain.xml"}
+
+
+@pytest.mark.parametrize("format_", ["raw", "qcow2"])
+def test_an_exports_limit_reaches_its_worker(
+    house: House, monkeypatch: pytest.MonkeyPatch, format_: Literal["raw", "qcow2"]
+) -> None:
+    (point,) = house.run(house.job("web")).restore_point_ids
+    passed: list[int] = []
+    monkeypatch.setattr(Bucket, "take", lambda bucket, amount, *_: passed.append(amount))
+    request = RestoreRequest(target="export", format=format_, name="out", bandwidth_bps=64 * MIB)
+    run = house.ended(house.backups.restore(point, request))
+    assert (run.status, sum(passed)) == ("completed", run.progress.bytes_done)
 
 
 def test_damage_leaves_no_half_of_a_qcow2(house: House) -> None:

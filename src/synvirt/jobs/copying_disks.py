@@ -159,7 +159,7 @@ class Progress:
 def _copy_disk(disk: DiskOrder, order: CopyOrder, wire: Wire, openers: Openers, shared: Callable[[int], None] | None) -> None:
     progress = Progress(disk.key, wire)
     if isinstance(disk.writer, Qcow2WriterSpec):
-        _as_qcow2(disk, Path(disk.writer.path), wire, openers)
+        _as_qcow2(disk, Path(disk.writer.path), order.bandwidth_bps, wire, openers)
         return
     with (
         exclusively(disk.writer),
@@ -249,7 +249,7 @@ def _together(copied: Copied, compared: Copied) -> Copied:
     )
 
 
-def _as_qcow2(disk: DiskOrder, path: Path, wire: Wire, openers: Openers) -> None:
+def _as_qcow2(disk: DiskOrder, path: Path, bandwidth_bps: int | None, wire: Wire, openers: Openers) -> None:
     from synvirt.disks.qcow2.writer import write_qcow2
 
     progress, last = Progress(disk.key, wire), Copied(0, 0, 0, 0)
@@ -262,7 +262,7 @@ def _as_qcow2(disk: DiskOrder, path: Path, wire: Wire, openers: Openers) -> None
     with contextlib.closing(openers.reader(disk.reader)) as reader:
         # A killed worker left it: qemu-img starts again.
         path.unlink(missing_ok=True)
-        write_qcow2(reader, path, stop=wire.stop, on_progress=moved)
+        write_qcow2(reader, path, bandwidth_bps=bandwidth_bps, stop=wire.stop, on_progress=moved)
         progress.flushed(last._replace(watermark=reader.size), finished=True)
 
 

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from synvirt.copying import Bucket, Copied
 from synvirt.disks.qcow2.writer import write_qcow2
 from synvirt.errors import DiskWriteFailed
+from synvirt.sizes import MIB
 from tests.fakes.disks import MemoryReader
+from tests.needs import need
 
 FULL = "qemu-img: error while writing at byte {}: No space left on device"
 # qemu-img's own messages, and what is reported of them.
@@ -33,3 +36,12 @@ def test_a_failure_is_one_line_with_its_hint(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(DiskWriteFailed) as failed:
         write_qcow2(MemoryReader("AB"), target)
     assert (failed.value.detail, failed.value.hint) == REPORTED[messages]
+
+
+def test_a_limit_holds_for_all_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("qemu-img", "qemu-utils")
+    passed: list[int] = []
+    moved: list[Copied] = []
+    monkeypatch.setattr(Bucket, "take", lambda bucket, amount, *_: passed.append(amount))
+    write_qcow2(MemoryReader("AB"), tmp_path / "web.qcow2", bandwidth_bps=MIB, on_progress=moved.append)
+    assert sum(passed) == moved[-1].bytes_done == len(MemoryReader("AB").content)

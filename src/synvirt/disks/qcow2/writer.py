@@ -12,7 +12,7 @@ from pathlib import Path
 
 from synvirt.blocks import DiskReader
 from synvirt.cage.scratch import scratch_folder
-from synvirt.copying import Copied
+from synvirt.copying import Bucket, Copied
 from synvirt.disks.nbd.server import NbdServer
 from synvirt.disks.raw.files import HINTS
 from synvirt.durable import sync_folder
@@ -27,16 +27,25 @@ def write_qcow2(
     reader: DiskReader,
     path: Path,
     *,
+    bandwidth_bps: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[Copied], None] = lambda copied: None,
 ) -> None:
     """Writes all of the disk, durable when this returns. After an error the file stays with what was written; its maker removes
     it.
 
-    `stop` is called often; Cancelled, once it is true. `on_progress` is called from several threads, one at a time. Errors of
-    the reader are raised; else DiskWriteFailed.
+    `bandwidth_bps`: the most bytes per second that are read. `stop` is called often; Cancelled, once it is true. `on_progress`
+    is called from several threads, one at a time. Errors of the reader are raised; else DiskWriteFailed.
     """
-    server = NbdServer(reader, on_read=_Count(reader, on_progress).add)
+    count, bucket = _Count(reader, on_progress), Bucket(bandwidth_bps) if bandwidth_bps else None
+
+    def read(length: int) -> None:
+        """Before qemu-img gets it: what it waits for, it cannot write."""
+        if bucket is not None:
+            bucket.take(length, stop)
+        count.add(length)
+
+    server = NbdServer(reader, on_read=read)
     try:
         with scratch_folder("qcow2") as folder, contextlib.closing(server):
             _convert(server.listen(folder / "socket"), path, stop)
