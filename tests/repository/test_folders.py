@@ -149,3 +149,29 @@ def test_a_place_that_is_no_folder_is_told_from_one_that_is_not_there(tmp_path: 
     ):
         with pytest.raises(RepositoryUnreachable, match=message):
             HostFolder(tmp_path / name)
+
+
+def test_a_place_that_is_away_during_a_verification_damages_no_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs that were found damaged are condemned: a server that was restarted meanwhile made a repository store all again."""
+    home = tmp_path / "home"
+    home.mkdir()
+    repository = opened(HostFolder(home), new=True)
+    back_up(repository, _noise(2))
+    really = os.pread
+
+    def stale(descriptor: int, length: int, offset: int) -> bytes:
+        if length >= CHUNK_BYTES:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return really(descriptor, length, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", stale)
+        with pytest.raises(RepositoryUnreachable):
+            verify_repository(repository)
+    (home / packs.FOLDER).rename(home / "elsewhere")
+    with pytest.raises(RepositoryUnreachable):
+        HostFolder(home).read(f"{packs.FOLDER}/{'0' * 64}.pack")
+    (home / "elsewhere").rename(home / packs.FOLDER)
+    with pytest.raises(RepositoryDamaged, match="is missing"):
+        HostFolder(home).read(f"{packs.FOLDER}/{'0' * 64}.pack")
+    assert verify_repository(repository).wrongs == ()

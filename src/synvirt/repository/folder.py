@@ -23,6 +23,8 @@ MOUNTS = Path("/proc/self/mountinfo")
 # The most of a folder's path in a message: a path that is too long for the kernel is too long for a person.
 PATH_CHARS_SHOWN = 200
 _NFS = frozenset({"nfs", "nfs4"})
+# The errors of a mount whose server is away, or has exported another folder meanwhile.
+_AWAY = frozenset({errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +168,8 @@ class HostFolder:
                     found += more
             finally:
                 os.close(descriptor)
-        except FileNotFoundError as error:
-            raise RepositoryDamaged(f"{name} is missing from the repository") from error
         except OSError as error:
-            raise RepositoryDamaged(f"{name} cannot be read: {error.strerror}") from error
+            self._unread(name, error)
         if len(found) < wanted:
             raise RepositoryDamaged(
                 f"{name} ends at {offset + len(found)}, where bytes {offset} to {offset + wanted} are needed"
@@ -180,10 +180,19 @@ class HostFolder:
         """The file's size. RepositoryDamaged, where it is missing."""
         try:
             return (self._path / name).lstat().st_size
-        except FileNotFoundError as error:
-            raise RepositoryDamaged(f"{name} is missing from the repository") from error
         except OSError as error:
-            raise RepositoryDamaged(f"{name} cannot be read: {error.strerror}") from error
+            self._unread(name, error)
+
+    def _unread(self, name: str, error: OSError) -> NoReturn:
+        """RepositoryUnreachable, where the whole folder is away: its files are not damaged, and must not be condemned."""
+        if error.errno in _AWAY:
+            _failed(name, error)
+        if isinstance(error, FileNotFoundError):
+            self.check()
+            if not (self._path / name).parent.is_dir():
+                _failed(name, error)
+            raise RepositoryDamaged(f"{name} is missing from the repository") from error
+        raise RepositoryDamaged(f"{name} cannot be read: {error.strerror}") from error
 
     def entries(self, folder: str) -> list[Entry]:
         found = []
@@ -224,6 +233,6 @@ def _failed(name: str, error: OSError) -> NoReturn:
         hint = "free space there, or let retention remove points and collect the garbage; then run the job again"
         what = "a new file" if name.startswith(f"{UNFINISHED}/") else name  # it has a name drawn at random
         raise RepositoryFull(f"the repository is full: {what} cannot be written: {why}", hint=hint) from error
-    if error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN):
+    if error.errno == errno.ENOENT or error.errno in _AWAY:
         raise RepositoryUnreachable(f"{name} cannot be reached: {why}", hint="look at the mount") from error
     raise StoreWriteFailed(f"{name}: {why}", hint="look at the disk's health, and at who owns the folder") from error
