@@ -87,6 +87,14 @@ def test_a_table_that_is_in_the_log_alone(folder: Path) -> None:
     assert read(storage(TREE, replay=changes), folder) == TREE
 
 
+def test_a_table_that_is_in_the_log_alone_and_far_behind_the_end(folder: Path) -> None:
+    whole = storage(TREE)
+    at = -(-len(whole) // PAGE) * PAGE + 3 * PAGE
+    first = crc(struct.pack("<BIQIB", 2, 0, at, PAGE, 1), 1)
+    changes = {at: whole[FIRST_TABLE : FIRST_TABLE + PAGE], 2 * PAGE + 8: first}
+    assert read(storage(TREE, replay=changes), folder) == TREE
+
+
 def test_the_log_in_parts_of_a_table(folder: Path) -> None:
     table = storage({"a": {"b": "new!"}})[FIRST_TABLE : FIRST_TABLE + PAGE]
     changes = {FIRST_TABLE + start: table[start : start + 700] for start in range(0, PAGE, 700)}

@@ -131,8 +131,9 @@ class _Source:
         if place + length > self.size:
             raise self.malformed(place, f"{what} of {length} bytes ends beyond the file's {self.size}")
         content = bytearray(length)
-        there = max(0, min(length, self.file.size - place))
-        self.file.read_into(place, memoryview(content)[:there])
+        there = min(length, self.file.size - place)
+        if there > 0:
+            self.file.read_into(place, memoryview(content)[:there])
         for start, data in self.changes:
             first, last = max(place, start), min(place + length, start + len(data))
             if first < last:
