@@ -151,6 +151,15 @@ def test_a_vmdk_snapshot_by_itself_is_no_whole_disk(tmp_path: Path) -> None:
         open_reader(detect(path, tmp_path).open_disk(path, tmp_path, "disk0").reader)
 
 
+def test_a_parent_in_whose_place_another_image_lies_is_not_read(tmp_path: Path) -> None:
+    folder = vbox_machines.machine(tmp_path / "web")
+    (folder / "web.vdi").write_bytes(vbox_machines.vdi(vbox_machines.blocks("ZZZZZZ"), DATA))
+    with pytest.raises(MalformedArchive, match=f"medium {BASE} is the file 'web.vdi', and no image with that UUID"):
+        VBOX.inspect(folder, tmp_path)
+    (folder / "kept.vdi").write_bytes(vbox_machines.vdi(vbox_machines.blocks(vbox_machines.CHAIN[BASE]), BASE))
+    assert content(folder, tmp_path) == vbox_machines.blocks(SEEN)
+
+
 def test_a_missing_snapshot_says_which(tmp_path: Path) -> None:
     folder = vbox_machines.machine(tmp_path / "web")
     (folder / f"Snapshots/{{{FIRST}}}.vdi").unlink()

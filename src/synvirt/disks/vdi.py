@@ -56,7 +56,6 @@ class Header(NamedTuple):
     data_at: int
     uuid: UUID
     parent_uuid: UUID
-    parent_modified_uuid: UUID
 
 
 class VdiReader(MappedImage):
@@ -113,7 +112,7 @@ def read_header(over: DiskReader, name: str) -> Header:
     over.read_into(0, memoryview(content))
     (
         _, signature, version, _, kind, _, _, map_at, data_at, _, _, _, sector_bytes, _,
-        size, block_bytes, extra_bytes, blocks, _, uuid, _, parent_uuid, parent_modified_uuid,
+        size, block_bytes, extra_bytes, blocks, _, uuid, _, parent_uuid, _,
     ) = _HEADER.unpack(content)  # fmt: skip
     if signature != SIGNATURE:
         raise MalformedArchive(f"{name} is not a VDI image: its signature is {signature:#x}, not {SIGNATURE:#x}")
@@ -151,5 +150,4 @@ def read_header(over: DiskReader, name: str) -> Header:
         data_at=data_at,
         uuid=UUID(bytes_le=uuid),
         parent_uuid=UUID(bytes_le=parent_uuid),
-        parent_modified_uuid=UUID(bytes_le=parent_modified_uuid),
     )

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import ClassVar
-from uuid import UUID
 
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ImageSpec, ReaderSpec
@@ -23,6 +22,7 @@ from synvirt.xml_document import DOCUMENT_MAX_BYTES
 _CHAIN_MAX = 64
 # The part with the descriptor, which has a VMDK's own UUID: `ddb.uuid.image="…"`.
 _DESCRIPTOR_BYTES = 64 << 10
+_UUID_LINE = re.compile(rb'ddb\.uuid\.image\s*=\s*"\{?([0-9a-f-]{36})', re.IGNORECASE)
 
 
 class VboxFolder:
@@ -71,24 +71,24 @@ def _spec(folder: Folder, machine: Machine, disk: Disk) -> ReaderSpec:
     while uuid is not None:
         if uuid in chain or len(chain) >= _CHAIN_MAX:
             raise MalformedArchive(f"disk {disk.key} has over {_CHAIN_MAX} images, one over the other, or a loop of them")
-        spec = files.disk_spec(_medium_file(folder, machine, uuid), folder.root, declared="vdi", inner_root=folder.root)
+        file = _medium_file(folder, machine, uuid, is_parent=bool(chain))
+        spec = files.disk_spec(file, folder.root, declared="vdi", inner_root=folder.root)
         if not isinstance(spec, ImageSpec):
             raise MalformedArchive(f"medium {uuid} of disk {disk.key} is not a disk image")
         chain[uuid] = spec
-        uuid = _parent(folder, machine, uuid, spec.format)
+        uuid = _parent(file, folder.root, spec.format)
     newest_last = list(reversed(chain.values()))
     return reduce(lambda parent, child: replace(child, parent=parent), newest_last)
 
 
-def _parent(folder: Folder, machine: Machine, uuid: str, image_format: str) -> str | None:
+def _parent(file: FileRange, root: Root, image_format: str) -> str | None:
     """The UUID of the image's parent; None for an image without one, and for a VHD, which has its parent's path."""
     if image_format not in ("vdi", "vmdk"):
         return None
     from synvirt.disks import vdi
     from synvirt.disks.vmdk import reader as vmdk
 
-    file = _medium_file(folder, machine, uuid)
-    with files.opened(file, folder.root) as reader:
+    with files.opened(file, root) as reader:
         if image_format == "vmdk":
             described = vmdk.described(reader, file.name)
             return uuid_of(described.parent_uuid) if described is not None else None
@@ -96,13 +96,17 @@ def _parent(folder: Folder, machine: Machine, uuid: str, image_format: str) -> s
     return str(header.parent_uuid) if header.kind is vdi.Kind.DIFFERENCING else None
 
 
-def _medium_file(folder: Folder, machine: Machine, uuid: str) -> FileRange:
+def _medium_file(folder: Folder, machine: Machine, uuid: str, *, is_parent: bool) -> FileRange:
+    """The medium's file by the registry, else by its UUID. A parent must have its UUID: another image of the same name would
+    give a mixture of two disks."""
     medium = machine.media.get(uuid)
     if medium is not None and medium.encrypted:
         raise UnsupportedFormat(
             f"medium {uuid} is encrypted", hint="Remove the machine's disk encryption in VirtualBox, then import it again."
         )
     file = folder.find_written(medium.location) if medium is not None and medium.location else None
+    if file is not None and is_parent and _uuid_in(file, folder.root) not in (None, uuid):
+        file = None
     # Before VirtualBox 4 the registry was in another file; and people rename disks.
     found = file or _by_uuid(folder, uuid)
     if found is None:
@@ -120,20 +124,22 @@ def _by_uuid(folder: Folder, uuid: str) -> FileRange | None:
     images = [name for name in names if name.lower().endswith((".vdi", ".vmdk", ".vhd"))]
     for name in sorted(images, key=lambda name: uuid not in name.lower()):
         file = folder.find(name)
-        if file is not None and (uuid in name.lower() or _has_uuid(file, folder.root, uuid)):
+        if file is not None and (uuid in name.lower() or _uuid_in(file, folder.root) == uuid):
             return file
     return None
 
 
-def _has_uuid(file: FileRange, root: Root, uuid: str) -> bool:
+def _uuid_in(file: FileRange, root: Root) -> str | None:
+    """The UUID in the image's header, or in a VMDK's descriptor; None: it has none there, or cannot be read."""
     from synvirt.disks.vdi import read_header
 
     try:
         with files.opened(file, root) as reader:
             if file.name.lower().endswith(".vdi"):
-                return read_header(reader, file.name).uuid == UUID(uuid)
+                return str(read_header(reader, file.name).uuid)
             begin = bytearray(min(_DESCRIPTOR_BYTES, reader.size))
             reader.read_into(0, memoryview(begin))
     except SynvirtError:
-        return False
-    return re.search(rb'ddb\.uuid\.image\s*=\s*"\{?' + re.escape(uuid).encode(), begin.lower()) is not None
+        return None
+    found = _UUID_LINE.search(begin)
+    return None if found is None else found[1].decode().lower()
