@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import BadRequest, SourceUnreachable
-from synvirt.transport import Answer, HttpClient, Trust
+from synvirt.transport import Answer, HttpClient, Trust, http
 from tests.servers.remote_servers import Certificates, certificates
 
 Reply = Callable[[BaseHTTPRequestHandler], None]
@@ -182,6 +182,29 @@ def test_silence_is_given_up(server: Server, client: HttpClient) -> None:
     finally:
         until.set()
     assert "SECRET" not in str(caught.value.detail)
+
+
+def test_an_answer_that_comes_byte_by_byte_is_given_up(
+    server: Server, client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "ANSWER_TIMEOUT_S", 0.5)
+    left = threading.Event()
+
+    def dripping(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("content-length", "1000")
+        request.end_headers()
+        for _ in range(1000):
+            request.wfile.write(b" ")
+            if left.wait(0.05):
+                return
+
+    server.reply = dripping
+    try:
+        with pytest.raises(SourceUnreachable, match="sent its answer to GET /slow too slowly"):
+            client.request("GET", "/slow", timeout_s=0.2)
+    finally:
+        left.set()
 
 
 def test_what_is_no_json_names_its_beginning(server: Server, client: HttpClient) -> None:

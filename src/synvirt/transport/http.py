@@ -160,6 +160,13 @@ class Stream:
             pieces += piece
         return bytes(pieces)
 
+    def read_some(self, count: int) -> bytes:
+        """What has come, at most `count` bytes: it waits for the first of them alone. None at the end."""
+        with _translated(self._where):
+            piece = self._response.read1(count)
+        self._ended = self._ended or not piece
+        return piece
+
     def read_into(self, buffer: memoryview) -> int:
         """Puts bytes into `buffer` and gives their number: as many as fit, fewer only at the end."""
         piece = self.read(len(buffer))
@@ -231,7 +238,7 @@ class HttpClient:
         until = time.monotonic() + max(ANSWER_TIMEOUT_S, timeout_s or 0)
         with self.stream(method, path, query=query, body=sent, headers=merged, timeout_s=timeout_s) as stream:
             pieces = bytearray()
-            while piece := stream.read(_PIECE_BYTES):
+            while piece := stream.read_some(_PIECE_BYTES):
                 pieces += piece
                 if len(pieces) > limit_bytes:
                     raise SourceUnreachable(f"{self.where} answered {method} {path} with more than {limit_bytes} bytes")
