@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 from typer.testing import CliRunner
 
+from synvirt.accounts import Role, set_password
 from synvirt.cli import app
 from synvirt.disks import nfs
 from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
@@ -292,3 +293,23 @@ def test_domains_that_name_files_of_a_moved_destination_are_named(tmp_path: Path
         finding("domains' files", settings).detail
         == f"the domain web names files in {tmp_path}/old/volumes, which is {there} now"
     )
+
+
+def test_a_users_file_without_an_account_is_said(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    assert finding("users file", settings).detail.endswith("made at the first start")
+    prepare_data_dir(settings)
+    users = settings.keyring_dir / "users"
+    users.write_text("# nobody\n")
+    found = finding("users file", settings)
+    assert (found.found, found.needed, "nobody can log in" in found.detail) == (False, True, True)
+    set_password(users, "admin", "of no use", Role.ADMIN)
+    assert finding("users file", settings).detail == f"{users}: 1 account"
+    users.write_text("nonsense\n")
+    assert "is damaged" in finding("users file", settings).detail
+
+
+def test_authorities_that_cannot_be_used_are_said(tmp_path: Path) -> None:
+    assert not finding("remote_ca_file", Settings(data_dir=tmp_path)).needed
+    found = finding("remote_ca_file", Settings(data_dir=tmp_path, remote_ca_file=tmp_path / "none.pem"))
+    assert (found.found, found.needed, "none.pem cannot be used" in found.detail) == (False, True, True)

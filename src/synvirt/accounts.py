@@ -133,6 +133,14 @@ def add_first_account(path: Path) -> str | None:
     return password
 
 
+def nobody_can_log_in(path: Path) -> str | None:
+    """What is to be said of a users file that has no account; None, where it has one, or is damaged, which each log-in says."""
+    try:
+        return None if listed(path) else f"{path} has no account: nobody can log in; `synvirt password admin` adds one"
+    except Internal:
+        return None
+
+
 def listed(path: Path) -> dict[str, Role]:
     """The accounts and their roles. Internal, where the file is damaged."""
     return {name: account.role for name, account in FileAccounts(path).accounts().items()} if path.exists() else {}

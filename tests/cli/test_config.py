@@ -17,6 +17,7 @@ from synvirt.api.callers.oidc import oidc
 from synvirt.cli import app
 from synvirt.cli.program import FAILED, failed
 from synvirt.errors import BadRequest
+from synvirt.main.running import check_authorities
 from synvirt.settings import load, origins, prepare_data_dir, service_config, starting
 from tests.cli.conftest import Run
 
@@ -97,6 +98,8 @@ def test_settings_that_would_not_start_a_service(file: Path) -> None:
         ('listen = "a..b:8441"', "a..b is not an address of this host"),
         ('tls = false\nlisten = "0.0.0.0:8441"', "passwords would cross the network in clear"),
         (OIDC, "none.secret cannot be read"),
+        ('remote_ca_file = "{folder}/none.pem"', "none.pem cannot be used: No such file"),
+        ('remote_ca_file = "{folder}/tls.crt"', "no PEM certificate is in it"),
         ('tls_certificate = "{folder}/tls.crt"', "tls_certificate and tls_key belong together"),
         ('tls_certificate = "{folder}/tls.crt"\ntls_key = "{folder}/none.key"', "none.key cannot be read"),
         ('tls_certificate = "{folder}/tls.crt"\ntls_key = "{folder}/tls.crt"', "are not a PEM certificate and its key"),
@@ -114,7 +117,7 @@ def test_a_check_refuses_what_a_start_refuses(tmp_path: Path, monkeypatch: pytes
     prepare_data_dir(started)
     reason = re.escape(named) if "192" not in named else "192.0.2.1"
     with pytest.raises(BadRequest, match=reason), closing(Listening(started)):
-        _ = authenticator(started, announce=lambda line: None), oidc(started)
+        _ = check_authorities(started), authenticator(started, announce=lambda line: None), oidc(started)
 
 
 def test_a_check_passes_what_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

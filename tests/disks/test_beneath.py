@@ -48,7 +48,14 @@ def content(descriptor: int) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["vm/disk.vmdk", "./vm//disk.vmdk", "vm/snapshots/../disk.vmdk", "vm/../vm/disk.vmdk", "{root}/vm/disk.vmdk"],
+    [
+        "vm/disk.vmdk",
+        "./vm//disk.vmdk",
+        "vm/snapshots/../disk.vmdk",
+        "vm/../vm/disk.vmdk",
+        "{root}/vm/disk.vmdk",
+        "/{root}/vm/disk.vmdk",
+    ],
 )
 def test_opens_what_lies_beneath(tree: Path, walk: str, name: str) -> None:
     name = name.format(root=tree)

@@ -205,6 +205,7 @@ def _refuse_name(name: str) -> None:
 def _relative(root: Path, name: str) -> str:
     if not name.startswith("/"):
         return name
+    name = f"/{name.lstrip('/')}"  # for Linux `//` is `/`; for PurePosixPath it is another root
     for prefix in (root.absolute(), root.resolve()):
         with contextlib.suppress(ValueError):
             return str(PurePosixPath(name).relative_to(prefix))

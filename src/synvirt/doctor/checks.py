@@ -15,7 +15,7 @@ from synvirt.doctor.guests import (
     uefi,
     virtio_win,
 )
-from synvirt.doctor.service import cage_layer, data_dir, import_root, sealing_key, store
+from synvirt.doctor.service import authorities, cage_layer, data_dir, import_root, sealing_key, store, users_file
 from synvirt.doctor.sources import hyperv_tool, libnbd_version, libnfs, nbdkit_vddk, pyvmomi_version
 from synvirt.doctor.volumes import librbd, rbd_is_set, rbd_pools, zfs_is_set, zfs_pool, zfs_rights
 from synvirt.hypervisor.accel import EMULATOR
@@ -48,6 +48,20 @@ CHECKS = (
     Check("import root", "where files to import lie", "chown it to the service's user; chmod 0750", import_root, always),
     Check(
         "migrator.key", "seals the credentials of sources", "chown it to the service's user; chmod 0600", sealing_key, always
+    ),
+    Check(
+        "users file",
+        "who may log in",
+        "synvirt password admin",
+        users_file,
+        lambda settings: settings.auth == "file",
+    ),
+    Check(
+        "remote_ca_file",
+        "trust in servers that files are read from by https",
+        "put the authorities (PEM) there, or remove the setting",
+        authorities,
+        lambda settings: settings.remote_ca_file is not None,
     ),
     Check("store", "jobs, watermarks, sources, uploads", "setting database_url; or free the disk of data_dir", store, always),
     Check(

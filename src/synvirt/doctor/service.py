@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from synvirt.accounts import listed
 from synvirt.cage import layers
 from synvirt.doctor.finding import Missing
-from synvirt.errors import SynvirtError
+from synvirt.errors import BadRequest, SynvirtError
 from synvirt.keyring import KEY_BYTES
 from synvirt.settings import Settings
+from synvirt.settings.starting import check_authorities
 from synvirt.sizes import MIB, sized
 
 if TYPE_CHECKING:
@@ -55,6 +57,30 @@ def sealing_key(settings: Settings) -> str:
     if path.exists() and path.stat().st_size != KEY_BYTES:
         raise Missing(f"{path} has {path.stat().st_size} bytes, not {KEY_BYTES}: it is not a key")
     return found
+
+
+def users_file(settings: Settings) -> str:
+    """The accounts of the users file. Missing where nobody can log in."""
+    path = settings.keyring_dir / "users"
+    if not path.exists():
+        return f"{path}: made at the first start"
+    there = listed(path)
+    if not there:
+        raise Missing(f"{path} has no account: nobody can log in")
+    return f"{path}: {len(there)} account{'s' if len(there) > 1 else ''}"
+
+
+def authorities(settings: Settings) -> str:
+    """The file of the setting remote_ca_file. Missing where it cannot be used."""
+    if settings.remote_ca_file is None:
+        return "the setting remote_ca_file names none"
+    try:
+        check_authorities(settings)
+    except BadRequest as error:
+        raise Missing(error.detail) from error
+    except PermissionError as error:
+        raise Missing(f"{settings.remote_ca_file} cannot be read: {error.strerror}") from error
+    return str(settings.remote_ca_file)
 
 
 def _ours(path: Path, mode: int) -> str:

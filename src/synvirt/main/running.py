@@ -80,6 +80,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.store import Store
 
     prepare_data_dir(settings)
+    check_authorities(settings)
     with ExitStack() as stack:
         stack.enter_context(data_dir_locked(settings.data_dir))
         sockets = stack.enter_context(closing(Listening(settings)))
@@ -139,6 +140,17 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             stack.enter_context(going_on)
         _begin(stack, engine, rehearsals, carrying, taking_over, among_hosts=bool(settings.database_url))
         yield Service(server, rooms, settings.base_url)
+
+
+def check_authorities(settings: "Settings") -> None:
+    """BadRequest: a job would see it only when it reads a file by https."""
+    from synvirt.errors import BadRequest
+    from synvirt.settings import starting
+
+    try:
+        starting.check_authorities(settings)
+    except PermissionError as error:
+        raise BadRequest(f"setting remote_ca_file: {settings.remote_ca_file} cannot be read: {error.strerror}") from error
 
 
 def _privileged(settings: "Settings") -> "Privileged":

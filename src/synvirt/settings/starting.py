@@ -26,6 +26,8 @@ def check(settings: Settings) -> None:
         with suppress(PermissionError):
             client_secret(settings)
     check_groups(settings)
+    with suppress(PermissionError):
+        check_authorities(settings)
     settings.destinations_by_name  # noqa: B018 - its getter checks
     family, kind, protocol, address = found_address(settings)
     with socket.socket(family, kind, protocol) as probe:
@@ -49,6 +51,22 @@ def check_groups(settings: Settings) -> None:
             hint="groupadd synvirt-admin, add the administrators, and set pam_admin_group; pam_operator_group and "
             "pam_viewer_group are for the other roles",
         )
+
+
+def check_authorities(settings: Settings) -> None:
+    """BadRequest, if the file of remote_ca_file has no certificates; PermissionError."""
+    file = settings.remote_ca_file
+    if file is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except PermissionError:
+        raise
+    except OSError as error:  # ssl.SSLError is one
+        why = "no PEM certificate is in it" if isinstance(error, ssl.SSLError) else error.strerror
+        raise BadRequest(
+            f"setting remote_ca_file: {file} cannot be used: {why}", hint="put the authorities there, or remove the setting"
+        ) from error
 
 
 def client_secret(settings: Settings) -> str:

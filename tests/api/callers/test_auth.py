@@ -120,6 +120,17 @@ def test_the_first_start_makes_admin_and_shows_the_password_once(tmp_path: Path)
     assert len(lines) == 1, "the second start says nothing"
 
 
+def test_a_start_with_a_users_file_without_an_account_says_so(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    prepare_data_dir(settings)
+    (settings.keyring_dir / "users").write_text("# emptied\n")
+    lines: list[str] = []
+    authenticator(settings, announce=lines.append)
+    [line] = lines
+    assert "nobody can log in" in line
+    assert "synvirt password admin" in line
+
+
 # ── remembering and throttling ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account
+from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account, nobody_can_log_in
 from synvirt.api.callers.gate import Authenticate
 from synvirt.api.callers.networks import network_of
 from synvirt.errors import Forbidden, Unauthorized
@@ -129,7 +129,8 @@ class Remembering:
 
 
 def authenticator(settings: Settings, *, announce: Callable[[str], None], privileged: Privileged | None = None) -> Authenticate:
-    """The check by settings.auth. `announce` gets the one line with the password of the first start; it is shown once."""
+    """The check by settings.auth. `announce` gets the one line with the password of the first start, which is shown once, or
+    that no account is there."""
     if settings.auth == "pam":
         groups = pam_groups(settings)
         throttled = Throttled(pam_accounts(privileged or Here(settings.pam_service)))
@@ -138,6 +139,8 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
     password = add_first_account(path)
     if password is not None:
         announce(f"The first start made the user admin with the password {password}: it is not shown again")
+    if (nobody := nobody_can_log_in(path)) is not None:
+        announce(nobody)
     accounts = FileAccounts(path)
     return Remembering(Throttled(accounts), version=accounts.version, role_of=accounts.role_of)
 
