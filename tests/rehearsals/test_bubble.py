@@ -321,6 +321,20 @@ def test_what_a_guest_does_not_take_is_dropped_and_not_kept() -> None:
         assert resident_kib() - before < 24 * 1024
 
 
+def test_a_guest_that_ends_before_it_has_taken_everything_ends_no_network() -> None:
+    """The next rung starts another QEMU, and the others of the group run on."""
+    need_root("a network namespace")
+    with Bubble([card_of(0, DATABASE), card_of(1, SHOP)]) as bubble, Wire(bubble.ports[0]) as flooding:
+        for _ in range(5):
+            with Wire(bubble.ports[1]) as ending:
+                for _ in range(150):
+                    flooding.send(ALL + MAC + b"\x88\xb5" + bytes(60000))
+                # It ends by a reset, as it has not read all.
+                ending.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        flooding.send(who_has(GATEWAY, socket.inet_aton(DATABASE)))
+        flooding.receive()
+
+
 # ── whose addresses ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -241,10 +241,10 @@ class Bubble:
 
     def _from_card(self, number: int) -> None:
         card = self._cards[number]
-        if card.wire is None:
+        self._pay(card)
+        if card.wire is None:  # QEMU has ended, perhaps before it took everything
             return
         try:
-            self._pay(card)
             came = card.wire.recv(READ_BYTES)
         except BlockingIOError:
             return
