@@ -79,8 +79,9 @@ class Working:
         return found.data_bytes
 
     @contextlib.contextmanager
-    def serving(self, order: ServeOrder) -> Iterator["Served"]:
-        """Serves the disks within the block. Raises the worker's error, if it failed before."""
+    def serving(self, order: ServeOrder, stop: Callable[[], bool]) -> Iterator["Served"]:
+        """Serves the disks within the block. Raises the worker's error, if it failed before. Cancelled, once `stop()` is true
+        while it waits for them: a repository that hangs answers never."""
         served, ended = Served(), threading.Event()
 
         def on_message(message: Message) -> None:
@@ -99,7 +100,9 @@ class Working:
         thread = threading.Thread(target=serve, name="backup-serve", daemon=True)
         thread.start()
         try:
-            served.ready.wait()
+            while not served.ready.wait(STOP_POLL_S):
+                if stop():
+                    raise Cancelled
             served.check()
             yield served
         finally:

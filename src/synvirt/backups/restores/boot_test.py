@@ -13,7 +13,7 @@ nothing about the point. This costs one start; no byte was copied.
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -92,13 +92,18 @@ class BootTesting:
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         new_domain.fit(restore_host, self._ledger, run_id, domain, manifest)
         restoring_domain.isolated(domain, serial_log=str(restore_host.hypervisor.console_log(run_id)))
-        places = dict(self._overlays(run_id, point, manifest, closing))
+        places = dict(self._overlays(run_id, point, manifest, closing, under_way.stop))
         restoring_domain.with_disks(domain, places, wanted=frozenset(places))
         new_domain.put_tpm(restore_host, self._ledger, run_id, manifest)
         return Domain(name=name, uuid=str(run_id), xml=domain.xml)
 
     def _overlays(
-        self, run_id: UUID, point: RestorePoint, manifest: Manifest, closing: contextlib.ExitStack
+        self,
+        run_id: UUID,
+        point: RestorePoint,
+        manifest: Manifest,
+        closing: contextlib.ExitStack,
+        stop: Callable[[], bool],
     ) -> Iterator[tuple[str, Place]]:
         folder = self._restore_host.scratch() / str(run_id)
         self._ledger.record(run_id, "scratch", str(folder))
@@ -117,7 +122,7 @@ class BootTesting:
             sockets={number: str(folder / str(number)) for number in range(len(manifest.shown.disks))},
             sha256=manifest.sha256,
         )
-        served = closing.enter_context(self._working.serving(order))
+        served = closing.enter_context(self._working.serving(order, stop))
         for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
             overlay = folder / f"{number}.qcow2"
             # -u: qemu-img does not connect to the point's export. It is not confined.

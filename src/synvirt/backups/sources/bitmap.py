@@ -263,7 +263,7 @@ def _path(disk: Any) -> str:
 
 class _Room:
     def __init__(self, folder: Path) -> None:
-        self._folder, self.full = folder, False
+        self._folder, self.full, self.ended = folder, False, False
 
     def raise_if_full(self) -> None:
         if self.full:
@@ -280,10 +280,11 @@ def _room(folder: Path, least_bytes: int, end: Callable[[], None]) -> Iterator[_
     room = _Room(folder)
 
     def look() -> None:
-        if not room.full and _free_bytes(folder) < least_bytes:
-            room.full = True
-            with contextlib.suppress(Internal):
+        room.full = room.full or _free_bytes(folder) < least_bytes
+        if room.full and not room.ended:
+            with contextlib.suppress(Internal):  # a busy libvirt is asked again at the next look
                 end()
+                room.ended = True
 
     try:
         with repeated(look, name="backup-scratch", every_s=LOOK_EVERY_S):

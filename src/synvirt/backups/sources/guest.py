@@ -208,9 +208,11 @@ class Keeping:
         self._committed = True
 
     def __exit__(self, *_: object) -> None:
-        """What cannot be removed now stays on the ledger: the next run of the guest, and the next start, try again."""
+        """What cannot be removed now stays on the ledger: the next run of the guest, and the next start, try again. Also if the
+        ledger is away, the guest's job ends now, as its guest needs more and more space meanwhile."""
         if not self._committed:
-            self._ledger.put(self._made)
+            with _failure_logged(self._made):
+                self._ledger.put(self._made)
             with _failure_logged(self._made):
                 self._way.sweep(self._made)
                 self._ledger.strike(self._made)
@@ -219,8 +221,8 @@ class Keeping:
             self._way.end(self._made)
             self._ledger.put(self._made.model_copy(update={"state": "lasting"}))
         for one in self._before:
-            self._ledger.put(one.model_copy(update={"state": "working"}))
             with _failure_logged(one):
+                self._ledger.put(one.model_copy(update={"state": "working"}))
                 self._way.sweep(one)
                 self._ledger.strike(one)
 

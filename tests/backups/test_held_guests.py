@@ -1,0 +1,101 @@
+"""What a run holds at a guest ends with the run, also where the store, the hypervisor or the repository does not answer."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from synvirt.backups.orders import ServeOrder
+from synvirt.backups.sources import bitmap
+from synvirt.backups.sources.guest import Keeping
+from synvirt.backups.sources.made import Made
+from synvirt.backups.working import Working
+from synvirt.errors import Cancelled, Internal, PersistFailed, SourceSnapshotFailed
+from synvirt.jobs.process import Ended
+from synvirt.repository.specs import FolderSpec, RepositorySpec
+from tests.running.processes import until
+
+
+class Away:
+    """A ledger whose store is away from the second write on."""
+
+    def __init__(self) -> None:
+        self.entries: list[Made] = []
+
+    def all(self) -> list[Made]:
+        return []
+
+    def put(self, made: Made) -> None:
+        if self.entries:
+            raise PersistFailed("the store failed")
+        self.entries.append(made)
+
+    def strike(self, _made: Made) -> None:
+        raise PersistFailed("the store failed")
+
+
+class Way:
+    def __init__(self) -> None:
+        self.swept: list[str] = []
+
+    def sweep(self, made: Made) -> None:
+        self.swept.append(made.name)
+
+
+def test_a_failed_run_lets_go_of_its_guest_though_the_store_is_away_and_says_why_it_failed() -> None:
+    """The guest's backup job went on, and the run's error was the store's."""
+    ledger, way = Away(), Way()
+    made = Made(id=uuid4(), job_id=uuid4(), vm_id="v", way="bitmap", name="one")
+    with pytest.raises(Cancelled), Keeping(ledger, way, made):  # type: ignore[arg-type]
+        raise Cancelled
+    assert way.swept == ["one"]
+
+
+def test_a_job_that_fills_its_folder_is_ended_again_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was ended once. Where libvirt did not do it then, the guest was paused as the folder was full."""
+    monkeypatch.setattr(bitmap, "LOOK_EVERY_S", 0.001)
+    tries: list[int] = []
+
+    def end() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise Internal("the backup job does not end")
+
+    with bitmap._room(tmp_path, 1 << 62, end) as room:
+        until(lambda: room.ended)
+        with pytest.raises(SourceSnapshotFailed):
+            room.raise_if_full()
+    assert len(tries) == 3
+
+
+class Silent:
+    """A worker that never serves, as its repository's server hangs."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    async def carry_out(self, _order: Any, _on_message: Any, stopped: Callable[[], bool]) -> Ended:
+        self.asked.set()
+        while not stopped():
+            await asyncio.sleep(0.001)
+        return Ended()
+
+    async def send(self, _line: Any) -> None:
+        pass
+
+
+def test_a_run_that_waits_for_its_disks_to_be_served_can_be_cancelled() -> None:
+    worker = Silent()
+
+    @asynccontextmanager
+    async def workers() -> AsyncIterator[Silent]:
+        yield worker
+
+    order = ServeOrder(repository=RepositorySpec(place=FolderSpec(path="/x"), key=""), point_id="p", sockets={})
+    with pytest.raises(Cancelled), Working(workers).serving(order, worker.asked.is_set):
+        pytest.fail("nothing is served")
