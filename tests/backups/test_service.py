@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups import service
+from synvirt.backups import runs, service
 from synvirt.backups.model import (
     ENDS,
     BackupJob,
@@ -22,13 +22,15 @@ from synvirt.backups.model import (
     Status,
 )
 from synvirt.backups.retention import Retention
-from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, PersistFailed, RepositoryUnreachable, SynvirtError
 from synvirt.jobs import process, runner
 from synvirt.model.values import now
 from synvirt.repository import garbage, packs, verify
+from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.store import Store
+from synvirt.store.backups import Row
 from tests.drawn import drawn
 from tests.fakes.backups import FakeGuests, backups_of, ended
 from tests.running.processes import until
@@ -487,3 +489,57 @@ def test_damage_of_any_extent_is_found_by_worker_and_service(house: House, monke
     packs_count, points_count = len(repository.pack_sizes()), len(points)
     assert (report.more_damaged_packs, report.more_damaged_points) == (packs_count - 2, points_count - 2)
     assert report.more_wrongs == packs_count + points_count - 2
+
+
+def test_a_repository_that_hangs_keeps_nothing_else_from_going_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS server that was away stopped the runs to all other repositories, and the answers about them."""
+    house.image("web", disk_content())
+    (point,) = house.run(job := house.job("web")).restore_point_ids
+    (house.folder / "other").mkdir()
+    request = BackupRepositoryRequest(name="other", kind="local", path=str(house.folder / "other"))
+    other = house.backups.add_repository(request).id
+    hangs, back, check = threading.Event(), threading.Event(), HostFolder.check
+
+    def checked(self: HostFolder) -> None:
+        if self._path.name == "repository":
+            hangs.set()
+            assert back.wait(60)
+        check(self)
+
+    monkeypatch.setattr(HostFolder, "check", checked)
+    removes = threading.Thread(target=house.backups.remove_point, args=(point,))
+    removes.start()
+    assert hangs.wait(60)
+    assert house.run(house.job("web", repository=other)).status == "completed"
+    for refused in (lambda: house.backups.verify(point), lambda: house.backups.remove_point(point)):
+        with pytest.raises((BackupNotFound, BackupConflict), match="being removed"):
+            refused()
+    back.set()
+    removes.join(60)
+    assert point not in house.backups.repositories.opened(job.repository_id).point_ids()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_whose_end_cannot_be_stored_ends_when_the_store_is_back(
+    house: House, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Its job never ran again before the next start of the service."""
+    monkeypatch.setattr(runs, "STORE_PAUSE_S", 0.01)
+    house.image("web", disk_content())
+    job, rows = house.job("web"), house.store.backups
+    if fails:
+        (house.folder / "images" / "web").unlink()
+    put_all, refused = rows.put_all, list[str]()
+
+    def full(written: list[Row], **more: Any) -> None:
+        if len(refused) < 3 and any(row.kind == "run" and row.state in ENDS for row in written):
+            refused.append("the run's end")
+            raise PersistFailed("the store failed: database or disk is full")
+        put_all(written, **more)
+
+    monkeypatch.setattr(rows, "put_all", full)
+    run = house.run(job)
+    assert len(refused) == 3
+    assert (run.status, len(run.restore_point_ids)) == (("failed", 0) if fails else ("completed", 1))
+    house.image("web", disk_content())
+    assert house.run(job).status == "completed"

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import os
 import threading
+from collections import defaultdict
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -54,7 +55,9 @@ class Repositories:
         self._rows, self._host, self._keyring, self._caches = rows, host, keyring, caches
         self._allowed_hosts, self._reading = allowed_hosts, reading
         self._open: dict[UUID, Repository] = {}
-        self._lock, self._changing = threading.Lock(), threading.RLock()
+        # A repository whose server hangs must not keep others from being opened: so each has its own.
+        self._locks = defaultdict[UUID, threading.Lock](threading.Lock)
+        self._changing = threading.RLock()
 
     def add(self, asked: BackupRepositoryRequest) -> BackupRepository:
         """Adds a new one in an empty folder, or an existing one by its recovery key. BackupConflict, RepositoryUnreachable,
@@ -107,7 +110,7 @@ class Repositories:
     def opened(self, repository_id: UUID) -> Repository:
         """Opens it. Its folder is checked first: a missing NFS mount must not look like an empty folder."""
         self._settled(repository_id)
-        with self._lock:
+        with self._locks[repository_id]:
             opened = self._open.get(repository_id)
             if opened is None:
                 cache = None if self._caches is None else self._caches / f"{repository_id}.footers"
@@ -171,7 +174,7 @@ class Repositories:
             os.link(path, path.with_name(f"{path.name}.before-{Keys(new).check[:16]}"))
         following.replace(path)
         sync_folder(path.parent)
-        with self._lock:
+        with self._locks[repository_id]:
             opened = self._open.pop(repository_id, None)
         if opened is not None:
             opened.folder.close()
@@ -205,15 +208,14 @@ class Repositories:
     def forget(self, repository_id: UUID) -> None:
         """The folder's content and the key stay."""
         self._rows.remove("repository", repository_id, host=self._host)
-        with self._lock:
+        with self._locks[repository_id]:
             opened = self._open.pop(repository_id, None)
         if opened is not None:
             opened.folder.close()  # a run that still reads from it may go on
 
     def close(self) -> None:
         """Call it when nothing reads or writes any more."""
-        with self._lock:
-            opened, self._open = list(self._open.values()), {}
+        opened, self._open = list(self._open.values()), {}
         for repository in opened:
             repository.close()
 

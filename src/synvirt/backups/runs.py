@@ -30,7 +30,7 @@ from synvirt.errors import BackupConflict, Cancelled, Interrupted, PersistFailed
 from synvirt.jobs.board import Figures
 from synvirt.jobs.instant import AGAIN_S, GuestWrites, is_started, refuse_loss
 from synvirt.jobs.ledger import Ledger
-from synvirt.jobs.runner import Runner, in_a_thread
+from synvirt.jobs.runner import STORE_PAUSE_S, Runner, in_a_thread
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.stop import Stop
 from synvirt.model.values import now
@@ -266,11 +266,7 @@ class Runs:
             try:
                 until_it_goes_well(under_way, lambda: self._to_its_end(under_way))
             except Exception as error:
-                with contextlib.suppress(SynvirtError):  # the store is away: the next start reports it
-                    if self._is_cut(run.id):
-                        self._save(under_way.now(), announced=False)
-                    else:
-                        self._end(under_way.now(), error)
+                self._stored_end(under_way, error)
             finally:
                 self._at_work.discard(run.id)
 
@@ -279,7 +275,28 @@ class Runs:
         work = self._kinds[run.kind].work(run)
         under_way.move(Status.PREPARING, started_at=run.started_at or now())
         work(under_way)
-        self._end(under_way.now(), None)
+        self._stored_end(under_way, None)
+
+    def _stored_end(self, under_way: UnderWay, error: Exception | None) -> None:
+        """Ends the run. While the store is away it waits: a run without an end would keep its job from running again until the
+        service starts anew, and one that has done its work would be undone."""
+        run_id = under_way.run.id
+        while True:
+            try:
+                if error is not None and self._is_cut(run_id):
+                    self._save(under_way.now(), announced=False)
+                else:
+                    self._end(under_way.now(), error)
+            except PersistFailed as away:
+                _log.warning("the store is away; the run's end waits", cause=away.detail)
+            except SynvirtError as wrong:
+                _log.error("a run's end cannot be stored", cause=wrong.detail)
+                return
+            else:
+                return
+            if self._is_cut(run_id):  # the next start goes on with it
+                return
+            time.sleep(STORE_PAUSE_S)
 
     def _is_cut(self, run_id: UUID) -> bool:
         return self._closing or run_id in self._cut

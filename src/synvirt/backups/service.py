@@ -134,6 +134,8 @@ class Backups:
         self._restore_host = restore_host
         self._cut_off: list[BackupRun] = []
         self._pauses = 0
+        # The points that are being removed from their repositories.
+        self._leaving: set[UUID] = set()
 
     def start(self) -> None:
         """Call it once, before any request."""
@@ -364,15 +366,22 @@ class Backups:
     def remove_point(self, point_id: UUID) -> None:
         """Removes the point. A later run of a job that writes there collects its bytes. BackupConflict, while a run reads it,
         or if it is protected."""
-        with self.runs.lock:  # no run begins meanwhile
+        with self.runs.lock:
             point = self.points.get(point_id)
+            if point_id in self._leaving:
+                raise BackupConflict(f"restore point {point_id} is being removed already")
             if (run := being_read(self.runs.not_ended()).get(point_id)) is not None:
                 raise BackupConflict(
                     f"restore point {point_id} is being {READS[run.kind]} by run {run.id}",
                     hint="wait for that run, or cancel it",
                 )
+            self._leaving.add(point_id)  # from here on no run begins to read it
+        try:
+            # Without the lock: a server that hangs must not keep all runs from beginning.
             self.repositories.opened(point.repository_id).remove(point_id)
             self.points.forget(point_id)
+        finally:
+            self._leaving.discard(point_id)
 
     def protect(self, point_id: UUID, asked: RestorePointChange) -> RestorePoint:
         """The repository stores it: so another host that uses the repository does not remove the point either."""
@@ -425,6 +434,8 @@ class Backups:
         with self.runs.lock:
             for point_id in run.restore_point_ids:
                 self.points.get(point_id)  # it may have been removed since the check
+                if point_id in self._leaving:
+                    raise BackupNotFound(f"restore point {point_id} is being removed")
             return self.runs.begin(run, with_=with_)
 
     def screenshot(self, point_id: UUID) -> bytes | None:
