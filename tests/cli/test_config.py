@@ -116,8 +116,13 @@ def test_a_check_refuses_what_a_start_refuses(tmp_path: Path, monkeypatch: pytes
     started = load(config=file, environ={})
     prepare_data_dir(started)
     reason = re.escape(named) if "192" not in named else "192.0.2.1"
+
+    def begins() -> None:
+        check_authorities(started)
+        _ = authenticator(started, announce=lambda line: None), oidc(started)
+
     with pytest.raises(BadRequest, match=reason), closing(Listening(started)):
-        _ = check_authorities(started), authenticator(started, announce=lambda line: None), oidc(started)
+        begins()
 
 
 def test_a_check_passes_what_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
