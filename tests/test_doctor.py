@@ -13,12 +13,17 @@ from synvirt.cli import app
 from synvirt.disks import nfs
 from synvirt.doctor import CHECKS, Check, Finding, Missing, examine, needs_met
 from synvirt.errors import Internal
+from synvirt.fleet.model import WaveRequest
+from synvirt.fleet.waves import Waves
 from synvirt.keyring import migrator_key
 from synvirt.migrations.memory import JobMemory
+from synvirt.model.rehearsal import Rehearsal, RehearsalRequest, RehearsalState
+from synvirt.model.values import now
 from synvirt.settings import DirectorySetting, RbdSetting, Settings, ZfsSetting, prepare_data_dir
 from synvirt.sizes import sized
 from synvirt.store import Store
-from synvirt.store.tables import backups, ledger, memory, migrations
+from synvirt.store.tables import backups, ledger, memory, migrations, rehearsals, wave_members, waves
+from tests.house import live_plan
 from tests.jobs.migrations import migration
 
 # Specification part 1, "Host requirements on the installed appliance".
@@ -223,9 +228,26 @@ def test_stored_documents_that_cannot_be_read_are_shown(tmp_path: Path) -> None:
     store.backups.put("point", point := uuid4(), job, host="h")
     store.memory.change(job.id, JobMemory, lambda before: before)
     store.record(job.id, "volume", "v")
+    plan = {"id": "web", "vm": "web", "plan": live_plan().model_dump(mode="json")}
+    wave = Waves(store.waves).create(WaveRequest.model_validate({"name": "night", "members": [plan]}))
+    store.rehearsals.add(
+        [
+            rehearsal := Rehearsal(
+                id=uuid4(),
+                migration_id=job.id,
+                state=RehearsalState.BOOTING,
+                asked=RehearsalRequest(),
+                submitted_by=None,
+                created_at=now(),
+            )
+        ]
+    )
+    assert "stored documents" not in finding("store", settings).detail
     with store._writing() as db:
-        for table in (memory, ledger):
+        for table in (memory, ledger, waves):
             db.execute(table.update().values(version="2.0"))
+        for table in (wave_members, rehearsals):
+            db.execute(table.update().values(document="{"))
         db.execute(migrations.update().values(document='{"id": 3}'))
         db.execute(backups.update().values(version="2.0"))
     store.close()
@@ -235,6 +257,9 @@ def test_stored_documents_that_cannot_be_read_are_shown(tmp_path: Path) -> None:
     assert f"point {point}: a stored point is of version 2.0" in one.detail
     assert f"memory {job.id}: a stored memory is of version 2.0" in one.detail
     assert "ledger 1: a stored ledger is of version 2.0" in one.detail
+    assert f"wave {wave.id}: a stored wave is of version 2.0" in one.detail
+    assert f"wave member {wave.id} web: a stored Member is not JSON" in one.detail
+    assert f"rehearsal {rehearsal.id}: a stored Rehearsal is not JSON" in one.detail
 
 
 def test_looking_at_a_store_changes_nothing_and_needs_no_rest(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ from synvirt.errors import Conflict, NotFound, PersistFailed, SynvirtError
 from synvirt.fleet.model import Member, MemberState, WaveForecast, WaveRequest, WaveState
 from synvirt.fleet.records import member_event, member_of
 from synvirt.fleet.waves import Waves
+from synvirt.model.rehearsal import Rehearsal, RehearsalRequest, RehearsalState
 from synvirt.model.values import now
 from synvirt.store import Store
 from synvirt.store import waves as rows_of_waves
-from synvirt.store.tables import wave_events, wave_members
+from synvirt.store.tables import rehearsals, wave_events, wave_members
+from synvirt.store.tables import waves as wave_table
 from synvirt.store.waves import MemberChange, NewWave
 from tests.house import live_plan
 from tests.jobs.migrations import migration
@@ -280,3 +282,24 @@ def test_the_jobs_of_members_are_found_with_their_hosts(store: Store, waves: Wav
 
 def made_members(waves: Waves, wave_id: UUID) -> tuple[Member, ...]:
     return waves.whole(wave_id).members
+
+
+@pytest.mark.parametrize("damage", [{"document": "{"}, {"document": "{}"}, {"version": "2.0"}], ids=["cut", "empty", "later"])
+def test_a_wave_that_cannot_be_read_leaves_the_others_listed(store: Store, waves: Waves, damage: dict[str, str]) -> None:
+    good, bad = waves.create(asked("a")), waves.create(asked("b"))
+    with store._writing() as db:
+        db.execute(wave_table.update().where(wave_table.c.id == str(bad.id)).values(**damage))
+    assert [one.id for one in waves.page(limit=9, cursor=None)[0]] == [good.id]
+
+
+def test_a_rehearsal_in_a_state_of_a_later_version_stops_no_list_of_jobs(store: Store) -> None:
+    store.add(job := migration(), host="h")
+    asked_for = RehearsalRequest()
+    made = Rehearsal(
+        id=uuid4(), migration_id=job.id, state=RehearsalState.PASSED, asked=asked_for, submitted_by=None, created_at=now()
+    )
+    store.rehearsals.add([made])
+    assert store.rehearsals.states_of([job.id]) == {job.id: RehearsalState.PASSED}
+    with store._writing() as db:
+        db.execute(rehearsals.update().values(state="Judged"))
+    assert store.rehearsals.states_of([job.id]) == {}

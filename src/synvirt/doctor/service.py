@@ -129,31 +129,49 @@ def store(settings: Settings) -> str:
 
 
 def _quarantined(connection: "Database") -> list[str]:
-    """Each stored document that this version cannot read, with its cause. Of jobs only those that have not ended are read, of
-    runs and restore points, which are many, only the versions."""
+    """Each stored document that this version cannot read, with its cause. Of jobs, rehearsals and members of waves only those
+    that have not ended are read, of runs and restore points, which are many, only the versions."""
     import sqlalchemy
 
     from synvirt.backups.model import BackupJob, BackupRepository
+    from synvirt.fleet.model import MEMBER_ENDS, Member, Wave
     from synvirt.model.files import Upload
     from synvirt.model.job import Migration
     from synvirt.model.kinds import ENDS
+    from synvirt.model.rehearsal import REHEARSED, Rehearsal
     from synvirt.model.sources import Source
     from synvirt.model.values import Model
+    from synvirt.store.access import Token
     from synvirt.store.documents import VERSION, check_version, parsed
-    from synvirt.store.tables import backups, ledger, memory, migrations, sources, tokens, uploads
+    from synvirt.store.tables import (
+        backups,
+        ledger,
+        memory,
+        migrations,
+        rehearsals,
+        sources,
+        tokens,
+        uploads,
+        wave_members,
+        waves,
+    )
 
     looked_at = sqlalchemy.inspect(connection)
-    ends = [str(end) for end in ENDS]
-    kinds: dict[str, type[Model]] = {"job": BackupJob, "repository": BackupRepository}
-    found = []
+    ends = {migrations: ENDS, rehearsals: REHEARSED, wave_members: MEMBER_ENDS}
+    names = {memory: ("migration_id",), wave_members: ("wave_id", "member_id")}
+    kinds: dict[str, type[Model]] = {"job": BackupJob, "repository": BackupRepository, "token": Token}
     kinds |= {"migration": Migration, "source": Source, "upload": Upload}
-    for table in (migrations, sources, uploads, backups, tokens, memory, ledger):
+    kinds |= {"rehearsal": Rehearsal, "wave": Wave, "wave_member": Member}
+    found = []
+    for table in (migrations, sources, uploads, backups, tokens, memory, ledger, rehearsals, waves, wave_members):
         if not looked_at.has_table(table.name):
             continue
         there = {column["name"] for column in looked_at.get_columns(table.name)}
         columns = [column for column in table.c if column.name in there]
         query = sqlalchemy.select(*columns).order_by(*table.primary_key)
-        for row in connection.execute(query.where(table.c.state.not_in(ends)) if table is migrations else query):
+        if table in ends:
+            query = query.where(table.c.state.not_in([str(end) for end in ends[table]]))
+        for row in connection.execute(query):
             kind = row.kind if table is backups else table.name.removesuffix("s")
             version = getattr(row, "version", VERSION)
             try:
@@ -161,7 +179,8 @@ def _quarantined(connection: "Database") -> list[str]:
                 if kind in kinds:
                     parsed(kinds[kind], row.document, version)
             except SynvirtError as error:
-                found.append(f"{kind} {row.migration_id if table is memory else row.id}: {error.detail}")
+                name = " ".join(str(getattr(row, column)) for column in names.get(table, ("id",)))
+                found.append(f"{kind.replace('_', ' ')} {name}: {error.detail}")
     return found
 
 

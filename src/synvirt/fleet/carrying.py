@@ -75,6 +75,9 @@ class Carrying:
         self._rows: WaveRows = intake.store.waves
         self._hooks: HookRows = intake.store.wave_hooks
         self._seeing = Seeing(self._rows)
+        # Why waves cannot go on, in this tick and in the last one: a document that cannot be read stays so for days.
+        self._causes: dict[UUID, str] = {}
+        self._causes_before: dict[UUID, str] = {}
         self._wake = threading.Event()
         self._ticking, self._paused = threading.Lock(), False
 
@@ -110,6 +113,7 @@ class Carrying:
             if not waves:
                 self._seeing.forget()
                 return
+            self._causes_before, self._causes = self._causes, {}
             with self._rows.leading() as leads:
                 for wave_id in waves:
                     seen = None
@@ -129,7 +133,10 @@ class Carrying:
         except PersistFailed:
             raise
         except Exception as error:  # whatever it was, the other waves are handled too
-            log.warning("a wave cannot go on now", wave=str(wave_id), cause=str(error), exc_info=not _is_ours(error))
+            cause = str(error)
+            if cause not in (self._causes.get(wave_id), self._causes_before.get(wave_id)):
+                log.warning("a wave cannot go on now", wave=str(wave_id), cause=cause, exc_info=not _is_ours(error))
+            self._causes[wave_id] = cause
         return None
 
     # ── a wave ───────────────────────────────────────────────────────────────────────────────────────────────────────

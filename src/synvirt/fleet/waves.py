@@ -9,6 +9,8 @@ from datetime import datetime
 from functools import partial
 from uuid import UUID, uuid4
 
+import structlog
+
 from synvirt.acting import submitter
 from synvirt.errors import BadRequest, Conflict, InvalidPlan, NotFound
 from synvirt.fleet.model import (
@@ -35,8 +37,10 @@ from synvirt.migrations.planning.retrying import has_kept_copy
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
-from synvirt.store.documents import parsed
+from synvirt.store.documents import Unreadable, parsed
 from synvirt.store.waves import MemberChange, MemberRow, NewWave, WaveChange, WaveRow, WaveRows
+
+log = structlog.get_logger(__name__)
 
 GOING = frozenset({WaveState.RUNNING, WaveState.HELD})
 UNDER_WAY = frozenset({*GOING, WaveState.ROLLING_BACK})
@@ -108,7 +112,13 @@ class Waves:
     ) -> tuple[list[WaveSummary], int | None]:
         """A page of at most `limit` waves, newest first, and the cursor of the next page; None: it was the last."""
         rows, following = self.rows.page(limit=limit, cursor=cursor, states=[str(one) for one in states], name=name)
-        return [summary_of(row) for row in rows], following
+        found = []
+        for row in rows:
+            try:
+                found.append(summary_of(row))
+            except Unreadable as error:  # doctor reports it; the other waves are listed
+                log.warning("a stored wave is left alone", wave=str(row.id), cause=error.detail)
+        return found, following
 
     def summary(self, wave_id: UUID) -> WaveSummary:
         """NotFound."""

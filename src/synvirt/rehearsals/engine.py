@@ -17,6 +17,7 @@ from synvirt.model.rehearsal import RehearsalState
 from synvirt.rehearsals.network import Bubble
 from synvirt.rehearsals.steps import STEPS, LetGo, LookInside, UnderWay, failed
 from synvirt.rehearsals.together import Networks
+from synvirt.store.documents import Unreadable
 
 log = structlog.get_logger(__name__)
 
@@ -75,6 +76,9 @@ class Rehearsals:
         try:
             rehearsal = self._rooms.store.rehearsals.get(rehearsal_id)
         except NotFound:
+            return
+        except Unreadable as error:
+            log.warning("a rehearsal is left alone", rehearsal=str(rehearsal_id), cause=error.detail)
             return
         under_way = UnderWay(rehearsal, self._rooms, self._ca_file, self.screens, let_go, self._begin_network)
         under_way.look_inside, under_way.networks = self._look_inside, self._networks

@@ -4,7 +4,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from sqlalchemy import Connection, delete, insert, select, text, update
 from synvirt.accounts import Role
 from synvirt.errors import PersistFailed, not_listed
 from synvirt.model.values import Model, Time, now
-from synvirt.store.documents import VERSION, is_known, parsed, readable, rewritten
+from synvirt.store.documents import VERSION, Unreadable, is_known, parsed, readable, rewritten
 from synvirt.store.tables import audit, tokens
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -24,6 +25,8 @@ USED_EVERY = timedelta(minutes=1)
 FIRST = "0" * 64
 # The account, the method and the resource of the entry that the service writes when it removes old entries.
 RETAINED = ("(service)", "EXPIRE", "audit")
+# The method of what is shown for an entry that cannot be read.
+UNREADABLE = "UNREADABLE"
 
 
 class Token(Model):
@@ -59,11 +62,58 @@ class AuditEntry(Model):
 
     def computed(self) -> str:
         """What `digest` must be: the SHA-256 (hex) of the entry's content with the digest of the entry before."""
-        content = json.loads(self.model_dump_json(exclude={"digest"}))
-        for name in ("plan_digest", "kept_from"):  # entries of earlier versions have none of them
-            if content[name] is None:
-                del content[name]
-        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return _digest_of(json.loads(self.model_dump_json()))
+
+
+class Link(NamedTuple):
+    """An entry as the chain needs it, from its stored text, so that fields which a later version has added count too. `whole`:
+    its text is what its digest was made of. `kept_from`: as in the entry, if the service wrote it."""
+
+    seq: int
+    digest: str
+    prev_digest: str
+    whole: bool
+    kept_from: int | None = None
+
+
+def link_of(seq: int, document: str) -> Link:
+    """The link of a stored entry. Any text has one: a document that cannot be read is not whole."""
+    try:
+        content = json.loads(document)
+        digest, prev_digest = content["digest"], content["prev_digest"]
+        author = content["account"], content["method"], content["resource"]
+        whole = content["seq"] == seq and digest == _digest_of(content)
+        kept_from = content.get("kept_from") if author == RETAINED else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Link(seq, "", "", whole=False)
+    return Link(seq, digest, prev_digest, whole, kept_from if isinstance(kept_from, int) else None)
+
+
+def _digest_of(content: dict[str, Any]) -> str:
+    # Entries of earlier versions have none of these two.
+    absent = {name for name in ("plan_digest", "kept_from") if content.get(name) is None}
+    kept = {name: value for name, value in content.items() if name not in {"digest", *absent}}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _entry(seq: int, document: str) -> AuditEntry:
+    """The entry; for a document that cannot be read, one that says so: it must not hide the others."""
+    try:
+        return parsed(AuditEntry, document)
+    except Unreadable as error:
+        account, _, resource = RETAINED
+        at = datetime.fromtimestamp(0, UTC)
+        return AuditEntry(
+            seq=seq,
+            at=at,
+            account=account,
+            role="",
+            address="",
+            method=UNREADABLE,
+            resource=resource,
+            result=Unreadable.status,
+            detail=error.detail,
+        )
 
 
 class TokenRows:
@@ -131,9 +181,19 @@ class AuditRows:
             query = query.where(audit.c.seq < cursor)
         with self._reading() as db:
             rows = db.execute(query.order_by(audit.c.seq.desc()).limit(limit + 1)).all()
-        return [AuditEntry.model_validate_json(row.document) for row in rows[:limit]], (
-            rows[limit - 1].seq if len(rows) > limit else None
-        )
+        return [_entry(row.seq, row.document) for row in rows[:limit]], rows[limit - 1].seq if len(rows) > limit else None
+
+    def links(self, *, a_piece: int = 500) -> Iterator[Link]:
+        """The links of all entries, newest first."""
+        query = select(audit.c.seq, audit.c.document).order_by(audit.c.seq.desc()).limit(a_piece)
+        before = None
+        while True:
+            with self._reading() as db:
+                rows = db.execute(query if before is None else query.where(audit.c.seq < before)).all()
+            if not rows:
+                return
+            yield from (link_of(row.seq, row.document) for row in rows)
+            before = rows[-1].seq
 
     def lines(self, *, after: int, limit: int) -> list[str]:
         """The documents after that number, oldest first."""
@@ -192,23 +252,22 @@ def _first_since(db: Connection, before: datetime) -> int | None:
     query = select(audit.c.seq, audit.c.document).order_by(audit.c.seq).limit(500)
     while rows := db.execute(query.where(audit.c.seq > (seen[-1] if seen else 0))).all():
         for row in rows:
-            if AuditEntry.model_validate_json(row.document).at >= before:
+            if _entry(row.seq, row.document).at >= before:
                 return row.seq if seen else None
             seen.append(row.seq)
     return seen[-1] if len(seen) > 1 else None
 
 
-def broken_at(newest_first: Iterator[AuditEntry]) -> int | None:
+def broken_at(newest_first: Iterator[Link]) -> int | None:
     """The number of the first entry, from the newest on, that was changed or whose predecessor is missing. None: the chain is
     whole. The chain begins at number one, or at an entry that the service noted when it removed old ones."""
-    after: AuditEntry | None = None
+    after: Link | None = None
     begins_at = 1
-    for entry in newest_first:
-        if entry.digest != entry.computed():
-            return entry.seq
-        if after is not None and (after.prev_digest != entry.digest or after.seq != entry.seq + 1):
+    for link in newest_first:
+        if not link.whole:
+            return link.seq
+        if after is not None and (after.prev_digest != link.digest or after.seq != link.seq + 1):
             return after.seq
-        if entry.kept_from is not None and (entry.account, entry.method, entry.resource) == RETAINED:
-            begins_at = max(begins_at, entry.kept_from)
-        after = entry
+        begins_at = max(begins_at, link.kept_from or 1)
+        after = link
     return after.seq if after is not None and after.seq > begins_at else None

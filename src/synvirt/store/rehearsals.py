@@ -71,7 +71,9 @@ class RehearsalRows:
         of_jobs = rehearsals.c.migration_id.in_([str(one) for one in job_ids])
         query = select(rehearsals.c.migration_id, rehearsals.c.state).where(of_jobs).order_by(rehearsals.c.number)
         with self._reading() as db:
-            return {UUID(row.migration_id): RehearsalState(row.state) for row in db.execute(query)}
+            found = db.execute(query).all()
+        # A later version may have other states.
+        return {UUID(row.migration_id): RehearsalState(row.state) for row in found if row.state in set(RehearsalState)}
 
     def waiting(self, job_id: UUID) -> Rehearsal | None:
         """The rehearsal that waits for the job's volumes to be complete. None, where there is none or it is to be cancelled."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+import structlog
 
 from synvirt.copying import request_bytes
 from synvirt.errors import InvalidPlan
@@ -20,6 +21,7 @@ from synvirt.model.kinds import Mode, State
 from synvirt.model.times import Schedule
 from synvirt.model.values import now
 from synvirt.sizes import KIB
+from synvirt.store.tables import wave_members
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fleet.carrying.night import SICK, Night, S, W, states, wave, window
 from tests.house import live_plan
@@ -191,3 +193,25 @@ def test_where_a_failure_stops_nothing_the_others_go_on_and_those_that_need_it_w
     ended = night.until(made.id, lambda seen: seen.finished_at is not None)
     assert (ended.state, ended.reason) == (W.FAILED, "1 of 4 failed, 1 were rolled back.")
     assert night.house.platform.vm("db")["power"] == "off", "what failed is the operator's to judge"
+
+
+def test_a_wave_that_cannot_be_read_is_named_once_and_the_others_go_on(night: Night) -> None:
+    """A tick comes every two seconds, and the row may stay as it is for days."""
+    night.vms("db", "web")
+    bad, good = night.waves.create(wave({"id": "db"})), night.waves.create(wave({"id": "web"}))
+    night.waves.go(bad.id)
+    night.waves.go(good.id)
+    with night.store._writing() as db:
+        of_bad = wave_members.c.wave_id == str(bad.id)
+        before = db.execute(wave_members.select().where(of_bad)).one().document
+        db.execute(wave_members.update().where(of_bad).values(document="{"))
+    with structlog.testing.capture_logs() as logs:
+        night.until(good.id, lambda seen: seen.state is W.COMPLETED)
+        for _ in range(3):
+            night.carrying.tick()
+    assert [(one["wave"], "not JSON" in one["cause"]) for one in logs if one["event"] == "a wave cannot go on now"] == [
+        (str(bad.id), True)
+    ]
+    with night.store._writing() as db:
+        db.execute(wave_members.update().where(of_bad).values(document=before))
+    night.until(bad.id, lambda seen: seen.state is W.COMPLETED)

@@ -20,7 +20,7 @@ from synvirt.api.paging import Cursor, Number, cursor_of, number_of
 from synvirt.errors import SynvirtError
 from synvirt.model.values import Model, now
 from synvirt.repeating import repeated
-from synvirt.store.access import AuditEntry, AuditRows, broken_at
+from synvirt.store.access import AuditEntry, AuditRows, Link, broken_at
 
 PAGE = 500
 # Some megabytes for each answer; a collector asks again after the last entry.
@@ -138,14 +138,10 @@ def verified(rows: AuditRows) -> AuditVerified:
     """Reads the whole trail, and reports where its chain of hashes is broken, if it is."""
     count = 0
 
-    def counted() -> Iterator[AuditEntry]:
+    def counted() -> Iterator[Link]:
         nonlocal count
-        cursor: int | None = None
-        while True:
-            items, cursor = rows.page(limit=PAGE, cursor=cursor)
-            count += len(items)
-            yield from items
-            if cursor is None:
-                return
+        for link in rows.links(a_piece=PAGE):
+            count += 1
+            yield link
 
     return AuditVerified(broken_at=broken_at(counted()), entries=count)
