@@ -7,8 +7,8 @@ logging (uvicorn, …)  ───────┴─▶ redacted ─▶ people's 
 import logging
 import sys
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
-from typing import Any, TextIO
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
 
 from synvirt.redacting import redacted
 
@@ -34,17 +34,33 @@ with _missing("rich"):
 _LOUD = ("httpcore", "httpx", "sqlalchemy", "alembic", "botocore", "smbprotocol", "asyncio", "multipart", "python_multipart")
 
 
+class _Lossy:
+    """The file of the logs. A line that it does not take (its disk is full, its reader has gone) is lost: an error here would
+    end the thread that logs, often one that just survived another error."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._file.flush()
+
+
 def log_to(level: str, file: TextIO) -> None:
-    """Sets up the logs. Tracebacks never show the values of variables: some are secret."""
+    """Sets up the logs. Tracebacks never show the values of variables: some are secret. To log never raises an OSError."""
     number = logging.getLevelNamesMapping()[level.upper()]
-    people = file.isatty()
+    people, lossy = file.isatty(), _Lossy(file)
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     last: list[Any] = [
-        *([] if people else [structlog.processors.format_exc_info]),
+        structlog.processors.format_exc_info,
         _without_secrets,
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
         if people
@@ -53,9 +69,9 @@ def log_to(level: str, file: TextIO) -> None:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(file),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, lossy)),
     )
-    handler = logging.StreamHandler(file)
+    handler = logging.StreamHandler(lossy)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
@@ -69,6 +85,5 @@ def log_to(level: str, file: TextIO) -> None:
 
 
 def _without_secrets(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    kept = {name: line[name] for name in ("exc_info",) if name in line}
-    without: dict[str, Any] = redacted({name: value for name, value in line.items() if name not in kept})
-    return without | kept
+    without: dict[str, Any] = redacted(dict(line))
+    return without
