@@ -57,7 +57,8 @@ class GzippedReader:
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._states: list[_State] = []
         self.size = self._measured(size_max_bytes)
-        self._current = self._states[0].copy()
+        # Where the last read ended; None: one has failed in the middle of a block.
+        self._current: _State | None = None
 
     def _measured(self, size_max_bytes: int) -> int:
         """Inflates all, and keeps a state at intervals."""
@@ -99,15 +100,17 @@ class GzippedReader:
             return self._blocks[number]
         start = number * BLOCK_BYTES
         nearest = self._states[bisect_right(self._states, start, key=lambda state: state.at) - 1]
-        if not nearest.at <= self._current.at <= start:
-            self._current = nearest.copy()
+        state, self._current = self._current, None
+        if state is None or not nearest.at <= state.at <= start:
+            state = nearest.copy()
         while True:
-            at = self._current.at
-            content = self._inflate(self._current, BLOCK_BYTES)
+            at = state.at
+            content = self._inflate(state, BLOCK_BYTES)
             if len(content) != min(BLOCK_BYTES, self.size - at):
                 raise DiskReadFailed(f"{self._name} has changed since it was opened: {len(content)} bytes at offset {at}")
             self._keep(at // BLOCK_BYTES, content)
             if at == start:
+                self._current = state
                 return content
 
     def _keep(self, number: int, content: bytes) -> None:
