@@ -10,7 +10,7 @@ from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.rewriting import ComparingWriter
 from synvirt.sizes import MIB
 from tests.contracts.writers import WriterCase, WriterContract
-from tests.fakes.disks import MemoryReader, MemoryWriter
+from tests.fakes.disks import FaultyReader, MemoryReader, MemoryWriter
 
 SIZE = 3 * MIB + 4097
 
@@ -47,6 +47,14 @@ def test_what_is_right_already_is_not_written() -> None:
     writer.write(65536, memoryview(b"X" * 65536))
     writer.write(2 * 65536, memoryview(bytes(65536)))
     writer.write(3 * 65536 + 7, memoryview(b"C" * 100))
+    assert inner.written == [(65536, 65536)]
+
+
+def test_what_cannot_be_read_is_written() -> None:
+    inner = MemoryWriter(4 * 65536)
+    writer = ComparingWriter(inner, FaultyReader(MemoryReader("AAAA"), 65536))
+    for at in range(0, 4 * 65536, 65536):
+        writer.write(at, memoryview(b"A" * 65536))
     assert inner.written == [(65536, 65536)]
 
 

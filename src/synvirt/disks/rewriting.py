@@ -4,8 +4,10 @@ Volumes may have snapshots and copies, for which rewritten blocks would cost spa
 """
 
 import threading
+from contextlib import suppress
 
 from synvirt.blocks import DiskReader, DiskWriter
+from synvirt.errors import DiskReadFailed
 
 
 class ComparingWriter:
@@ -26,9 +28,10 @@ class ComparingWriter:
     def write(self, offset: int, buffer: memoryview) -> None:
         if 0 <= offset <= self.size - len(buffer):
             present = self._buffer(len(buffer))
-            self._written.read_into(offset, memoryview(present)[: len(buffer)])
-            if present.startswith(buffer):  # one memcmp
-                return
+            with suppress(DiskReadFailed):  # it may be writable: a disk puts another sector in the place of a bad one
+                self._written.read_into(offset, memoryview(present)[: len(buffer)])
+                if present.startswith(buffer):  # one memcmp
+                    return
         self._inner.write(offset, buffer)
 
     def zero(self, offset: int, length: int) -> None:

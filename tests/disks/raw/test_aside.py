@@ -256,3 +256,12 @@ def test_only_what_is_aside_is_folded(tmp_path: Path) -> None:
         assert [(one.start, one.length) for one in reader.extents()] == [(128 * KIB, 64 * KIB), (MIB, 64 * KIB)]
     assert list(Marks(one.marks, SIZE).runs(100, 200)) == [(100, 200, False)]
     assert aside.BLOCK_BYTES == 64 * KIB
+
+
+def test_a_volume_that_cannot_be_read_is_an_error_of_the_write(tmp_path: Path) -> None:
+    one = spec(tmp_path)
+    with contextlib.closing(open_writer(one)) as writer:
+        os.truncate(one.path, MIB)
+        writer.write(2 * MIB, memoryview(bytes(64 * KIB)))
+        with pytest.raises(DiskWriteFailed, match=f"volume: the block at offset {2 * MIB + 64 * KIB} .* ends before offset"):
+            writer.write(2 * MIB + 64 * KIB + 7, memoryview(b"x"))

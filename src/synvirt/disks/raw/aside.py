@@ -22,7 +22,7 @@ from synvirt.blocks import Extent, ExtentCursor, coalesced
 from synvirt.copying import copy
 from synvirt.disks.raw.files import CALLS_AT_ONCE, HINTS, RawReader, open_file_writer, punch_hole
 from synvirt.disks.specs import AsideSpec, AsideWriterSpec
-from synvirt.errors import DiskWriteFailed
+from synvirt.errors import DiskReadFailed, DiskWriteFailed
 from synvirt.sizes import KIB
 
 # A block is read from the volume once, when a part of it is written.
@@ -191,7 +191,13 @@ class AsideWriter:
             with self._marks.lock:
                 if number not in self._marks:
                     content = memoryview(bytearray(last - first))
-                    self._volume.read_into(first, content)
+                    try:
+                        self._volume.read_into(first, content)
+                    except DiskReadFailed as error:  # it is the volume that fails, and not the source
+                        raise DiskWriteFailed(
+                            f"{self._name}: the block at offset {first} is written in part, and the rest of it {error.detail}",
+                            hint=error.hint,
+                        ) from error
                     self._side.write(first, content)
                     self._marks.add(number, number + 1)
 
