@@ -31,7 +31,10 @@ TAKEN_TRIES: Final = 50
 TAKEN_PAUSE_S: Final = 0.1
 LEFT_AFTER_TRIES: Final = 20
 
-_lock = threading.Lock()
+# One caller of this service at a time has the pool of a host. Hosts do not wait for each other: a call on a host whose storage
+# hangs never returns.
+_locks: dict[str, threading.Lock] = {}
+LOCK_TIMEOUT_S: Final = 60.0
 
 
 def make(connection: Any, folder: str) -> int | None:
@@ -67,12 +70,14 @@ class Watch:
 
     def _look(self) -> None:
         while not self._stopped.wait(LOOK_EVERY_S):
-            free = make(self._connection, self._folder)
-            if free is not None and free < self._least_bytes:
-                log.warning("backup is ended for lack of room", folder=self._folder, free_bytes=free)
-                with contextlib.suppress(library().libvirtError, Internal):
+            try:
+                free = make(self._connection, self._folder)
+                if free is not None and free < self._least_bytes:
+                    log.warning("backup is ended for lack of room", folder=self._folder, free_bytes=free)
                     self._end()
-                return
+                    return
+            except Exception as error:  # whatever it is (the domain is busy), the folder still fills: the next look tries again
+                log.warning("the scratch folder is looked after again", folder=self._folder, cause=str(error))
 
 
 def clear(connection: Any, folder: str, name: str) -> None:
@@ -90,7 +95,7 @@ def clear(connection: Any, folder: str, name: str) -> None:
 @contextlib.contextmanager
 def _pool(connection: Any, folder: str) -> Iterator[Any]:
     """A pool over the folder: the host's own, if it has one, since libvirt allows no second; else ours, for this moment."""
-    with _lock:
+    with _alone_on(connection):
         for attempt in range(TAKEN_TRIES):
             if (found := theirs(connection, folder)) is not None:
                 yield found
@@ -114,6 +119,19 @@ def _pool(connection: Any, folder: str) -> Iterator[Any]:
         finally:
             with contextlib.suppress(library().libvirtError):
                 pool.destroy()
+
+
+@contextlib.contextmanager
+def _alone_on(connection: Any) -> Iterator[None]:
+    """Internal, where another call on that host does not end."""
+    host = str(connection.getHostname())
+    lock = _locks.setdefault(host, threading.Lock())
+    if not lock.acquire(timeout=LOCK_TIMEOUT_S):
+        raise Internal(f"another call on {host} has not ended for {LOCK_TIMEOUT_S:.0f} s", hint="does its storage hang?")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def theirs(connection: Any, folder: str) -> Any | None:
