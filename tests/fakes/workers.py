@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from synvirt.errors import SynvirtError
 from synvirt.jobs import process
 from synvirt.jobs.process import Ended, OnMessage
-from synvirt.jobs.wire import Broken, Message, WireModel, message_of
+from synvirt.jobs.wire import Broken, CarriedOut, Message, WireModel, message_of
 from synvirt.jobs.worker import Tasks, carry_out, read_order
 from synvirt.worker import TASKS
 
@@ -36,11 +36,12 @@ class InProcess:
 
     async def carry_out(self, order: WireModel, on_message: OnMessage, stopped: Callable[[], bool]) -> Ended:
         loop = asyncio.get_running_loop()
-        broken: list[Broken] = []
+        last: Broken | CarriedOut | None = None
 
         async def received(message: Message) -> None:
-            if isinstance(message, Broken):
-                broken.append(message)
+            nonlocal last
+            if isinstance(message, Broken | CarriedOut):
+                last = message
             else:
                 await on_message(message)
 
@@ -69,7 +70,7 @@ class InProcess:
                 await asyncio.wait([work])
         if self._error is not None:
             raise self._error
-        return Ended(broken[0] if broken else None, code)
+        return Ended(last, code)
 
     def _work(self, line: bytes) -> int:
         task, order = read_order(line, self._tasks)

@@ -14,7 +14,7 @@ from synvirt.disks import specs
 from synvirt.disks.specs import ImageSpec, RawSpec, ReaderSpec, WriterSpec
 from synvirt.jobs import dataclass_json
 from synvirt.jobs.orders import CopyOrder, DiskOrder, DiskSpans, HashesOrder, OpenedBeneath, RepairOrder
-from synvirt.jobs.wire import Broken, Flushed, Moved, message_of
+from synvirt.jobs.wire import Broken, CarriedOut, Flushed, Moved, message_of
 from synvirt.repository.specs import RepositorySpec
 
 KINDS: tuple[Any, ...] = (
@@ -29,6 +29,7 @@ KINDS: tuple[Any, ...] = (
     Moved,
     Flushed,
     Broken,
+    CarriedOut,
     ReaderSpec,
     WriterSpec,
     ChangesSpec,

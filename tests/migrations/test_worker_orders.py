@@ -1,8 +1,16 @@
 """Orders that a copy worker does not understand, and a service that does not speak any more."""
 
+import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from synvirt.jobs import process
+from synvirt.jobs.orders import CopyOrder
+from synvirt.jobs.process import Ended, WorkerDied
 
 PASSWORD = "correct-horse-battery-staple"
 
@@ -36,3 +44,28 @@ def test_a_worker_ends_when_its_service_says_nothing_any_more() -> None:
     assert worker.stderr.read() == b""
     worker.stdin.close()
     worker.stderr.close()
+
+
+# A reader's library, or an image that took it over, may end the process as if nothing was wrong.
+ENDS_WELL = """
+import os, sys
+if "synvirt.worker" in sys.orig_argv:
+    from synvirt.jobs import copying_disks
+    copying_disks.copy_disks = lambda *_: os._exit(0)
+"""
+
+
+def test_a_worker_that_ends_before_its_order_is_carried_out_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ended() -> Ended:
+        async def heard(message: object) -> None: ...
+
+        async with process.started() as worker:
+            return await worker.carry_out(CopyOrder(disks=()), heard, lambda: False)
+
+    asyncio.run(ended()).check()
+    (tmp_path / "sitecustomize.py").write_text(ENDS_WELL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    died = asyncio.run(ended())
+    assert died.returncode == 0
+    with pytest.raises(WorkerDied, match="exit code 0"):
+        died.check()

@@ -22,7 +22,19 @@ import structlog
 
 from synvirt.errors import Cancelled, Internal, SynvirtError, from_code
 from synvirt.jobs.stalling import Stall, Stalled
-from synvirt.jobs.wire import KEEPALIVE_S, SILENCE_S, Broken, Flushed, Moved, Order, Result, Watched, WireModel, message_of
+from synvirt.jobs.wire import (
+    KEEPALIVE_S,
+    SILENCE_S,
+    Broken,
+    CarriedOut,
+    Flushed,
+    Moved,
+    Order,
+    Result,
+    Watched,
+    WireModel,
+    message_of,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -42,10 +54,10 @@ class WorkerDied(Internal):
 
 @dataclass(frozen=True)
 class Ended:
-    """How an order ended. `broken`: the worker's error; `returncode` is negative for a signal. `stalled_s`: the worker was
-    ended because it made no progress for this long."""
+    """How an order ended. `last`: the worker's last message; None: it ended without one. `returncode` is negative for a signal.
+    `stalled_s`: the worker was ended because it made no progress for this long."""
 
-    broken: Broken | None = None
+    last: Broken | CarriedOut | None = None
     returncode: int = 0
     stderr: str = ""
     stalled_s: float | None = None
@@ -55,11 +67,12 @@ class Ended:
         worker was ended from outside."""
         if self.stalled_s is not None:
             raise Stalled(self.stalled_s)
-        if self.broken is not None and answered and self.broken.kind in answered:
-            raise answered[self.broken.kind](self.broken.detail, hint=self.broken.hint)
-        if self.broken is not None and self.broken.code not in (Cancelled.code, "E_BAK_CANCELLED"):
-            raise from_code(self.broken.code, self.broken.detail, self.broken.hint)
-        if self.returncode != 0 or self.broken is not None:
+        broken = self.last if isinstance(self.last, Broken) else None
+        if broken is not None and answered and broken.kind in answered:
+            raise answered[broken.kind](broken.detail, hint=broken.hint)
+        if broken is not None and broken.code not in (Cancelled.code, "E_BAK_CANCELLED"):
+            raise from_code(broken.code, broken.detail, broken.hint)
+        if self.returncode != 0 or not isinstance(self.last, CarriedOut):
             how = f"signal {-self.returncode}" if self.returncode < 0 else f"exit code {self.returncode}"
             log.error("worker died", how=how, stderr=self.stderr)
             raise WorkerDied(
@@ -71,7 +84,7 @@ OnMessage = Callable[[Moved | Flushed | Result], Awaitable[None]]
 
 
 class Worker(Protocol):
-    """Carries out one order. `on_message` gets each message except Broken; what it raises ends the worker and is raised.
+    """Carries out one order. `on_message` gets each message except the last one; what it raises ends the worker and is raised.
     `stopped` is asked often: once it is True the worker is asked to stop, and killed if it does not. `send`: sends one more
     line."""
 
@@ -124,14 +137,14 @@ class _Process:
         stopper = asyncio.create_task(_end_when(lambda: stall.look() or stopped(), self._child))
         heartbeat = asyncio.create_task(self._keep_alive())
         try:
-            broken = await self._converse(order, on_message)
+            last = await self._converse(order, on_message)
             returncode = await self._child.wait()
         finally:
             stopper.cancel()
             heartbeat.cancel()
             await _end(self._child)
             messages = await stderr
-        return Ended(broken, returncode, messages, stall.after_s if stall.is_over else None)
+        return Ended(last, returncode, messages, stall.after_s if stall.is_over else None)
 
     async def _keep_alive(self) -> None:
         """Sends empty lines. A worker that gets none ends itself."""
@@ -141,13 +154,14 @@ class _Process:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self._child.stdin.write(b"\n")
 
-    async def _converse(self, order: WireModel, on_message: OnMessage) -> Broken | None:
+    async def _converse(self, order: WireModel, on_message: OnMessage) -> Broken | CarriedOut | None:
+        """Gives the order and handles the messages; returns the last one."""
         await self.send(order)
         if self._child.stdout is None:
             raise RuntimeError("a worker has pipes")
         while line := await self._child.stdout.readline():
             message = message_of(line)
-            if isinstance(message, Broken):
+            if isinstance(message, Broken | CarriedOut):
                 return message
             await on_message(message)
             self._stall.on_message(message)

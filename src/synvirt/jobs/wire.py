@@ -1,7 +1,7 @@
 """The protocol between a service and its worker process: one JSON object for each line.
 
     service ─▶ worker   the order, with its `kind`; later, where that kind asks for them, more lines (`wire.next_line`)
-    worker ─▶ service   Moved, Flushed, Result …, and Broken as the last one where the order failed
+    worker ─▶ service   Moved, Flushed, Result …, and one as the last: CarriedOut, or Broken where the order failed
 
 The service keeps the worker's standard input open, and sends an empty line every KEEPALIVE_S. The end of the input means that
 the service is gone; no line for SILENCE_S, that it is frozen and its host may be fenced soon (lease.py). The worker ends in
@@ -96,6 +96,13 @@ class Broken(WireModel):
 
 
 @record
+class CarriedOut(WireModel):
+    """The order was carried out to its end. Without this message it was not, whatever the exit code of the worker is."""
+
+    message: Literal["carried_out"] = "carried_out"
+
+
+@record
 class Result(WireModel):
     """A message of one kind of order. `content` is a WireModel of that kind, by its `name`. `waits`: the worker does nothing
     before the service's next line."""
@@ -106,7 +113,7 @@ class Result(WireModel):
     waits: bool = False
 
 
-Message = Moved | Flushed | Broken | Result
+Message = Moved | Flushed | Broken | CarriedOut | Result
 
 
 def message_of(line: bytes) -> Message:

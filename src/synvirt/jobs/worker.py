@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from synvirt.cage import Cage, enter
 from synvirt.errors import Internal, SynvirtError
-from synvirt.jobs.wire import SILENCE_S, Broken, Message, Order, Wire
+from synvirt.jobs.wire import SILENCE_S, Broken, CarriedOut, Message, Order, Wire
 from synvirt.outgoing import permit
 from synvirt.sizes import GIB
 
@@ -49,7 +49,7 @@ Tasks = Mapping[str, Callable[[], Task[Any]]]
 
 
 def carry_out(task: Task[OrderT], order: OrderT, wire: Wire) -> None:
-    """Carries an order out. SynvirtError as soon as something fails; the service then gets Broken."""
+    """Carries an order out, and reports its end. SynvirtError as soon as something fails; the service then gets Broken."""
     try:
         task.carry_out(order, wire)
     except SynvirtError as error:
@@ -59,6 +59,7 @@ def carry_out(task: Task[OrderT], order: OrderT, wire: Wire) -> None:
         detail = f"the worker failed: {type(error).__name__}: {error}"
         wire.say(Broken(kind=Internal.__name__, code=Internal.code, detail=detail, hint=None))
         raise
+    wire.say(CarriedOut())
 
 
 def read_order(line: bytes, tasks: Tasks) -> tuple[Task[Any], Order]:
@@ -81,7 +82,7 @@ class _Pipes:
 
     def __init__(self) -> None:
         # The output of libraries must not look like a message.
-        self._messages = os.fdopen(os.dup(1), "wb", buffering=0)
+        self._messages = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         self._speaking, self._stopping = threading.Lock(), threading.Event()
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -91,7 +92,9 @@ class _Pipes:
 
     def say(self, message: Message) -> None:
         with self._speaking:
+            # Through the buffer: a write that a signal interrupts may take a part of a long line, which the buffer completes.
             self._messages.write(message.to_line())
+            self._messages.flush()
 
     def stop(self) -> bool:
         return self._stopping.is_set()
