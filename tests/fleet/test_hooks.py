@@ -26,7 +26,7 @@ from synvirt.migrations.sources.registered import Sources
 from synvirt.outgoing import Guard
 from synvirt.settings import WaveCommandSetting
 from synvirt.store.tables import wave_deliveries, wave_hooks
-from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow
+from synvirt.store.wave_hooks import DELIVERED, GIVEN_UP, PENDING, DeliveryRow, NewDelivery, add_deliveries
 from tests.fleet.carrying.night import Night, wave
 from tests.running.processes import until
 
@@ -183,6 +183,21 @@ def test_a_server_that_is_down_is_asked_again_with_growing_pauses_by_any_host(ni
     assert night.sent().state == DELIVERED
     assert len({body for _, body in receiver.got}) == 1, "the same bytes each time"
     assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
+
+
+def test_a_server_that_accepts_nothing_keeps_no_other_from_its_deliveries(night: HookedNight, receiver: Receiver) -> None:
+    """Its thousands of deliveries stood before those of all others, also of a required webhook that a wave waits for."""
+    silent = night.hooked({"url": "http://127.0.0.1:1/", "secret": SECRET})
+    (hook,) = silent.hooks
+    refused = [NewDelivery(hook.id, "member_failed", "{}")] * 500
+    with night.store.wave_hooks._writing() as db:
+        add_deliveries(db, silent.id, refused)
+    made = night.hooked({"url": receiver.url, "secret": SECRET})
+    night.waves.go(made.id)
+    for _ in range(2):
+        night.delivering.look()
+        until(lambda: not night.delivering._sending)
+    assert [body["event"] for body in receiver.bodies] == ["wave_began"]
 
 
 def test_a_sender_that_dies_after_it_took_a_delivery_leaves_it_to_the_next(night: HookedNight, receiver: Receiver) -> None:

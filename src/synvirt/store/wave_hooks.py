@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from synvirt.errors import Conflict, NotFound
 from synvirt.store.tables import wave_deliveries, wave_hooks
@@ -83,10 +83,18 @@ class HookRows:
             add_deliveries(db, wave_id, missing(db))
 
     def due(self, *, limit: int) -> list[DeliveryRow]:
-        """The deliveries that are due; those that wait longest come first."""
-        query = select(wave_deliveries).where(wave_deliveries.c.state == PENDING, wave_deliveries.c.next_at <= time.time())
+        """The deliveries that are due; those that wait longest come first. At most `limit` of each hook: thousands that one
+        server does not accept keep none from the others."""
+        place = func.row_number().over(partition_by=wave_deliveries.c.hook_id, order_by=wave_deliveries.c.next_at)
+        ranked = (
+            select(wave_deliveries.c.number, place.label("place"))
+            .where(wave_deliveries.c.state == PENDING, wave_deliveries.c.next_at <= time.time())
+            .subquery()
+        )
+        query = select(wave_deliveries).join(ranked, ranked.c.number == wave_deliveries.c.number)
+        query = query.where(ranked.c.place <= limit).order_by(wave_deliveries.c.next_at)
         with self._reading() as db:
-            return [_delivery(row) for row in db.execute(query.order_by(wave_deliveries.c.next_at).limit(limit))]
+            return [_delivery(row) for row in db.execute(query)]
 
     def take(self, one: DeliveryRow, *, pause_s: float) -> bool:
         """Takes a delivery; if it is not settled, it is due again after `pause_s`. False, where another process has taken

@@ -49,7 +49,8 @@ GIVEN_UP_AFTER_S: Final = 86400.0
 # A required webhook stops a wave: an operator must decide before the window is over.
 REQUIRED_GIVEN_UP_AFTER_S: Final = 900.0
 SENT_AT_ONCE: Final = 4
-_LOOKED_AT: Final = 100
+# Deliveries of one hook that are sent in one round.
+_LOOKED_AT: Final = 20
 # Another try may succeed: 408 Request Timeout, 425 Too Early, 429 Too Many Requests; and every 5xx.
 _PASSING: Final = frozenset({408, 425, 429})
 _KEY_PREFIX: Final = "whsec_"
