@@ -137,13 +137,13 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
         "/repositories", status_code=201, response_model=BackupRepository, openapi_extra=documented(BackupRepositoryRequest)
     )
     def add_repository(
-        asked: Annotated[BackupRepositoryRequest, Depends(json_body(BackupRepositoryRequest))],
+        repository: Annotated[BackupRepositoryRequest, Depends(json_body(BackupRepositoryRequest))],
         request: Request,
         response: Response,
     ) -> BackupRepository:
         """Make a repository in an empty folder, or use an existing one with its recovery key. Write down the key of a new
         one."""
-        made = backups.add_repository(asked)
+        made = backups.add_repository(repository)
         response.headers["Location"] = f"{request.url.path}/{made.id}"
         return made
 
@@ -192,10 +192,10 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
         "/repositories/{repository_id}/sealed-key", response_model=SealedKey, openapi_extra=documented(SealedKeyRequest)
     )
     def seal_repository_key(
-        repository_id: UUID, asked: Annotated[SealedKeyRequest, Depends(json_body(SealedKeyRequest))]
+        repository_id: UUID, sealing: Annotated[SealedKeyRequest, Depends(json_body(SealedKeyRequest))]
     ) -> SealedKey:
         """A copy of the repository's key that is sealed by a passphrase, or bound to this host."""
-        return SealedKey(sealed_key=backups.repositories.sealed_copy(repository_id, asked))
+        return SealedKey(sealed_key=backups.repositories.sealed_copy(repository_id, sealing))
 
 
 def _offers(router: APIRouter, backups: Backups) -> None:
@@ -219,10 +219,10 @@ def _offers(router: APIRouter, backups: Backups) -> None:
 def _jobs(router: APIRouter, backups: Backups) -> None:
     @router.post("/jobs", status_code=201, response_model=BackupJob, openapi_extra=documented(BackupJobRequest))
     def add_backup_job(
-        asked: Annotated[BackupJobRequest, Depends(json_body(BackupJobRequest))], request: Request, response: Response
+        job: Annotated[BackupJobRequest, Depends(json_body(BackupJobRequest))], request: Request, response: Response
     ) -> BackupJob:
         """Make a backup job. Without a schedule nothing runs until it is asked for."""
-        made = backups.add_job(asked)
+        made = backups.add_job(job)
         response.headers["Location"] = f"{request.url.path}/{made.id}"
         return made
 
@@ -238,9 +238,9 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
         return backups.job(job_id)
 
     @router.patch("/jobs/{job_id}", response_model=BackupJob, openapi_extra=documented(BackupJobChange))
-    def change_backup_job(job_id: UUID, asked: Annotated[BackupJobChange, Depends(json_body(BackupJobChange))]) -> BackupJob:
+    def change_backup_job(job_id: UUID, change: Annotated[BackupJobChange, Depends(json_body(BackupJobChange))]) -> BackupJob:
         """Change a backup job: what is not sent stays as it is. A run that is under way goes on as it began."""
-        return backups.change_job(job_id, asked)
+        return backups.change_job(job_id, change)
 
     @router.delete("/jobs/{job_id}", status_code=204)
     def remove_backup_job(job_id: UUID) -> None:
@@ -344,10 +344,10 @@ def _points(router: APIRouter, backups: Backups) -> None:
 
     @router.patch("/restore-points/{point_id}", response_model=RestorePoint, openapi_extra=documented(RestorePointChange))
     def protect_restore_point(
-        point_id: UUID, asked: Annotated[RestorePointChange, Depends(json_body(RestorePointChange))]
+        point_id: UUID, change: Annotated[RestorePointChange, Depends(json_body(RestorePointChange))]
     ) -> RestorePoint:
         """Protect a restore point from retention and removal, or take the protection off it."""
-        return backups.protect(point_id, asked)
+        return backups.protect(point_id, change)
 
     @router.delete("/restore-points/{point_id}", status_code=204)
     def remove_restore_point(point_id: UUID) -> None:
@@ -366,9 +366,9 @@ def _points(router: APIRouter, backups: Backups) -> None:
         response_model=BackupRun,
         openapi_extra=documented(RestoreRequest),
     )
-    def restore_point(point_id: UUID, asked: Annotated[RestoreRequest, Depends(json_body(RestoreRequest))]) -> BackupRun:
+    def restore_point(point_id: UUID, restore: Annotated[RestoreRequest, Depends(json_body(RestoreRequest))]) -> BackupRun:
         """Restore a point: to files in a new folder, to a new domain, or in place to its own guest, which must be shut off."""
-        return backups.restore(point_id, asked)
+        return backups.restore(point_id, restore)
 
     @router.post("/restore-points/{point_id}/boot-test", status_code=202, response_model=BackupRun)
     def boot_test_restore_point(point_id: UUID) -> BackupRun:

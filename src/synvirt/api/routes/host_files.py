@@ -31,8 +31,8 @@ def host_files_router(
         return looking.browse(import_root, path, limit=limit, cursor=cursor)
 
     @router.post("/inspect", response_model=Inspection, openapi_extra=documented(HostFileRequest))
-    def inspect_host_file(asked: Annotated[HostFileRequest, Depends(json_body(HostFileRequest))]) -> Inspection:
+    def inspect_host_file(file: Annotated[HostFileRequest, Depends(json_body(HostFileRequest))]) -> Inspection:
         """Inspect a file or folder of the import root: its kind, and the VM in it."""
-        return looking.inspect(import_root, asked.path, vm=asked.vm, free_bytes=free_bytes)
+        return looking.inspect(import_root, file.path, vm=file.vm, free_bytes=free_bytes)
 
     return router

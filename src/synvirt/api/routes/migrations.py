@@ -87,7 +87,7 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
         openapi_extra=documented(RetryRequest, required=False),
     )
     def retry(
-        asked: Annotated[RetryRequest, Depends(optional_json_body(RetryRequest))],
+        correction: Annotated[RetryRequest, Depends(optional_json_body(RetryRequest))],
         migration_id: UUID,
         request: Request,
         response: Response,
@@ -101,7 +101,7 @@ def _second_ways(router: APIRouter, intake: Intake) -> None:
         job, whose guest has gone on since, whole disks are read and compared, and what differs is written. Every other job
         starts over; `source` and `source_ref` are as they were. A job that has not failed, or that needs a password again, or
         whose machine another job is at work on: 409."""
-        job = intake.retry(migration_id, merged(asked.plan, _patch(conversion, disk_bus)))
+        job = intake.retry(migration_id, merged(correction.plan, _patch(conversion, disk_bus)))
         response.headers["Location"] = f"{request.url.path.rsplit('/', 2)[0]}/{job.id}"
         return job
 

@@ -25,12 +25,12 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
         openapi_extra=documented(TogetherRequest, required=True),
         responses={409: problem_described("E_MIG_CONFLICT: these cannot be rehearsed together now; `detail` says why")},
     )
-    def rehearse_together(asked: Annotated[TogetherRequest, Depends(json_body(TogetherRequest))]) -> RehearsalPage:
+    def rehearse_together(group: Annotated[TogetherRequest, Depends(json_body(TogetherRequest))]) -> RehearsalPage:
         """Start the guests of several warm jobs, or of a wave, in one network, so that they reach each other. They start in the
         order of the list, each once the one before it has booted. Each has its own rehearsal, and all are removed when all have
         been checked. 409 where one of them cannot be rehearsed or is named twice, where too few of a wave copy warm, or where
         their jobs are on several hosts."""
-        return RehearsalPage(items=tuple(rehearsing.ask_together(asked)))
+        return RehearsalPage(items=tuple(rehearsing.ask_together(group)))
 
     @router.post(
         "/migrations/{migration_id}/rehearse",
@@ -39,12 +39,12 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
         openapi_extra=documented(RehearsalRequest, required=False),
     )
     def rehearse(
-        asked: Annotated[RehearsalRequest, Depends(optional_json_body(RehearsalRequest))], migration_id: UUID
+        rehearsal: Annotated[RehearsalRequest, Depends(optional_json_body(RehearsalRequest))], migration_id: UUID
     ) -> Rehearsal:
         """Start the guest of a warm job from clones of its volumes, check it, and remove all of it again. The clones are made
         between two passes, and the copying goes on; neither the source nor the volumes are touched. A job has one rehearsal at
         a time. 409 where the job copies cold or has begun its cut-over, or where its destination cannot clone."""
-        return rehearsing.ask(migration_id, asked)
+        return rehearsing.ask(migration_id, rehearsal)
 
     @router.get("/migrations/{migration_id}/rehearsals", response_model=RehearsalPage)
     def list_rehearsals(migration_id: UUID, limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> RehearsalPage:

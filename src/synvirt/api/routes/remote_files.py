@@ -25,9 +25,9 @@ def remote_files_router(rules: Rules, *, free_bytes: Callable[[], int] | None = 
     router = APIRouter(prefix="/remote-files", tags=["remote files"])
 
     @router.post("/inspect", response_model=Inspection, responses=_ELSEWHERE, openapi_extra=documented(RemoteFileRequest))
-    def inspect_remote_file(asked: Annotated[RemoteFileRequest, Depends(json_body(RemoteFileRequest))]) -> Inspection:
+    def inspect_remote_file(file: Annotated[RemoteFileRequest, Depends(json_body(RemoteFileRequest))]) -> Inspection:
         """Inspect a remote file: its kind, and the VM in it. Only ranges of it are read; nothing is kept."""
-        path, root = place(asked, rules)
-        return looking.inspect(root, str(path), vm=asked.vm, free_bytes=free_bytes)
+        path, root = place(file, rules)
+        return looking.inspect(root, str(path), vm=file.vm, free_bytes=free_bytes)
 
     return router

@@ -65,13 +65,13 @@ def sources_router(sources: Sources) -> APIRouter:
 
     @router.post("/sources", status_code=201, response_model=Source, openapi_extra=documented(SourceRequest))
     def register_source(
-        asked: Annotated[SourceRequest, Depends(json_body(SourceRequest))], request: Request, response: Response
+        source: Annotated[SourceRequest, Depends(json_body(SourceRequest))], request: Request, response: Response
     ) -> Source:
         """Register a source. Its fields are checked, but nothing is connected to. The credentials are sealed and never
         shown."""
-        source = sources.add(asked)
-        response.headers["Location"] = f"{request.url.path}/{source.id}"
-        return source
+        registered = sources.add(source)
+        response.headers["Location"] = f"{request.url.path}/{registered.id}"
+        return registered
 
     @router.get("/sources", response_model=SourcePage)
     def list_sources(limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> SourcePage:
@@ -85,9 +85,9 @@ def sources_router(sources: Sources) -> APIRouter:
         return sources.get(source_id)
 
     @router.patch("/sources/{source_id}", response_model=Source, openapi_extra=documented(SourceChange))
-    def change_source(source_id: UUID, asked: Annotated[SourceChange, Depends(json_body(SourceChange))]) -> Source:
+    def change_source(source_id: UUID, change: Annotated[SourceChange, Depends(json_body(SourceChange))]) -> Source:
         """Change a source: rename it, pin its certificate, give it new credentials."""
-        return sources.change(source_id, asked)
+        return sources.change(source_id, change)
 
     @router.delete("/sources/{source_id}", status_code=204)
     def remove_source(source_id: UUID) -> None:

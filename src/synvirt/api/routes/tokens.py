@@ -58,7 +58,7 @@ def tokens_router(rows: TokenRows) -> APIRouter:
 
     @router.post("", status_code=201, response_model=TokenMade, openapi_extra=documented(TokenRequest))
     def make_token(
-        asked: Annotated[TokenRequest, Depends(json_body(TokenRequest))], request: Request, response: Response
+        token: Annotated[TokenRequest, Depends(json_body(TokenRequest))], request: Request, response: Response
     ) -> TokenMade:
         """Make an API token. Only this answer has its secret."""
         # 256 random bits need no slow hash: they cannot be guessed.
@@ -66,11 +66,11 @@ def tokens_router(rows: TokenRows) -> APIRouter:
         at = now()
         made = Token(
             id=uuid4(),
-            name=asked.name,
-            role=asked.role,
+            name=token.name,
+            role=token.role,
             account=request.scope[CALLER].account,
             created_at=at,
-            expires_at=None if asked.expires_days is None else at + timedelta(days=asked.expires_days),
+            expires_at=None if token.expires_days is None else at + timedelta(days=token.expires_days),
         )
         rows.add(made, _hashed(secret))
         response.headers["Location"] = f"{request.url.path}/{made.id}"

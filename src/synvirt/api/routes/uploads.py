@@ -118,10 +118,10 @@ def uploads_router(
         "/{upload_id}/inspect", response_model=Inspection, openapi_extra=documented(UploadInspectRequest, required=False)
     )
     def inspect_upload(
-        upload_id: UUID, asked: Annotated[UploadInspectRequest, Depends(optional_json_body(UploadInspectRequest))]
+        upload_id: UUID, choice: Annotated[UploadInspectRequest, Depends(optional_json_body(UploadInspectRequest))]
     ) -> Inspection:
         """Inspect an upload: its kind, and the VM in it."""
-        return looking.inspect(uploads.import_root, uploads.get(upload_id).path, vm=asked.vm, free_bytes=free_bytes)
+        return looking.inspect(uploads.import_root, uploads.get(upload_id).path, vm=choice.vm, free_bytes=free_bytes)
 
     beside = APIRouter(tags=["uploads"])
     beside.include_router(router)

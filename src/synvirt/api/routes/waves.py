@@ -192,12 +192,12 @@ def _importing(router: APIRouter, importer: Importer) -> None:
 def _many(router: APIRouter, waves: Waves) -> None:
     @router.post("", status_code=201, response_model=Wave, openapi_extra=documented(WaveRequest))
     def create_wave(
-        asked: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+        wave: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))],
         request: Request,
         response: Response,
     ) -> Response:
         """Make a wave as a draft: nothing moves before it is started. 400 names what is wrong with it."""
-        made = waves.create(asked)
+        made = waves.create(wave)
         return _whole(waves, made.id, status=201, location=f"{request.url.path}/{made.id}")
 
     @router.get("", response_model=WavePage)
@@ -222,10 +222,10 @@ def _one(router: APIRouter, waves: Waves) -> None:
 
     @router.put("/{wave_id:uuid}", response_model=Wave, openapi_extra=documented(WaveRequest), responses=begun)
     def replace_wave(
-        wave_id: UUID, asked: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))]
+        wave_id: UUID, wave: Annotated[WaveRequest, Depends(json_body(WaveRequest, limit_bytes=WAVE_LIMIT_BYTES))]
     ) -> Response:
         """Replace a draft. 409 once it has begun."""
-        waves.replace(wave_id, asked)
+        waves.replace(wave_id, wave)
         return _whole(waves, wave_id)
 
     @router.delete("/{wave_id:uuid}", status_code=204)
@@ -270,7 +270,7 @@ def _forecasting(router: APIRouter, forecaster: Forecaster) -> None:
     )
     async def simulate_wave(
         wave_id: UUID,
-        asked: Annotated[WhatIf, Depends(optional_json_body(WhatIf, limit_bytes=WAVE_LIMIT_BYTES))],
+        what_if: Annotated[WhatIf, Depends(optional_json_body(WhatIf, limit_bytes=WAVE_LIMIT_BYTES))],
         format_: Annotated[
             Literal["json", "svg"], Query(alias="format", description="svg: the forecast as a picture")
         ] = "json",
@@ -279,9 +279,9 @@ def _forecasting(router: APIRouter, forecaster: Forecaster) -> None:
         most. Sources are asked how large VMs are that have no job yet. With other numbers it says what they would change;
         without any, the wave keeps this forecast."""
         if format_ == "svg":
-            _, picture = await forecaster.pictured(wave_id, asked)
+            _, picture = await forecaster.pictured(wave_id, what_if)
             return Response(picture, media_type="image/svg+xml", headers=ALONE)
-        return await forecaster.forecast(wave_id, asked)
+        return await forecaster.forecast(wave_id, what_if)
 
 
 def _wishes(router: APIRouter, waves: Waves) -> None:
@@ -309,19 +309,19 @@ def _wishes(router: APIRouter, waves: Waves) -> None:
     )
     def roll_back(
         wave_id: UUID,
-        asked: Annotated[RollBackRequest, Depends(optional_json_body(RollBackRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+        request: Annotated[RollBackRequest, Depends(optional_json_body(RollBackRequest, limit_bytes=WAVE_LIMIT_BYTES))],
     ) -> WaveSummary:
         """Roll back these members, or all: guests here are stopped, sources powered on, copies kept. What a guest wrote since
         its cut-over is in its copy only."""
-        return _summary(waves, waves.roll_back(wave_id, asked))
+        return _summary(waves, waves.roll_back(wave_id, request))
 
     @router.post("/{wave_id}/approve", status_code=202, response_model=WaveSummary, openapi_extra=documented(ApprovalRequest))
     def approve(
         wave_id: UUID,
-        asked: Annotated[ApprovalRequest, Depends(json_body(ApprovalRequest, limit_bytes=WAVE_LIMIT_BYTES))],
+        approval: Annotated[ApprovalRequest, Depends(json_body(ApprovalRequest, limit_bytes=WAVE_LIMIT_BYTES))],
     ) -> WaveSummary:
         """Approve members that wait for it; or approve, after the canary, that the others go on."""
-        return _summary(waves, waves.approve(wave_id, asked))
+        return _summary(waves, waves.approve(wave_id, approval))
 
 
 def _members(router: APIRouter, waves: Waves) -> None:

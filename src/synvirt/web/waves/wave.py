@@ -48,8 +48,8 @@ MEMBERS_ON_A_PAGE = 200
 # The newest; `synvirt waves deliveries` lists all.
 DELIVERIES_SHOWN = 20
 
-Asked = Literal["go", "hold", "canary", "rehearse", "cancel", "roll-back", "remove"]
-MemberAsked = Literal["approve", "skip", "retry", "roll-back"]
+ActionName = Literal["go", "hold", "canary", "rehearse", "cancel", "roll-back", "remove"]
+MemberActionName = Literal["approve", "skip", "retry", "roll-back"]
 
 _TONES: Mapping[str, str] = {
     WaveState.RUNNING: "busy",
@@ -76,7 +76,7 @@ class Action:
     danger: bool = False
 
 
-ACTIONS: Mapping[Asked, Action] = {
+ACTIONS: Mapping[ActionName, Action] = {
     "go": Action(
         "Go",
         "Start or continue this wave?",
@@ -134,7 +134,7 @@ class MemberAction:
     danger: bool = False
 
 
-MEMBER_ACTIONS: Mapping[MemberAsked, MemberAction] = {
+MEMBER_ACTIONS: Mapping[MemberActionName, MemberAction] = {
     "approve": MemberAction("Approve", "Approve the cut-over of this member?", "Then it may cut over."),
     "skip": MemberAction(
         "Skip",
@@ -191,27 +191,27 @@ class WavePages:
         found, picture = await self._forecaster.pictured(wave_id, what_if(form, wave))
         return self._pages.page("waves/simulated.html", wave=wave, found=found, picture=picture, form=form)
 
-    def confirm(self, wave_id: UUID, asked: Asked) -> Response:
+    def confirm(self, wave_id: UUID, action_name: ActionName) -> Response:
         """Asks whether to do this to a wave."""
-        action, wave = ACTIONS[asked], wave_of(self._waves.rows.get(wave_id))
+        action, wave = ACTIONS[action_name], wave_of(self._waves.rows.get(wave_id))
         here = f"/waves/{wave_id}"
         return self._pages.ask(
             action.question,
             wave.name,
             action.meaning,
-            action=f"{here}/{asked}",
+            action=f"{here}/{action_name}",
             back=here,
             yes=action.button.lower(),
             here="/waves",
             danger=action.danger,
         )
 
-    def act(self, wave_id: UUID, asked: Asked) -> Response:
+    def act(self, wave_id: UUID, action_name: ActionName) -> Response:
         """Does it, and leads back to the wave."""
-        if asked == "remove":
+        if action_name == "remove":
             self._waves.remove(wave_id)
             return self._pages.see("/waves")
-        does: Mapping[Asked, Callable[[UUID], object]] = {
+        does: Mapping[ActionName, Callable[[UUID], object]] = {
             "go": self._waves.go,
             "hold": self._waves.hold,
             "cancel": self._waves.cancel,
@@ -219,31 +219,31 @@ class WavePages:
             "rehearse": lambda id_: self._rehearsing.ask_together(TogetherRequest(wave_id=id_)),
             "canary": lambda id_: self._waves.approve(id_, ApprovalRequest(canary=True)),
         }
-        does[asked](wave_id)
+        does[action_name](wave_id)
         return self._pages.see(f"/waves/{wave_id}")
 
     def confirm_member(
-        self, wave_id: UUID, member_id: str, asked: MemberAsked, approver: Annotated[str, Query(max_length=255)] = ""
+        self, wave_id: UUID, member_id: str, action_name: MemberActionName, approver: Annotated[str, Query(max_length=255)] = ""
     ) -> Response:
         """Asks whether to do this to a member."""
-        member, action = member_of(self._waves.rows.member(wave_id, member_id)), MEMBER_ACTIONS[asked]
+        member, action = member_of(self._waves.rows.member(wave_id, member_id)), MEMBER_ACTIONS[action_name]
         here = f"/waves/{wave_id}"
         return self._pages.ask(
             action.question,
             f"{member.vm} ({member.id})",
-            *([f"The approver is {approver}."] if asked == "approve" else []),
+            *([f"The approver is {approver}."] if action_name == "approve" else []),
             action.meaning,
-            action=f"{here}/members/{member.id}/{asked}",
+            action=f"{here}/members/{member.id}/{action_name}",
             back=here,
             yes=action.button.lower(),
             here="/waves",
             danger=action.danger,
-            hidden=[("approver", approver)] if asked == "approve" else [],
+            hidden=[("approver", approver)] if action_name == "approve" else [],
         )
 
-    def act_on_member(self, wave_id: UUID, member_id: str, asked: MemberAsked, form: Sent) -> Response:
+    def act_on_member(self, wave_id: UUID, member_id: str, action_name: MemberActionName, form: Sent) -> Response:
         """Does it, and leads back to the wave."""
-        match asked:
+        match action_name:
             case "approve":
                 if not (approver := form.text("approver")):
                     raise BadRequest("approver: is missing")
@@ -306,16 +306,16 @@ def what_if(form: Form, wave: Wave) -> WhatIf:
         raise BadRequest(f"{place(first['loc'])}: {worded(first)}", hint="go back and correct it") from error
 
 
-def possible(wave: Wave) -> list[Asked]:
+def possible(wave: Wave) -> list[ActionName]:
     """The actions that the page offers, in its order."""
     names = [name for name, action in ACTIONS.items() if wave.state in action.states]
     canary_waits = wave.canary is not None and wave.canary.gate == "approval" and wave.canary_approval is None
     return [name for name in names if name != "canary" or canary_waits]
 
 
-def possible_of_member(wave: Wave, member: Member) -> list[MemberAsked]:
+def possible_of_member(wave: Wave, member: Member) -> list[MemberActionName]:
     """The actions that make sense for a member now."""
-    names: list[MemberAsked] = []
+    names: list[MemberActionName] = []
     if wave.state in {*GOING, WaveState.DRAFT} and words_missing(member):
         names.append("approve")
     if wave.state in {*GOING, WaveState.DRAFT} and member.state not in MEMBER_ENDS | MOVED:
@@ -382,9 +382,9 @@ def waves_router(
             "POST /waves/new/selection": new.of_selection,
             f"GET {here}": made.wave,
             f"POST {here}/simulate": made.simulate,
-            f"GET {here}/{{asked}}": made.confirm,
-            f"POST {here}/{{asked}}": made.act,
-            f"GET {here}/members/{{member_id}}/{{asked}}": made.confirm_member,
-            f"POST {here}/members/{{member_id}}/{{asked}}": made.act_on_member,
+            f"GET {here}/{{action_name}}": made.confirm,
+            f"POST {here}/{{action_name}}": made.act,
+            f"GET {here}/members/{{member_id}}/{{action_name}}": made.confirm_member,
+            f"POST {here}/members/{{member_id}}/{{action_name}}": made.act_on_member,
         }
     )
