@@ -261,6 +261,19 @@ def test_a_worker_that_somebody_else_stops_is_no_cancel(place: Place, monkeypatc
     restored.completed(expected)
 
 
+def test_a_guest_without_room_is_said_to_be_until_it_has_some(place: Place) -> None:
+    restored = place.restore(SLOWLY)
+    restored.runs()
+    place.hypervisor.is_full = restored.guest.held_up = True
+    until(lambda: restored.run.error is not None)
+    shown = restored.run.error
+    assert shown is not None
+    assert (shown.code, "has no room" in shown.message) == ("E_BAK_DISK_WRITE_FAILED", True)
+    place.hypervisor.is_full = False
+    until(lambda: restored.run.error is None)
+    restored.completed(disk_content())
+
+
 def test_a_paused_guest_is_resumed(place: Place) -> None:
     restored = place.restore(SLOWLY)
     restored.runs()

@@ -280,7 +280,7 @@ class HypervisorContract:
     def test_a_guest_that_was_started_early_gets_onto_its_volume_without_a_stop(self, case: HypervisorCase) -> None:
         guest = case.early()
         uuid, volume = UUID(guest.domain.uuid), Path(guest.volume.path)
-        assert case.hypervisor.resume(uuid) is False, "it does not stand still"
+        assert case.hypervisor.resume(uuid) is None, "it does not stand still"
         guest.writes()
         case.hypervisor.onto_volumes(uuid, [guest.volume], never)
         assert case.running(uuid) is True
@@ -298,7 +298,7 @@ class HypervisorContract:
         uuid = UUID(guest.domain.uuid)
         guest.writes()
         case.power_off(uuid)
-        assert case.hypervisor.resume(uuid) is False
+        assert case.hypervisor.resume(uuid) is None
         for _ in range(2):
             case.hypervisor.onto_volumes(uuid, [guest.volume], never)
             guest.kept(Path(guest.volume.path))
@@ -318,7 +318,7 @@ class HypervisorContract:
         case.hypervisor.onto_volumes(uuid, [guest.volume], never)
         guest.kept(Path(guest.volume.path))
         case.hypervisor.undefine(uuid, guest.migration.id)
-        assert case.hypervisor.resume(uuid) is False, "nor is it there"
+        assert case.hypervisor.resume(uuid) is None, "nor is it there"
 
     def test_serves_several_jobs_at_once(self, case: HypervisorCase) -> None:
         def live_and_die(_: int) -> UUID:

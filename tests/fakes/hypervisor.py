@@ -11,7 +11,7 @@ from typing import Literal
 from uuid import UUID
 
 from synvirt.errors import Cancelled, Conflict, DiskWriteFailed, DomainDefineFailed, GuestBootFailed
-from synvirt.hypervisor import Capacity, Lived, Volume, facts
+from synvirt.hypervisor import Capacity, Lived, Paused, Volume, facts
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
 from synvirt.hypervisor.hardware import uuid_of
 from synvirt.hypervisor.machine import Machine
@@ -51,6 +51,7 @@ class FakeHypervisor:
         self.boots_from = boots_from
         self.has = Capacity(64 * GIB, 16, vcpus_max=288)
         self.source_away = False
+        self.is_full = False
         self.facts: dict[str, str] = {}
         self.screenshots: dict[UUID, bytes] = {}
         self.variables: dict[UUID, bytes] = {}
@@ -189,12 +190,12 @@ class FakeHypervisor:
         assert not running, "what a guest wrote is laid anew"
         Path(volume.early.top).write_bytes(b"")
 
-    def resume(self, uuid: UUID) -> bool:
+    def resume(self, uuid: UUID) -> Paused | None:
         found = self.domains.get(uuid)
         if found is None or not found.running or not found.held_up:
-            return False
-        found.held_up = self.source_away
-        return True
+            return None
+        found.held_up = self.source_away or self.is_full
+        return "no space" if self.is_full else "disk error"
 
     def guest_writes(self, uuid: UUID, disk: int, offset: int, content: bytes) -> None:
         """What it writes early stays apart until it is on its volume; then it goes there at once."""

@@ -166,6 +166,21 @@ def test_what_does_not_get_onto_its_volumes_is_tried_again(house: House) -> None
     assert last.last_error is None, "it is not true any more"
 
 
+def test_a_guest_without_room_is_said_to_be_until_it_has_some(house: House) -> None:
+    running = _Running(house, house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB})))
+    until(lambda: _is_started(running))
+    (guest,) = house.hypervisor.domains.values()
+    house.hypervisor.is_full = guest.held_up = True
+    until(lambda: running.job.last_error is not None)
+    shown = running.job.last_error
+    assert shown is not None
+    assert (shown.code, shown.fatal, "has no room" in shown.message) == ("E_MIG_DISK_WRITE_FAILED", False, True)
+    assert "free space" in (shown.hint or "")
+    house.hypervisor.is_full = False
+    until(lambda: running.job.last_error is None)
+    assert running.ended().state is State.COMPLETED
+
+
 def test_a_paused_guest_is_resumed(house: House) -> None:
     running = _Running(house, house.intake.submit(_plan(house, limits={"bandwidth_bps": MIB})))
     until(lambda: _is_started(running))

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 from uuid import UUID
 
 from synvirt.hypervisor.machine import Machine
 from synvirt.kvm.identity import Identity
 from synvirt.model.job import Domain
+
+# Why QEMU has paused a guest: a disk cannot be read or written, or has no room for what the guest writes.
+Paused = Literal["disk error", "no space"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Hypervisor(Protocol):
       end of the console, after a screenshot was stored; Cancelled, as soon as `stop()` is true.
     - `lay(volume, size_bytes)`: makes a new overlay for a guest whose volume is not complete, once its export is served.
       DiskWriteFailed.
-    - `resume(uuid)`: resumes a guest that was paused because a disk could not be read or written. True, where it was so; False,
+    - `resume(uuid)`: resumes a guest that was paused because a disk could not be read or written, and says why it was; None,
       where it runs, is off or does not exist.
     - `onto_volumes(uuid, volumes, stop)`: moves a guest that was started early onto its complete volumes; a running one goes
       on, with all that it wrote. If the guest is off, its definition may still name the layers: define it next. Called again
@@ -111,7 +114,7 @@ class Hypervisor(Protocol):
     def addresses(self, uuid: UUID) -> list[str]: ...
     def run_in_guest(self, uuid: UUID, argv: tuple[str, ...], timeout_s: float) -> int: ...
     def lay(self, volume: Volume, size_bytes: int) -> None: ...
-    def resume(self, uuid: UUID) -> bool: ...
+    def resume(self, uuid: UUID) -> Paused | None: ...
     def onto_volumes(self, uuid: UUID, volumes: list[Volume], stop: Callable[[], bool]) -> None: ...
     def screenshot(self, job_id: UUID) -> bytes | None: ...
     def forget_screenshot(self, job_id: UUID) -> None: ...

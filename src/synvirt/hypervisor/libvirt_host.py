@@ -15,7 +15,7 @@ from uuid import UUID
 
 from synvirt import xml_document
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound
-from synvirt.hypervisor import Capacity, Lived, Volume, console, early, eyes, facts, lives
+from synvirt.hypervisor import Capacity, Lived, Paused, Volume, console, early, eyes, facts, lives
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
 from synvirt.hypervisor.domain_xml import Firmware, Host, build
@@ -264,13 +264,14 @@ class LibvirtHost:
         early.overlay(volume.early.top, f"nbd+unix:///?socket={volume.early.socket}", size_bytes)
         self._give(volume.early.top)
 
-    def resume(self, uuid: UUID) -> bool:
-        domain = self._find("lookupByUUIDString", str(uuid))
-        with contextlib.suppress(load().libvirtError):  # it went, or goes on by itself
+    def resume(self, uuid: UUID) -> Paused | None:
+        domain, libvirt = self._find("lookupByUUIDString", str(uuid)), load()
+        with contextlib.suppress(libvirt.libvirtError):  # it went, or goes on by itself
             if domain is not None and early.is_held_up(domain):
+                is_full = libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE in domain.diskErrors().values()
                 domain.resume()
-                return True
-        return False
+                return "no space" if is_full else "disk error"
+        return None
 
     def onto_volumes(self, uuid: UUID, volumes: list[Volume], stop: Callable[[], bool]) -> None:
         for volume in volumes:

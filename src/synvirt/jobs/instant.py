@@ -10,7 +10,7 @@ from uuid import UUID
 
 from synvirt.destinations import Destination
 from synvirt.errors import Conflict
-from synvirt.hypervisor import Early, Hypervisor
+from synvirt.hypervisor import Early, Hypervisor, Paused
 from synvirt.jobs.exports import Exported, Exports
 from synvirt.model.job import Instant
 
@@ -20,6 +20,9 @@ GuestWrites = Literal["keep", "lose"]
 LOOK_EVERY_S = 1.0
 # Pauses after failures while the guest runs; the last one repeats.
 AGAIN_S = (2, 5, 10, 30, 60)
+# What is shown of a guest that is paused with "no space".
+NO_SPACE = "the guest is paused: what it writes has no room on the file system of {data_dir}"
+NO_SPACE_HINT = "free space there: the guest goes on by itself"
 OTHER_DESTINATION = "choose a destination of kind zfs or directory, or leave instant out"
 
 
@@ -45,11 +48,13 @@ def layers(exports: Exports, name: str, number: int) -> Early:
     )
 
 
-def keep_going(exports: Exports, hypervisor: Hypervisor, name: str, disks: Sequence[Exported], uuid: UUID | None) -> bool:
-    """Makes an export again if it is gone, and resumes a guest that is paused; True, if it was. `uuid`: of its domain, once
-    there is one. Raises the error of a disk that cannot be opened."""
+def keep_going(
+    exports: Exports, hypervisor: Hypervisor, name: str, disks: Sequence[Exported], uuid: UUID | None
+) -> Paused | None:
+    """Makes an export again if it is gone, and resumes a guest that is paused; why it was. `uuid`: of its domain, once there is
+    one. Raises the error of a disk that cannot be opened."""
     exports.serve(name, disks)
-    return uuid is not None and hypervisor.resume(uuid)
+    return None if uuid is None else hypervisor.resume(uuid)
 
 
 def refuse_loss(what: str, instant: Instant | None, asked: GuestWrites, wrong: type[Conflict] = Conflict) -> None:

@@ -28,10 +28,20 @@ from synvirt.disks.specs import (
     ReaderSpec,
     XvaSpec,
 )
-from synvirt.errors import Cancelled, GuestBootFailed, Internal, InvalidPlan, PersistFailed, SynvirtError
+from synvirt.errors import Cancelled, DiskWriteFailed, GuestBootFailed, Internal, InvalidPlan, PersistFailed, SynvirtError
 from synvirt.hypervisor import Volume
 from synvirt.jobs.exports import ACTIVITY, Exports
-from synvirt.jobs.instant import AGAIN_S, LOOK_EVERY_S, OTHER_DESTINATION, is_started, keep_going, layers, why_not_onto
+from synvirt.jobs.instant import (
+    AGAIN_S,
+    LOOK_EVERY_S,
+    NO_SPACE,
+    NO_SPACE_HINT,
+    OTHER_DESTINATION,
+    is_started,
+    keep_going,
+    layers,
+    why_not_onto,
+)
 from synvirt.migrations import source_vm
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import define_on, land
@@ -225,16 +235,27 @@ async def _keep(job: Job, readers: Sequence[ReaderSpec]) -> None:
         try:
             domain = job.migration.domain
             uuid = None if domain is None else UUID(domain.uuid)
-            stood = await job.in_thread(keep_going, _exports(job), job.rooms.hypervisor, name, readers, uuid)
+            paused = await job.in_thread(keep_going, _exports(job), job.rooms.hypervisor, name, readers, uuid)
         except PersistFailed:
             raise
         except SynvirtError as error:
             log.warning("the guest's disks are not served now", job=name, cause=error.detail)
-            stood = True
+            paused = "disk error"
+        await _show_room(job, is_full=paused == "no space")
         if (instant := job.migration.instant) is not None and instant.state in ("running", "waiting"):
-            state: InstantState = "waiting" if stood else "running"
+            state: InstantState = "waiting" if paused else "running"
             if state != instant.state:
                 await _be(job, state)
+
+
+async def _show_room(job: Job, *, is_full: bool) -> None:
+    """Shows that the guest has no room, while no other trouble is shown; and no longer, when it has."""
+    shown = job.migration.last_error
+    if is_full and shown is None:
+        log.warning("the guest has no room for what it writes", job=str(job.id))
+        await job.show(DiskWriteFailed(NO_SPACE, hint=NO_SPACE_HINT))
+    elif not is_full and shown is not None and shown.message == NO_SPACE:
+        await job.show_no_more()
 
 
 # ── Starting: onto the volumes ───────────────────────────────────────────────────────────────────────────────────────
@@ -258,6 +279,7 @@ async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: 
             await _until_it_goes_well(job, moved)
         else:
             await _while_guest_is_kept(job, readers, [_until_it_goes_well(job, moved)])
+        await _show_room(job, is_full=False)
         await _be(job, "done")
     job.stop.check()  # the last moment at which a cancel is possible
     await sweep_export(job, str(job.id))

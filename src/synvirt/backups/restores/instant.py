@@ -15,17 +15,26 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status
+from synvirt.backups.model import RestoredDomain, RestorePoint, RestoreRequest, Status, Trouble
 from synvirt.backups.restores.domain import Place
 from synvirt.backups.restores.host import RestoreHost
 from synvirt.backups.restores.new_domain import START_FAILED, NewDomain, Volumes, chosen_disks, define, put_tpm
 from synvirt.backups.runs import until_it_goes_well
 from synvirt.backups.under_way import Sum, UnderWay
 from synvirt.backups.working import Copying
-from synvirt.errors import BackupBadRequest, Internal, SynvirtError
+from synvirt.errors import BackupBadRequest, BackupDiskWriteFailed, Internal, SynvirtError
 from synvirt.hypervisor import Early, Volume
 from synvirt.jobs.exports import ACTIVITY, Exports
-from synvirt.jobs.instant import LOOK_EVERY_S, OTHER_DESTINATION, is_started, keep_going, layers, why_not_onto
+from synvirt.jobs.instant import (
+    LOOK_EVERY_S,
+    NO_SPACE,
+    NO_SPACE_HINT,
+    OTHER_DESTINATION,
+    is_started,
+    keep_going,
+    layers,
+    why_not_onto,
+)
 from synvirt.jobs.orders import DiskOrder
 from synvirt.model.job import Domain, Instant, InstantState, Progress
 from synvirt.model.values import now
@@ -186,11 +195,22 @@ class _Guest:
             return
         try:
             with self.serving:
-                stood = keep_going(exports, restore_host.hypervisor, str(run.id), self.readers, run.id)
+                paused = keep_going(exports, restore_host.hypervisor, str(run.id), self.readers, run.id)
         except SynvirtError as error:
             _log.warning("the guest's disks are not served now", run=str(run.id), cause=error.detail)
-            stood = True
-        self.be("waiting" if stood else "running", only_if=("running", "waiting"))
+            paused = "disk error"
+        self._show_room(is_full=paused == "no space")
+        self.be("waiting" if paused else "running", only_if=("running", "waiting"))
+
+    def _show_room(self, *, is_full: bool) -> None:
+        """Shows that the guest has no room, while no other trouble is shown; and no longer, when it has."""
+        with self.under_way.lock:
+            shown = self.under_way.run.error
+            if is_full and shown is None:
+                _log.warning("the guest has no room for what it writes", run=str(self.under_way.run.id))
+                self.under_way.note(error=Trouble(code=BackupDiskWriteFailed.code, message=NO_SPACE, hint=NO_SPACE_HINT))
+            elif not is_full and shown is not None and shown.message == NO_SPACE:
+                self.under_way.note(error=None)
 
 
 def _state(under_way: UnderWay) -> InstantState | None:

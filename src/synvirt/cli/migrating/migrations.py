@@ -312,6 +312,7 @@ def _sheet(answer: str) -> None:
             ("error" if job.last_error.fatal else "note", f"{job.last_error.code}: {as_options(job.last_error.message)}")
         )
         rows += [("hint", as_options(job.last_error.hint))] if job.last_error.hint else []
+    rows += [("instant", job.instant.state)] if job.instant is not None else []
     if job.progress.bytes_total or not job.ended:
         rows.append(("progress", described(job.progress, state=job.state)))
     rows += [("pass", line) for line in _passes(job)]
