@@ -11,6 +11,7 @@ import pytest
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, SynvirtError
 from synvirt.jobs.stop import Stop
 from synvirt.live import sessions as of_sessions
+from synvirt.live.keeping_alive import KeptAlive
 from synvirt.live.sessions import IDLE_MOST, Sessions
 from synvirt.migrations.engine import Engine
 from synvirt.migrations.job import Job
@@ -183,3 +184,50 @@ def test_a_held_job_logs_in_once_for_all_its_deltas(tmp_path: Path, monkeypatch:
         engine.close()
         house.close()
     assert house.platform.sessions == 0
+
+
+class Broken(Reused):
+    async def close(self) -> None:
+        self.platform.inside -= 1
+        raise OSError("the goodbye went nowhere")
+
+
+@pytest.mark.parametrize("error", [None, AuthFailed("no"), SnapshotFailed("no"), asyncio.CancelledError()])
+def test_a_session_that_does_not_end_changes_nothing_for_its_user(error: BaseException | None) -> None:
+    """A cancelled job stays cancelled, an error keeps its cause, and what went well went well."""
+    platform = Platform()
+
+    async def opened(_kind: LiveKind, _source_id: UUID) -> Any:
+        return Broken(platform)
+
+    async def main() -> None:
+        await use(Sessions(opened), error=error)
+
+    if error is None:
+        asyncio.run(main())
+    else:
+        with pytest.raises(type(error)):
+            asyncio.run(main())
+    assert platform.inside == 0
+
+
+def test_a_session_is_kept_alive_also_after_an_error_of_another_kind() -> None:
+    async def main() -> None:
+        asked = 0
+        again = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                raise MemoryError
+            loop.call_soon_threadsafe(again.set)
+
+        keeping = KeptAlive(ask, 0.0)
+        keeping.begin()
+        async with asyncio.timeout(30):
+            await again.wait()
+        keeping.end()
+
+    asyncio.run(main())

@@ -1,10 +1,11 @@
 """A session that its platform ends after a while without requests: it is asked now and then. asyncio."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
-from synvirt.errors import SynvirtError
+import structlog
+
+log = structlog.get_logger(__name__)
 
 
 class KeptAlive:
@@ -26,5 +27,7 @@ class KeptAlive:
     async def _again_and_again(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            with contextlib.suppress(SynvirtError):  # the next call of an adapter raises it
+            try:
                 await asyncio.to_thread(self._ask)
+            except Exception as error:  # if the session has ended, the next call of an adapter raises that
+                log.info("a session could not be kept alive; tried again", cause=str(error))

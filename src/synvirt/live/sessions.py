@@ -77,7 +77,7 @@ class Sessions:
             yield adapter
         except BaseException as error:
             well = isinstance(error, _OF_A_VM)
-            await (self._back(source_id, adapter, changes) if well else asyncio.shield(adapter.close()))
+            await (self._back(source_id, adapter, changes) if well else asyncio.shield(_closed(adapter)))
             raise
         await self._back(source_id, adapter, changes)
 
@@ -87,13 +87,13 @@ class Sessions:
             async with asyncio.timeout(within_s):
                 await adapter.connect()
         except TimeoutError as error:
-            await asyncio.shield(adapter.close())
+            await asyncio.shield(_closed(adapter))
             raise SourceUnreachable(
                 f"the source did not complete the login within {within_s:.0f} s", waited_s=within_s or 0.0
             ) from error
         except BaseException:
             # For example it was cancelled meanwhile: only this code knows the adapter.
-            await asyncio.shield(adapter.close())
+            await asyncio.shield(_closed(adapter))
             raise
         return adapter
 
@@ -117,20 +117,18 @@ class Sessions:
         return None
 
     async def _back(self, source_id: UUID, adapter: LiveAdapter, changes: int) -> None:
-        if not isinstance(adapter, StaysLoggedIn) or not self._may_be_kept(source_id, changes):
-            await asyncio.shield(adapter.close())
-            return
+        rested = False
         try:
-            await asyncio.shield(adapter.rest())
+            if isinstance(adapter, StaysLoggedIn) and self._may_be_kept(source_id, changes):
+                await asyncio.shield(adapter.rest())
+                rested = True
         except asyncio.CancelledError:
-            await asyncio.shield(adapter.close())
+            await asyncio.shield(_closed(adapter))
             raise
         except Exception as error:  # its user has what it wanted
             log.warning("a session is not used again", kind=adapter.kind, cause=str(error))
+        if not rested or not self._may_be_kept(source_id, changes):
             await asyncio.shield(_closed(adapter))
-            return
-        if not self._may_be_kept(source_id, changes):
-            await asyncio.shield(adapter.close())
             return
         timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, source_id, adapter)
         self._idle.setdefault(source_id, []).append(_Idle(adapter, timer, changes))
@@ -148,7 +146,8 @@ class Sessions:
 
 
 async def _closed(adapter: LiveAdapter) -> None:
+    """No error: no caller needs this session any more, and an error would hide the caller's own, or its cancellation."""
     try:
         await adapter.close()
-    except Exception as error:  # no caller needs this session any more
+    except Exception as error:
         log.warning("a session is not ended", kind=adapter.kind, cause=str(error))

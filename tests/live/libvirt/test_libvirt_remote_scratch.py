@@ -11,7 +11,7 @@ from synvirt.kvm.library import load
 from synvirt.live.libvirt import scratch
 from tests.needs import lacking
 
-FOLDER = "/var/tmp/synvirt"  # noqa: S108 - of no host
+FOLDER = "/var/tmp/synvirt"
 XML = f"<pool><target><path>{FOLDER}</path></target></pool>"
 
 
