@@ -368,6 +368,17 @@ def test_before_any_job_the_forecast_is_of_what_a_deep_test_measured(rooms: Room
     assert (warm.copy_s, warm.outage_p50_s) == (10.0, None)
 
 
+def test_a_copy_of_an_empty_disk_is_no_measured_speed(rooms: Rooms, house: House) -> None:
+    empty = Pass(number=1, kind="full", bytes=0, seconds=1.2, finished_at=now())
+    job = Migration(
+        id=uuid4(), name="before", plan=live_plan("Cold"), state=State.COMPLETED, mode_effective=Mode.COLD, created_at=now()
+    )
+    house.store.add(job.model_copy(update={"passes": (empty,)}), host="local")
+    found = dry_run(replace(rooms, rates_of=lambda source_id: {"datastore": 0.0}), live_plan("Cold")).forecast
+    assert found is not None
+    assert (found.copy_s, "no job of this source" in found.basis) == (None, True)
+
+
 def test_problems_are_refused_by_the_first_ones_own_error(rooms: Rooms, house: House) -> None:
     house.hypervisor.add_foreign("web", UUID(int=1))
     found = foresee(rooms, live_plan(target={"name": "web", "destination": "nosuch"}))

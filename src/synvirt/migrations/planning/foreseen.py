@@ -469,16 +469,16 @@ def _copy_time(rooms: Rooms, plan: MigrationPlan, disks: Sequence[Disk], past: S
     """The seconds, and their basis: first copies of jobs of the same source; else the rates that a deep test of the source
     measured for the ways that would read the disks. It counts one disk after another, so a job may be faster."""
     limit_bps = plan.limits.bandwidth_bps or float("inf")
-    speeds = [
-        first.bytes / first.seconds for job in past if job.passes and (first := job.passes[0]).seconds >= _MEASURED_LEAST_S
-    ]
+    firsts = [job.passes[0] for job in past if job.passes]
+    # The copy of an empty disk measures no speed.
+    speeds = [first.bytes / first.seconds for first in firsts if first.bytes and first.seconds >= _MEASURED_LEAST_S]
     if speeds:
         speed = min(statistics.median(speeds), limit_bps)
         basis = f"{counted(len(speeds), 'job')} of this source that ended here"
         return sum(_bytes_to_read(disk) for disk in disks) / speed, basis
     ref = plan.source_ref
     rates = rooms.rates_of(ref.source_id) if ref.kind == "live_vm" else {}
-    if not disks or any(disk.read_by not in rates for disk in disks):
+    if not disks or not all(rates.get(disk.read_by or "") for disk in disks):
         hint = "; a deep test of the source measures its ways" if any(disk.read_by for disk in disks) else ""
         return None, f"no job of this source has ended here yet{hint}"
     used = {disk.read_by: rates[disk.read_by] for disk in disks if disk.read_by is not None}
