@@ -100,6 +100,19 @@ def test_seeded_flips_are_named_and_repaired_and_nothing_else(
     assert "holds what the ledger of disk.raw says" in again.stdout
 
 
+def test_what_the_ledger_does_not_have_is_said_not_to_be_compared(moved: tuple[Path, Path, Path]) -> None:
+    _, volume, ledger = moved
+    assert "not compared" not in disk("verify", "--ledger", ledger, volume).stdout
+    os.truncate(volume, SIZE + 4096)
+    assert "4096 bytes of the volume are not in the ledger" in disk("verify", "--ledger", ledger, volume).stdout
+    report = json.loads(disk("verify", "--json", "--ledger", ledger, volume).stdout)
+    assert (report["good"], report["size_bytes"], report["compared_bytes"]) == (True, SIZE + 4096, SIZE)
+    head, *rows, _ = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join([head, rows[0], '{"rows":1}\n']))
+    left = SIZE + 4096 - json.loads(rows[0])["length"]
+    assert f"{left} bytes of the volume are not in the ledger" in disk("verify", "--ledger", ledger, volume).stdout
+
+
 def test_the_source_is_read_where_the_volume_differs_and_nowhere_else(
     moved: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

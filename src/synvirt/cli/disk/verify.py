@@ -23,9 +23,10 @@ LISTED_MOST: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """`repaired`: None, if no repair was requested."""
+    """`size_bytes`: the volume's. `repaired`: None, if no repair was requested."""
 
     volume: str
+    size_bytes: int
     ledger: Ledger
     differing: tuple[Row, ...]
     repaired: Repaired | None
@@ -36,12 +37,19 @@ class Verified:
         left = self.differing if self.repaired is None else self.repaired.left
         return FAILED if left else 0
 
+    @property
+    def compared_bytes(self) -> int:
+        """What the ledger has rows for: of a whole pass, all of the disk."""
+        return sum(row.length for row in self.ledger.rows)
+
     def as_json(self) -> dict[str, Any]:
         """The result for --json; extents as offset and length in bytes."""
         repaired = self.repaired
         return {
             "volume": self.volume,
             "disk": self.ledger.disk,
+            "size_bytes": self.size_bytes,
+            "compared_bytes": self.compared_bytes,
             "good": not self.exit_code,
             "differing": _listed(self.differing),
             "differing_count": len(self.differing),
@@ -53,6 +61,8 @@ class Verified:
         """The result for people, a line for each extent."""
         if not self.differing:
             yield shown(f"{self.volume} holds what the ledger of {self.ledger.disk} says")
+        if left := self.size_bytes - self.compared_bytes:
+            yield f"{left} bytes of the volume are not in the ledger, and were not compared"
         yield from _named(self.differing, "differs from the ledger")
         if self.repaired is not None and self.differing:
             yield from _named(self.repaired.written, "was repaired from the source")
@@ -63,14 +73,14 @@ def verified(volume: Path, ledger: Ledger, source: Found | None, *, threads: int
     """`source`: for repairs; None: nothing is written."""
     if source is None:
         with closing(open_reader(RawSpec(path=str(volume.absolute())))) as reader:
-            return Verified(str(volume), ledger, tuple(differing_rows(ledger, reader, threads=threads)), None)
+            return Verified(str(volume), reader.size, ledger, tuple(differing_rows(ledger, reader, threads=threads)), None)
     with _opened(volume, ledger.size) as writer, closing(open_reader(RawSpec(path=str(volume.absolute())))) as reader:
         refuse_in_use(writer.descriptor, volume.name)
         rows = tuple(differing_rows(ledger, reader, threads=threads))
         if not rows:
-            return Verified(str(volume), ledger, rows, Repaired((), ()))
+            return Verified(str(volume), reader.size, ledger, rows, Repaired((), ()))
         with closing(open_reader(source.reader)) as good:
-            return Verified(str(volume), ledger, rows, repair(rows, good, reader, writer))
+            return Verified(str(volume), reader.size, ledger, rows, repair(rows, good, reader, writer))
 
 
 def ledger_of(ledger: Path | None, receipt: Path | None, disk: str | None, key: Path | None) -> Ledger:
