@@ -23,7 +23,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from synvirt.api import Server, connections, data_dir_locked, tls
+from synvirt.api import Server, connections, data_dir_locked, serve, tls
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings, prepare_data_dir
@@ -311,6 +311,19 @@ def test_a_signal_ends_it_soon_with_or_without_clients(tmp_path: Path, number: s
         child.wait()
         for sock in (stuck, idle):
             sock.close()
+    assert not (tmp_path / "synvirt.sock").exists()
+
+
+def test_an_error_as_it_gets_ready_ends_it(tmp_path: Path) -> None:
+    """Else it would serve on and hear no signal."""
+
+    def on_ready() -> None:
+        raise BrokenPipeError("nobody reads where it serves")
+
+    service = Service(tmp_path)
+    with pytest.raises(BrokenPipeError):
+        serve(service.app, service.settings, on_ready=on_ready)
+    service.close()
     assert not (tmp_path / "synvirt.sock").exists()
 
 

@@ -74,7 +74,7 @@ class Server:
         self.address = self._sockets.address
 
     def run(self, *, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Serves until a signal. `on_ready`: called once both sockets listen."""
+        """Serves until a signal. `on_ready`: called once both sockets listen; its error ends the service, and is raised."""
         allow_files()
         try:
             with self._signals():
@@ -114,6 +114,8 @@ class Server:
         finally:
             watcher.cancel()
             await self._cut()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
 
     async def _cut(self) -> None:
         """Cuts connections: closing TLS waits half a minute for the other side (asyncio's ssl_shutdown_timeout), and an idle
@@ -127,16 +129,19 @@ class Server:
                     await asyncio.sleep(0)
 
     async def _watch(self, on_ready: Callable[[], None]) -> None:
-        while not all(server.started for server, _ in self._servers):
-            await asyncio.sleep(0.02)
-        _log.info("serving", address=self.address, socket=self._sockets.unix.getsockname())
-        on_ready()
-        # Polled: asyncio's events cannot be set from another thread, and no event can be set from two signals at once.
-        while not self._stopping:
-            await asyncio.sleep(0.1)
-        self._app.state.stopping.set()
-        for server, _ in self._servers:
-            server.should_exit = True
+        """Ends the servers on a stop, and on an error of its own: nothing else would hear a signal then."""
+        try:
+            while not all(server.started for server, _ in self._servers):
+                await asyncio.sleep(0.02)
+            _log.info("serving", address=self.address, socket=self._sockets.unix.getsockname())
+            on_ready()
+            # Polled: asyncio's events cannot be set from another thread, and no event can be set from two signals at once.
+            while not self._stopping:
+                await asyncio.sleep(0.1)
+        finally:
+            self._app.state.stopping.set()
+            for server, _ in self._servers:
+                server.should_exit = True
 
 
 def serve(app: FastAPI, settings: Settings, *, on_ready: Callable[[], None] = lambda: None) -> None:

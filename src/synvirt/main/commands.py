@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, NoReturn
 
@@ -27,6 +28,11 @@ def _say_layers() -> None:
     log.info("readers are confined by", layers=[name for name, there in found.items() if there])
     if missing := [name for name, there in found.items() if not there]:
         log.warning("this host lacks layers that would confine readers", layers=missing, hint="synvirt doctor")
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # nobody reads it, or its disk is full: the service runs all the same
+        typer.echo(line, err=True)
 
 
 Listen = Annotated[
@@ -55,7 +61,7 @@ def serve(
     keep_few_arenas()
     _say_layers()
     with service(settings, announce=partial(typer.echo, err=True)) as running:
-        running.run(on_ready=lambda: typer.echo(f"SynVirt serves at {running.address}", err=True))
+        running.run(on_ready=partial(_say, f"SynVirt serves at {running.address}"))
     _leave(0)
 
 
@@ -92,8 +98,9 @@ def demo(
 
 def _leave(code: int) -> NoReturn:
     """Ends the process at once. A step may wait in a thread for a guest to boot, and Python would wait for that thread."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 
