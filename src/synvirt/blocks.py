@@ -12,6 +12,8 @@ All offsets and lengths are bytes. All methods block; call them from plain threa
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
+_ZEROS = bytes(1 << 20)
+
 
 class Extent(NamedTuple):
     """`length` bytes from `start`; `zero` means that they read as zeros and need not be read."""
@@ -71,6 +73,19 @@ class DiskWriter(Protocol):
     def zero(self, offset: int, length: int) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
+
+
+def bytes_of(reader: DiskReader, offset: int, length: int) -> bytes:
+    """A few bytes of a disk or file, for a header. Raises what the reader raises."""
+    content = bytearray(length)
+    reader.read_into(offset, memoryview(content))
+    return bytes(content)
+
+
+def fill_zeros(into: memoryview) -> None:
+    """Overwrites the memory with zeros."""
+    for at in range(0, len(into), len(_ZEROS)):
+        into[at : at + len(_ZEROS)] = _ZEROS[: len(into) - at]
 
 
 class ExtentCursor:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from typing import Final, Literal, NamedTuple, Protocol
 
-from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place
+from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, fill_zeros
 from synvirt.disks.entries import STRETCH, Entries, goes_on
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.raw.holes import Holes
@@ -30,7 +30,6 @@ PARENT: Final = -2  # read from the parent; zeros without one
 WINDOW_ENTRIES: Final = 128 << 10
 # A run takes 12 bytes, and 80 while runs are checked: 320 MiB for 4 TiB in blocks of 1 MiB without neighbours.
 RUNS_MAX: Final = 4 << 20
-_ZEROS: Final = bytes(1 << 20)
 # Room for the number of a range in a key: for all runs, and for what else is in the file (a bitmap per 4 GiB, for example).
 _INDEX_BITS: Final = 23
 _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
@@ -363,9 +362,3 @@ class MappedImage:
 
     def close(self) -> None:
         self._disk.close()
-
-
-def fill_zeros(into: memoryview) -> None:
-    """Overwrites the memory with zeros."""
-    for at in range(0, len(into), len(_ZEROS)):
-        into[at : at + len(_ZEROS)] = _ZEROS[: len(into) - at]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, bytes_of
 from synvirt.errors import MalformedArchive
 
 BLOCK_BYTES = 512
@@ -93,7 +93,7 @@ def walk(archive: DiskReader) -> Iterator[Member]:
     """The members in the archive's order, lazily: nothing behind the last wanted one is read."""
     at, extensions = 0, _Extensions()
     while at < archive.size:
-        block = _read(archive, at, min(BLOCK_BYTES, archive.size - at))
+        block = bytes_of(archive, at, min(BLOCK_BYTES, archive.size - at))
         if not any(block):
             break  # one zero block ends the archive; some writers omit the second
         if len(block) < BLOCK_BYTES:
@@ -166,7 +166,7 @@ class _Extensions:
         _require_inside("an extended header", data, header.size, archive.size)
         if header.typeflag in (_GNU_LONG_LINK, _GNU_VOLUME_LABEL):
             return True  # does not affect where data lies
-        content = _read(archive, data, header.size)
+        content = bytes_of(archive, data, header.size)
         if header.typeflag == _GNU_LONG_NAME:
             self._next["path"] = _text(_until_nul(content))
         elif header.typeflag == _PAX_GLOBAL:
@@ -283,9 +283,3 @@ def _text(raw: bytes) -> str:
 
 def _until_nul(raw: bytes) -> bytes:
     return raw.split(b"\0", 1)[0]
-
-
-def _read(archive: DiskReader, at: int, length: int) -> bytes:
-    data = bytearray(length)
-    archive.read_into(at, memoryview(data))
-    return bytes(data)

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, bytes_of
 from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, Bitmap, BlockMap, MappedDisk, MappedImage, Run, partly
 from synvirt.disks.entries import Entries, entries_of
 from synvirt.disks.layers import Layer, layer_of
@@ -166,7 +166,7 @@ def read_footer(over: DiskReader, name: str) -> Footer:
     found = []
     for at, length in ((over.size - FOOTER_BYTES, FOOTER_BYTES), (over.size - _OLD_FOOTER_BYTES, _OLD_FOOTER_BYTES), (0, 512)):
         if 0 <= at <= over.size - length:
-            content = _read(over, at, length).ljust(FOOTER_BYTES, b"\0")
+            content = bytes_of(over, at, length).ljust(FOOTER_BYTES, b"\0")
             if content.startswith(COOKIE):
                 found.append((at, content))
     for at, content in found:
@@ -196,7 +196,7 @@ def read_header(over: DiskReader, footer: Footer, name: str) -> Header:
     """The header of a dynamic or differencing image."""
     if footer.header_at > over.size - HEADER_BYTES:
         raise MalformedArchive(f"{name}: its header lies at {footer.header_at}, the file ends at {over.size}", hint=_CUT_OFF)
-    content = _read(over, footer.header_at, HEADER_BYTES)
+    content = bytes_of(over, footer.header_at, HEADER_BYTES)
     header, parent_name = parse_header(content, footer, name)
     if header.table_at > over.size - header.blocks * 4:
         raise MalformedArchive(
@@ -242,7 +242,7 @@ def _parents(over: DiskReader, header: bytes, unicode_name: bytes, name: str) ->
         if any(code == known for known, _, _ in _PLATFORMS) and length:
             if length > _LOCATOR_BYTES_MAX or at > over.size - length:
                 raise MalformedArchive(f"{name}: a parent locator of {length} bytes at {at}; the file ends at {over.size}")
-            found.setdefault(code, _read(over, at, length))
+            found.setdefault(code, bytes_of(over, at, length))
     references = []
     for code, encoding, absolute in _PLATFORMS:
         if code in found:
@@ -269,9 +269,3 @@ def checksum_is_right(content: bytes, at: int) -> bool:
     """The ones' complement of the sum of all bytes, without those of the checksum itself."""
     summed = sum(content) - sum(content[at : at + 4])
     return int.from_bytes(content[at : at + 4]) == ~summed & 0xFFFF_FFFF
-
-
-def _read(over: DiskReader, at: int, length: int) -> bytes:
-    content = bytearray(length)
-    over.read_into(at, memoryview(content))
-    return bytes(content)

@@ -12,7 +12,7 @@ from enum import IntEnum, IntFlag
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, bytes_of
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
 MAGIC = b"QFI\xfb"
@@ -127,7 +127,7 @@ def read_header(over: DiskReader, name: str, *, encrypted_too: bool = False) -> 
     """
     if over.size < V2_HEADER_BYTES:
         raise MalformedArchive(f"{name} is not a qcow2 image: it has only {over.size} bytes")
-    first = _read(over, 0, min(over.size, 1 << CLUSTER_BITS_MAX))
+    first = bytes_of(over, 0, min(over.size, 1 << CLUSTER_BITS_MAX))
     magic, version, backing_offset, backing_length, cluster_bits, size, crypt, l1_entries, l1_offset, *_, snapshots, _ = (
         _V2.unpack_from(first)
     )
@@ -289,9 +289,3 @@ def _text(data: bytes, what: str) -> str:
     if b"\0" in data:
         raise MalformedArchive(f"{what}: {data[:80]!r} is not a name")
     return data.decode("utf-8", "surrogateescape")
-
-
-def _read(over: DiskReader, offset: int, length: int) -> bytes:
-    buffer = bytearray(length)
-    over.read_into(offset, memoryview(buffer))
-    return bytes(buffer)

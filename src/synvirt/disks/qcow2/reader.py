@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced
+from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced, fill_zeros
 from synvirt.disks.layers import Layer, check_whole, layer_of
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.qcow2.bitmaps import Bitmap, bitmaps, dirty_extents, named
@@ -30,8 +30,6 @@ from synvirt.errors import DiskReadFailed, UnsupportedFormat
 
 if TYPE_CHECKING:  # loaded for images that need it
     from synvirt.disks.qcow2.compressed import CompressedClusters, Wanted
-
-_ZEROS = bytes(1 << 20)
 
 
 class Qcow2Reader:
@@ -114,7 +112,7 @@ class Qcow2Reader:
                 case Kind.BACKING:
                     self._read_backing(start, into)
                 case _:
-                    _zero(into)
+                    fill_zeros(into)
         if compressed:
             self._compressed.read(compressed)
 
@@ -149,7 +147,7 @@ class Qcow2Reader:
         held = 0 if self._backing is None else max(0, min(len(into), self._backing.size - guest))
         if held and self._backing is not None:
             self._backing.read_into(guest, into[:held])
-        _zero(into[held:])
+        fill_zeros(into[held:])
 
     def layer(self) -> Layer:
         header = self.header
@@ -193,8 +191,3 @@ def _refuse_streams(reader: DiskReader, name: str) -> None:
 
 def _open_in_chain(over: DiskReader, chain: Chain) -> DiskReader:
     return Qcow2Reader(over, chain=chain)
-
-
-def _zero(into: memoryview) -> None:
-    for at in range(0, len(into), len(_ZEROS)):
-        into[at : at + len(_ZEROS)] = _ZEROS[: len(into) - at]

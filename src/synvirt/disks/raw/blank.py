@@ -1,12 +1,9 @@
 """A disk of zeros, which a description wants without a file."""
 
 from collections.abc import Iterator
-from typing import Final
 
-from synvirt.blocks import Extent
+from synvirt.blocks import Extent, fill_zeros
 from synvirt.errors import DiskReadFailed
-
-_ZEROS: Final = bytes(1 << 20)
 
 
 class BlankReader:
@@ -23,9 +20,7 @@ class BlankReader:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset < 0 or offset + len(buffer) > self.size:
             raise DiskReadFailed(f"{len(buffer)} bytes at offset {offset} are outside the blank disk's {self.size}")
-        for at in range(0, len(buffer), len(_ZEROS)):
-            part = buffer[at : at + len(_ZEROS)]
-            part[:] = _ZEROS[: len(part)]
+        fill_zeros(buffer)
 
     def close(self) -> None:
         pass

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from synvirt.blocks import DiskReader, Extent, ExtentCursor, coalesced
-from synvirt.disks.blockmap import fill_zeros
+from synvirt.blocks import DiskReader, Extent, ExtentCursor, coalesced, fill_zeros
 from synvirt.disks.vhdx.header import Header, checksum_is_right, read_bytes
 from synvirt.errors import DiskReadFailed, MalformedArchive, UnsupportedFormat
 from synvirt.sizes import KIB, MIB

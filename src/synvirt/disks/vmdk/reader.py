@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
-from synvirt.blocks import DiskReader, Extent, Place, Placed, coalesced
-from synvirt.disks.blockmap import MappedDisk, fill_zeros
+from synvirt.blocks import DiskReader, Extent, Place, Placed, coalesced, fill_zeros
+from synvirt.disks.blockmap import MappedDisk
 from synvirt.disks.layers import Layer
 from synvirt.disks.parents import Chain, Reference, open_parent
 from synvirt.disks.roots import open_reference

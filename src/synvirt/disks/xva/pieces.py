@@ -104,16 +104,6 @@ def read_piece(archive: DiskReader, piece: Piece, buffer: memoryview, name: str)
         )
 
 
-def zero(buffer: memoryview) -> None:
-    """Overwrites the memory with zeros."""
-    for at in range(0, len(buffer), PIECE_BYTES):
-        part = buffer[at : at + PIECE_BYTES]
-        part[:] = _ZEROS[: len(part)]
-
-
-_ZEROS: Final = bytes(PIECE_BYTES)
-
-
 def _digest(data: memoryview, expected: str) -> str:
     """40 digits are SHA-1, 16 or fewer XXH64, without leading zeros, which xapi omits."""
     if len(expected) == 40:

@@ -15,9 +15,9 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
-from synvirt.blocks import DiskReader, Extent
+from synvirt.blocks import DiskReader, Extent, fill_zeros
 from synvirt.disks import tar
-from synvirt.disks.xva.pieces import Piece, pieces, read_piece, zero
+from synvirt.disks.xva.pieces import Piece, pieces, read_piece
 from synvirt.errors import DiskReadFailed, SynvirtError, UnsupportedFormat
 
 # 32 bytes of memory per piece: 128 MiB for 4 TiB without zeros.
@@ -57,7 +57,7 @@ class XvaReader:
             raise DiskReadFailed(f"{self._name}: {len(buffer)} bytes at offset {offset} are outside its {self.size}")
         at = offset
         for piece in self._pieces.between(offset, end):
-            zero(buffer[at - offset : max(piece.start, at) - offset])
+            fill_zeros(buffer[at - offset : max(piece.start, at) - offset])
             at = max(piece.start, at)
             until = min(piece.end, end)
             part = buffer[at - offset : until - offset]
@@ -68,7 +68,7 @@ class XvaReader:
                 read_piece(self._over, piece, whole, self._name)
                 part[:] = whole[at - piece.start : until - piece.start]
             at = until
-        zero(buffer[at - offset :])
+        fill_zeros(buffer[at - offset :])
 
     def close(self) -> None:
         self._over.close()

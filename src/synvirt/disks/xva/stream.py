@@ -12,12 +12,12 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from synvirt.blocks import DiskReader, Extent
+from synvirt.blocks import DiskReader, Extent, fill_zeros
 from synvirt.disks import tar
 from synvirt.disks.layers import Layer
 from synvirt.disks.packed.unpacking import Passing
 from synvirt.disks.specs import Packing
-from synvirt.disks.xva.pieces import PIECE_MAX_BYTES, Piece, pieces, read_piece, zero
+from synvirt.disks.xva.pieces import PIECE_MAX_BYTES, Piece, pieces, read_piece
 from synvirt.errors import DiskReadFailed, MalformedArchive, SynvirtError
 
 # When a piece is complete, its digest and the next header have been passed, too: with pax headers a few KiB.
@@ -78,13 +78,13 @@ class XvaStream:
         at, end = offset, offset + len(buffer)
         self._pass(at)
         while at < end and (piece := self._piece) is not None and piece.start < end:
-            zero(buffer[at - offset : max(piece.start, at) - offset])
+            fill_zeros(buffer[at - offset : max(piece.start, at) - offset])
             at = max(piece.start, at)
             until = min(piece.end, end)
             self._fill(piece, at - piece.start, buffer[at - offset : until - offset])
             at = until
             self._pass(at)
-        zero(buffer[at - offset :])
+        fill_zeros(buffer[at - offset :])
 
     def _fill(self, piece: Piece, inner: int, part: memoryview) -> None:
         if len(part) == piece.length:
