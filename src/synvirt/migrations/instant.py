@@ -12,6 +12,7 @@ The export outlives the service; the host that has the job finds it, or makes it
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -272,7 +273,7 @@ async def onto_volumes(job: Job, readers: Sequence[ReaderSpec] | None, volumes: 
         early = await job.in_thread(_early_volumes, job)
 
         async def moved() -> None:
-            await job.in_thread(job.rooms.hypervisor.onto_volumes, uuid, early, job.stop.is_set)
+            await job.in_stoppable_thread(partial(job.rooms.hypervisor.onto_volumes, uuid, early))
             await define_on(job, volumes)
 
         if readers is None:

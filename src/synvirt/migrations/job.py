@@ -1,6 +1,7 @@
 """A job while one of its steps runs: its document, its memory, its ledger, its source, and whether it must stop. asyncio."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -82,6 +83,16 @@ class Job:
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs blocking code in a thread."""
         return await asyncio.to_thread(partial(call, *args, **kwargs))
+
+    async def in_stoppable_thread(self, call: Callable[[Callable[[], bool]], T]) -> T:
+        """Runs blocking code that takes long in a thread. `call` gets a function that says whether it must end: the job is
+        stopped, or this process does not wait for it any more, as its host has lost its lease. A cancelled task ends no
+        thread, and the job's next run would find what the first one still does."""
+        let_go = threading.Event()
+        try:
+            return await self.in_thread(call, lambda: self.stop.is_set() or let_go.is_set())
+        finally:
+            let_go.set()
 
     async def change(self, **fields: object) -> None:
         """Writes these fields of the job; the state stays. Conflict where the state has changed meanwhile."""

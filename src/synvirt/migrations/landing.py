@@ -10,6 +10,7 @@ goes on with that rung.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from uuid import UUID
 
 import structlog
@@ -124,8 +125,8 @@ async def _booted(job: Job, domain: Domain) -> str:
     job.stop.check()
     await job.record("screenshot", str(job.id))
     await job.in_thread(job.rooms.hypervisor.start, UUID(domain.uuid))
-    return await job.in_thread(
-        job.rooms.hypervisor.wait_until_booted, UUID(domain.uuid), job.rooms.boot_timeout_s, job.stop.is_set
+    return await job.in_stoppable_thread(
+        partial(job.rooms.hypervisor.wait_until_booted, UUID(domain.uuid), job.rooms.boot_timeout_s)
     )
 
 

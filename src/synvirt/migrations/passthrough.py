@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from synvirt.blocks import DiskReader
@@ -82,7 +83,7 @@ async def _by_tool(job: Job, tool: Passthrough, source: Path, disks: Sequence[Pa
 
     moved(0)
     wanted = await asyncio.to_thread(_sizes, disks)
-    await job.in_thread(tool.import_into, str(job.id), source, wanted, moved, job.stop.is_set)
+    await job.in_stoppable_thread(partial(tool.import_into, str(job.id), source, wanted, moved))
     for disk in disks:
         mark = Watermark(
             disk_key=disk.key,

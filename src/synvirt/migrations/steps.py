@@ -278,7 +278,7 @@ async def v2v_processing(job: Job) -> Facts:
             """Called in the tool's thread, which waits, so that messages stay in order."""
             asyncio.run_coroutine_threadsafe(_note_message(job, kind, text), loop).result()
 
-        await job.in_thread(preparer.convert, name, job.manifest, devices, on_message, job.stop.is_set)
+        await job.in_stoppable_thread(partial(preparer.convert, name, job.manifest, devices, on_message))
         await _change_conversion(job, finished_at=now())
     await patiently(job, lambda _: job.in_thread(preparer.adopt, name, devices))
     await job.in_thread(preparer.discard, name)
