@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from synvirt.errors import Cancelled, Internal
-from synvirt.programs import ProgramFailed, run
+from synvirt.programs import ProgramFailed, begin, output_of, run
 from tests.running.processes import until
 
 
@@ -61,6 +62,49 @@ def test_a_listener_that_fails_is_heard_once_the_program_has_ended() -> None:
 
     with pytest.raises(ValueError, match="no room"):
         run(["sh", "-c", "yes | head -c 1000000"], timeout_s=30, on_line=on_line)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_program_ends_when_asking_whether_to_stop_fails(tmp_path: Path, guarded: bool) -> None:
+    """Else its end would be waited for, without a limit."""
+
+    def stop() -> bool:
+        until((tmp_path / "pid").exists)
+        raise OSError("the store does not answer")
+
+    with pytest.raises(OSError, match="does not answer"):
+        run(
+            ["sh", "-c", f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; sleep 600"],
+            timeout_s=600,
+            stop=stop,
+            guarded=guarded,
+        )
+    assert_ends(int((tmp_path / "pid").read_text()))
+
+
+def test_a_program_ends_when_no_thread_can_read_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no file is closed that another thread opened meanwhile."""
+    opened: list[int] = []
+
+    def start(_thread: threading.Thread) -> None:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="new thread"):
+        run(["sleep", "600"], timeout_s=600, on_line=print)
+    os.close(opened[0])
+
+
+def test_a_program_ends_when_no_thread_can_watch_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    begun = begin(["sleep", "600"])
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="new thread"), output_of(begun, timeout_s=600):
+        pytest.fail("nothing limits its time")
+    assert begun.child.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])

@@ -113,33 +113,29 @@ def run(
                 extra_groups=runs_as.groups if runs_as else None,
             )
         )
-        if lines:
-            lines.started()
-        stdout, timely = _end_of(child, time.monotonic() + timeout_s, stop, life)
+        try:
+            if lines:
+                lines.started()
+            stdout, timely = _end_of(child, time.monotonic() + timeout_s, stop)
+        finally:
+            if child.returncode is None:  # else the end of its Popen would wait for it, without a limit
+                _end(child, life)
         stderr = _tail(messages)
     if not timely or child.returncode != 0:
         raise ProgramFailed(name, child.returncode if timely else None, stderr)
     return Output(stdout or "", stderr)
 
 
-def _end_of(
-    child: "subprocess.Popen[str]", deadline: float, stop: Callable[[], bool] | None, life: "_LifeLine | None"
-) -> tuple[str | None, bool]:
-    """The program's output, and whether it ended by itself before the deadline."""
+def _end_of(child: "subprocess.Popen[str]", deadline: float, stop: Callable[[], bool] | None) -> tuple[str | None, bool]:
+    """The program's output, and whether it ended by itself before the deadline; if not, it still runs."""
     while True:
         try:
             return child.communicate(timeout=0.2 if stop else max(0, deadline - time.monotonic()))[0], True
         except subprocess.TimeoutExpired:
-            cancelled = stop is not None and stop()
-            if cancelled or time.monotonic() >= deadline:
-                _end(child, life)
-                child.wait()
-                if cancelled:
-                    raise Cancelled from None
+            if stop is not None and stop():
+                raise Cancelled from None
+            if time.monotonic() >= deadline:
                 return None, False
-        except BaseException:
-            _end(child, life)
-            raise
 
 
 def _end(child: "subprocess.Popen[str]", life: "_LifeLine | None") -> None:
@@ -189,8 +185,8 @@ class _Lines:
 
     def started(self) -> None:
         """Closes our copy of the write end: the child has its own, and reading ends only when both are closed."""
+        self._thread.start()  # first: there may be no memory for it, and a number closed twice may be another's file by then
         os.close(self.write_end)
-        self._thread.start()
 
     def _read(self) -> None:
         with self._stream:
@@ -265,9 +261,9 @@ def output_of(begun: Begun, *, timeout_s: float) -> Iterator[IO[bytes]]:
     with begun.messages as messages:
         assert child.stdout is not None
         deadline = threading.Timer(timeout_s, end_group, [child])
-        deadline.start()
         ended = False
         try:
+            deadline.start()
             yield child.stdout
             ended = not child.stdout.read(1)
         finally:
