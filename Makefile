@@ -83,7 +83,7 @@ bench-quick: setup-test
 	$(BIN)/python -m bench.quick
 
 bench-page: setup-test
-	$(BIN)/python -m bench.page
+	$(BIN)/python -m bench.service.page
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

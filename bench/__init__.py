@@ -3,4 +3,6 @@
 sources  the images, made once from real files, in memory (tmpfs)
 rows     what is measured: our command, the peer's command, the ratio to reach
 measure  whole processes: wall time and peak memory, interleaved, medians
+
+Scripts of their own, by what they measure: `platforms` (live sources), `service`, `chaos`; the others are beside this file.
 """

@@ -3,7 +3,7 @@
 A raw disk is copied by the product's own worker, in its cage and without it (then `enter` does nothing), in turn: several times
 in one order, which is as long as a copy is, and once with 1 MiB, which is nearly all start. Of each the shortest counts: what
 others took of the machine is not the cage's. And a service is asked to look into an appliance, which a caged child does. To
-reach: a speed of 0.98 of that without, and a look in 1 s. The first byte of a job: `python -m bench.first_byte`.
+reach: a speed of 0.98 of that without, and a look in 1 s. The first byte of a job: `python -m bench.service.first_byte`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.page import service
+from bench.service.page import service
 from synvirt.cage import layers
 from synvirt.cli.client import Client
 from synvirt.disks.specs import FileWriterSpec, RawSpec

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
-from bench.page import service
+from bench.service.page import service
 from synvirt.backups.model import BackupRun
 from synvirt.cli.client import Client
 from synvirt.model.job import Migration

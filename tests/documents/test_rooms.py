@@ -14,7 +14,7 @@ def _modules(part: str) -> list[Path]:
     return [path for path in (ROOT / part).rglob("*.py") if "__pycache__" not in path.parts]
 
 
-@pytest.mark.parametrize("part", ["src", "tests"])
+@pytest.mark.parametrize("part", ["src", "tests", "bench"])
 def test_no_folder_has_more_than_25_modules(part: str) -> None:
     modules = _modules(part)
     assert modules, f"{part} has no modules: it was moved"

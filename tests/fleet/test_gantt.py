@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
-from bench.fleet import NOW, fleet
+from bench.service.fleet import NOW, fleet
 from synvirt.fleet.gantt import ROWS_MAX, gantt
 from synvirt.fleet.openings import spans_of
 from synvirt.fleet.simulation.forecast import simulate

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import backup, folder, hostile, measure, quick, report, sources
+from bench import backup, hostile, measure, quick, report, sources
 from bench.measure import Run
+from bench.platforms import folder
 from bench.rows import ROWS
 from tests.needs import need
 

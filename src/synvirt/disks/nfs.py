@@ -4,7 +4,7 @@
 
 The kernel's client waits forever for a silent server, and a container with an allow-list does not answer other hosts. Compared
 with QEMU's nfs driver behind qemu-nbd, libnfs has several connections, no copy through NBD, and the server's own error numbers;
-bench/nutanix.py measures it. Each connection has a context of its own, as libnfs 4 cannot share one between threads.
+bench/platforms/nutanix.py measures it. Each connection has a context of its own, as libnfs 4 cannot share one between threads.
 """
 
 import contextlib

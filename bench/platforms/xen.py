@@ -1,4 +1,4 @@
-"""python -m bench.xen: a pool's VMs listed, and a disk read by NBD over TLS against nbdcopy from the same server.
+"""python -m bench.platforms.xen: a pool's VMs listed, and a disk read by NBD over TLS against nbdcopy from the same server.
 
 Against the tests' stand-in of a pool, whose NBD server is a real nbdkit: a listing counts the stand-in's own work, too.
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.listed import listed_row, row, took
+from bench.platforms.listed import listed_row, row, took
 from synvirt.copying import copy
 from synvirt.disks import open_reader
 from synvirt.disks.specs import NbdTlsSpec
@@ -26,7 +26,7 @@ _THREADS = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.xen", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.platforms.xen", description=__doc__)
     parser.add_argument("--vms", type=int, default=2000, help="how many VMs the pool has, of two disks each")
     parser.add_argument("--data-mib", type=int, default=1024, help="size of the disk that is read, all of it data")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one goes before them")

@@ -1,4 +1,4 @@
-"""python -m bench.nutanix [--vms N] [--mib N]: how long Prism takes to list its VMs, and how fast disks come by NFS.
+"""python -m bench.platforms.nutanix [--vms N] [--mib N]: how long Prism takes to list its VMs, and how fast disks come by NFS.
 
 The list: a session, all pages, the session's end, against our stand-in (its own time counts too). The measure is under 2 s for
 2,000 VMs. NFS: a file of a real nfs-ganesha, read by the product's reader into memory, against libnfs' own nfs-cp into memory.
@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench.listed import REACH_S, took
+from bench.platforms.listed import REACH_S, took
 from synvirt.disks import open_reader
 from synvirt.disks.specs import NfsSpec
 from synvirt.live.nutanix.adapter import PrismApi
@@ -28,7 +28,7 @@ STEP_BYTES = 4 << 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.nutanix", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.platforms.nutanix", description=__doc__)
     parser.add_argument("--vms", type=int, default=2000, help="how many VMs the cluster has")
     parser.add_argument("--mib", type=int, default=512, help="how large the file is")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")

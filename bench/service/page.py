@@ -1,4 +1,4 @@
-"""python -m bench.page: what 1,000 clients of the stream and 200 users of the page cost a copy that runs meanwhile.
+"""python -m bench.service.page: what 1,000 clients of the stream and 200 users of the page cost a copy that runs meanwhile.
 
 One job copies a disk of real files, held to a rate as a network would hold it; alone, and with all of them. They come by the
 Unix socket, for an address has a limit of its own. Half of the users look at the list and half at the job, each by its stream,
@@ -44,7 +44,7 @@ class Seen:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.page", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.service.page", description=__doc__)
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--rounds", type=int, default=3)
@@ -165,7 +165,18 @@ def _crowd(socket_path: Path, clients: int, users: int) -> Iterator["subprocess.
     if not clients and not users:
         yield None
         return
-    argv = ["nice", "-n", "19", sys.executable, "-m", "bench.page", "--crowd", str(socket_path), str(clients), str(users)]
+    argv = [
+        "nice",
+        "-n",
+        "19",
+        sys.executable,
+        "-m",
+        "bench.service.page",
+        "--crowd",
+        str(socket_path),
+        str(clients),
+        str(users),
+    ]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
         try:
             assert crowd.stdout is not None

@@ -1,4 +1,5 @@
-"""python -m bench.proxmox: a cluster's VMs listed; a guest's disk read by SSH against nbdcopy through the same tunnel; deltas.
+"""python -m bench.platforms.proxmox: a cluster's VMs listed; a guest's disk read by SSH against nbdcopy through the same
+tunnel; deltas.
 
 Against the tests' stand-in of a cluster, behind which sshd, QEMU and its NBD server are real: a listing counts the stand-in's
 own work, too. Needs root, as the tests' nodes do.
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from bench.listed import listed_row, row, took
+from bench.platforms.listed import listed_row, row, took
 from synvirt.copying import copy
 from synvirt.disks import open_reader, open_writer
 from synvirt.disks.specs import FileWriterSpec, NbdSpec
@@ -32,7 +33,7 @@ _BLOCK = 65536
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.proxmox", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.platforms.proxmox", description=__doc__)
     parser.add_argument("--vms", type=int, default=2000, help="how many VMs the cluster has")
     parser.add_argument("--data-mib", type=int, default=512, help="size of the disk that is read, all of it data")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one goes before them")

@@ -1,4 +1,5 @@
-"""python -m bench.hyperv [--vms N] [--mib N]: a host's VMs listed, and a VHDX read over SMB against Samba's own smbclient.
+"""python -m bench.platforms.hyperv [--vms N] [--mib N]: a host's VMs listed, and a VHDX read over SMB against Samba's own
+smbclient.
 
 The list: a session, one script, the session's end, against the tests' stand-in of a host (its own time counts too). SMB: a real
 Samba that signs, and one that encrypts; a VHDX of QEMU's, all data, read by the product's reader into memory, against smbclient
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
-from bench.listed import REACH_S, took
+from bench.platforms.listed import REACH_S, took
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec, RawSpec
 from synvirt.jobs.copying_disks import WAITING_THREADS
@@ -31,7 +32,7 @@ STEP_BYTES = 4 << 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.hyperv", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.platforms.hyperv", description=__doc__)
     parser.add_argument("--vms", type=int, default=2000, help="how many VMs the host has")
     parser.add_argument("--mib", type=int, default=512, help="how large the disk is")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one goes before them")

@@ -1,4 +1,5 @@
-"""A fleet simulated: 5,000 VMs of 40 hosts in 26 windows, by seconds and memory. `python -m bench.fleet VMS HOSTS WINDOWS`
+"""A fleet simulated: 5,000 VMs of 40 hosts in 26 windows, by seconds and memory. `python -m bench.service.fleet VMS HOSTS
+WINDOWS`
 
 The fleet is drawn from a seed: sizes of 20 GiB to 4 TiB, one in three VMs behind others, tiers as groups, limits per host.
 """

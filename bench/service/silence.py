@@ -1,4 +1,5 @@
-"""Does the service answer while 1,000 connections say nothing and 200 servers do not answer it? `python -m bench.silence`
+"""Does the service answer while 1,000 connections say nothing and 200 servers do not answer it? `python -m
+bench.service.silence`
 
 `/healthz` is asked ten times a second; its slowest answer counts, and 1 s is the most that it may take.
 """

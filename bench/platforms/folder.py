@@ -1,5 +1,5 @@
-"""python -m bench.folder [--data-mib N]: a flat file of a vSphere datastore, read from /folder by HTTPS ranges, against nbdcopy
-from nbdkit's curl plugin and the same server.
+"""python -m bench.platforms.folder [--data-mib N]: a flat file of a vSphere datastore, read from /folder by HTTPS ranges,
+against nbdcopy from nbdkit's curl plugin and the same server.
 
 The server is nginx with the log-in that a host would ask for: it costs next to nothing, so what is compared are the two
 readers. Neither writes anything. On a machine that others use, too, the processor's seconds say more than the clock's.
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bench.listed import row
-from bench.xen import Nowhere, Took, timed
+from bench.platforms.listed import row
+from bench.platforms.xen import Nowhere, Took, timed
 from synvirt.copying import copy
 from synvirt.disks import open_reader
 from synvirt.disks.specs import DatastoreSpec
@@ -48,7 +48,7 @@ http {{
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.folder", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.platforms.folder", description=__doc__)
     parser.add_argument("--data-mib", type=int, default=1024, help="size of the disk that is read, all of it data")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one goes before them")
     options = parser.parse_args()

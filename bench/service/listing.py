@@ -1,5 +1,5 @@
-"""python -m bench.listing 50000: how long the first page of GET /migrations takes among this many jobs, over the Unix socket,
-as curl measures it.
+"""python -m bench.service.listing 50000: how long the first page of GET /migrations takes among this many jobs, over the Unix
+socket, as curl measures it.
 
 The measure is 50 ms at most, among 50,000. Jobs as they are after an import: a manifest, three disks, a domain's XML.
 """

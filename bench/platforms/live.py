@@ -1,4 +1,5 @@
-"""python -m bench.live [--data-mib N] [--rounds N]: a running guest's disk on another libvirt host, whole and what changed.
+"""python -m bench.platforms.live [--data-mib N] [--rounds N]: a running guest's disk on another libvirt host, whole and what
+changed.
 
 A real libvirtd and QEMU, as the tests start them. Whole: the copy worker against nbdcopy on the same export, by this host's
 socket and through SSH. Delta: how many bytes a pass reads beyond what changed. Medians; content is compared.
@@ -38,7 +39,7 @@ WHOLE_REACH, DELTA_REACH = 0.9, 1.02
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.live", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.platforms.live", description=__doc__)
     parser.add_argument("--data-mib", type=int, default=1024, help="incompressible data on the disk")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side that count")
     options = parser.parse_args()

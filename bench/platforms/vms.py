@@ -1,4 +1,4 @@
-"""python -m bench.vms [--vms N]: how long a vSphere source takes to list its VMs, against VMware's own simulator.
+"""python -m bench.platforms.vms [--vms N]: how long a vSphere source takes to list its VMs, against VMware's own simulator.
 
 The whole of a question: a session, the list, the session's end; then a page of ten, as the page asks for it while somebody
 looks through the list. The measures, for 2,000 VMs: 1 s, and 0.2 s for ten of them after that. On a busy machine the processor
@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.listed import row, took
+from bench.platforms.listed import row, took
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND
 from synvirt.live.vsphere.adapter import VimApi
@@ -27,7 +27,7 @@ PAGE_ROWS = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.vms", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.platforms.vms", description=__doc__)
     parser.add_argument("--vms", type=int, default=2000, help="how many VMs the source has: half of them in each of two pools")
     parser.add_argument("--rounds", type=int, default=5, help="questions that count")
     options = parser.parse_args()

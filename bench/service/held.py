@@ -1,4 +1,4 @@
-"""Jobs that are held for their cut-over: what they cost a service while nothing is due. `python -m bench.held 1000`
+"""Jobs that are held for their cut-over: what they cost a service while nothing is due. `python -m bench.service.held 1000`
 
 Prints: seconds until all are taken up after a start, share of a core while they wait, queries a second, resident memory.
 """

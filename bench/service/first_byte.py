@@ -1,4 +1,4 @@
-"""python -m bench.first_byte: from POST /migrations to the first byte on the volume.
+"""python -m bench.service.first_byte: from POST /migrations to the first byte on the volume.
 
 The measure is half a second at the most. A real service, a real OVA; the volume is looked at every 5 ms.
 """
@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.page import service
+from bench.service.page import service
 from synvirt.cli.client import Client
 from synvirt.model.plan import MigrationPlan
 from synvirt.sample import build

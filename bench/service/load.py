@@ -1,4 +1,4 @@
-"""python -m bench.load: how long the API and the page answer with 5,000 jobs and a wave of 5,000 members in the tables.
+"""python -m bench.service.load: how long the API and the page answer with 5,000 jobs and a wave of 5,000 members in the tables.
 
 Half of the members are healthy, the others wait; the wave is held, so that the service itself looks at it meanwhile. The
 service is a process of its own; each address is asked several times over its Unix socket. The tables are SQLite's, or with
@@ -17,9 +17,9 @@ from uuid import UUID
 
 import psycopg
 
-from bench.fleet import NOW, fleet
-from bench.listing import job
-from bench.page import service
+from bench.service.fleet import NOW, fleet
+from bench.service.listing import job
+from bench.service.page import service
 from synvirt.fleet.model import MemberState
 from synvirt.fleet.records import member_of
 from synvirt.fleet.waves import Waves, change_members
@@ -32,7 +32,7 @@ API, HOST = "/api/v1", "load"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.service.load", description=__doc__)
     parser.add_argument("--vms", type=int, default=VMS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--postgresql", action="store_true")

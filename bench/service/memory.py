@@ -1,4 +1,4 @@
-"""python -m bench.memory: what the service's memory grows to, after 200 jobs and 10,000 calls of its API and its page.
+"""python -m bench.service.memory: what the service's memory grows to, after 200 jobs and 10,000 calls of its API and its page.
 
 Findings U19 saw 380 MB after twelve minutes. A real service, small real jobs that define a guest each; resident memory is read
 after each part. What was needed once and is kept by the allocator counts: an operator sees it too.
@@ -17,7 +17,7 @@ from uuid import UUID
 
 import httpx
 
-from bench.page import service
+from bench.service.page import service
 from synvirt.cli.client import Client
 from synvirt.model.plan import MigrationPlan
 
@@ -30,7 +30,7 @@ AT_ONCE = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.memory", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.service.memory", description=__doc__)
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--calls", type=int, default=CALLS)
     options = parser.parse_args()
