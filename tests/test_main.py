@@ -1,20 +1,30 @@
 """How the settings become the house."""
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 import synvirt
+from synvirt.backups.model import BackupRun, Status
 from synvirt.cage.scratch import scratch_folder
 from synvirt.errors import Conflict, DiskWriteFailed
 from synvirt.main.destinations import make_destinations
 from synvirt.main.running import service
-from synvirt.settings import DirectorySetting, Settings, ZfsSetting
+from synvirt.migrations.removing import retained
+from synvirt.model.kinds import State
+from synvirt.model.values import now
+from synvirt.settings import DirectorySetting, Settings, ZfsSetting, prepare_data_dir
+from synvirt.store import Store
+from tests.jobs.migrations import migration
+from tests.running.processes import until
 
 
 def test_the_settings_destinations_are_the_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,3 +94,33 @@ def test_a_start_removes_the_temporary_folders_of_killed_processes(tmp_path: Pat
     (tmp_path / "tmp/synvirt-v2v-ab12_d9z.held/in").mkdir(parents=True)
     with scratch_folder("look") as used, service(Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0"), announce=print):
         assert [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("synvirt-")] == [used]
+
+
+def test_what_ended_long_ago_goes_by_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synvirt.doctor.Checkup.begin", lambda self: None)
+    settings = Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0", keep_ended_days=30)
+    prepare_data_dir(settings)
+    store, host, stay = Store(settings.store_url), settings.host_id, set()
+    for days in (40, 20):
+        ended = now() - timedelta(days=days)
+        job = migration(state=State.CANCELLED, created_at=ended, finished_at=ended)
+        run = BackupRun(id=uuid4(), status=Status.COMPLETED, created_at=ended, finished_at=ended)
+        store.add(job, host=host)
+        store.backups.put("run", run.id, run, host=host, state=str(run.status))
+        stay = {str(job.id), str(run.id)}
+
+    def there() -> set[str]:
+        documents = (*store.documents(limit=9)[0], *store.backups.all("run", host=host))
+        return {json.loads(one)["id"] for one in documents}
+
+    assert len(there()) == 4
+    with service(settings, announce=print):
+        until(lambda: there() == stay)
+    store.close()
+
+
+def test_without_the_setting_nothing_goes() -> None:
+    asked: list[float] = []
+    with retained(asked.append, 0):
+        pass
+    assert asked == []

@@ -14,8 +14,9 @@ failed or cancelled run made is undone, by the ledger. A restore that has starte
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 import structlog
@@ -46,6 +47,8 @@ RUNS_AT_ONCE = 2
 RESUMED_MAX = 5
 # Seconds between two checks whether a thread has ended.
 LOOK_EVERY_S = 0.05
+# Runs that are read at once when old ones are removed.
+PAGE = 500
 
 _log = structlog.get_logger("synvirt.backups")
 
@@ -201,6 +204,16 @@ class Runs:
                 del self._begun[run_id]
                 self._end(run, Cancelled())
             return self.get(run_id)
+
+    def ended_before(self, moment: datetime) -> Iterator[BackupRun]:
+        """The runs of this host that ended before that, oldest first, a page at a time: there may be tens of thousands."""
+        number = 0
+        while rows := self._rows.runs_from(number, host=self._host, states=_ENDED, limit=PAGE):
+            number = rows[-1][0]
+            found = readable(BackupRun, (document for _, document in rows))
+            yield from (run for run in found if run.finished_at is not None and run.finished_at < moment)
+            if found and found[-1].created_at >= moment:  # the later ones began after it
+                return
 
     def remove(self, run_id: UUID) -> None:
         """Removes the record of an ended run."""

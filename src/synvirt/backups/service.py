@@ -8,10 +8,11 @@
 A point is registered after its manifest exists; points of an existing repository are registered when it is added.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 from uuid import UUID, uuid4
@@ -311,6 +312,15 @@ class Backups:
             if any(job.last_run_id == run_id for job in self._jobs.all()):
                 raise BackupConflict(f"run {run_id} is the last one of its job", hint="run the job again, or remove the job")
             self.runs.remove(run_id)
+
+    def remove_older_runs(self, days: float) -> None:
+        """Removes the runs of this host that ended this many days ago, but the last one of each job. Never raises."""
+        try:
+            for run in self.runs.ended_before(now() - timedelta(days=days)):
+                with contextlib.suppress(BackupConflict, BackupNotFound):
+                    self.remove_run(run.id)
+        except SynvirtError as error:
+            _log.warning("old runs cannot be removed now", cause=error.detail)
 
     def run_due(self, moment: datetime) -> list[BackupRun]:
         """Runs the jobs whose time has come. A run is written together with the note that its time is done: so none runs

@@ -26,6 +26,7 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
     from synvirt.backups.working import Working
     from synvirt.jobs.inspecting.points import CagedPoints
     from synvirt.kvm.connection import Connection
+    from synvirt.migrations.removing import retained
     from synvirt.proof.signing import HostKey
 
     # Its own connection, opened by the first run. The embedded driver is opened only once in a process, and shared.
@@ -73,4 +74,6 @@ def make_backups(stack: ExitStack, settings: "Settings", store: "Store", rooms: 
             exports=rooms.exports,
         ),
     )
-    return stack.enter_context(running(backups))
+    stack.enter_context(running(backups))
+    stack.enter_context(retained(backups.remove_older_runs, settings.keep_ended_days))
+    return backups

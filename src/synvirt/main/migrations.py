@@ -126,7 +126,7 @@ def make_removal(stack: ExitStack, rooms: "Rooms", settings: "Settings") -> "Rem
             rooms.receipts.forget_hashes(job.id)
 
     removal = Removal(rooms.store, here=settings.host_id, destroy=destroy, forget=forget)
-    stack.enter_context(retained(removal, settings.keep_ended_days))
+    stack.enter_context(retained(removal.remove_older, settings.keep_ended_days))
     stack.enter_context(expiring(rooms.store.audit, settings.audit_keep_days))
     return removal
 

@@ -101,12 +101,12 @@ class Removal:
 
 
 @contextmanager
-def retained(removal: Removal, days: float) -> Iterator[None]:
-    """Removes old jobs while the block runs. 0 days: none."""
+def retained(remove_older: Callable[[float], None], days: float) -> Iterator[None]:
+    """Calls `remove_older(days)` again and again while the block runs. 0 days: never."""
     if not days:
         yield
         return
-    with repeated(lambda: removal.remove_older(days), name="retention", every_s=LOOK_EVERY_S, ends_within_s=1.0):
+    with repeated(lambda: remove_older(days), name="retention", every_s=LOOK_EVERY_S, ends_within_s=1.0):
         yield
 
 

@@ -184,7 +184,8 @@ class Settings(Received):
     upload_cap_bytes: Annotated[int, Field(gt=0)] = 20 * GIB
     # An upload that no job reads is removed after this long.
     upload_expires_days: Annotated[float, Field(gt=0, le=3650)] = 7
-    # Ended migrations are removed after this many days, except failed ones that kept their volumes. 0: never.
+    # Ended migrations and backup runs are removed after this many days, except failed migrations that kept their volumes, and
+    # the last run of each backup job. 0: never.
     keep_ended_days: Annotated[float, Field(ge=0, le=36500)] = 0
     # Entries of the audit trail are removed after this many days. 0: never.
     audit_keep_days: Annotated[float, Field(ge=0, le=36500)] = 730

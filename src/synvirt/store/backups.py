@@ -116,6 +116,13 @@ class BackupRows:
             rows = db.execute(query.order_by(backups.c.number.desc()).limit(limit + 1)).all()
         return [row.document for row in rows[:limit]], rows[limit - 1].number if len(rows) > limit else None
 
+    def runs_from(self, number: int, *, host: str, states: tuple[str, ...], limit: int) -> list[tuple[int, str]]:
+        """The runs in one of `states` after row `number`, oldest first, each with its row's number."""
+        chosen = (backups.c.host == host, backups.c.kind == "run", is_known(backups.c.version), backups.c.state.in_(states))
+        query = select(backups.c.number, backups.c.document).where(*chosen, backups.c.number > number)
+        with self._reading() as db:
+            return [(row.number, row.document) for row in db.execute(query.order_by(backups.c.number).limit(limit))]
+
     def all(self, kind: Kind, *, host: str, states: tuple[str, ...] | None = None) -> list[str]:
         """All documents of a kind, oldest first."""
         chosen = (backups.c.host == host, backups.c.kind == kind, is_known(backups.c.version))
