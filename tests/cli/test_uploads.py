@@ -250,6 +250,36 @@ def test_a_service_that_dies_is_reported(tmp_path: Path, run: Run, file: Path) -
     assert "no service answers at" in done.stderr
 
 
+def test_an_upload_that_breaks_off_says_how_far_it_came(tmp_path: Path, run: Run, file: Path) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "synvirt.sock"))
+    listener.listen()
+
+    def die() -> None:
+        """After it said how large an upload may be, and took a part of one."""
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                asked = connection.recv(1000)
+                if asked.startswith(b"GET"):
+                    connection.sendall(answer)
+                taken = 0
+                while asked.startswith(b"POST") and taken < MIB + 1000:
+                    taken += len(connection.recv(MIB))
+                if taken:
+                    return
+
+    thread = threading.Thread(target=die)
+    thread.start()
+    done = run("uploads", "add", file)
+    thread.join(10)
+    listener.close()
+    assert done.exit_code == 1
+    assert re.search(r"broke off after [1-3]\.0 MiB of 3\.0 MiB: ", done.stderr), done.stderr
+    assert "send the file again" in done.stderr
+
+
 def test_lines_come_at_each_tenth_and_each_ten_seconds() -> None:
     printed: list[str] = []
     now = [0.0]

@@ -7,6 +7,7 @@ settings.listen (HTTPS, Basic)              ────────────
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import signal
 import threading
@@ -107,6 +108,7 @@ class Server:
                 signal.signal(number, handler)
 
     async def _run(self, on_ready: Callable[[], None]) -> None:
+        logging.getLogger("uvicorn.error").addFilter(_is_not_cut)
         tasks = [asyncio.create_task(server.serve(sockets=[sock])) for server, sock in self._servers]
         watcher = asyncio.create_task(self._watch(on_ready))
         try:
@@ -147,6 +149,11 @@ class Server:
 def serve(app: FastAPI, settings: Settings, *, on_ready: Callable[[], None] = lambda: None) -> None:
     """Serves the app until a signal. `on_ready`: called once both sockets listen."""
     Server(app, settings).run(on_ready=on_ready)
+
+
+def _is_not_cut(record: logging.LogRecord) -> bool:
+    """A request that the service's end has cut is no mistake. uvicorn says how many were."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Quiet(uvicorn.Server):

@@ -32,6 +32,7 @@ from synvirt.errors import (
 )
 from synvirt.model.job import Migration
 from synvirt.model.plan import MigrationPlan
+from synvirt.sizes import sized
 
 # A submitted plan's file is read: a few seconds on a slow share.
 ANSWER_TIMEOUT_S = 60.0
@@ -187,14 +188,26 @@ class Client(AbstractContextManager["Client"]):
         """Sends a file; returns the service's answer, an Upload. The file's SHA-256 is calculated during sending and sent after
         it, so the service checks what arrived; if `sha256` is given, it is checked instead. `on_sent` gets bytes sent and in
         all. UploadRejected, before a byte is sent, if the file is too large there."""
-        body = Sending(path, sha256, on_sent)
+        so_far = 0
+
+        def sent(bytes_sent: int, bytes_total: int) -> None:
+            nonlocal so_far
+            so_far = bytes_sent
+            on_sent(bytes_sent, bytes_total)
+
+        body = Sending(path, sha256, sent)
         timeout = httpx.Timeout(UPLOAD_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
             with body:
                 self._refuse_upload(body.size_bytes)
                 response = self._http.post(_under("/uploads"), content=iter(body), headers=body.headers, timeout=timeout)
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+            if not 0 < so_far < body.size_bytes:  # a whole file may have arrived
+                raise self._unreachable(error) from error
+            raise ServiceUnreachable(
+                f"the upload to {self._where} broke off after {sized(so_far)} of {sized(body.size_bytes)}: {_cause(error)}",
+                hint="nothing of it stays there: send the file again",
+            ) from error
         return self._answer(response)
 
     def _refuse_upload(self, size_bytes: int) -> None:
@@ -289,13 +302,17 @@ class Client(AbstractContextManager["Client"]):
                 raise ServiceUnreachable(f"no service answers at {self._where}: {cause}", hint=self._hint) from error
 
     def _unreachable(self, error: httpx.HTTPError) -> SynvirtError:
-        cause = str(error) or type(error).__name__
+        cause = _cause(error)
         if "CERTIFICATE_VERIFY_FAILED" in cause:
             return ServiceUnreachable(
                 f"the certificate of {self._where} is not trusted: {cause}",
                 hint="name the service's {data_dir}/keyring/tls.crt with --cacert, or --insecure if you must",
             )
         return ServiceUnreachable(f"no service answers at {self._where}: {cause}", hint=self._hint)
+
+
+def _cause(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__
 
 
 def _prefix(base_url: str) -> str:

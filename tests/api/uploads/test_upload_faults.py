@@ -1,5 +1,6 @@
 """Uploads when something fails: callers that go away, slow and full disks, a service that crashes."""
 
+import asyncio
 import os
 import re
 import socket
@@ -15,7 +16,9 @@ from uuid import uuid4
 import httpx
 import pytest
 from sqlalchemy import text
+from starlette.requests import Request
 
+from synvirt.api.routes.uploads import received
 from synvirt.migrations.uploads import Incoming, Uploads
 from tests.api.test_problems import assert_problem
 from tests.api.uploads.sending import (
@@ -75,11 +78,49 @@ def test_a_caller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
     service.close()
 
 
-def test_a_service_that_ends_leaves_nothing(tmp_path: Path) -> None:
+def test_a_service_that_ends_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     service = Service(tmp_path)
     with service.served():
         sock = begun(service)
     sock.close()
+    assert_nothing(service)
+    service.close()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [], "its end is no mistake"
+
+
+def test_an_end_while_all_threads_are_busy_leaves_nothing(tmp_path: Path) -> None:
+    """uvicorn cancels the request, and then the event loop's end does."""
+    service = Service(tmp_path)
+    busy = threading.Event()
+
+    async def request() -> None:
+        came = [{"type": "http.request", "body": part(FILE, b"x" * MIB)[:-2], "more_body": True}]
+        waits = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if came:
+                return came.pop()
+            waits.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        headers = [(b"content-length", b"5000000"), (b"content-type", FORM["Content-Type"].encode())]
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        loop.run_in_executor(None, busy.wait)
+        asked = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+        task = asyncio.create_task(received(asked, service.uploads, 60.0))
+        await waits.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        assert left(service) != []
+        busy.set()
+
+    try:
+        asyncio.run(request())
+    finally:
+        busy.set()
     assert_nothing(service)
     service.close()
 

@@ -161,8 +161,9 @@ async def received(request: Request, uploads: Uploads, idle_s: float, *, blank_s
     except TimeoutError as error:
         raise BadRequest(f"nothing came for {idle_s:.0f} s: the upload was aborted", hint="send the file again") from error
     finally:
-        # In the event loop's own threads: at its end, which also cancels this, it waits for them.
-        await asyncio.to_thread(form.discard)
+        # In the event loop's own threads: at its end it waits for them. It also cancels this, maybe twice, and a thread's work
+        # that has not begun would be cancelled with it.
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, form.discard))
 
 
 class Parting(Response):
