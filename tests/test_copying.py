@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from synvirt import copying
 from synvirt.blocks import DiskReader, Extent
 from synvirt.buffers import new_buffer
-from synvirt.copying import Copied, copy, default_threads, zero_runs
+from synvirt.copying import Copied, copy, default_threads
 from synvirt.errors import Cancelled, DiskReadFailed, DiskWriteFailed, Internal, SynvirtError
 from tests.fakes.disks import (
     BLOCK_BYTES,
@@ -434,27 +434,6 @@ def test_an_empty_disk_is_copied() -> None:
 @pytest.mark.parametrize(("cores", "threads"), [(1, 2), (2, 2), (16, 16), (256, 64)])
 def test_threads_follow_the_cores(cores: int, threads: int) -> None:
     assert default_threads(cores) == threads
-
-
-@given(
-    pieces=st.lists(st.tuples(st.booleans(), st.integers(1, 200_000)), min_size=1, max_size=6), offset=st.integers(0, 1 << 18)
-)
-@settings(deadline=None)
-def test_zero_runs_alternate_and_are_zero(pieces: list[tuple[bool, int]], offset: int) -> None:
-    content = b"".join((b"\0" if zero else b"x") * length for zero, length in pieces)
-    buffer = memoryview(content + b"\0" * 100_000)  # what lies behind the request must not matter
-    at, last = 0, None
-    for start, end, zero in zero_runs(buffer, offset, len(content)):
-        assert start == at < end
-        assert zero is not last
-        assert not zero or content.count(0, start, end) == end - start
-        assert end == len(content) or (offset + end) % copying.ZERO_RUN_BYTES == 0
-        at, last = end, zero
-    assert at == len(content)
-    for block in range(-offset % copying.ZERO_RUN_BYTES, len(content) - copying.ZERO_RUN_BYTES, copying.ZERO_RUN_BYTES):
-        if not any(content[block : block + copying.ZERO_RUN_BYTES]):
-            runs = list(zero_runs(buffer, offset, len(content)))
-            assert any(start <= block < end and zero for start, end, zero in runs), "a zero block was not found"
 
 
 def test_no_deadlock_when_everything_fails_at_once() -> None:

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.backups import runs, service
 from synvirt.backups.model import (
     ENDS,
     BackupJob,
@@ -22,18 +21,15 @@ from synvirt.backups.model import (
     Status,
 )
 from synvirt.backups.retention import Retention
-from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, PersistFailed, RepositoryUnreachable, SynvirtError
-from synvirt.jobs import process, runner
+from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
+from synvirt.jobs import process
 from synvirt.model.values import now
 from synvirt.repository import garbage, packs, verify
-from synvirt.repository.folder import HostFolder
 from synvirt.repository.keys import CHUNK_BYTES
 from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.store import Store
-from synvirt.store.backups import Row
 from tests.drawn import drawn
 from tests.fakes.backups import FakeGuests, backups_of, ended
-from tests.running.processes import until
 
 
 class House:
@@ -198,92 +194,6 @@ def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
         house.backups.runs.cancel(run.id)
     house.guests.gate = lambda: None
     assert house.run(job).status == "completed"
-
-
-def test_a_run_that_the_services_end_cut_off_goes_on(house: House) -> None:
-    house.image("web", disk_content())
-    opened, stops = threading.Event(), house.backups.runs._stops
-
-    def held() -> None:
-        opened.set()
-        until(lambda: all(stop.is_set() for stop in stops.values()))  # the service ends
-
-    house.guests.gate = held
-    job = house.job("web")
-    run = house.backups.run_job(job.id)
-    assert opened.wait(60)
-    house.close()
-    again = House(house.folder)
-    found = again.ended(run)
-    assert (found.status, found.error, len(found.restore_point_ids)) == ("completed", None, 1)
-    assert again.run(job).status == "completed"
-    again.close()
-
-
-def test_a_run_that_a_lost_lease_cut_off_stops_at_once_and_goes_on_once_the_lease_is_held(house: House) -> None:
-    house.image("web", disk_content())
-    opened, freed, stops = threading.Event(), threading.Event(), house.backups.runs._stops
-
-    def held() -> None:
-        opened.set()
-        until(lambda: all(stop.is_set() for stop in stops.values()))
-        freed.set()
-
-    house.guests.gate = held
-    job = house.job("web")
-    other = house.job("web", repository=job.repository_id)
-    run = house.backups.run_job(job.id)
-    assert opened.wait(60)
-    house.backups.pause()
-    assert freed.is_set()
-    left = house.backups.runs.get(run.id)
-    assert left.status not in ENDS
-    with pytest.raises(BackupConflict, match="lost its lease"):
-        house.backups.run_job(other.id)
-    house.guests.gate = lambda: None
-    house.backups.resume()
-    found = house.ended(run)
-    assert (found.status, found.error, found.resumed_count) == ("completed", None, 0)
-    assert house.run(other).status == "completed"
-
-
-def test_one_that_waits_for_its_turn_is_cut_off_too_and_is_not_cancelled(house: House) -> None:
-    stops = house.backups.runs._stops
-    house.image("web", disk_content())
-    repository = house.repository()
-    house.guests.gate = lambda: until(lambda: all(stop.is_set() for stop in list(stops.values())))
-    begun = [house.backups.run_job(house.job("web", repository=repository).id) for _ in range(4)]
-    until(lambda: sum(house.backups.runs.get(run.id).status != "queued" for run in begun) == 2)
-    house.backups.pause()
-    assert [house.backups.runs.get(run.id).status for run in begun].count(Status.QUEUED) == 2
-    house.guests.gate = lambda: None
-    house.backups.resume()
-    assert [(house.ended(run).status, house.ended(run).resumed_count) for run in begun] == [("completed", 0)] * 4
-
-
-def test_a_thread_that_outlives_a_lost_lease_is_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads of one run would both write its disks."""
-    monkeypatch.setattr(runner, "END_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(service, "RESUME_EVERY_S", 0.05)
-    house.image("web", disk_content())
-    opened, go, entered = threading.Event(), threading.Event(), list[int]()
-
-    def held() -> None:
-        entered.append(1)
-        opened.set()
-        go.wait(100)
-
-    house.guests.gate = held
-    run = house.backups.run_job(house.job("web").id)
-    assert opened.wait(60)
-    house.backups.pause()
-    house.backups.resume()
-    house.backups.pause()
-    house.backups.resume()
-    assert len(entered) == 1
-    go.set()
-    assert house.ended(run).status == "completed"
-    assert len(entered) == 2
 
 
 def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None:
@@ -489,57 +399,3 @@ def test_damage_of_any_extent_is_found_by_worker_and_service(house: House, monke
     packs_count, points_count = len(repository.pack_sizes()), len(points)
     assert (report.more_damaged_packs, report.more_damaged_points) == (packs_count - 2, points_count - 2)
     assert report.more_wrongs == packs_count + points_count - 2
-
-
-def test_a_repository_that_hangs_keeps_nothing_else_from_going_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An NFS server that was away stopped the runs to all other repositories, and the answers about them."""
-    house.image("web", disk_content())
-    (point,) = house.run(job := house.job("web")).restore_point_ids
-    (house.folder / "other").mkdir()
-    request = BackupRepositoryRequest(name="other", kind="local", path=str(house.folder / "other"))
-    other = house.backups.add_repository(request).id
-    hangs, back, check = threading.Event(), threading.Event(), HostFolder.check
-
-    def checked(self: HostFolder) -> None:
-        if self._path.name == "repository":
-            hangs.set()
-            assert back.wait(60)
-        check(self)
-
-    monkeypatch.setattr(HostFolder, "check", checked)
-    removes = threading.Thread(target=house.backups.remove_point, args=(point,))
-    removes.start()
-    assert hangs.wait(60)
-    assert house.run(house.job("web", repository=other)).status == "completed"
-    for refused in (lambda: house.backups.verify(point), lambda: house.backups.remove_point(point)):
-        with pytest.raises((BackupNotFound, BackupConflict), match="being removed"):
-            refused()
-    back.set()
-    removes.join(60)
-    assert point not in house.backups.repositories.opened(job.repository_id).point_ids()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_run_whose_end_cannot_be_stored_ends_when_the_store_is_back(
-    house: House, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    """Its job never ran again before the next start of the service."""
-    monkeypatch.setattr(runs, "STORE_PAUSE_S", 0.01)
-    house.image("web", disk_content())
-    job, rows = house.job("web"), house.store.backups
-    if fails:
-        (house.folder / "images" / "web").unlink()
-    put_all, refused = rows.put_all, list[str]()
-
-    def full(written: list[Row], **more: Any) -> None:
-        if len(refused) < 3 and any(row.kind == "run" and row.state in ENDS for row in written):
-            refused.append("the run's end")
-            raise PersistFailed("the store failed: database or disk is full")
-        put_all(written, **more)
-
-    monkeypatch.setattr(rows, "put_all", full)
-    run = house.run(job)
-    assert len(refused) == 3
-    assert (run.status, len(run.restore_point_ids)) == (("failed", 0) if fails else ("completed", 1))
-    house.image("web", disk_content())
-    assert house.run(job).status == "completed"

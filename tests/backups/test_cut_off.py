@@ -1,0 +1,160 @@
+"""Runs that are cut off, by the service's end or a lost lease, or that wait: for a repository, or for the store."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from synvirt.backups import runs, service
+from synvirt.backups.model import (
+    ENDS,
+    BackupRepositoryRequest,
+    Status,
+)
+from synvirt.errors import BackupConflict, BackupNotFound, PersistFailed
+from synvirt.jobs import runner
+from synvirt.repository.folder import HostFolder
+from synvirt.store.backups import Row
+from tests.backups.test_service import House, disk_content
+from tests.backups.test_service import house as house
+from tests.running.processes import until
+
+
+def test_a_run_that_the_services_end_cut_off_goes_on(house: House) -> None:
+    house.image("web", disk_content())
+    opened, stops = threading.Event(), house.backups.runs._stops
+
+    def held() -> None:
+        opened.set()
+        until(lambda: all(stop.is_set() for stop in stops.values()))  # the service ends
+
+    house.guests.gate = held
+    job = house.job("web")
+    run = house.backups.run_job(job.id)
+    assert opened.wait(60)
+    house.close()
+    again = House(house.folder)
+    found = again.ended(run)
+    assert (found.status, found.error, len(found.restore_point_ids)) == ("completed", None, 1)
+    assert again.run(job).status == "completed"
+    again.close()
+
+
+def test_a_run_that_a_lost_lease_cut_off_stops_at_once_and_goes_on_once_the_lease_is_held(house: House) -> None:
+    house.image("web", disk_content())
+    opened, freed, stops = threading.Event(), threading.Event(), house.backups.runs._stops
+
+    def held() -> None:
+        opened.set()
+        until(lambda: all(stop.is_set() for stop in stops.values()))
+        freed.set()
+
+    house.guests.gate = held
+    job = house.job("web")
+    other = house.job("web", repository=job.repository_id)
+    run = house.backups.run_job(job.id)
+    assert opened.wait(60)
+    house.backups.pause()
+    assert freed.is_set()
+    left = house.backups.runs.get(run.id)
+    assert left.status not in ENDS
+    with pytest.raises(BackupConflict, match="lost its lease"):
+        house.backups.run_job(other.id)
+    house.guests.gate = lambda: None
+    house.backups.resume()
+    found = house.ended(run)
+    assert (found.status, found.error, found.resumed_count) == ("completed", None, 0)
+    assert house.run(other).status == "completed"
+
+
+def test_one_that_waits_for_its_turn_is_cut_off_too_and_is_not_cancelled(house: House) -> None:
+    stops = house.backups.runs._stops
+    house.image("web", disk_content())
+    repository = house.repository()
+    house.guests.gate = lambda: until(lambda: all(stop.is_set() for stop in list(stops.values())))
+    begun = [house.backups.run_job(house.job("web", repository=repository).id) for _ in range(4)]
+    until(lambda: sum(house.backups.runs.get(run.id).status != "queued" for run in begun) == 2)
+    house.backups.pause()
+    assert [house.backups.runs.get(run.id).status for run in begun].count(Status.QUEUED) == 2
+    house.guests.gate = lambda: None
+    house.backups.resume()
+    assert [(house.ended(run).status, house.ended(run).resumed_count) for run in begun] == [("completed", 0)] * 4
+
+
+def test_a_thread_that_outlives_a_lost_lease_is_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of one run would both write its disks."""
+    monkeypatch.setattr(runner, "END_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(service, "RESUME_EVERY_S", 0.05)
+    house.image("web", disk_content())
+    opened, go, entered = threading.Event(), threading.Event(), list[int]()
+
+    def held() -> None:
+        entered.append(1)
+        opened.set()
+        go.wait(100)
+
+    house.guests.gate = held
+    run = house.backups.run_job(house.job("web").id)
+    assert opened.wait(60)
+    house.backups.pause()
+    house.backups.resume()
+    house.backups.pause()
+    house.backups.resume()
+    assert len(entered) == 1
+    go.set()
+    assert house.ended(run).status == "completed"
+    assert len(entered) == 2
+
+
+def test_a_repository_that_hangs_keeps_nothing_else_from_going_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS server that was away stopped the runs to all other repositories, and the answers about them."""
+    house.image("web", disk_content())
+    (point,) = house.run(job := house.job("web")).restore_point_ids
+    (house.folder / "other").mkdir()
+    request = BackupRepositoryRequest(name="other", kind="local", path=str(house.folder / "other"))
+    other = house.backups.add_repository(request).id
+    hangs, back, check = threading.Event(), threading.Event(), HostFolder.check
+
+    def checked(self: HostFolder) -> None:
+        if self._path.name == "repository":
+            hangs.set()
+            assert back.wait(60)
+        check(self)
+
+    monkeypatch.setattr(HostFolder, "check", checked)
+    removes = threading.Thread(target=house.backups.remove_point, args=(point,))
+    removes.start()
+    assert hangs.wait(60)
+    assert house.run(house.job("web", repository=other)).status == "completed"
+    for refused in (lambda: house.backups.verify(point), lambda: house.backups.remove_point(point)):
+        with pytest.raises((BackupNotFound, BackupConflict), match="being removed"):
+            refused()
+    back.set()
+    removes.join(60)
+    assert point not in house.backups.repositories.opened(job.repository_id).point_ids()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_whose_end_cannot_be_stored_ends_when_the_store_is_back(
+    house: House, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Its job never ran again before the next start of the service."""
+    monkeypatch.setattr(runs, "STORE_PAUSE_S", 0.01)
+    house.image("web", disk_content())
+    job, rows = house.job("web"), house.store.backups
+    if fails:
+        (house.folder / "images" / "web").unlink()
+    put_all, refused = rows.put_all, list[str]()
+
+    def full(written: list[Row], **more: Any) -> None:
+        if len(refused) < 3 and any(row.kind == "run" and row.state in ENDS for row in written):
+            refused.append("the run's end")
+            raise PersistFailed("the store failed: database or disk is full")
+        put_all(written, **more)
+
+    monkeypatch.setattr(rows, "put_all", full)
+    run = house.run(job)
+    assert len(refused) == 3
+    assert (run.status, len(run.restore_point_ids)) == (("failed", 0) if fails else ("completed", 1))
+    house.image("web", disk_content())
+    assert house.run(job).status == "completed"
