@@ -84,8 +84,7 @@ class Share:
         file = self._files.get(path)
         if file is None:
             if len(self._files) >= OPEN_MAX:
-                _, oldest = self._files.popitem()
-                self._close(self._context, oldest)
+                self._close(self._context, self._files.pop(next(iter(self._files))))  # the oldest
             file = self._open(self._context, self._root + _quoted(path), os.O_RDONLY, 0)
             if not file:
                 raise OSError(ctypes.get_errno(), "open")

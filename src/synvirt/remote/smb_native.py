@@ -100,7 +100,8 @@ class _Lane:
             self._process.stdin.write(content)
             self._process.stdin.flush()
         except OSError as error:
-            self._process.wait(5)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
             raise _Gone(f"it ended: {cause_of(error)}") from error
 
     def _answer(self, within_s: float) -> tuple[int, int]:
