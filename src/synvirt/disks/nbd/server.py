@@ -311,7 +311,7 @@ class _Connection:
         self._answer(cookie, _CHUNK_DATA, content, offset)
 
     def _tell_status(self, cookie: int, offset: int, length: int, *, one: bool) -> None:
-        status = struct.pack(">I", ALLOCATION_ID)
+        status = bytearray(struct.pack(">I", ALLOCATION_ID))
         for number, extent in enumerate(_between(self._reader, offset, offset + length)):
             if number and (one or number >= EXTENTS_MAX):
                 break
