@@ -74,10 +74,10 @@ def head_of(file: FileRange, root: Root) -> bytes:
     return bytes(content)
 
 
-def whole_file(path: Path, root: Root, name: str = "") -> FileRange:
+def whole_file(path: Path, root: Root) -> FileRange:
     """NotFound, HostPathRejected. `path` is absolute, or relative to `root`."""
     with closing(open_file(root, str(path))) as reader:
-        return FileRange(name or path.name, path, 0, reader.size)
+        return FileRange(path.name, path, 0, reader.size)
 
 
 class Folder:

@@ -15,7 +15,6 @@ that changes while it is read is an error, never a mixture.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from synvirt.errors import SynvirtError
 from synvirt.records import Record, field, record
 
 if TYPE_CHECKING:  # a copy of a local disk connects to no host, and does not load these modules
@@ -98,10 +97,6 @@ class Place(Protocol):
 
     def close(self) -> None:
         """Closes the place. Requests of other threads end too."""
-
-
-def unexpected(error: SynvirtError | Interrupted) -> str:
-    return error.cause if isinstance(error, Interrupted) else error.detail
 
 
 __all__ = ["Interrupted", "Place", "Remote", "RemoteFile"]

@@ -215,7 +215,7 @@ class Pieces:
 
     # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _scheduled(self, start: int, end: int, *, at_least: int = PIECE_MIN_BYTES) -> list[_Piece]:
+    def _scheduled(self, start: int, end: int) -> list[_Piece]:
         """The pieces that cover the range. It starts to fetch missing ones."""
         found, at = [], start
         while at < end:
@@ -227,7 +227,7 @@ class Pieces:
                 continue
             if piece is None or piece.end <= at:
                 following = self._starts[number + 1] if number + 1 < len(self._starts) else self.file.size
-                length = min(max(end - at, at_least), PIECE_MAX_BYTES, following - at, self.file.size - at)
+                length = min(max(end - at, PIECE_MIN_BYTES), PIECE_MAX_BYTES, following - at, self.file.size - at)
                 piece = self._fetched(at, length)
             found.append(piece)
             at = piece.end

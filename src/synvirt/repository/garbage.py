@@ -110,8 +110,6 @@ def collect(
     repository: Repository,
     *,
     now: float,
-    grace_s: float = GRACE_S,
-    young_s: float = YOUNG_S,
     dry_run: bool = False,
     bandwidth_bps: int | None = None,
     before: Sweep | None = None,
@@ -138,10 +136,10 @@ def collect(
             bucket.take(count, stop)
 
     seen = _look(repository, now, on_looked, about_to_read)
-    due = {name for one in lists if now - one.at >= grace_s for name in one.packs}
-    waiting = {name for one in lists if now - one.at < grace_s for name in one.packs}
+    due = {name for one in lists if now - one.at >= GRACE_S for name in one.packs}
+    waiting = {name for one in lists if now - one.at < GRACE_S for name in one.packs}
     listed = waiting | due
-    old = [name for name, age in seen.ages.items() if age >= young_s and name not in listed]
+    old = [name for name, age in seen.ages.items() if age >= YOUNG_S and name not in listed]
     dead = sorted(name for name in due if name in seen.sizes and name not in seen.live)
     sparse = sorted(name for name in old if 0 < seen.live_bytes.get(name, 0) < seen.sizes[name] // 2)
     unneeded = sorted(name for name in old if name not in seen.live)
@@ -158,10 +156,10 @@ def collect(
             sweeping.do(part)
         for one in lists:
             # A damaged pack that is still needed stays condemned, so that no run relies on it again.
-            if now - one.at >= grace_s and not any(name in seen.live for name in one.packs):
+            if now - one.at >= GRACE_S and not any(name in seen.live for name in one.packs):
                 folder.delete(one.name)
         for entry in folder.entries(UNFINISHED):
-            if now - entry.modified_at >= young_s:
+            if now - entry.modified_at >= YOUNG_S:
                 folder.delete(f"{UNFINISHED}/{entry.name}")
         repository.refresh()
     return sweep.collected()

@@ -113,15 +113,9 @@ class PointLooked(Looked):
     wrong: str | None = None
 
 
-def verify_repository(
-    repository: Repository,
-    stop: Stop = lambda: False,
-    on_progress: OnProgress = lambda total, done: None,
-    *,
-    threads: int | None = None,
-) -> Report:
-    """Reads all of the repository once. `on_progress` is called from several threads. Cancelled, once `stop()`."""
-    return judged(repository, look_at_packs(repository, stop, on_progress, threads=threads), stop)
+def verify_repository(repository: Repository, *, threads: int | None = None) -> Report:
+    """Reads all of the repository once."""
+    return judged(repository, look_at_packs(repository, threads=threads))
 
 
 def judged(

@@ -163,7 +163,6 @@ class BlockHashes:
         volume: DiskReader,
         *,
         within_s: float | None = None,
-        threads: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Reads back the unknown blocks, as many as time permits. DiskReadFailed; stops early where `stop()` is true."""
@@ -179,7 +178,7 @@ class BlockHashes:
             volume.read_into(block * BLOCK_BYTES, view)
             return block, digest_of(view)
 
-        with ThreadPoolExecutor(max(1, min(threads or default_threads(), volume.max_readers))) as pool:
+        with ThreadPoolExecutor(max(1, min(default_threads(), volume.max_readers))) as pool:
             for blocks in self._unknown():
                 for found in pool.map(looked_at, blocks):
                     with self._trying() as file:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from synvirt.blocks import DiskReader, Extent, coalesced
 from synvirt.copying import default_threads
-from synvirt.disks.checking.looking import PIECE_BYTES, Tally, first_found
+from synvirt.disks.checking.looking import PIECE_BYTES, first_found
 from synvirt.disks.memory import equal, is_zero
 
 # qemu-img gives the first sector that differs, not the byte.
@@ -34,13 +34,11 @@ def first_difference(
     *,
     threads: int | None = None,
     stop: Callable[[], bool] = lambda: False,
-    on_progress: Callable[[int], None] = lambda bytes_done: None,
 ) -> int | None:
     """The offset of the first sector of 512 bytes in which the disks differ, None where they have the same content.
 
-    `on_progress` gets how many bytes of the disks were compared. DiskReadFailed; Cancelled, once `stop()` is true.
+    DiskReadFailed; Cancelled, once `stop()` is true.
     """
-    done = Tally()
 
     def look(piece: Piece, buffer: memoryview, other: memoryview) -> int | None:
         one, two = buffer[: piece.length], other[: piece.length]
@@ -50,7 +48,6 @@ def first_difference(
             second.read_into(piece.start, two)
         both = piece.first and piece.second
         differs = _first_differing(one, two) if both else _first_non_zero(one if piece.first else two)
-        done.add(piece.length)
         return None if differs is None else piece.start + differs
 
     at_once = min(first.max_readers, second.max_readers)
@@ -59,7 +56,6 @@ def first_difference(
         look,
         threads=1 if at_once <= 1 else min(threads or default_threads(), at_once),
         stop=stop,
-        on_progress=lambda: on_progress(done.total),
     )
 
 

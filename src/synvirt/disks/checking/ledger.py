@@ -244,12 +244,12 @@ class Hashing(Over):
             self._read[start] = Row(start, stop - start, digest)
             start = stop
 
-    def ledger(self, disk: str, *, number: int = 1) -> Ledger:
+    def ledger(self, disk: str) -> Ledger:
         """The ledger of what was read, and of the zeros that needed no reading."""
         # A copy may read short zeros with their neighbours, and then all of them.
         zeros = (extent for extent in self.extents() if extent.zero and extent.start not in self._read)
         rows = [*self._read.values(), *(Row(extent.start, extent.length, None) for extent in zeros)]
-        return Ledger(disk, self.size, sorted(rows, key=lambda row: row.start), number=number, digest=self._digest)
+        return Ledger(disk, self.size, sorted(rows, key=lambda row: row.start), digest=self._digest)
 
 
 def _by_blocks(extents: Iterator[Extent]) -> Iterator[Extent]:

@@ -45,17 +45,10 @@ class Repaired:
     left: tuple[Row, ...]
 
 
-def differing_rows(
-    ledger: Ledger,
-    volume: DiskReader,
-    *,
-    threads: int | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    on_progress: Callable[[int], None] = lambda bytes_read: None,
-) -> list[Row]:
+def differing_rows(ledger: Ledger, volume: DiskReader, *, threads: int | None = None) -> list[Row]:
     """All rows that the volume does not match, ascending, with unreadable ones. DiskWriteFailed: the volume is smaller than the
-    disk. Cancelled."""
-    return differing(rows_to_read(ledger, volume), volume, threads=threads, stop=stop, on_progress=on_progress)
+    disk."""
+    return differing(rows_to_read(ledger, volume), volume, threads=threads)
 
 
 def rows_to_read(ledger: Ledger, volume: DiskReader, *, since: int = 0) -> Iterator[Row]:

@@ -49,7 +49,7 @@ class Bitmap(NamedTuple):
 
 
 def bitmaps(over: DiskReader, header: Header, name: str) -> tuple[Bitmap, ...]:
-    """The image's dirty bitmaps. None, where a writer without support for bitmaps has written the image since."""
+    """The image's dirty bitmaps; empty, where a writer without support for bitmaps has written the image since."""
     place = header.bitmaps
     if place is None or not header.autoclear & Autoclear.BITMAPS:
         return ()

@@ -24,6 +24,8 @@ from synvirt.errors import MalformedArchive
 
 _WINDOW_BYTES: Final = 64 << 10
 _WORD_BYTES: Final = 8
+# 32 MiB, which map 256 GiB in clusters of 64 KiB, as QEMU's cache does.
+_WINDOWS_MAX: Final = (32 << 20) // _WINDOW_BYTES
 
 
 class Run(NamedTuple):
@@ -39,10 +41,9 @@ class Run(NamedTuple):
 
 class WindowCache:
     """Windows; the least recently used are dropped first. One for a whole backing chain, so that a long chain needs no more
-    memory. 32 MiB map 256 GiB in clusters of 64 KiB, as QEMU's cache does."""
+    memory."""
 
-    def __init__(self, bytes_max: int = 32 << 20) -> None:
-        self._windows_max = max(1, bytes_max // _WINDOW_BYTES)
+    def __init__(self) -> None:
         self._windows: OrderedDict[tuple[int, int], Words] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -58,7 +59,7 @@ class WindowCache:
         """Keeps a window, and drops the least recently used ones."""
         with self._lock:
             self._windows[key] = window
-            if len(self._windows) > self._windows_max:
+            if len(self._windows) > _WINDOWS_MAX:
                 self._windows.popitem(last=False)
 
 
