@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -92,6 +93,19 @@ def test_a_job_has_one_receipt_however_often_it_is_made(made: tuple[Receipts, Pa
     assert before.sequence == 3
     with pytest.raises(NotFound):
         receipts.path_of(uuid4())
+
+
+@pytest.mark.parametrize("left", [0, 700, 5000])
+def test_a_damaged_receipt_is_named_where_the_next_one_follows_it(tmp_path: Path, left: int) -> None:
+    """The job after it has its guest here already: its receipt is missing, and nothing else."""
+    receipts = Receipts(tmp_path / "kept", HostKey(tmp_path / "key", "kvm1"))
+    volume = tmp_path / "volume"
+    volume.write_bytes(b"x" * 5000)
+    job = job_of(receipts, volume, UUID(int=1))
+    receipts.make(job)
+    os.truncate(receipts.path_of(job.id), left)
+    with pytest.raises(MalformedArchive, match=r"00000001-.*\.tar of this host cannot be read"):
+        receipts.make(job_of(receipts, volume, UUID(int=2)))
 
 
 def test_others_check_it_with_what_every_host_has(made: tuple[Receipts, Path, Path], tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ class Receipts:
     # ── receipts ──
 
     def make(self, job: MovedJob) -> Receipt:
-        """Makes a job's receipt once; called again, it returns the same. OSError."""
+        """Makes a job's receipt once; called again, it returns the same. OSError; MalformedArchive: the one before it is
+        damaged."""
         with self._lock:
             if (found := self._of(job.id)) is not None:
                 return self._receipt(found)
@@ -211,11 +212,17 @@ class Receipts:
         return next((self._folder / found[0] for found in self._names() if found[2] == str(job_id)), None)
 
     def _receipt(self, path: Path) -> Receipt:
+        """MalformedArchive, where the file is damaged: the next receipt cannot name it."""
         found = _NAME.fullmatch(path.name)
         assert found is not None
-        with tarfile.open(path) as tar:
-            inner = tar.extractfile(f"receipt-{found[2]}/{STATEMENT}")
-            assert inner is not None
-            content = inner.read()
-        made_at = json.loads(content)["predicate"]["made_at"]
+        try:
+            with tarfile.open(path) as tar:
+                inner = tar.extractfile(f"receipt-{found[2]}/{STATEMENT}")
+                content = inner.read() if inner is not None else b""
+            made_at = json.loads(content)["predicate"]["made_at"]
+        except (tarfile.TarError, ValueError, LookupError, TypeError) as error:
+            raise MalformedArchive(
+                f"the receipt {path.name} of this host cannot be read",
+                hint="put it back from a copy: each receipt names the one before it",
+            ) from error
         return Receipt(sequence=int(found[1]), job_id=UUID(found[2]), sha256=sha256_of(content), made_at=made_at)

@@ -97,7 +97,7 @@ async def give(job: Job) -> None:
             if job.migration.last_error is None:
                 problem = Internal(
                     f"the guest runs here; its receipt could not be made: {cause}",
-                    hint="make sure that the disk has free space",
+                    hint=error.hint if isinstance(error, SynvirtError) else "make sure that the disk has free space",
                 )
                 await job.change(last_error=job.problem(problem, fatal=False))
     await job.in_thread(receipts.forget_hashes, job.id)
