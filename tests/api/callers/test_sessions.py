@@ -1,7 +1,9 @@
 """The page's log-in: a session's cookie, what it opens, and what ends it."""
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -9,6 +11,7 @@ import httpx
 import pytest
 
 from synvirt.accounts import FileAccounts, Role, set_password
+from synvirt.api.callers import sessions
 from synvirt.api.callers.auth import Throttled
 from synvirt.api.callers.sessions import AGE_S, COOKIE, IDLE_S, SESSIONS_MAX, Login, Sessions
 from tests.fakes.service import PREFIX, Service, every_role
@@ -157,3 +160,25 @@ def test_it_outlives_a_restart_and_one_that_was_ended_does_not(tmp_path: Path) -
     for damaged in (b"", b"[1]", b'{"a": 1}', b'{"a": [1, 2, "x"]}'):
         kept.write_bytes(damaged)
         assert Sessions(path=kept).of(stays) is None
+
+
+def test_a_slow_disk_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop looks a session up for each request: it must not wait for the file of another log-in."""
+    writing, release = threading.Event(), threading.Event()
+    known = Sessions(path=tmp_path / "sessions")
+    secret = known.begin("eve")
+
+    def slow(path: Path, content: bytes) -> None:
+        writing.set()
+        assert release.wait(60)
+
+    monkeypatch.setattr(sessions, "put_private_file", slow)
+    with ThreadPoolExecutor(2) as threads:
+        begun = threads.submit(known.begin, "bob")
+        assert writing.wait(60)
+        looked = threads.submit(known.of, secret)
+        try:
+            assert looked.result(10) == Login("eve")
+        finally:
+            release.set()
+    assert known.of(begun.result()) == Login("bob")

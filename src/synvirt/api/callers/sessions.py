@@ -62,7 +62,8 @@ class Sessions:
         grants: str = "",
     ) -> None:
         self._version, self._path, self._clock, self._grants = version, path, clock, grants
-        self._lock = threading.Lock()
+        # `_lock` is held for moments only, as the event loop takes it too; `_writing`, while the file is written.
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._sessions = {} if path is None else _read(path, clock())
 
     def begin(self, account: str, role: Role | None = None) -> str:
@@ -75,7 +76,7 @@ class Sessions:
             for key in theirs[: max(0, len(theirs) - SESSIONS_MAX + 1)]:
                 del self._sessions[key]
             self._sessions[_hashed(secret)] = _Session(login, self._now_of(login), at, at)
-            self._write()
+        self._write()
         return secret
 
     def of(self, secret: str) -> Login | None:
@@ -90,8 +91,9 @@ class Sessions:
     def end(self, secret: str) -> None:
         """Blocks."""
         with self._lock:
-            if self._sessions.pop(_hashed(secret), None) is not None:
-                self._write()
+            ended = self._sessions.pop(_hashed(secret), None)
+        if ended is not None:
+            self._write()
 
     def _holds(self, session: _Session) -> bool:
         at = self._clock()
@@ -109,14 +111,17 @@ class Sessions:
         """Times of use are not stored: after a restart the hour begins again."""
         if self._path is None:
             return
-        kept = {key: [one.login.account, one.version, one.begun, one.login.role or ""] for key, one in self._sessions.items()}
-        try:
-            put_private_file(self._path, json.dumps(kept).encode())
-        except OSError as error:
-            _log.warning("sessions are not kept over a restart", why=error.strerror)
-            # An ended session must not come back.
-            with contextlib.suppress(OSError):
-                self._path.unlink()
+        with self._writing:
+            with self._lock:
+                sessions = dict(self._sessions)
+            kept = {key: [one.login.account, one.version, one.begun, one.login.role or ""] for key, one in sessions.items()}
+            try:
+                put_private_file(self._path, json.dumps(kept).encode())
+            except OSError as error:
+                _log.warning("sessions are not kept over a restart", why=error.strerror)
+                # An ended session must not come back.
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
 
 
 def _read(path: Path, at: float) -> dict[str, _Session]:
