@@ -15,7 +15,7 @@ import pytest
 from synvirt import accounts
 from synvirt.api.callers import auth
 from synvirt.api.callers.auth import Remembering, Throttled, authenticator, pam_accounts
-from synvirt.errors import BadRequest, Unauthorized
+from synvirt.errors import BadRequest, Internal, Unauthorized
 from synvirt.privileged.here import Here
 from synvirt.settings import Settings, prepare_data_dir
 from tests.fakes.service import PASSWORD, PREFIX, USER, Service
@@ -183,7 +183,7 @@ def test_it_remembers_a_bounded_number() -> None:
 
 
 def test_strangers_who_guess_hold_up_nobody_who_is_known(tmp_path: Path) -> None:
-    """A wrong password takes PAM seconds. The known caller, the socket and /healthz do not wait for those."""
+    """A wrong password takes PAM seconds. The known caller, a token's, the socket and /healthz do not wait for those."""
     release, entered = threading.Event(), threading.Semaphore(0)
 
     def slow(user: str, password: str, address: str) -> None:
@@ -196,6 +196,8 @@ def test_strangers_who_guess_hold_up_nobody_who_is_known(tmp_path: Path) -> None
     with service.served() as server, service.local() as local:
         url = f"{server.address}{PREFIX}/migrations"
         assert httpx.get(url, auth=httpx.BasicAuth(USER, PASSWORD), timeout=60).status_code == 200
+        asked = {"name": "monitoring", "role": "viewer", "expires_days": 1}
+        secret = local.post(local.base_url.copy_with(path="/api/v1/tokens"), json=asked).json()["secret"]
         with ThreadPoolExecutor(60) as strangers:
             guesses = [strangers.submit(httpx.get, url, auth=httpx.BasicAuth(USER, "guess"), timeout=110) for _ in range(60)]
             assert entered.acquire(timeout=60)
@@ -203,6 +205,9 @@ def test_strangers_who_guess_hold_up_nobody_who_is_known(tmp_path: Path) -> None
             assert httpx.get(url, auth=httpx.BasicAuth(USER, PASSWORD), timeout=60).status_code == 200
             assert httpx.get(f"{server.address}/healthz", timeout=60).status_code == 200
             assert local.get("/migrations", timeout=60).status_code == 200
+            token = {"Authorization": f"Bearer {secret}"}
+            assert httpx.get(url, headers=token, timeout=20).status_code == 200
+            assert httpx.delete(f"{url}/1", headers=token, timeout=20).status_code == 403
             assert not any(guess.done() for guess in guesses)
             release.set()
             assert {guess.result().status_code for guess in guesses} == {401}
@@ -222,6 +227,22 @@ def test_an_address_that_was_wrong_too_often_must_wait_and_others_need_not() -> 
     assert inner.count == before, "it is refused unasked"
     check("eve", "right", "192.0.2.2")
     now[0] = 61
+    check("eve", "right", "192.0.2.1")
+
+
+def test_only_wrong_passwords_count() -> None:
+    """PAM's helper may be away for a while: nobody guessed then."""
+    away = True
+
+    def inner(user: str, password: str, address: str) -> None:
+        if away:
+            raise Internal("root's helper does not answer")
+
+    check = Throttled(inner)
+    for _ in range(2 * auth.FAILURES_ALLOWED_ACCOUNT):
+        with pytest.raises(Internal):
+            check("eve", "right", "192.0.2.1")
+    away = False
     check("eve", "right", "192.0.2.1")
 
 

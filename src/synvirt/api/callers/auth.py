@@ -53,7 +53,7 @@ def pam_accounts(privileged: Privileged) -> Check:
 
 class Throttled:
     """Refuses an address, or an account, with too many wrong passwords, without a check; after one window it may try again. An
-    attempt counts before it is checked, so that many at once cannot avoid the limit; a right one does not count."""
+    attempt counts before it is checked, so that many at once cannot avoid the limit; only a wrong one goes on counting."""
 
     def __init__(self, inner: Check, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._inner, self._clock = inner, clock
@@ -76,10 +76,17 @@ class Throttled:
                     raise Unauthorized(why, hint=f"try again in {wait_s:.0f} s")
             for key, _, _ in watched:
                 self._count(key, 1)
-        self._inner(user, password, address)
-        with self._lock:
-            for key, _, _ in watched:
-                self._count(key, -1)
+        wrong = False
+        try:
+            self._inner(user, password, address)
+        except Unauthorized:
+            wrong = True
+            raise
+        finally:
+            if not wrong:  # after any other error, too: nothing was checked, as PAM's helper is away
+                with self._lock:
+                    for key, _, _ in watched:
+                        self._count(key, -1)
 
     def _count(self, key: str, step: int) -> None:
         since, count = self._failures.pop(key, (self._clock(), 0))

@@ -63,6 +63,8 @@ FindToken = Callable[[str], tuple[str, Role] | None]
 CHECKS_AT_ONCE = 4
 # The same for calls to an OpenID provider, which may not answer.
 PROVIDER_AT_ONCE = 4
+# Tokens are looked up, and log-ins noted, in the store: that is quick, and no guess of a stranger's holds it up.
+STORE_AT_ONCE = 4
 # For load balancers and client generators: neither shows anything about this host. A caller that sends credentials there all
 # the same is authenticated (`KNOWN`), and may see more.
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
@@ -102,7 +104,7 @@ class Gate:
         self._proxies = tuple(ipaddress.ip_network(proxy, strict=False) for proxy in proxies)
         # The host may accept any spelling of an account's name.
         self._confined = {user.casefold(): paths for user, paths in confined.items()}
-        self._limiter = CapacityLimiter(CHECKS_AT_ONCE)
+        self._limiter, self._store_limiter = CapacityLimiter(CHECKS_AT_ONCE), CapacityLimiter(STORE_AT_ONCE)
         self._coming = coming or Coming(lambda entry: None)
         self._sessions = sessions or Sessions(authenticate.version)
         self.oidc, self._provider_limiter = oidc, CapacityLimiter(PROVIDER_AT_ONCE)
@@ -174,7 +176,7 @@ class Gate:
 
     async def _noted(self, note: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """Notes it before the answer, as it might never be noted afterwards."""
-        await to_thread.run_sync(note, *arguments, limiter=self._limiter)
+        await to_thread.run_sync(note, *arguments, limiter=self._store_limiter)
 
     async def log_in(self, scope: Scope, user: str, password: str) -> str:
         """The secret of a new session, for a cookie. Unauthorized, Forbidden."""
@@ -256,7 +258,7 @@ class Gate:
     async def _by_token(self, secret: str, address: str) -> Caller:
         found = None
         if secret.startswith(TOKEN_PREFIX) and len(secret) <= CREDENTIALS_CHARS_MAX:
-            found = await to_thread.run_sync(self._find_token, secret, limiter=self._limiter)
+            found = await to_thread.run_sync(self._find_token, secret, limiter=self._store_limiter)
         if found is None:
             raise Unauthorized("this token is not known: it was revoked, has expired, or never existed")
         name, role = found
