@@ -106,10 +106,18 @@ def test_a_row_that_breaks_does_not_stop_the_others(tmp_path: Path, monkeypatch:
     def lacks(_: Settings) -> str:
         raise Missing("it is not here")
 
-    rows = (Check("a", "x", "y", breaks), Check("b", "x", "y", lacks), Check("c", "x", "y", lambda _: "1.0"))
-    monkeypatch.setattr("synvirt.doctor.CHECKS", rows)
+    def too_long(_: Settings) -> str:
+        return str(Path("/" + 300 * "a").exists())
+
+    rows = (("a", breaks), ("b", lacks), ("c", too_long), ("d", lambda _: "1.0"))
+    monkeypatch.setattr("synvirt.doctor.CHECKS", tuple(Check(name, "x", "y", look) for name, look in rows))
     found = [(one.name, one.found, one.detail) for one in examine(Settings(data_dir=tmp_path))]
-    assert found == [("a", False, "its version cannot be read"), ("b", False, "it is not here"), ("c", True, "1.0")]
+    assert found == [
+        ("a", False, "its version cannot be read"),
+        ("b", False, "it is not here"),
+        ("c", False, "it could not be checked: File name too long"),
+        ("d", True, "1.0"),
+    ]
 
 
 def test_what_no_setting_asks_for_may_be_missing() -> None:

@@ -16,7 +16,7 @@ import structlog
 
 from synvirt.doctor.checks import CAGE_LAYERS, CHECKS
 from synvirt.doctor.finding import Check, Finding, Missing
-from synvirt.errors import SynvirtError
+from synvirt.errors import SynvirtError, cause_of
 from synvirt.model.values import now
 from synvirt.settings import Settings
 
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """All checks, in the table's order; none stops another."""
+    """All checks, in the table's order; none stops another, whatever its error."""
     return [_examine(check, settings) for check in CHECKS]
 
 
@@ -39,6 +39,8 @@ def _examine(check: Check, settings: Settings) -> Finding:
         found, detail = False, str(missing)
     except SynvirtError as error:
         found, detail = False, error.detail
+    except Exception as error:  # of the system, of libvirt, of a module that is installed but broken
+        found, detail = False, f"it could not be checked: {cause_of(error)}"
     return Finding(check.name, found, check.needed(settings), detail, check.what_for, check.how_to_get)
 
 
