@@ -1,5 +1,6 @@
 """The two sockets: modes, certificate, who is in the way, and a stop that waits for nobody."""
 
+import base64
 import contextlib
 import gc
 import os
@@ -23,7 +24,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from synvirt.api import Server, connections, data_dir_locked, serve, tls
+from synvirt.api import Server, connections, data_dir_locked, received, serve, tls
 from synvirt.api.tls import certificate, fingerprint
 from synvirt.errors import BadRequest, Conflict
 from synvirt.settings import Settings, prepare_data_dir
@@ -365,6 +366,22 @@ def test_who_says_nothing_more_is_let_go(quick_to_let_go: tuple[str, int], sent:
             while part := connection.recv(4096):
                 received += part
     assert received.startswith(b"HTTP/1.1 200") is (b"\r\n\r\n" in sent)
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/login", "x-www-form-urlencoded"), (f"{PREFIX}/migrations", "json")])
+def test_a_body_that_does_not_come_is_not_waited_for(
+    quick_to_let_go: tuple[str, int], monkeypatch: pytest.MonkeyPatch, path: str, kind: str
+) -> None:
+    """Nobody has to be known to send the form of the log-in."""
+    monkeypatch.setattr(received, "BODY_WITHIN_S", 0.3)
+    known = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    head = (f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Basic {known}", f"Content-Type: application/{kind}")
+    with socket.create_connection(quick_to_let_go, timeout=60) as caller:
+        caller.sendall("\r\n".join((*head, "Content-Length: 20", "", "user=")).encode())
+        answer = b""
+        while part := caller.recv(1 << 16):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400")
 
 
 def test_one_address_does_not_have_all_connections(quick_to_let_go: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 FastAPI's own way accepts "4" for 4 and "yes" for true, and parses before it checks the size. Here the OpenAPI document holds.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from email.message import Message
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from synvirt.api.problems import refused
 from synvirt.errors import BadRequest, UnsupportedMediaType
@@ -19,6 +21,8 @@ from synvirt.sizes import MIB
 
 # A plan with a thousand networks and disks has 100 KiB; a larger body is a mistake or an attack.
 BODY_LIMIT_BYTES = MIB
+# Even over a slow line it arrives in this time. Anybody may send the form of the log-in: no one keeps a connection by it.
+BODY_WITHIN_S = 60.0
 # While a larger body is parsed, the event loop serves no other request.
 AT_ONCE_BYTES = MIB
 
@@ -75,14 +79,20 @@ def _check_type(content_type: str) -> None:
 
 
 async def bounded(request: Request, limit_bytes: int = BODY_LIMIT_BYTES) -> bytes:
-    """The body. BadRequest, if it is longer than a person or a client of ours would send."""
+    """The body. BadRequest, if it is longer than a person or a client of ours would send, or does not come."""
     declared = request.headers.get("content-length", "")
     body = bytearray()
     if not (declared.isdecimal() and len(declared) < 20 and int(declared) > limit_bytes):
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit_bytes:
-                break
-        else:
-            return bytes(body)
+        try:
+            async with asyncio.timeout(BODY_WITHIN_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > limit_bytes:
+                        break
+                else:
+                    return bytes(body)
+        except TimeoutError as error:
+            raise BadRequest(f"the body did not come within {BODY_WITHIN_S:.0f} s", hint="send the request again") from error
+        except ClientDisconnect as error:
+            raise BadRequest("the caller disconnected before the body was complete") from error
     raise BadRequest(f"the body is over {limit_bytes} bytes", hint="a plan is a few kilobytes: is this the right file?")
