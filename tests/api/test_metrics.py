@@ -135,6 +135,20 @@ def test_a_job_that_began_and_ended_between_two_looks_is_counted(service: Servic
         assert value(metrics, "synvirt_jobs_ended_total", state="Failed", source="qcow2") == 1
 
 
+def test_a_job_that_has_just_ended_is_not_counted_again(service: Service, metrics: Metrics) -> None:
+    """The board forgets it a moment later; it may even be removed before."""
+    job = service.submit()
+    way = {"source": "ova_archive", "destination": "default"}
+    service.move(job.id, State.COPYING_FULL)
+    service.board.pin(job.id, State.COPYING_FULL, Progress(bytes_done=9 * MIB, bytes_total=9 * MIB))
+    copied(service, job.id, 9 * MIB)
+    assert value(metrics, "synvirt_copied_bytes_total", **way) == 9 * MIB
+    service.move(job.id, State.FAILED)
+    assert [value(metrics, "synvirt_copied_bytes_total", **way) for _ in range(2)] == [9 * MIB] * 2
+    service.store.remove(job.id)
+    assert value(metrics, "synvirt_copied_bytes_total", **way) == 9 * MIB
+
+
 def test_what_was_before_the_service_began_is_not_counted_again(service: Service) -> None:
     job = service.submit()
     service.move(job.id, State.COPYING_FULL, error=failed())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -29,7 +30,7 @@ from pydantic import TypeAdapter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from synvirt import __version__
-from synvirt.errors import BY_CODE
+from synvirt.errors import BY_CODE, NotFound
 from synvirt.jobs.board import Board
 from synvirt.model.kinds import ENDS, State
 from synvirt.model.values import Time, now
@@ -160,22 +161,31 @@ class Metrics:
         for _ in range(EVENTS_A_LOOK // EVENTS_A_PAGE):
             page = self._store.events_after(self._cursor, host=self._host, limit=EVENTS_A_PAGE)
             for event in page:
+                self._cursor = event.id  # first: one that cannot be counted is not met again
                 self._count(json.loads(event.document))
-                self._cursor = event.id
             if len(page) < EVENTS_A_PAGE:
                 break
         for _ in range(EVENTS_A_LOOK // EVENTS_A_PAGE):
             events = self._store.waves.events_after(self._wave_cursor, job_id=None, limit=EVENTS_A_PAGE)
             for one in events:
+                self._wave_cursor = one.id
                 if (late := json.loads(one.document).get("late_s")) is not None:
                     self._wave_error.observe(abs(late))
-                self._wave_cursor = one.id
             if len(events) < EVENTS_A_PAGE:
                 break
         for id_, (_, progress) in self._board.latest().items():
-            # A job from before our start that has not changed since: its document gives the way, once.
-            seen = self._seen.get(str(id_)) or self._first_seen(json.loads(self._store.get(id_).model_dump_json()))
-            self._count_bytes(seen, progress.bytes_done)
+            seen = self._seen.get(str(id_)) or self._from_before(id_)
+            if seen is not None:
+                self._count_bytes(seen, progress.bytes_done)
+
+    def _from_before(self, job_id: UUID) -> _Seen | None:
+        """A job from before our start that has not changed since: its document gives the way, once. None, where it has ended: the
+        board forgets it a moment later, and its bytes are counted already."""
+        try:
+            job = self._store.get(job_id)
+        except NotFound:
+            return None
+        return None if job.ended else self._first_seen(json.loads(job.model_dump_json()))
 
     def _first_seen(self, job: dict[str, Any]) -> _Seen:
         """Bytes copied before our start, or by the job that this one continues, are not counted again."""
