@@ -143,9 +143,10 @@ class Carrying:
 
     def _follow_orders(self, seen: Seen, *, leads: bool) -> Seen:
         """Does what this host must do."""
-        if seen.wave.state not in WAVE_ENDS:
-            self._submit(seen, leads=leads)
+        broke = None if seen.wave.state in WAVE_ENDS else self._submit(seen, leads=leads)
         self._side.look(seen.wave, seen.rows, seen.jobs, leads=leads)
+        if broke is not None:
+            raise broke
         return seen
 
     def _lead(self, seen: Seen, under_way: Sequence[UUID]) -> Seen:
@@ -313,10 +314,10 @@ class Carrying:
         self._intake.store.request_cutover(job.id, until=until)
         return True
 
-    def _submit(self, seen: Seen, *, leads: bool) -> None:
+    def _submit(self, seen: Seen, *, leads: bool) -> Exception | None:
         """Submits what was noted for this host, in the order of the wave, as long as the sources answer quickly. A member
-        without a host is submitted by the leader."""
-        began = time.monotonic()
+        without a host is submitted by the leader. Gives the first error of an unexpected kind: it stops no other member."""
+        began, broke = time.monotonic(), None
         for member in seen.wave.members:
             row = seen.rows[member.id]
             if member.job_id is None or row.submitted or row.rolling_back or member.state not in _RUNS:
@@ -325,11 +326,21 @@ class Carrying:
                 continue
             if time.monotonic() - began > SUBMITTING_S:
                 self.wake()
-                return
+                break
             self._rows.keep_lead()
-            if seen.job_of(member) is None and not self._submitted(seen, member, member.job_id):
+            try:
+                if seen.job_of(member) is None and not self._submitted(seen, member, member.job_id):
+                    continue
+            except PersistFailed:
+                raise
+            except Exception as error:
+                broke = broke or error
+                self._rows.put_reasons(
+                    seen.wave.id, {member.id: f"Its job cannot be submitted now: {type(error).__name__}: {error}"}
+                )
                 continue
             change_members(self._rows, seen.wave.id, [member], {member.state}, {}, submitted=True)
+        return broke
 
     def _submitted(self, seen: Seen, member: Member, job_id: UUID) -> bool:
         wave = seen.wave

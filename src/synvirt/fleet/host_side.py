@@ -122,11 +122,11 @@ class HostSide:
                 self._pauses.forget(job.id)
         except PersistFailed:
             raise
-        except (SynvirtError, TimeoutError) as error:
+        except Exception as error:  # whatever it was, the other VMs are given back
             assert job is not None
             self._pauses.begin(job.id)
-            cause = error.detail if isinstance(error, SynvirtError) else f"nothing came within {POWER_ON_S:g} s"
-            log.warning("a VM is not given back yet", wave=str(wave.id), member=member.id, cause=cause)
+            cause, is_known = _cause_of(error), isinstance(error, SynvirtError | TimeoutError)
+            log.warning("a VM is not given back yet", wave=str(wave.id), member=member.id, cause=cause, exc_info=not is_known)
             store.waves.put_reasons(wave.id, {member.id: f"Its source is not powered on yet: {cause}"})
             return
         fields = {"state": MemberState.ROLLED_BACK}
@@ -156,3 +156,9 @@ class HostSide:
                 await adapter.power_on(vm_id)
         finally:
             await adapter.close()
+
+
+def _cause_of(error: Exception) -> str:
+    if isinstance(error, SynvirtError):
+        return error.detail
+    return f"nothing came within {POWER_ON_S:g} s" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@ import random
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -18,6 +19,7 @@ from synvirt.fleet.model import (
 )
 from synvirt.model.job import Forecast, Migration, OutageForecast
 from synvirt.model.kinds import Mode, State
+from synvirt.model.plan import MigrationPlan
 from synvirt.model.times import Schedule
 from synvirt.model.values import now
 from synvirt.sizes import KIB
@@ -215,3 +217,23 @@ def test_a_wave_that_cannot_be_read_is_named_once_and_the_others_go_on(night: Ni
     with night.store._writing() as db:
         db.execute(wave_members.update().where(of_bad).values(document=before))
     night.until(bad.id, lambda seen: seen.state is W.COMPLETED)
+
+
+def test_an_error_that_nobody_expected_holds_up_its_own_member_only(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    night.vms("db", "web")
+    submit, broken = night.house.intake.submit, ["db"]
+
+    def submit_or_break(plan: MigrationPlan, **more: Any) -> Migration:
+        if plan.source_ref.kind == "live_vm" and plan.source_ref.vm_id in broken:
+            raise KeyError("disk")
+        return submit(plan, **more)
+
+    monkeypatch.setattr(night.house.intake, "submit", submit_or_break)
+    made = night.waves.create(wave({"id": "db"}, {"id": "web"}))
+    night.waves.go(made.id)
+    with structlog.testing.capture_logs() as logs:
+        seen = night.until(made.id, lambda seen: states(seen)["web"] is S.HEALTHY)
+    assert (states(seen)["db"], seen.members[0].waits_for) == (S.SYNCING, "Its job cannot be submitted now: KeyError: 'disk'")
+    assert [one["cause"] for one in logs if one["event"] == "a wave cannot go on now"] == ["'disk'"]
+    broken.clear()
+    night.until(made.id, lambda seen: seen.state is W.COMPLETED)

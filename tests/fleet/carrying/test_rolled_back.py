@@ -17,6 +17,7 @@ from synvirt.fleet.waves import change_members, give_back
 from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.model.job import Migration
 from synvirt.model.values import now
+from synvirt.repeating import Pauses
 from synvirt.sizes import KIB
 from tests.fleet.carrying.night import CONTENT, SICK, Night, S, W, plan_of, states, wave
 from tests.house import House
@@ -39,6 +40,31 @@ def test_a_member_that_is_not_healthy_holds_the_wave_and_all_of_it_is_rolled_bac
     assert night.house.hypervisor.domains == {}
     job = night.store.get(back.members[0].job_id or UUID(int=0))
     assert night.house.volume(job).exists(), "the copies are kept"
+
+
+def test_a_guest_that_cannot_be_stopped_here_holds_up_no_other_that_is_given_back(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night.vms("db", "web")
+    made = night.waves.create(wave({"id": "db"}, {"id": "web"}))
+    night.waves.go(made.id)
+    moved = night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    undefine, broken = night.house.hypervisor.undefine, [moved.members[0].job_id]
+
+    def undefine_or_break(uuid: UUID, job_id: UUID) -> None:
+        if job_id in broken:
+            raise OSError(5, "Input/output error")
+        undefine(uuid, job_id)
+
+    monkeypatch.setattr(night.house.hypervisor, "undefine", undefine_or_break)
+    night.side._pauses = Pauses(0.01, 0.01)
+    night.waves.roll_back(made.id, RollBackRequest())
+    seen = night.until(made.id, lambda seen: states(seen)["web"] is S.ROLLED_BACK)
+    assert (states(seen)["db"], night.house.platform.vm("db")["power"]) == (S.HEALTHY, "off")
+    assert "Input/output error" in (seen.members[0].waits_for or "")
+    broken.clear()
+    night.until(made.id, lambda seen: seen.state is W.ROLLED_BACK)
+    assert night.house.platform.vm("db")["power"] == "on"
 
 
 def test_where_a_failure_gives_its_group_back_the_rest_goes_on(night: Night) -> None:
