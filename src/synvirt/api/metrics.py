@@ -179,8 +179,8 @@ class Metrics:
                 self._count_bytes(seen, progress.bytes_done)
 
     def _from_before(self, job_id: UUID) -> _Seen | None:
-        """A job from before our start that has not changed since: its document gives the way, once. None, where it has ended: the
-        board forgets it a moment later, and its bytes are counted already."""
+        """A job from before our start that has not changed since: its document gives the way, once. None, where it has ended:
+        the board forgets it a moment later, and its bytes are counted already."""
         try:
             job = self._store.get(job_id)
         except NotFound:
