@@ -14,7 +14,7 @@ from synvirt.model.job import Progress
 from synvirt.model.kinds import State
 from synvirt.web.job import JobView
 
-PACE = Pace(tick_s=0.001, ask_every_s=0.001, progress_every_s=0.001, heartbeat_every_s=60)
+PACE = Pace(tick_s=0.001, ask_every_s=0.001, ask_elsewhere_every_s=0.001, progress_every_s=0.001, heartbeat_every_s=60)
 ONE, OTHER = uuid4(), uuid4()
 
 
@@ -36,7 +36,10 @@ class House:
         words: Words[Event, State] = Words(
             self.event, lambda id_, state, progress: self.event(Event(0, id_, f"{progress.bytes_done} done"))
         )
-        self.feed: Feed[Event, State] = Feed(self, self, words, stopping=lambda: self.stopping, pace=PACE)
+        self.elsewhere: dict[UUID, tuple[State, Progress]] = {}
+        self.feed: Feed[Event, State] = Feed(
+            self, self, words, stopping=lambda: self.stopping, pace=PACE, elsewhere=lambda: dict(self.elsewhere)
+        )
 
     def write(self, count: int = 1, job_id: UUID = ONE) -> None:
         for _ in range(count):
@@ -181,5 +184,22 @@ def test_a_job_s_page_is_drawn_once_for_all_who_look() -> None:
         for each in looking:
             await cast(Any, each).aclose()
         assert view.shown == {}
+
+    asyncio.run(run())
+
+
+def test_figures_of_other_hosts_come_too_and_those_of_the_board_are_newer() -> None:
+    async def run() -> None:
+        house = House()
+        client = await house.client()
+        house.elsewhere[OTHER] = (State.COPYING_FULL, Progress(bytes_done=5))
+        assert await taken(client, 1) == [b"5 done"]
+        house.elsewhere[OTHER] = (State.COPYING_FULL, Progress(bytes_done=9))
+        assert await taken(client, 1) == [b"9 done"]
+        house.figures[ONE] = (State.COPYING_FULL, Progress(bytes_done=7))  # before the store's: a job may have been taken over
+        assert await taken(client, 1) == [b"7 done"]
+        house.elsewhere[ONE] = (State.COPYING_FULL, Progress(bytes_done=3))
+        house.elsewhere[OTHER] = (State.COPYING_FULL, Progress(bytes_done=11))
+        assert await taken(client, 1) == [b"11 done"]
 
     asyncio.run(run())

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 
 from synvirt.api.stream import Pace
 from synvirt.cli.client import Client, StreamEvent
-from synvirt.model.job import DiskProgress, Progress, ProgressUpdate
+from synvirt.model.job import DiskProgress, Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import Mode, State
 from synvirt.model.values import now
+from tests.api.conftest import with_the_page
 from tests.fakes.service import PREFIX, QUICK, Service, failed
 
 
@@ -186,6 +188,29 @@ def test_events_of_another_host_are_seen_without_the_board(service: Service) -> 
     service.store.on_commit = lambda: None
     service.move(job, State.COPYING_FULL)
     assert states(events, 1) == [(str(job), "CopyingFull")]
+
+
+@with_the_page
+def test_the_figures_of_a_job_that_another_host_copies_are_streamed(service: Service) -> None:
+    """Its board is in that host's memory: what it stores at each flush is shown, to clients and on the page."""
+    store, job, held = service.store, service.submit(), service.submit()
+    for one in (job, held):
+        service.move(one.id, State.COPYING_FULL)
+        assert store.move_unended(one.id, to="kvm2")
+    assert store.slots.take(job.id, {"destination kvm2": 4}, host="kvm2")
+    events = (json.loads(event.data) for event in listening(service) if event.event == "progress")
+    for done in (5 << 20, 9 << 20):
+        for one in (job, held):  # a job without a slot has no pass under way: nobody asks for its figures
+            figures = {"progress": Progress(bytes_total=12 << 20, bytes_done=done, rate_bps=1e6)}
+            store.change(one.id, State.COPYING_FULL, partial(Migration.model_copy, update=figures))
+        seen = next(one for one in events if one["progress"]["bytes_done"])
+        assert (seen["id"], seen["state"], seen["progress"]["bytes_done"]) == (str(job.id), "CopyingFull", done)
+    transport = httpx.HTTPTransport(uds=str(service.settings.socket_path))
+    with (
+        httpx.Client(transport=transport, base_url="http://synvirt", timeout=60) as client,
+        client.stream("GET", f"/events?after={store.last_event_id()}") as page,
+    ):
+        assert any(f"event: figures-{job.id}" in line for line in page.iter_lines())
 
 
 def test_a_client_that_does_not_read_holds_up_nobody(service: Service) -> None:

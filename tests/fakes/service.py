@@ -64,7 +64,7 @@ from tests.fakes.clones import CopyingDirectory
 
 PREFIX = "/api/v1/migrator"
 USER, PASSWORD = "admin", "correct horse"
-QUICK = Pace(tick_s=0.02, ask_every_s=0.1, progress_every_s=0.1, heartbeat_every_s=0.3)
+QUICK = Pace(tick_s=0.02, ask_every_s=0.1, ask_elsewhere_every_s=0.1, progress_every_s=0.1, heartbeat_every_s=0.3)
 PLAN = MigrationPlan(
     source=PlanSource(Offline=OfflineKind.OVA_ARCHIVE),
     source_ref=HostPathRef(kind="offline_host_path", path="/imports/web.ova"),

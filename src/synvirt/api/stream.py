@@ -40,10 +40,12 @@ NOBODY = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`ask_every_s`: another host with the same database writes events that this host's board does not see."""
+    """`ask_every_s`: another host with the same database writes events that this host's board does not see.
+    `ask_elsewhere_every_s`: other hosts store their jobs' figures at each flush, which is each five seconds."""
 
     tick_s: float = 0.25
     ask_every_s: float = 1.0
+    ask_elsewhere_every_s: float = 2.0
     progress_every_s: float = 0.5
     heartbeat_every_s: float = 15.0
 
@@ -126,7 +128,8 @@ class _Figure(Generic[S]):
 
 
 class Feed(Generic[E, S]):
-    """The events of jobs, for all clients in one event loop. It looks as long as there are clients.
+    """The events of jobs, for all clients in one event loop. It looks as long as there are clients. `elsewhere`: the figures of
+    jobs that other hosts run, from the store; called in a thread.
 
     All events after `_since` and up to `_cursor` are in `_kept`.
     """
@@ -139,8 +142,11 @@ class Feed(Generic[E, S]):
         *,
         stopping: Callable[[], bool],
         pace: Pace,
+        elsewhere: Callable[[], Mapping[UUID, tuple[S, Progress]]] = dict,
     ) -> None:
         self._events, self._board, self._words, self._stopping, self._pace = events, board, words, stopping, pace
+        self._ask_elsewhere = elsewhere
+        self._elsewhere: Mapping[UUID, tuple[S, Progress]] = {}
         self._listeners = 0
         self._looking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -196,10 +202,13 @@ class Feed(Generic[E, S]):
         return self._stopping() or self._looking is None or self._looking.done()
 
     async def _look(self) -> None:
-        commits, asked_at = -1, 0.0
+        commits, asked_at, asked_elsewhere_at = -1, 0.0, float("-inf")
         try:
             while self._listeners and not self._stopping():
                 now, before = time.monotonic(), (self._cursor, self._versions)
+                if now - asked_elsewhere_at >= self._pace.ask_elsewhere_every_s:
+                    asked_elsewhere_at = now
+                    self._elsewhere = await run_in_threadpool(self._ask_elsewhere)
                 if self._board.commits != commits or now - asked_at >= self._pace.ask_every_s:
                     commits, asked_at = self._board.commits, now
                     await self._read_on()
@@ -232,7 +241,7 @@ class Feed(Generic[E, S]):
 
     async def _draw(self) -> None:
         """New figures, for each job at least `progress_every_s` apart."""
-        latest, now = self._board.latest(), time.monotonic()
+        latest, now = {**self._elsewhere, **self._board.latest()}, time.monotonic()
         for id_ in self._figures.keys() - latest.keys():
             del self._figures[id_]
         due = {

@@ -50,7 +50,7 @@ from synvirt.store.opening import opened
 from synvirt.store.rehearsals import RehearsalRows
 from synvirt.store.slots import SlotRows
 from synvirt.store.sources import SourceRows
-from synvirt.store.tables import events, ledger, migrations, rehearsals, secrets
+from synvirt.store.tables import events, ledger, migrations, rehearsals, secrets, slots
 from synvirt.store.upgrading import upgrade
 from synvirt.store.uploads import UploadRows
 from synvirt.store.watermarks import Watermark
@@ -187,6 +187,13 @@ class Store:
             query = query.where(migrations.c.document.contains(naming, autoescape=True))
         with self._reading() as db:
             return readable(Migration, db.execute(query.order_by(migrations.c.number)).scalars())
+
+    def copying_elsewhere(self, *, host: str) -> list[Migration]:
+        """The unended jobs of other hosts that hold a slot: those that copy, and not the thousands that are held."""
+        held = select(slots.c.job_id).where(slots.c.held, slots.c.host != host)
+        chosen = (migrations.c.id.in_(held), migrations.c.state.not_in(ENDED), is_known(migrations.c.version))
+        with self._reading() as db:
+            return readable(Migration, db.execute(select(migrations.c.document).where(*chosen)).scalars())
 
     def remove(self, job_id: UUID) -> None:
         """Removes an ended job and all that is stored about it. Conflict, where it has not ended; NotFound."""

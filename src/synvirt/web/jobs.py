@@ -42,7 +42,7 @@ def jobs_router(pages: Pages, intake: Intake, *, stopping: Callable[[], bool], p
         update = ProgressUpdate(id=id_, state=state, progress=progress)
         return format_sse_event(event=f"figures-{id_}", data_str=pages.part("row_figures.html", job=update))
 
-    feed = Feed(store, board, Words(changed_row, figures_of), stopping=stopping, pace=pace)
+    feed = Feed(store, board, Words(changed_row, figures_of), stopping=stopping, pace=pace, elsewhere=intake.figures_elsewhere)
 
     @router.get("/")
     def jobs(cursor: Annotated[str | None, Query(pattern=NUMBER)] = None) -> Response:

@@ -133,7 +133,7 @@ def migrations_router(intake: Intake, *, stopping: Callable[[], bool], pace: Pac
     def update(id_: UUID, state: State, progress: Progress) -> ProgressUpdate:
         return ProgressUpdate(id=id_, state=state, progress=progress, disks=board.disks(id_, state))
 
-    feed = Feed(store, board, as_json("migration", update), stopping=stopping, pace=pace)
+    feed = Feed(store, board, as_json("migration", update), stopping=stopping, pace=pace, elsewhere=intake.figures_elsewhere)
 
     @router.post(
         "", status_code=201, response_model=Migration, openapi_extra=documented(PlanEnvelope), responses=DRY_RUN_DOCUMENTED

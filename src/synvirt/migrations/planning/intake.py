@@ -21,7 +21,7 @@ from synvirt.migrations.removing import Removal, Volumes
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.taking_over import TakingOver
-from synvirt.model.job import DiskProgress, Migration, StateVisit
+from synvirt.model.job import DiskProgress, Migration, Progress, StateVisit
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
 from synvirt.model.plan import MigrationPlan
@@ -69,6 +69,10 @@ class Intake:
         self._claim = claim
         self._repair = repair
         self._taking_over = taking_over
+
+    def figures_elsewhere(self) -> dict[UUID, tuple[State, Progress]]:
+        """The state and the progress of the jobs that other hosts copy, as they are stored. Blocks."""
+        return {job.id: (job.state, job.progress) for job in self.store.copying_elsewhere(host=self._host)}
 
     def dry_run(self, plan: MigrationPlan) -> DryRun:
         """The plan as its job would run, with all that is wrong with it. Nothing is stored."""
