@@ -17,6 +17,7 @@ from synvirt.errors import CbtReset, DiskReadFailed, SnapshotFailed, SourceUnrea
 from synvirt.live import SnapshotRef
 from synvirt.live.proxmox import bitmaps
 from synvirt.live.proxmox.adapter import PveApi
+from synvirt.live.proxmox.cluster import Cluster
 from synvirt.live.proxmox.reading import Reading
 from synvirt.sizes import MIB
 from tests.contracts.live import in_session, read
@@ -264,3 +265,70 @@ def test_a_reader_that_is_killed_on_the_node_is_started_again(lab: PveLab) -> No
     ask(lab, use)
     assert lab.leftovers(vm) == []
     assert lab.servers() == []
+
+
+def test_a_guest_that_cannot_be_powered_off_runs_on_and_is_recorded(
+    lab: PveLab, vm: Vm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not shut down when it is asked, so it was stopped; then its node did not power it off."""
+    job = uuid4()
+    first, second = f"synvirt-{job}-1", f"synvirt-{job}-2"
+
+    async def full(adapter: PveApi) -> bytes:
+        copy = await copied(adapter, vm, await adapter.snapshot(str(vm.vmid), first), None)
+        await adapter.release(str(vm.vmid), first)
+        return copy
+
+    def refuse(*_: object) -> None:
+        raise SourceUnreachable("VM is locked (backup)")
+
+    copy = ask(lab, full)
+    with monkeypatch.context() as patched:
+        patched.setattr(Cluster, "off_by_force", refuse)
+        with pytest.raises(SourceUnreachable, match="locked"):
+            ask(lab, lambda adapter: adapter.shutdown(str(vm.vmid), timeout_s=0.1))
+    assert lab.machines[vm.vmid].ask("query-status")["status"] == "running"
+    lab.write(vm, "scsi0", 3 * MIB, b"it went on")
+
+    async def final(adapter: PveApi) -> bytes:
+        found = await copied(adapter, vm, await adapter.snapshot(str(vm.vmid), second), first, copy)
+        for one in (first, second):
+            await adapter.cleanup(str(vm.vmid), one)
+        return found
+
+    assert ask(lab, final) == lab.content(vm, "scsi0")
+    assert lab.leftovers(vm) == []
+
+
+def test_what_a_bitmap_did_not_record_is_not_taken_for_unchanged(lab: PveLab, vm: Vm) -> None:
+    """A service was killed while it read what changed until the guest's end, and the guest went on."""
+    job = uuid4()
+    first, second = f"synvirt-{job}-1", f"synvirt-{job}-2"
+
+    async def cut_off(adapter: PveApi) -> None:
+        await adapter.snapshot(str(vm.vmid), first)
+        await adapter.release(str(vm.vmid), first)
+
+    ask(lab, cut_off)
+    machine, bitmap = lab.machines[vm.vmid], f"{first}.scsi0"
+    nodes = machine.ask("query-named-block-nodes", flat=True)
+    node = next(one["node-name"] for one in nodes for found in one.get("dirty-bitmaps", ()) if found["name"] == bitmap)
+    machine.ask("stop")
+    machine.ask("block-dirty-bitmap-disable", node=node, name=bitmap)
+    ask(lab, lambda adapter: adapter.power_on(str(vm.vmid)))
+    assert machine.ask("query-status")["status"] == "running"
+    lab.write(vm, "scsi0", 3 * MIB, b"nobody records it")
+
+    async def delta(adapter: PveApi) -> None:
+        snapshot = await adapter.snapshot(str(vm.vmid), second)
+        with pytest.raises(CbtReset):
+            await copied(adapter, vm, snapshot, first)
+        await adapter.release(str(vm.vmid), second)
+        await adapter.shutdown(str(vm.vmid), timeout_s=0.1)
+        with pytest.raises(CbtReset):
+            await copied(adapter, vm, await adapter.snapshot(str(vm.vmid), f"synvirt-{job}-3"), first)
+        for number in (1, 2, 3):
+            await adapter.cleanup(str(vm.vmid), f"synvirt-{job}-{number}")
+
+    ask(lab, delta)
+    assert lab.leftovers(vm) == []

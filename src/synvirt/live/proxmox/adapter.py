@@ -181,7 +181,12 @@ class PveApi:
         await self._asked(lambda: self._reading(vm_id).shut_down(off_s, manner), vm_id, limit_s=off_s + ANSWER_TIMEOUT_S)
 
     async def power_on(self, vm_id: str) -> None:
-        await self._asked(lambda: self._cluster.start(vm_id), vm_id)
+        await self._asked(lambda: self._power_on(vm_id), vm_id)
+
+    def _power_on(self, vm_id: str) -> None:
+        self._cluster.start(vm_id)
+        if self._login.has_ssh:  # only by SSH may it have been stopped
+            self._reading(vm_id).resume()
 
     async def mark(self, vm_id: str, note: str) -> None:
         """A VM that is gone needs no mark, as it cannot start."""

@@ -140,7 +140,8 @@ def _hold(qmp: Qmp, nodes: "Nodes", name: str, device: Device, overlay: str) -> 
 
 
 def _remember_changes(qmp: Qmp, name: str, keys: Mapping[str, object]) -> None:
-    """Stores the changes since each older snapshot of the same job, as copies that record no more."""
+    """Stores the changes since each older snapshot of the same job, as copies that record no more. An older bitmap that does
+    not record was left so by a killed service (farewell.py), and may lack changes."""
     job = name.rpartition("-")[0]
     nodes = Nodes(qmp)
     for key in keys:
@@ -150,7 +151,7 @@ def _remember_changes(qmp: Qmp, name: str, keys: Mapping[str, object]) -> None:
         there = nodes.bitmaps[source]
         for older in there:
             snapshot, _, of = older.partition(".")
-            if of != key or snapshot == name or snapshot.rpartition("-")[0] != job:
+            if of != key or snapshot == name or snapshot.rpartition("-")[0] != job or older not in nodes.recording:
                 continue
             copy = since_bitmap(name, key, snapshot)
             if copy not in there:
@@ -211,14 +212,15 @@ def _open_server(qmp: Qmp, socket: str, *, in_use: bool) -> None:
 
 
 class Nodes:
-    """QEMU's block nodes at one moment: their names, and the bitmaps of each."""
+    """QEMU's block nodes at one moment: their names, and the bitmaps of each. `recording`: the bitmaps that record changes."""
 
     def __init__(self, qmp: Qmp) -> None:
         self.bitmaps: dict[str, list[str]] = {}
+        self.recording: set[str] = set()
         for one in rows(qmp.ask("query-named-block-nodes", {"flat": True})):
-            found = one.get("dirty-bitmaps")
-            names = [str(bitmap.get("name", "")) for bitmap in found if isinstance(bitmap, dict)] if found else []
-            self.bitmaps[str(one.get("node-name", ""))] = names
+            found = [bitmap for bitmap in one.get("dirty-bitmaps") or () if isinstance(bitmap, dict)]
+            self.bitmaps[str(one.get("node-name", ""))] = [str(bitmap.get("name", "")) for bitmap in found]
+            self.recording.update(str(bitmap.get("name", "")) for bitmap in found if bitmap.get("recording") is True)
 
     def has(self, node: str) -> bool:
         return node in self.bitmaps

@@ -49,9 +49,10 @@ def kept_alive(node: Node, vm_id: str) -> Iterator[None]:
 
 
 def changes(qmp: Qmp, node: Node) -> Areas:
-    """For each snapshot with a bitmap. The guest does not run: it is off, or was stopped."""
+    """For each snapshot with a bitmap that still records. The guest does not run: it is off, or was stopped."""
     there = bitmaps.Nodes(qmp)
-    wanted = {name: source for source, names in there.bitmaps.items() for name in names if _is_mark(name)}
+    marks = {name: source for source, names in there.bitmaps.items() for name in names if _is_mark(name)}
+    wanted = {name: source for name, source in marks.items() if name in there.recording}
     if not wanted:
         return {}
     # With a snapshot's name: if we are killed, that snapshot's cleanup finds it.
@@ -60,12 +61,16 @@ def changes(qmp: Qmp, node: Node) -> Areas:
         qmp.ask("nbd-server-start", {"addr": {"type": "unix", "data": {"path": remote}}})
     try:
         for name, source in wanted.items():
-            # A bitmap of a read-only export need not record, as nothing is written there.
+            # The bitmap of a read-only export may not record.
             qmp.ask("block-dirty-bitmap-disable", {"node": source, "name": name})
             bitmaps.serve(qmp, f"{name}.end", source, source, [name])
         return _read(node, remote, wanted)
     finally:
         bitmaps.end_exports(qmp, lambda export: export.endswith(".end"))
+        # The guest may run on, if it cannot be powered off.
+        for name, source in wanted.items():
+            with contextlib.suppress(QmpError):
+                qmp.ask("block-dirty-bitmap-enable", {"node": source, "name": name})
 
 
 def _read(node: Node, remote: str, wanted: Iterable[str]) -> Areas:

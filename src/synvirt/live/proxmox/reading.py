@@ -331,14 +331,31 @@ class Reading:
             if not polite and manner == "hold":
                 raise stays_on(self.what, timeout_s)
             areas = self._farewell(polite=polite) if watched else {}
-        if not polite:
-            log.warning("guest is powered off by force", vm=self.vm_id, waited_s=timeout_s)
-            self._cluster.off_by_force(self._row)
-        if not self._cluster.await_state(self._row, "stopped", SETTLE_S):
-            failed = None if upid is None else self._cluster.failed(upid)
-            raise Internal(f"{self.what} does not shut down{f': {failed.detail}' if failed else ''}")
+        with self._or_resumed():
+            if not polite:
+                log.warning("guest is powered off by force", vm=self.vm_id, waited_s=timeout_s)
+                self._cluster.off_by_force(self._row)
+            if not self._cluster.await_state(self._row, "stopped", SETTLE_S):
+                failed = None if upid is None else self._cluster.failed(upid)
+                raise Internal(f"{self.what} does not shut down{f': {failed.detail}' if failed else ''}")
         if areas:
             self._notes.put(self.vm_id, last_start, areas)
+
+    def resume(self) -> None:
+        """Lets a guest run on that `shut_down` stopped, and that was not powered off then. Does nothing, where it runs."""
+        with contextlib.suppress(NoQemu), self.qmp() as qmp:
+            if qmp.ask("query-status").get("status") == "paused":
+                qmp.ask("cont")
+
+    @contextlib.contextmanager
+    def _or_resumed(self) -> Iterator[None]:
+        """If the block fails, the guest runs on."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.resume()
+            raise
 
     @contextlib.contextmanager
     def _kept_alive(self) -> Iterator[bool]:
