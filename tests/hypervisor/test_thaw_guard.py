@@ -4,7 +4,11 @@ import select
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pytest
+
+from synvirt.kvm import thaw_guard
 from synvirt.kvm.freezing import GUARD
 
 IMPATIENT = "import sys; from synvirt.kvm import thaw_guard; thaw_guard.HOLD_S = 0; sys.exit(thaw_guard.main())"
@@ -59,3 +63,31 @@ def test_once_the_service_is_gone_the_agent_itself_says_when_it_is_over() -> Non
             assert set(iter(commands.readline, STATUS)) == {THAW}
             agent.sendall(b'{"return": 1}\n{"return": "thawed"}\n')
             assert commands.readline() == "", "it is over, and the guard has ended"
+
+
+def test_a_guest_is_thawed_by_a_new_connection_where_the_daemon_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an upgrade does, which restarts the service too."""
+
+    class Lost(Exception):
+        pass
+
+    opened: list[str] = []
+
+    def open_(uri: str) -> SimpleNamespace:
+        opened.append(uri)
+        number = len(opened)
+        return SimpleNamespace(lookupByUUIDString=lambda _uuid: number)
+
+    def ask(domain: int, _command: str, _timeout_s: int, _flags: int) -> str:
+        if domain == 1:
+            raise Lost("client socket is closed")
+        return '{"return": "thawed"}'
+
+    libvirt = SimpleNamespace(registerErrorHandler=lambda *_: None, open=open_, libvirtError=Lost)
+    monkeypatch.setitem(sys.modules, "libvirt", libvirt)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "libvirt_qemu", SimpleNamespace(qemuAgentCommand=ask))  # type: ignore[arg-type]
+    thaw = thaw_guard.by_libvirt("qemu:///system", "uuid")
+    with pytest.raises(Lost):
+        thaw(True)
+    assert thaw(True)
+    assert opened == ["qemu:///system"] * 2

@@ -47,8 +47,14 @@ def by_libvirt(uri: str, uuid: str) -> Thaw:
         return json.loads(libvirt_qemu.qemuAgentCommand(domain, json.dumps({"execute": command}), ANSWER_S, 0))["return"]
 
     def thaw(_alone: bool) -> bool:
-        ask(THAW)
-        return bool(ask(STATUS) == "thawed")
+        nonlocal domain
+        try:
+            ask(THAW)
+            return bool(ask(STATUS) == "thawed")
+        except libvirt.libvirtError:
+            # The daemon may have been restarted together with the service: the next try uses a new connection.
+            domain = libvirt.open(uri).lookupByUUIDString(uuid)
+            raise
 
     return thaw
 

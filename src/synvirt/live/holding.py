@@ -8,6 +8,7 @@ guest hangs until it is thawed, so thawing must not depend only on the service, 
 """
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -115,6 +117,19 @@ def while_wanted() -> None:
     ended, _, _ = select.select([sys.stdin], [], [], FROZEN_MOST_S)
     if not ended:
         say("it was thawed")
+
+
+def thaw_until_done(thaw: Callable[[], bool], limit_s: float) -> None:
+    """Calls `thaw` at least once, and again for `limit_s` seconds until it reports that nothing is frozen. It may raise any
+    error: nothing else would thaw the guest."""
+    deadline = time.monotonic() + limit_s
+    for pause_s in itertools.chain(THAW_PAUSES_S, itertools.repeat(THAW_PAUSES_S[-1])):
+        with contextlib.suppress(Exception):
+            if thaw():
+                return
+        if time.monotonic() + pause_s > deadline:
+            return
+        time.sleep(pause_s)
 
 
 def say(what: str) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -394,6 +395,16 @@ def test_an_array_that_powershell_wrapped_is_an_array() -> None:
         session._connection = lambda: plain  # type: ignore[method-assign]
         assert session.run("list") == {"vms": [{"value": 1}, {"Count": 2}]}
         session.close()
+
+
+def test_a_broken_connection_that_does_not_close_hides_no_error() -> None:
+    def broken() -> None:
+        raise OSError("it does not even close")
+
+    session = Session(Address("127.0.0.1", 1, tls=False), Credentials("ntlm", "u", "p"))
+    session._connection = lambda: SimpleNamespace(close=broken)  # type: ignore[method-assign]
+    with pytest.raises(SourceUnreachable, match="open a session"):
+        session.open()
 
 
 class Kept:

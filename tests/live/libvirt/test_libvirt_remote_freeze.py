@@ -10,7 +10,6 @@ import pytest
 from synvirt.errors import SynvirtError
 from synvirt.kvm.library import load
 from synvirt.live import SourceAccess, holding
-from synvirt.live.libvirt import freeze as libvirt_remote_freeze
 from synvirt.live.libvirt.freeze import _thaw, frozen
 from tests.needs import lacking
 from tests.servers.libvirt_lab import until
@@ -100,6 +99,23 @@ def test_a_guest_is_thawed_until_it_is_so(
     host = SimpleNamespace(
         open=lambda: None, close=lambda: seen.append("closed"), connection=SimpleNamespace(lookupByUUIDString=look_up)
     )
-    monkeypatch.setattr(libvirt_remote_freeze, "THAW_PAUSES_S", (0.0,))
+    monkeypatch.setattr(holding, "THAW_PAUSES_S", (0.0,))
     _thaw(host, "uuid", limit_s)  # type: ignore[arg-type]
     assert seen.count("asked") - seen.count("closed") == tries
+
+
+def test_a_guest_is_thawed_also_after_an_error_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder for the new connection's secrets could not be made."""
+    errors = iter([OSError("No space left on device"), MemoryError(), RuntimeError("can't start new thread")])
+    opened: list[bool] = []
+
+    def open_() -> None:
+        if (error := next(errors, None)) is not None:
+            raise error
+        opened.append(True)
+
+    domain = SimpleNamespace(isActive=lambda: False)
+    host = SimpleNamespace(open=open_, close=lambda: None, connection=SimpleNamespace(lookupByUUIDString=lambda _uuid: domain))
+    monkeypatch.setattr(holding, "THAW_PAUSES_S", (0.0,))
+    _thaw(host, "uuid", 600.0)  # type: ignore[arg-type]
+    assert opened == [True]

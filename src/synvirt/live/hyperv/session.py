@@ -120,14 +120,7 @@ class Session:
     def close(self) -> None:
         """Ends the PowerShell session. It may be called twice."""
         with self._lock:
-            pool, self._pool = self._pool, None
-            wsman, self._wsman = self._wsman, None
-            for thing in (pool, wsman):
-                if thing is not None:
-                    try:
-                        thing.close()
-                    except Exception as error:  # whatever a broken connection raises, it is gone
-                        log.debug("a session did not end in order", host=self.address.host, cause=str(error)[:200])
+            self._lost()
 
     def run(self, name: str, **parameters: object) -> Any:
         """The script's answer. SourceUnreachable, AuthFailed, VmNotFound, HyperVRefused."""
@@ -237,16 +230,16 @@ class Session:
         return "".join(str(part) for part in shell.output)
 
     def _lost(self) -> None:
-        """The next call connects again. The host ends the old shell after its idle time; nothing depends on it."""
+        """The next call connects again. If the host does not hear the goodbye, it ends the shell after its idle time; nothing
+        depends on it."""
         pool, self._pool = self._pool, None
         wsman, self._wsman = self._wsman, None
-        if pool is not None:
-            try:
-                pool.close()
-            except Exception as error:
-                log.debug("a session was lost", host=self.address.host, cause=str(error)[:200])
-        if wsman is not None:
-            wsman.close()
+        for thing in (pool, wsman):
+            if thing is not None:
+                try:
+                    thing.close()
+                except Exception as error:  # whatever a broken connection raises, it is gone
+                    log.debug("a session did not end in order", host=self.address.host, cause=str(error)[:200])
 
 
 # PSInvocationState (MS-PSRP, section 2.2.3.5).

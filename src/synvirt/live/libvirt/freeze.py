@@ -1,13 +1,11 @@
 """The process that freezes a guest of a libvirt host (holding.py): `python -m synvirt.live.libvirt.freeze`."""
 
-import itertools
-import time
 from contextlib import AbstractContextManager
 from typing import Any
 
-from synvirt.errors import Internal, SynvirtError
+from synvirt.errors import Internal
 from synvirt.live import SourceAccess, holding
-from synvirt.live.holding import FROZEN_MOST_S, THAW_MOST_S, THAW_PAUSES_S, Hold
+from synvirt.live.holding import FROZEN_MOST_S, THAW_MOST_S, Hold
 from synvirt.live.libvirt import domain as domains
 from synvirt.live.libvirt.form import FORM
 from synvirt.live.libvirt.host import Host, library
@@ -43,21 +41,18 @@ def _hold(order: dict[str, Any]) -> None:
 
 def _thaw(host: Host, vm_id: str, limit_s: float) -> None:
     """At least once; with a new connection where the old one is lost."""
-    deadline = time.monotonic() + limit_s
-    for pause_s in itertools.chain(THAW_PAUSES_S, itertools.repeat(THAW_PAUSES_S[-1])):
+
+    def thawed() -> bool:
         try:
             host.open()
-            if domains.thaw(host.connection.lookupByUUIDString(vm_id)):
-                return
-        except library().libvirtError as error:
-            if error.get_error_code() == library().VIR_ERR_NO_DOMAIN:
-                return
+            return domains.thaw(host.connection.lookupByUUIDString(vm_id))
+        except Exception as error:
+            if isinstance(error, library().libvirtError) and error.get_error_code() == library().VIR_ERR_NO_DOMAIN:
+                return True
             host.close()
-        except SynvirtError:
-            host.close()
-        if time.monotonic() + pause_s > deadline:
-            return
-        time.sleep(pause_s)
+            return False
+
+    holding.thaw_until_done(thawed, limit_s)
 
 
 if __name__ == "__main__":

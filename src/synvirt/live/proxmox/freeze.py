@@ -3,14 +3,12 @@
 By the guest's agent, through the API: POST agent/fsfreeze-freeze and -thaw. The VM's node is requested each time.
 """
 
-import itertools
-import time
 from contextlib import AbstractContextManager
 from typing import Any
 
 from synvirt.errors import Internal, SynvirtError, VmNotFound
 from synvirt.live import SourceAccess, holding
-from synvirt.live.holding import THAW_MOST_S, THAW_PAUSES_S, Hold
+from synvirt.live.holding import THAW_MOST_S, Hold
 from synvirt.live.proxmox.api import Api
 from synvirt.live.proxmox.cluster import Cluster
 from synvirt.live.proxmox.form import FORM
@@ -42,20 +40,19 @@ def _hold(order: dict[str, Any]) -> None:
 
 def thaw(api: Api, vm_id: str, limit_s: float) -> None:
     """At least once, and until it is thawed; with a new session where the old one is lost."""
-    deadline = time.monotonic() + limit_s
-    for pause_s in itertools.chain(THAW_PAUSES_S, itertools.repeat(THAW_PAUSES_S[-1])):
+
+    def thawed() -> bool:
         try:
             api.open()
             Cluster(api).thaw(vm_id)
         except VmNotFound:
-            return
-        except SynvirtError:
+            return True
+        except Exception:
             api.close()
-        else:
-            return
-        if time.monotonic() + pause_s > deadline:
-            return
-        time.sleep(pause_s)
+            return False
+        return True
+
+    holding.thaw_until_done(thawed, limit_s)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from synvirt.errors import (
     Internal,
     SnapshotFailed,
     SourceUnreachable,
-    SynvirtError,
     UnsupportedFormat,
 )
 from synvirt.live.vsphere import changes as vim_changes
@@ -222,7 +221,7 @@ class SnapshotDisks:
             lease = self._lease = ExportLease(self._session, snapshot_id)
             try:
                 lease.open(busy_timeout_s)
-            except SynvirtError:
+            except BaseException:
                 self._lease = None
                 lease.end()
                 raise

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from synvirt.disks.specs import LeaseSpec
+from synvirt.disks.specs import LeaseSpec, ReaderSpec
 from synvirt.errors import (
     AuthFailed,
     Internal,
@@ -117,6 +117,23 @@ def test_a_lease_that_is_never_ready_is_given_up_and_aborted(
         ask(by_lease(platform), opened)
     assert platform.leases() == 0
     assert platform.calls("HttpNfcLeaseAbort") == 1
+
+
+def test_a_lease_whose_guard_could_not_be_started_is_asked_for_again(
+    platform: VCenter, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_session: object) -> None:
+        raise OSError("Cannot allocate memory")
+
+    async def use(adapter: VimApi) -> ReaderSpec:
+        with monkeypatch.context() as patched:
+            patched.setattr("synvirt.live.vsphere.lease.LeaseGuard", full)
+            with pytest.raises(OSError, match="allocate"):
+                await opened(adapter)
+        return await opened(adapter)
+
+    assert isinstance(ask(by_lease(platform), use), LeaseSpec)
+    assert platform.leases() == 0
 
 
 def test_a_lease_that_a_crash_left_is_waited_for(platform: VCenter, disk: Path) -> None:
