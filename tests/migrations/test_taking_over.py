@@ -321,8 +321,9 @@ def test_another_service_goes_on_from_the_watermark(tmp_path: Path, postgresql_u
     house = House(tmp_path / "a", store_url=postgresql_url, host="a", shared=tmp_path / "shared")
     house.platform.add_vm(VM, {DISK: disk_content()})
     store = house.store
-    with service(tmp_path, postgresql_url, "a") as a, service(tmp_path, postgresql_url, "b") as b:
-        job = house.intake.submit(live_plan(limits={"bandwidth_bps": MIB}))
+    # Its start finds the job: one that comes later from outside it would find by a look each 30 s.
+    job = house.intake.submit(live_plan(limits={"bandwidth_bps": MIB}))
+    with service(tmp_path, postgresql_url, "b") as b, service(tmp_path, postgresql_url, "a") as a:
         until(lambda: bool(store.watermarks(job.id, 1)))
         a.send_signal(how)
         mark = store.watermarks(job.id, 1)[DISK].offset_bytes
