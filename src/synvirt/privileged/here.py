@@ -1,6 +1,12 @@
 """In this process."""
 
+import logging
 from dataclasses import dataclass
+
+_log = logging.getLogger("synvirt.privileged")
+# Linux-PAM's numbers (security/_pam_types.h) for an account whose password was right: it must be changed, the account has
+# expired, the password has. Some hosts' rules answer the second like a wrong password.
+_EXPIRED = frozenset({12, 13, 27})
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +20,11 @@ class Here:
 
         try:
             pamela.authenticate(user, password, service=self.pam_service, resetcred=0)
-        except (pamela.PAMError, ValueError):  # a text that is no UTF-8, or has a NUL, is no password
+        except ValueError:  # a text that is no UTF-8, or has a NUL, is no password
+            return False
+        except pamela.PAMError as error:
+            # The caller learns as little as of a wrong password; who keeps the host must know.
+            if error.errno in _EXPIRED:
+                _log.warning("the password of %s was right, and PAM refuses the account: %s", user, error.message)
             return False
         return True

@@ -15,6 +15,7 @@ import pytest
 from synvirt import accounts
 from synvirt.api.callers import auth
 from synvirt.api.callers.auth import Remembering, Throttled, authenticator, pam_accounts
+from synvirt.api.callers.sessions import Sessions
 from synvirt.errors import BadRequest, Internal, Unauthorized
 from synvirt.privileged.here import Here
 from synvirt.settings import Settings, prepare_data_dir
@@ -299,6 +300,40 @@ def test_an_account_of_the_host(account: tuple[str, str], tmp_path: Path) -> Non
         assert httpx.get(url, auth=httpx.BasicAuth(name, password), timeout=60).status_code == 200
         assert httpx.get(url, auth=httpx.BasicAuth(name, "wrong"), timeout=60).status_code == 401
     service.close()
+
+
+def test_a_change_of_the_hosts_passwords_ends_sessions_and_what_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A password that was changed, an account that was locked: both are in that file."""
+    shadow = tmp_path / "shadow"
+    shadow.write_text("eve:old")
+    monkeypatch.setattr(auth, "SHADOW", shadow)
+
+    class Right:
+        def authenticate(self, user: str, password: str) -> bool:
+            return True
+
+    settings = Settings(data_dir=tmp_path, auth="pam", pam_operator_group="users")
+    check = authenticator(settings, announce=lambda line: None, privileged=Right())
+    check.check("eve", "old", "")
+    sessions = Sessions(check.version)
+    secret = sessions.begin("eve")
+    assert check.remembers("eve", "old")
+    assert sessions.of(secret) is not None
+    (tmp_path / "new").write_text("eve:!old")
+    (tmp_path / "new").rename(shadow)
+    assert not check.remembers("eve", "old")
+    assert sessions.of(secret) is None
+
+
+def test_a_right_password_that_has_expired_is_in_the_log(account: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    name, password = account
+    subprocess.run(["chage", "-d", "0", name], check=True, timeout=30)
+    assert not Here().authenticate(name, password)
+    [line] = [record.getMessage() for record in caplog.records if record.name == "synvirt.privileged"]
+    assert f"the password of {name} was right" in line
+    assert password not in line
 
 
 def test_without_a_group_the_hosts_accounts_are_not_asked(tmp_path: Path) -> None:

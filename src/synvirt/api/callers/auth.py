@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account, nobody_can_log_in
 from synvirt.api.callers.gate import Authenticate
@@ -26,6 +27,9 @@ from synvirt.privileged import Privileged
 from synvirt.privileged.here import Here
 from synvirt.settings import Settings
 from synvirt.settings.starting import check_groups
+
+# The passwords of the host's accounts, and which are locked or expired. A directory service has others, which are not seen.
+SHADOW = Path("/etc/shadow")
 
 REMEMBERED_FOR_S = 60.0
 REMEMBERED_MAX = 256
@@ -141,7 +145,7 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
     if settings.auth == "pam":
         groups = pam_groups(settings)
         throttled = Throttled(pam_accounts(privileged or Here(settings.pam_service)))
-        return Remembering(throttled, role_of=partial(role_by_group, groups))
+        return Remembering(throttled, version=lambda: _version_of(SHADOW), role_of=partial(role_by_group, groups))
     path = settings.keyring_dir / "users"
     password = add_first_account(path)
     if password is not None:
@@ -150,6 +154,15 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
         announce(nobody)
     accounts = FileAccounts(path)
     return Remembering(Throttled(accounts), version=accounts.version, role_of=accounts.role_of)
+
+
+def _version_of(path: Path) -> tuple[int, int] | None:
+    """Changes when the file does; None, if there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
 
 
 def pam_groups(settings: Settings) -> dict[Role, str]:
