@@ -66,7 +66,7 @@ def website(
         login_router(pages),
         jobs_router(pages, intake, stopping=stopping, pace=pace),
         job_router(JobView(pages, intake, screenshot, rehearsing, receipts), stopping=stopping, pace=pace),
-        new_router(pages, beginning, sources, finder.uploads),
+        new_router(pages, beginning, sources, import_root=settings.imports_dir, looking=finder.looking),
         machine_router(setup, beginning),
         several_router(Several(setup)),
         uploads_router(pages, finder.uploads),

@@ -3,6 +3,7 @@
 /new ─▶ /new/source/ID │ /new/files │ an upload │ a URL ─▶ /new/machine ─▶ /new/review ─▶ the job's page
 """
 
+from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
@@ -12,9 +13,9 @@ from starlette.responses import Response
 
 from synvirt.api.paging import Cursor, number_of
 from synvirt.errors import SynvirtError
+from synvirt.jobs.inspecting.looking import Looking
 from synvirt.migrations.sources.registered import LISTING_KEPT_S, Sources
 from synvirt.migrations.uploads import Uploads
-from synvirt.offline import browsing
 from synvirt.web.forms import Form
 from synvirt.web.pages import Pages
 
@@ -49,8 +50,8 @@ class Beginning:
         )
 
 
-def new_router(pages: Pages, beginning: Beginning, sources: Sources, uploads: Uploads) -> APIRouter:
-    """The pages on which a machine is chosen."""
+def new_router(pages: Pages, beginning: Beginning, sources: Sources, *, import_root: Path, looking: Looking) -> APIRouter:
+    """The pages on which a machine is chosen. `looking`: opens the files under `import_root`, which are strangers'."""
     router = pages.router()
 
     @router.get("/new")
@@ -91,7 +92,7 @@ def new_router(pages: Pages, beginning: Beginning, sources: Sources, uploads: Up
 
     @router.get("/new/files")
     def files(path: str = "", cursor: str | None = None) -> Response:
-        folder = browsing.browse(uploads.import_root, path, limit=FILES_ON_A_PAGE, cursor=cursor)
-        return pages.page("new/files.html", folder=folder, root_path=str(uploads.import_root.resolve()), cursor=cursor)
+        folder = looking.browse(import_root, path, limit=FILES_ON_A_PAGE, cursor=cursor)
+        return pages.page("new/files.html", folder=folder, root_path=str(import_root.resolve()), cursor=cursor)
 
     return router
