@@ -27,6 +27,7 @@ from synvirt.model.rehearsal import (
     RoleCheck,
 )
 from synvirt.proof.sameness import kind_of
+from synvirt.rehearsals.steps import SWEEP_PAUSES_S, UnderWay
 from synvirt.sizes import MIB
 from synvirt.store.rehearsals import KEPT
 from tests.fakes.clones import CopyingDirectory
@@ -359,6 +360,43 @@ def test_a_job_is_not_removed_while_its_rehearsal_is_swept(stage: Stage) -> None
     removal.remove(job.id, None)
     with pytest.raises(NotFound):
         stage.house.store.rehearsals.get(rehearsal.id)
+
+
+@pytest.mark.parametrize("error", [OSError("a disk gives no answer"), DiskWriteFailed("the pool is away")])
+@pytest.mark.parametrize("where", ["unclone", "volume_name"])
+def test_what_cannot_be_removed_now_changes_no_result_and_is_tried_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
+) -> None:
+    """Whatever the error is, and with a pause, as it may last for days."""
+    pauses: list[float] = []
+    threads: list[threading.Thread] = []
+    real, failures = getattr(CopyingDirectory, where), iter((error, error))
+
+    def failing(self: CopyingDirectory, *names: Any) -> Any:
+        if threading.current_thread() in threads and _state(stage, asked) is RehearsalState.SWEEPING:
+            for failure in failures:
+                raise failure
+        return real(self, *names)
+
+    def paused(_: UnderWay, seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(CopyingDirectory, where, failing)
+    monkeypatch.setattr(UnderWay, "pause", paused)
+    job = stage.submit()
+    stage.begin_job(job.id)
+    stage.holds(job.id)
+    asked = stage.asking.ask(job.id, RehearsalRequest())
+    threads.append(stage.begin(asked.id))
+    stage.until(lambda: _state(stage, asked) in REHEARSED)
+    assert _state(stage, asked) is RehearsalState.PASSED
+    assert stage.asking.get(job.id, asked.id).error is None
+    assert pauses[-2:] == list(SWEEP_PAUSES_S[:2])
+
+
+def _state(stage: Stage, rehearsal: Rehearsal) -> RehearsalState:
+    return stage.asking.get(rehearsal.migration_id, rehearsal.id).state
 
 
 def test_the_oldest_go(stage: Stage) -> None:

@@ -13,7 +13,16 @@ from threading import Event
 
 import structlog
 
-from synvirt.errors import Cancelled, DomainDefineFailed, GuestBootFailed, HostLacks, Interrupted, NotFound, SynvirtError
+from synvirt.errors import (
+    Cancelled,
+    DomainDefineFailed,
+    GuestBootFailed,
+    HostLacks,
+    Interrupted,
+    NotFound,
+    PersistFailed,
+    SynvirtError,
+)
 from synvirt.guests.looking_inside import facts_of
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
@@ -426,33 +435,44 @@ def failed(under_way: UnderWay, error: SynvirtError) -> dict[str, object]:
 
 
 def sweeping(under_way: UnderWay) -> dict[str, object]:
-    """Removes all that it made, the guest first. The rehearsal ends only after that."""
+    """Removes all that it made, the guest first. The rehearsal ends only after that: whatever fails is tried again."""
     rehearsal, rooms = under_way.rehearsal, under_way.rooms
-    job = under_way.job
     steps: list[Callable[[], object]] = [
         lambda: rooms.hypervisor.undefine(rehearsal.id, rehearsal.id),
         under_way.close,
         lambda: rooms.hypervisor.forget_screenshot(rehearsal.id),
         lambda: rooms.preparer.discard(str(rehearsal.id)),
+        lambda: _unclone(under_way),
     ]
-    if job.migration.manifest is not None:
-        steps += [
-            lambda volume=volume, clone=clone: job.destination.unclone(volume, clone)  # type: ignore[misc]
-            for _, volume, clone in clones(job, rehearsal.id)
-        ]
     pauses = iter(SWEEP_PAUSES_S)
     while steps:
         left = []
         for step in steps:
             try:
                 step()
-            except SynvirtError as error:
-                log.warning("what a rehearsal made cannot be removed now", rehearsal=str(rehearsal.id), cause=error.detail)
+            except PersistFailed:
+                raise
+            except Exception as error:
+                unexpected = not isinstance(error, SynvirtError)
+                log.warning(
+                    "what a rehearsal made cannot be removed now",
+                    rehearsal=str(rehearsal.id),
+                    cause=str(error),
+                    exc_info=unexpected,
+                )
                 left.append(step)
         steps = left
         if steps:
             under_way.pause(next(pauses, SWEEP_PAUSES_S[-1]))
     return {"state": rehearsal.outcome or RehearsalState.FAILED, "finished_at": now()}
+
+
+def _unclone(under_way: UnderWay) -> None:
+    """Idempotent."""
+    job = under_way.job
+    if job.migration.manifest is not None:
+        for _, volume, clone in clones(job, under_way.rehearsal.id):
+            job.destination.unclone(volume, clone)
 
 
 def _volumes(under_way: UnderWay, job: Job) -> list[Volume]:
