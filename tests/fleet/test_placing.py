@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from synvirt.fleet.model import Group, Member, MemberState, Wave, WaveRequest
+from synvirt.fleet.model import Group, Member, MemberState, RollBackRequest, Wave, WaveRequest
 from synvirt.fleet.placing import AGAIN_S, Placing
 from synvirt.fleet.records import member_of
 from synvirt.fleet.waves import Waves, change_members
@@ -125,6 +125,23 @@ def test_two_waves_do_not_promise_one_room_twice(site: Site) -> None:
     site.look(first, second)
     placed = [*site.hosts_of(first).values(), *site.hosts_of(second).values()]
     assert [placed.count(host) for host in ("a", "b", None)] == [4, 4, 4]
+
+
+def test_a_wave_that_is_rolled_back_or_cannot_be_read_stops_no_other(site: Site) -> None:
+    """A new leader has placed neither, and the source of one may not answer for days. What that one takes still counts."""
+    back = site.begun(wave(*(member(f"m{n}") for n in range(6))))
+    site.look(back)
+    for name in site.hosts_of(back):
+        site.begin(back, name)
+    site.waves.roll_back(back, RollBackRequest())
+    site.placing = Placing(site.store.waves, site.hosts, site.vm_of, clock=lambda: site.at)
+    other = site.begun(wave(*(member(f"n{n}") for n in range(6))))
+    damaged = uuid4()
+    whole, rows = site.wave(other), {one.member_id: one for one in site.waves.load(other)[1]}
+    assert not site.placing.look(whole, rows, {}, under_way=(back, damaged, other))[1], "it is not known yet what they take"
+    site.placing.count(site.wave(back), {})
+    site.placing.look(whole, rows, {}, under_way=(back, damaged, other), stuck={damaged})
+    assert [list(site.hosts_of(other).values()).count(host) for host in ("a", "b", None)] == [1, 1, 4]
 
 
 def test_a_network_and_a_source_that_a_host_lacks(site: Site) -> None:

@@ -26,7 +26,7 @@ from synvirt.fleet.placing import NEXT, Placing, is_placed
 from synvirt.fleet.records import wave_event
 from synvirt.fleet.scheduling import Decision, decide
 from synvirt.fleet.seeing import Seeing, Seen
-from synvirt.fleet.waves import UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
+from synvirt.fleet.waves import GOING, UNDER_WAY, change_members, give_back, give_group_back, hold_for, is_warm
 from synvirt.fleet.webhooks.delivering import Delivering
 from synvirt.fleet.webhooks.events import deliveries, of_wave
 from synvirt.fleet.windows import Span
@@ -144,7 +144,7 @@ class Carrying:
     def _follow_orders(self, seen: Seen, *, leads: bool) -> Seen:
         """Does what this host must do."""
         broke = None if seen.wave.state in WAVE_ENDS else self._submit(seen, leads=leads)
-        self._side.look(seen.wave, seen.rows, seen.jobs, leads=leads)
+        self._side.look(seen, leads=leads)
         if broke is not None:
             raise broke
         return seen
@@ -156,15 +156,19 @@ class Carrying:
         self._observe(seen, at)
         seen = self._seeing.again(seen)
         self._rows.keep_lead()
+        if self._placing is not None and seen.wave.state not in GOING:
+            self._placing.count(seen.wave, seen.jobs)
         if seen.wave.state in WAVE_ENDS:
             self._cancel_what_is_left(seen)
             return seen
         if seen.wave.state is WaveState.ROLLING_BACK:
             self._roll_back(seen)
-        elif seen.wave.state in (WaveState.RUNNING, WaveState.HELD):
+        elif seen.wave.state in GOING:
             unplaced: Mapping[str, str] = {}
             if self._placing is not None:
-                unplaced_by, moved = self._placing.look(seen.wave, seen.rows, seen.jobs, under_way=under_way)
+                unplaced_by, moved = self._placing.look(
+                    seen.wave, seen.rows, seen.jobs, under_way=under_way, stuck=self._causes_before
+                )
                 seen = self._seeing.seen(wave.id) if moved else seen
                 left = [one for one in seen.wave.members if one.host is None]
                 # A member that is retried only now is placed at the next tick, and does not begin before.
@@ -270,7 +274,7 @@ class Carrying:
                 continue
             job = seen.job_of(member)
             if job is None:
-                if row.submitted:
+                if row.submitted and member.job_id not in seen.unreadable:
                     self._failed(seen, member, "Its job was removed.")
             elif job.restarted_by is not None:
                 change_members(self._rows, seen.wave.id, [member], {member.state}, {"job_id": job.restarted_by})
@@ -321,6 +325,8 @@ class Carrying:
         for member in seen.wave.members:
             row = seen.rows[member.id]
             if member.job_id is None or row.submitted or row.rolling_back or member.state not in _RUNS:
+                continue
+            if member.job_id in seen.unreadable:
                 continue
             if not (leads if member.host is None else member.host == self._side.host):
                 continue
@@ -378,9 +384,13 @@ class Carrying:
         for member in seen.wave.members:
             if member.state not in MEMBER_ENDS and not seen.rows[member.id].rolling_back:
                 job = seen.job_of(member)
-                if member.job_id is None or (job is None and not seen.rows[member.id].submitted):
-                    fields = {"state": S.SKIPPED, "cause": "The wave was cancelled."}
+                cause = "The wave was cancelled."
+                if member.job_id is None:
+                    fields = {"state": S.SKIPPED, "cause": cause}
                     change_members(self._rows, seen.wave.id, [member], {member.state}, fields)
+                elif job is None and not seen.rows[member.id].submitted:
+                    # Its host may submit it at this moment. So that host ends it.
+                    give_back(self._rows, seen.wave.id, [member], cause)
                 elif job is not None and not job.ended:
                     self._cancel(job)
 

@@ -9,7 +9,7 @@ Two copies of one guest never run: the domain is removed before the source is po
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID
 
@@ -17,6 +17,7 @@ import structlog
 
 from synvirt.errors import PersistFailed, SynvirtError
 from synvirt.fleet.model import Member, MemberState, Wave
+from synvirt.fleet.seeing import Seen
 from synvirt.fleet.waves import change_members
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Migration
@@ -24,7 +25,6 @@ from synvirt.model.kinds import LiveKind, State
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
 from synvirt.repeating import Pauses
-from synvirt.store.waves import MemberRow
 
 log = structlog.get_logger(__name__)
 
@@ -57,18 +57,17 @@ class HostSide:
         self._closing.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def look(
-        self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Mapping[UUID, tuple[str, Migration]], *, leads: bool
-    ) -> None:
-        """`leads`: this host submits jobs, so a missing job was never submitted."""
+    def look(self, seen: Seen, *, leads: bool) -> None:
+        """`leads`: this host submits jobs, so a missing job was never submitted. One that cannot be read is left alone."""
+        wave = seen.wave
         for member in wave.members:
-            if member.job_id is None:
+            if member.job_id is None or member.job_id in seen.unreadable:
                 continue
             whose = member.host or (self.host if leads else None)
-            host, job = jobs.get(member.job_id, (whose, None))
+            host, job = seen.jobs.get(member.job_id, (whose, None))
             if host != self.host:
                 continue
-            if rows[member.id].rolling_back:
+            if seen.rows[member.id].rolling_back:
                 self._give_back(wave, member, job)
             elif member.state is MemberState.CUTTING_OVER and job is not None and job.state is State.COMPLETED:
                 self._look_at(wave, member, job)

@@ -9,7 +9,7 @@ is chosen. Files and uploads are on one host, the leader: such a member is not p
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -62,30 +62,51 @@ class Placing:
         self._shared: dict[tuple[str, str], str] = {}
 
     def look(
-        self, wave: Wave, rows: Mapping[str, MemberRow], jobs: Jobs, *, under_way: Iterable[UUID]
+        self,
+        wave: Wave,
+        rows: Mapping[str, MemberRow],
+        jobs: Jobs,
+        *,
+        under_way: Collection[UUID],
+        stuck: Container[UUID] = (),
     ) -> tuple[dict[str, str], bool]:
         """Chooses places. Returns why members without a place still have none, and whether any member got or lost its place.
-        `under_way`: all waves, as their members use resources too."""
+        `under_way`: all waves, as their members use resources too. `stuck`: those that cannot be read: no wave waits for
+        them."""
         at, known = self._clock(), self._hosts()
         hosts = [_host(one) for one in known if one.state == "alive"]
         self._shared |= {(host.name, one.name): one.shared_id for host in hosts for one in host.stores if one.shared_id}
-        self._accounts = {id_: self._accounts[id_] for id_ in under_way if id_ in self._accounts}
+        for gone in self._accounts.keys() - set(under_way):
+            del self._accounts[gone]
+            self._refused = {name: refused for name, refused in self._refused.items() if name[0] != gone}
         movable = {one.id for one in wave.members if is_placed(one) and _may_move(one, rows[one.id], jobs)}
         unplaced = [one for one in wave.members if is_placed(one) and one.id in movable and one.host is None]
         todo = [one for one in unplaced if self._refused.get((wave.id, one.id), (at, ""))[0] <= at][:PLACED_A_LOOK]
-        account = self._accounts.get(wave.id)
-        if account is None or todo or at >= account.at + AGAIN_S:
-            account = self._accounts[wave.id] = _Account(at, list(self._taken(wave, jobs)))
+        if todo or self._is_old(wave):
+            account = self._counted(wave, jobs)
             todo += self._to_move(wave, account, hosts, movable)
         moved = False
         # A new leader places nothing before it knows what all waves use.
-        if todo and all(id_ in self._accounts for id_ in under_way):
+        if todo and all(id_ in self._accounts or id_ in stuck for id_ in under_way):
             # A group that is apart and larger than the fleet would wait forever.
             count = sum(one.state != "fenced" for one in known)
             sizes = Counter(one.group for one in wave.members)
             spread = {group.name for group in wave.groups if group.rule == "apart" and sizes[group.name] > count}
             moved = self._place(wave, todo, jobs, hosts, at=at, spread=spread)
         return {one.id: self._refused.get((wave.id, one.id), (at, NEXT))[1] for one in (*unplaced, *todo)}, moved
+
+    def count(self, wave: Wave, jobs: Jobs) -> None:
+        """Notes what the members of a wave use that gets no places, as it has ended or is rolled back."""
+        if self._is_old(wave):
+            self._counted(wave, jobs)
+
+    def _is_old(self, wave: Wave) -> bool:
+        account = self._accounts.get(wave.id)
+        return account is None or self._clock() >= account.at + AGAIN_S
+
+    def _counted(self, wave: Wave, jobs: Jobs) -> _Account:
+        account = self._accounts[wave.id] = _Account(self._clock(), list(self._taken(wave, jobs)))
+        return account
 
     def where(self, host: str, destination: str) -> str:
         """A destination by a name of its own, the same from each host that reaches it."""

@@ -20,11 +20,13 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class Seen:
     """`rows` of the members, by their ids: these alone have what members wait for. `jobs` by their ids, each with its host.
-    `as_of`: the newest event by then."""
+    `unreadable`: jobs that this version cannot read; they are there, and nothing is done with them. `as_of`: the newest event
+    by then."""
 
     wave: Wave
     rows: Mapping[str, MemberRow]
     jobs: Mapping[UUID, tuple[str, Migration]]
+    unreadable: frozenset[UUID]
     as_of: int
 
     def job_of(self, member: Member) -> Migration | None:
@@ -41,11 +43,12 @@ class Seeing:
         # By wave: the text and what was parsed of it. Only what the newest look found is kept.
         self._members: dict[UUID, dict[str, tuple[str, Member]]] = {}
         self._jobs: dict[UUID, dict[UUID, tuple[str, Migration]]] = {}
+        self._unreadable: dict[UUID, frozenset[UUID]] = {}
         self._orders: dict[UUID, tuple[list[str], Order]] = {}
 
     def forget(self) -> None:
         """No wave is under way."""
-        for known in (self._members, self._jobs, self._orders):
+        for known in (self._members, self._jobs, self._unreadable, self._orders):
             known.clear()
 
     def seen(self, wave_id: UUID) -> Seen:
@@ -53,10 +56,12 @@ class Seeing:
         as_of = self._rows.last_event_id()
         head = self._rows.get(wave_id)
         rows, _ = self._rows.members(wave_id)
+        jobs, unreadable = self._parsed_jobs(wave_id)
         return Seen(
             wave_of(head, self._parsed_members(wave_id, rows)),
             {row.member_id: row for row in rows},
-            self._parsed_jobs(wave_id),
+            jobs,
+            unreadable,
             as_of,
         )
 
@@ -82,17 +87,19 @@ class Seeing:
         self._members[wave_id] = after
         return [member for _, member in after.values()]
 
-    def _parsed_jobs(self, wave_id: UUID) -> dict[UUID, tuple[str, Migration]]:
+    def _parsed_jobs(self, wave_id: UUID) -> tuple[dict[UUID, tuple[str, Migration]], frozenset[UUID]]:
         before, after = self._jobs.get(wave_id, {}), dict[UUID, tuple[str, Migration]]()
-        found = {}
+        found, unreadable = {}, set[UUID]()
         for id_, (host, document, version) in self._rows.jobs(wave_id, sorted(MEMBER_ENDS)).items():
             known = before.get(id_)
             try:
                 job = known[1] if known is not None and known[0] == document else parsed(Migration, document, version)
             except Unreadable as error:
-                log.warning("a job of a wave is left alone", job=str(id_), cause=error.detail)
+                unreadable.add(id_)
+                if id_ not in self._unreadable.get(wave_id, ()):
+                    log.warning("a job of a wave is left alone", job=str(id_), cause=error.detail)
                 continue
             after[id_] = document, job
             found[id_] = host, job
-        self._jobs[wave_id] = after
-        return found
+        self._jobs[wave_id], self._unreadable[wave_id] = after, frozenset(unreadable)
+        return found, self._unreadable[wave_id]

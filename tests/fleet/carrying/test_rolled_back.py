@@ -1,12 +1,16 @@
 """Members of a wave that are given back, or tried again, against the fake platform."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import select, update
 
 from synvirt.fleet.carrying import Carrying, failed
+from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
     ApprovalRequest,
     RollBackRequest,
@@ -16,9 +20,11 @@ from synvirt.fleet.seeing import Seen
 from synvirt.fleet.waves import change_members, give_back
 from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.model.job import Migration
+from synvirt.model.kinds import State
 from synvirt.model.values import now
 from synvirt.repeating import Pauses
 from synvirt.sizes import KIB
+from synvirt.store.tables import migrations
 from tests.fleet.carrying.night import CONTENT, SICK, Night, S, W, plan_of, states, wave
 from tests.house import House
 
@@ -283,3 +289,69 @@ def test_a_member_that_is_tried_again_while_others_are_placed_waits_for_its_plac
     assert placing.looks == 1
     (web,) = [one for one in night.waves.whole(made.id).members if one.id == "web"]
     assert (web.state, web.job_id, web.waits_for) == (S.WAITING, None, "A host for it is chosen next.")
+
+
+def test_a_job_that_another_host_submits_when_its_wave_is_cancelled_is_cancelled(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader sees no job yet, and that host does not see yet that the wave is cancelled."""
+    night.vms("db")
+    made = night.waves.create(wave({"id": "db"}))
+    night.waves.go(made.id)
+    (db,) = night.waves.whole(made.id).members
+    change_members(night.store.waves, made.id, [db], {S.WAITING}, {"host": "b"})
+    night.until(made.id, lambda seen: seen.members[0].job_id is not None)
+    side = HostSide(night.house.rooms, night.side._checker, cancel=night.house.intake.cancel, failed=night.side._failed)
+    side.host = "b"
+    other, submit = Carrying(night.house.intake, side), night.house.intake.submit
+    leaders = iter((False, True))  # the other host does not lead, this one does
+
+    def late(*plan: Any, **more: Any) -> Migration:
+        night.waves.cancel(made.id)
+        night.carrying.tick()
+        return submit(*plan, **more)
+
+    monkeypatch.setattr(night.house.intake, "submit", late)
+    monkeypatch.setattr(night.store.waves, "leading", lambda: nullcontext(next(leaders)))
+    other.tick()
+    monkeypatch.undo()
+    (job,) = night.store.unended()
+    night.until(made.id, lambda seen: night.store.get(job.id).ended)
+    assert night.store.get(job.id).state is State.CANCELLED
+    night.until(made.id, lambda seen: states(seen) == {"db": S.ROLLED_BACK})
+    side.close()
+
+
+def test_a_member_whose_job_cannot_be_read_is_left_alone(night: Night) -> None:
+    """A later version on another host may have written it: it was not removed, and nothing may run twice."""
+    night.vms("db")
+    made = night.waves.create(wave({"id": "db", "approvers": ["owner"]}, on_failure="roll_back"))
+    night.waves.go(made.id)
+    (before,) = night.until(made.id, lambda seen: states(seen) == {"db": S.READY}).members
+    assert before.job_id is not None
+    for change in (
+        lambda: None,
+        lambda: night.waves.roll_back(made.id, RollBackRequest()),
+        lambda: night.waves.cancel(made.id),
+    ):
+        change()
+        with version_of_job(night, before.job_id, "999.0"):
+            night.side.close()
+            night.begin_anew()
+            for _ in range(3):
+                night.carrying.tick()
+            (seen,) = night.waves.whole(made.id).members
+            assert (seen.state, seen.job_id) == (S.READY, before.job_id)
+    night.until(made.id, lambda seen: states(seen) == {"db": S.ROLLED_BACK})
+    assert night.store.get(before.job_id).state is State.CANCELLED
+
+
+@contextmanager
+def version_of_job(night: Night, job_id: UUID, version: str) -> Iterator[None]:
+    with night.store._writing() as db:
+        chosen = migrations.c.id == str(job_id)
+        before = db.execute(select(migrations.c.version).where(chosen)).scalar_one()
+        db.execute(update(migrations).where(chosen).values(version=version))
+    yield
+    with night.store._writing() as db:
+        db.execute(update(migrations).where(chosen).values(version=before))
