@@ -385,3 +385,31 @@ def test_problems_are_refused_by_the_first_ones_own_error(rooms: Rooms, house: H
     with pytest.raises(InvalidPlan, match=r"target\.destination: .*; target: "):
         refuse(found)
     assert not any(isinstance(error, SourceUnreachable) for _, error in found.refused)
+
+
+def test_a_machine_that_another_job_has_by_another_source_is_refused(rooms: Rooms, house: House) -> None:
+    """One vCenter was registered twice. A cold job would power the guest off under a warm one that holds."""
+    name, uuid = "web", str(uuid4())
+
+    class Named(Networked):
+        async def inspect(self, vm_id: str) -> VmManifest:
+            return (await super().inspect(vm_id)).model_copy(update={"name": name, "uuid": uuid})
+
+    async def connect(kind: LiveKind, source_id: UUID) -> LiveAdapter:
+        return Named(house.platform)
+
+    rooms = replace(rooms, connect=connect)
+    fits = {**RIGHT, "skip_disks": ["disk-1"]}
+    ours = live_plan(**fits)
+    by_other = ours.model_copy(update={"source_ref": ours.source_ref.model_copy(update={"source_id": uuid4()})})
+    manifest = dry_run(rooms, ours).manifest
+    held = Migration(id=uuid4(), name="held", plan=by_other, mode_effective=Mode.WARM, created_at=now(), manifest=manifest)
+    house.store.add(held.model_copy(update={"state": State.DELTA_SYNCING}), host="kvm2")
+
+    detail, _ = problems(rooms, live_plan("Cold", **fits, warm={"max_passes": 1}))["source_ref.vm_id"]
+    assert f"job {held.id} (held) is at work on the machine web of UUID {uuid}, by another source" in detail
+    name = "web, cloned with its UUID"
+    assert problems(rooms, ours) == {}
+    name = "web"
+    house.store.change(held.id, State.DELTA_SYNCING, lambda one: one.model_copy(update={"state": State.CANCELLED}))
+    assert problems(rooms, ours) == {}

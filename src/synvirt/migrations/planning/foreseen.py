@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 import structlog
-from pydantic_core import to_json
 
 from synvirt.errors import (
     AuthFailed,
@@ -34,6 +33,7 @@ from synvirt.migrations.planning import schedule
 from synvirt.migrations.planning.critical import refuse_critical
 from synvirt.migrations.planning.outage import planned_outage
 from synvirt.migrations.planning.past import completed
+from synvirt.migrations.planning.taken import refuse_same, refuse_taken
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Difference, Migration, OutagePart
 from synvirt.model.kinds import LiveKind, Mode
@@ -225,6 +225,9 @@ def _live(rooms: Rooms, ref: LiveVmRef, found: Foreseen) -> None:
 
     with found.at("source_ref.vm_id", waits_for=(SourceUnreachable, AuthFailed, Internal)):
         found.manifest, found.supports_warm = at_source(rooms, kind, ref)
+    if found.manifest is not None:
+        with found.at("source_ref.vm_id"):
+            refuse_same(rooms, kind, ref, found.manifest)
 
 
 def at_source(rooms: Rooms, kind: LiveKind, ref: LiveVmRef) -> tuple[VmManifest, bool]:
@@ -242,17 +245,6 @@ def at_source(rooms: Rooms, kind: LiveKind, ref: LiveVmRef) -> tuple[VmManifest,
             await adapter.close()
 
     return asyncio.run(ask())
-
-
-def refuse_taken(rooms: Rooms, ref: LiveVmRef) -> None:
-    """Refuses a VM that another job has: two jobs would power it off for each other."""
-    for other in rooms.store.unended(naming=to_json(ref.vm_id).decode()):
-        theirs = other.plan.source_ref
-        if theirs.kind == "live_vm" and (theirs.source_id, theirs.vm_id) == (ref.source_id, ref.vm_id):
-            raise Conflict(
-                f"job {other.id} ({other.name}) is at work on the same machine",
-                hint="wait until it has ended, or cancel it first",
-            )
 
 
 def in_files(rooms: Rooms, plan: MigrationPlan) -> VmManifest:

@@ -14,9 +14,10 @@ from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
 from synvirt.jobs.instant import GuestWrites, refuse_loss
 from synvirt.machines.texts import clean
-from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse, refuse_taken
+from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse
 from synvirt.migrations.planning.repairable import refuse_second
 from synvirt.migrations.planning.retrying import corrected, has_kept_copy, is_taken_up, taken_up
+from synvirt.migrations.planning.taken import refuse_taken
 from synvirt.migrations.removing import Removal, Volumes
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
