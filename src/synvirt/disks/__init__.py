@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from synvirt.blocks import DiskReader, DiskWriter
+from synvirt.blocks import DiskReader, DiskWriter, bytes_of
 from synvirt.disks.nbd.fallback import driver_of, passphrase, qemu_spec
 from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.specs import (
@@ -330,9 +330,6 @@ def image_format(reader: DiskReader) -> ImageFormat | None:
     """The format by the magic of the bytes; None: no known one. See `detect` for when it can be trusted."""
     for name, at, magic in MAGICS:
         start = at if at >= 0 else reader.size + at
-        found = bytearray(len(magic))
-        if 0 <= start <= reader.size - len(magic):
-            reader.read_into(start, memoryview(found))
-            if found == magic:
-                return name
+        if 0 <= start <= reader.size - len(magic) and bytes_of(reader, start, len(magic)) == magic:
+            return name
     return None

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, bytes_of
 from synvirt.disks.blockmap import PARENT, WINDOW_ENTRIES, ZERO, BlockMap, MappedDisk, MappedImage
 from synvirt.disks.entries import Entries, entries_of
 from synvirt.disks.layers import Layer, layer_of
@@ -99,21 +99,18 @@ class VdiReader(MappedImage):
 
 def _windows(over: DiskReader, header: Header) -> Iterator[Entries]:
     for first in range(0, header.blocks, WINDOW_ENTRIES):
-        content = bytearray(min(WINDOW_ENTRIES, header.blocks - first) * 4)
-        over.read_into(header.map_at + first * 4, memoryview(content))
-        yield entries_of(content, "I", "little")
+        length = min(WINDOW_ENTRIES, header.blocks - first) * 4
+        yield entries_of(bytes_of(over, header.map_at + first * 4, length), "I", "little")
 
 
 def read_header(over: DiskReader, name: str) -> Header:
     """The header of the image in `over`. MalformedArchive or UnsupportedFormat names the field and the error."""
     if over.size < _HEADER.size:
         raise MalformedArchive(f"{name} is not a VDI image: it has only {over.size} bytes")
-    content = bytearray(_HEADER.size)
-    over.read_into(0, memoryview(content))
     (
         _, signature, version, _, kind, _, _, map_at, data_at, _, _, _, sector_bytes, _,
         size, block_bytes, extra_bytes, blocks, _, uuid, _, parent_uuid, _,
-    ) = _HEADER.unpack(content)  # fmt: skip
+    ) = _HEADER.unpack(bytes_of(over, 0, _HEADER.size))  # fmt: skip
     if signature != SIGNATURE:
         raise MalformedArchive(f"{name} is not a VDI image: its signature is {signature:#x}, not {SIGNATURE:#x}")
     if version != _VERSION:

@@ -137,9 +137,8 @@ class VhdReader(MappedImage):
 
 def _windows(over: DiskReader, header: Header) -> Iterator[Entries]:
     for first in range(0, header.blocks, WINDOW_ENTRIES):
-        content = bytearray(min(WINDOW_ENTRIES, header.blocks - first) * 4)
-        over.read_into(header.table_at + first * 4, memoryview(content))
-        yield entries_of(content, "I", "big")
+        length = min(WINDOW_ENTRIES, header.blocks - first) * 4
+        yield entries_of(bytes_of(over, header.table_at + first * 4, length), "I", "big")
 
 
 def _open_parent(root: ImageRoot | None, name: str, header: Header, chain: Chain, runs: int) -> DiskReader:

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from synvirt.blocks import DiskReader, Placed
+from synvirt.blocks import DiskReader, Placed, bytes_of
 from synvirt.disks import MAGICS, image_format, open_reader
 from synvirt.disks.nbd.fallback import readable
 from synvirt.disks.roots import HOST, Root, is_folder, listed, open_file, raw_spec, resolve, size_of
@@ -60,18 +60,14 @@ def read_all(file: FileRange, root: Root, most: int) -> bytes:
     """A text of a VM. A file of more than `most` bytes is refused."""
     if file.length > most:
         raise MalformedArchive(f"{file.name} has {file.length} bytes; a description of a VM has at most {most}")
-    content = bytearray(file.length)
     with opened(file, root) as reader:
-        reader.read_into(0, memoryview(content))
-    return bytes(content)
+        return bytes_of(reader, 0, file.length)
 
 
 def head_of(file: FileRange, root: Root) -> bytes:
     """The first 64 KiB, or the whole file if it is shorter."""
-    content = bytearray(min(_HEAD_BYTES, file.length))
     with opened(file, root) as reader:
-        reader.read_into(0, memoryview(content))
-    return bytes(content)
+        return bytes_of(reader, 0, min(_HEAD_BYTES, file.length))
 
 
 def whole_file(path: Path, root: Root) -> FileRange:

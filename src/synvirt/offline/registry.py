@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
+from synvirt.blocks import bytes_of
 from synvirt.disks.roots import Root, is_folder, open_file, resolve
 from synvirt.errors import UnsupportedFormat
 from synvirt.model.kinds import OfflineKind
@@ -82,7 +83,5 @@ def _unknown(name: str) -> tuple[str, str]:
 
 def _ends(path: Path, root: Root) -> tuple[bytes, bytes]:
     with closing(open_file(root, str(path), shown=path.name)) as reader:
-        head, tail = bytearray(min(HEAD_BYTES, reader.size)), bytearray(min(TAIL_BYTES, reader.size))
-        reader.read_into(0, memoryview(head))
-        reader.read_into(reader.size - len(tail), memoryview(tail))
-    return bytes(head), bytes(tail)
+        end = min(TAIL_BYTES, reader.size)
+        return bytes_of(reader, 0, min(HEAD_BYTES, reader.size)), bytes_of(reader, reader.size - end, end)

@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import IO, Final
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, bytes_of
 from synvirt.disks.raw.files import RawReader
 from synvirt.disks.specs import ImageSpec, QemuDriver, QemuSpec, RawSpec, ReaderSpec
 from synvirt.errors import BadRequest, UnsupportedFormat
@@ -145,6 +145,4 @@ def _bytes_at(reader: DiskReader, at: int, length: int) -> bytes:
     """Fewer bytes, or none, where the disk ends before."""
     if at < 0 or at >= reader.size:
         return b""
-    found = bytearray(min(length, reader.size - at))
-    reader.read_into(at, memoryview(found))
-    return bytes(found)
+    return bytes_of(reader, at, min(length, reader.size - at))

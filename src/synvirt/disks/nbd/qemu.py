@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from synvirt.blocks import DiskReader, Extent
+from synvirt.blocks import DiskReader, Extent, bytes_of
 from synvirt.disks.nbd.cut_off import require_whole_parallels, require_whole_qcow, require_whole_qcow2, require_whole_qed
 from synvirt.disks.nbd.reader import NbdReader
 from synvirt.disks.nbd.served import place_for, reader_of
@@ -164,11 +164,10 @@ def _qed(image: DiskReader, name: str) -> dict[str, Any]:
 
 
 def _field(image: DiskReader, at: int, layout: str, name: str) -> int:
-    buffer = bytearray(struct.calcsize(layout))
-    if at + len(buffer) > image.size:
+    length = struct.calcsize(layout)
+    if at + length > image.size:
         raise MalformedArchive(f"{name} has only {image.size} bytes")
-    image.read_into(at, memoryview(buffer))
-    value: int = struct.unpack(layout, buffer)[0]
+    value: int = struct.unpack(layout, bytes_of(image, at, length))[0]
     return value
 
 

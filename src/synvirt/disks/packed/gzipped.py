@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from synvirt.blocks import DiskReader, Extent
+from synvirt.blocks import DiskReader, Extent, bytes_of
 from synvirt.errors import DiskReadFailed, MalformedArchive
 
 if TYPE_CHECKING:
@@ -145,8 +145,6 @@ class GzippedReader:
         return b"".join(pieces)
 
     def _compressed(self, state: _State) -> bytes:
-        content = bytearray(min(_COMPRESSED_BYTES, self._over.size - state.taken))
-        if content:
-            self._over.read_into(state.taken, memoryview(content))
+        content = bytes_of(self._over, state.taken, min(_COMPRESSED_BYTES, self._over.size - state.taken))
         state.taken += len(content)
-        return bytes(content)
+        return content

@@ -13,7 +13,7 @@ from typing import Final, Protocol, cast
 
 from isal import igzip_lib
 
-from synvirt.blocks import DiskReader, Extent
+from synvirt.blocks import DiskReader, Extent, bytes_of
 from synvirt.disks.packed import Damaged
 from synvirt.disks.packed.zstd_stream import ZstdDecoder
 from synvirt.disks.specs import Packing
@@ -113,11 +113,9 @@ class Unpacked:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _source(self) -> bytes:
-        source = bytearray(min(_SOURCE_BYTES, self._over.size - self._taken))
-        if source:
-            self._over.read_into(self._taken, memoryview(source))
+        source = bytes_of(self._over, self._taken, min(_SOURCE_BYTES, self._over.size - self._taken))
         self._taken += len(source)
-        return bytes(source)
+        return source
 
 
 class Passing:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from synvirt.blocks import DiskReader, Extent, coalesced
+from synvirt.blocks import DiskReader, Extent, bytes_of, coalesced
 from synvirt.disks.entries import entries_of
 from synvirt.disks.qcow2.header import Autoclear, Header
 from synvirt.errors import CbtReset, MalformedArchive, NotFound
@@ -150,6 +150,4 @@ def named(found: tuple[Bitmap, ...], bitmap: str, name: str) -> Bitmap:
 def _read(over: DiskReader, offset: int, length: int, what: str) -> bytes:
     if offset + length > over.size:
         raise MalformedArchive(f"{what} lies at {offset}, outside the file of {over.size} bytes")
-    buffer = bytearray(length)
-    over.read_into(offset, memoryview(buffer))
-    return bytes(buffer)
+    return bytes_of(over, offset, length)

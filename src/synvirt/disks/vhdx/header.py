@@ -15,7 +15,7 @@ from uuid import UUID
 
 import google_crc32c
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, bytes_of
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from synvirt.sizes import KIB, MIB, TIB
 
@@ -120,9 +120,7 @@ def read_bytes(over: DiskReader, start: int, length: int, what: str, name: str) 
         raise MalformedArchive(
             f"{name}: {what} lies at {start} to {start + length}, the file ends at {over.size}", hint=DAMAGED
         )
-    content = bytearray(length)
-    over.read_into(start, memoryview(content))
-    return bytes(content)
+    return bytes_of(over, start, length)
 
 
 def read_header(over: DiskReader, name: str) -> Header:

@@ -8,7 +8,7 @@ from typing import Final
 
 import xxhash
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, bytes_of
 from synvirt.disks import tar
 from synvirt.errors import MalformedArchive
 
@@ -94,8 +94,7 @@ def read_piece(archive: DiskReader, piece: Piece, buffer: memoryview, name: str)
     archive.read_into(piece.place, buffer)
     if not piece.digest_at:
         return
-    text = bytearray(min(_DIGEST_MAX_BYTES, archive.size - piece.digest_at))
-    archive.read_into(piece.digest_at, memoryview(text))
+    text = bytes_of(archive, piece.digest_at, min(_DIGEST_MAX_BYTES, archive.size - piece.digest_at))
     expected = text.split(b"\0")[0].decode("latin-1").strip().lower()
     if _digest(buffer, expected) != expected.lstrip("0"):
         raise MalformedArchive(

@@ -4,6 +4,7 @@ VirtualBox. (VMware «Virtual Disk Format 1.1», createType.) There is nothing b
 import re
 from contextlib import closing
 
+from synvirt.blocks import bytes_of
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ImageSpec, ReaderSpec
 
@@ -20,7 +21,6 @@ def raw_device(spec: ReaderSpec) -> str | None:
     if not isinstance(spec, ImageSpec) or spec.format != "vmdk":
         return None
     with closing(open_reader(spec.over)) as file:
-        head = bytearray(min(_LOOKED_AT_BYTES, file.size))
-        file.read_into(0, memoryview(head))
+        head = bytes_of(file, 0, min(_LOOKED_AT_BYTES, file.size))
     found = _KIND.search(head) if head.startswith(b"#") else None
     return None if found is None else found[1].decode()

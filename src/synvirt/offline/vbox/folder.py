@@ -6,6 +6,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import ClassVar
 
+from synvirt.blocks import bytes_of
 from synvirt.disks.roots import HOST, Root
 from synvirt.disks.specs import ImageSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, NotFound, SynvirtError, UnsupportedFormat
@@ -137,8 +138,7 @@ def _uuid_in(file: FileRange, root: Root) -> str | None:
         with files.opened(file, root) as reader:
             if file.name.lower().endswith(".vdi"):
                 return str(read_header(reader, file.name).uuid)
-            begin = bytearray(min(_DESCRIPTOR_BYTES, reader.size))
-            reader.read_into(0, memoryview(begin))
+            begin = bytes_of(reader, 0, min(_DESCRIPTOR_BYTES, reader.size))
     except SynvirtError:
         return None
     found = _UUID_LINE.search(begin)

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from synvirt.blocks import DiskReader
+from synvirt.blocks import DiskReader, bytes_of
 from synvirt.disks import tar
 from synvirt.disks.packed.unpacking import Passing, packing_of
 from synvirt.disks.roots import HOST, Root, is_folder, open_file, raw_spec, resolve
@@ -88,9 +88,7 @@ def _described(path: Path, root: Root) -> VmManifest | geneva.Appliance:
 
 
 def _packing(file: DiskReader) -> Packing | None:
-    head = bytearray(min(4, file.size))
-    file.read_into(0, memoryview(head))
-    return packing_of(bytes(head))
+    return packing_of(bytes_of(file, 0, min(4, file.size)))
 
 
 @contextmanager
@@ -133,6 +131,5 @@ def _description(path: Path, root: Root) -> tuple[bytes, Packing | None]:
             raise MalformedArchive(f"{path.name} has no {_DESCRIPTION} among its first {_MEMBERS_LOOKED_AT} members")
         if found.size > DOCUMENT_MAX_BYTES:
             raise MalformedArchive(f"{_DESCRIPTION} in {path.name} has {found.size} bytes; that is not a description of a VM")
-        text = bytearray(found.size)
-        archive.read_into(found.offset, memoryview(text))
-        return bytes(text), archive.packing if isinstance(archive, Passing) else None
+        text = bytes_of(archive, found.offset, found.size)
+        return text, archive.packing if isinstance(archive, Passing) else None
