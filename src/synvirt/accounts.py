@@ -7,11 +7,15 @@ and removes. A line without a role is from before roles existed, when every user
 """
 
 import base64
+import fcntl
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -122,12 +126,26 @@ class FileAccounts:
             return self._accounts
 
 
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Within the block, no other process or thread changes the users file: it is read, and written as a whole. The lock is a
+    file of its own, as the users file is replaced."""
+    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
 def add_first_account(path: Path) -> str | None:
     """Makes the users file with `admin` and a random password, and returns that password. None, if the file exists."""
     password = "-".join("".join(secrets.choice(_TYPED) for _ in range(5)) for _ in range(4))
     lines = "# name:scrypt:N:r:p:salt:hash:role; `synvirt accounts` writes the lines\n" + Account.of(password).line("admin")
     try:
-        put_private_file(path, lines.encode(), replace=False)
+        with _changing(path):
+            put_private_file(path, lines.encode(), replace=False)
     except FileExistsError:
         return None
     return password
@@ -148,25 +166,33 @@ def listed(path: Path) -> dict[str, Role]:
 
 def remove_account(path: Path, user: str) -> None:
     """Removes the account. BadRequest, if there is none or it is the last admin."""
-    there = listed(path)
-    if user not in there:
-        raise BadRequest(f"there is no account {user[:64]!r}", hint="`synvirt accounts list` shows those there are")
-    if not any(role is Role.ADMIN for name, role in there.items() if name != user):
-        raise BadRequest(f"{user} is the last admin", hint="give another account the role admin first")
-    lines = path.read_text().splitlines(keepends=True)
-    put_private_file(path, "".join(line for line in lines if line.split(":")[0] != user).encode())
+    with _changing(path):
+        there = listed(path)
+        if user not in there:
+            raise BadRequest(f"there is no account {user[:64]!r}", hint="`synvirt accounts list` shows those there are")
+        _refuse_last_admin(there, user)
+        lines = path.read_text().splitlines(keepends=True)
+        put_private_file(path, "".join(line for line in lines if line.split(":")[0] != user).encode())
 
 
 def set_password(path: Path, user: str, password: str, role: Role | None = None) -> None:
     """Adds the user or changes the password, in a new file that replaces the old one. `role` None keeps the present role; a new
-    account becomes operator, and the first one admin."""
+    account becomes operator, and the first one admin. BadRequest for a wrong name, and if no admin would be left."""
     if not re.fullmatch(r"[^:\s#][^:\s]{0,63}", user):
         raise BadRequest(f"{user[:64]!r} cannot be a user's name", hint="1 to 64 characters, without colon or space")
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    kept = [line if line.endswith("\n") else line + "\n" for line in lines if line.split(":")[0] != user]
-    there = listed(path)
-    role = role or there.get(user) or (Role.OPERATOR if there else Role.ADMIN)
-    put_private_file(path, "".join([*kept, Account.of(password, role).line(user)]).encode())
+    with _changing(path):
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        kept = [line if line.endswith("\n") else line + "\n" for line in lines if line.split(":")[0] != user]
+        there = listed(path)
+        role = role or there.get(user) or (Role.OPERATOR if there else Role.ADMIN)
+        if there.get(user) is Role.ADMIN and role is not Role.ADMIN:
+            _refuse_last_admin(there, user)
+        put_private_file(path, "".join([*kept, Account.of(password, role).line(user)]).encode())
+
+
+def _refuse_last_admin(there: dict[str, Role], user: str) -> None:
+    if not any(role is Role.ADMIN for name, role in there.items() if name != user):
+        raise BadRequest(f"{user} is the last admin", hint="give another account the role admin first")
 
 
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:

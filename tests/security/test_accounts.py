@@ -1,13 +1,14 @@
 """The users file: who is in it, who is not, and what a damaged one does."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from synvirt import accounts
-from synvirt.accounts import Account, FileAccounts, add_first_account, set_password
+from synvirt.accounts import Account, FileAccounts, Role, add_first_account, listed, remove_account, set_password
 from synvirt.api.callers.auth import Remembering, authenticator
 from synvirt.errors import BadRequest, Internal, Unauthorized
 from synvirt.repository import sealed_key
@@ -34,6 +35,29 @@ def test_a_password_that_was_set_is_good_at_once_and_the_old_one_is_not(tmp_path
     assert users.stat().st_mode & 0o777 == 0o600
     assert users.read_text().count("eve:") == 1
     assert "admin:" in users.read_text()
+
+
+def test_changes_at_once_lose_none(tmp_path: Path) -> None:
+    """Else an account that was removed might come back by a change of another's password."""
+    users = tmp_path / "users"
+    set_password(users, "admin", "x")
+    set_password(users, "gone", "x")
+    with ThreadPoolExecutor(5) as threads:
+        changes = [threads.submit(set_password, users, f"user{number}", "x") for number in range(4)]
+        changes.append(threads.submit(remove_account, users, "gone"))
+        for change in changes:
+            change.result()
+    assert listed(users).keys() == {"admin", "user0", "user1", "user2", "user3"}
+
+
+def test_the_last_admin_stays_one(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    set_password(users, "ann", "x")
+    with pytest.raises(BadRequest, match="ann is the last admin"):
+        set_password(users, "ann", "x", Role.VIEWER)
+    set_password(users, "bob", "x", Role.ADMIN)
+    set_password(users, "ann", "x", Role.VIEWER)
+    assert listed(users) == {"ann": Role.VIEWER, "bob": Role.ADMIN}
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a b", "a\nb", "#a", "x" * 65])
