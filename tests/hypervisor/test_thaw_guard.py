@@ -84,8 +84,8 @@ def test_a_guest_is_thawed_by_a_new_connection_where_the_daemon_was_restarted(mo
         return '{"return": "thawed"}'
 
     libvirt = SimpleNamespace(registerErrorHandler=lambda *_: None, open=open_, libvirtError=Lost)
-    monkeypatch.setitem(sys.modules, "libvirt", libvirt)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "libvirt_qemu", SimpleNamespace(qemuAgentCommand=ask))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "libvirt", libvirt)
+    monkeypatch.setitem(sys.modules, "libvirt_qemu", SimpleNamespace(qemuAgentCommand=ask))
     thaw = thaw_guard.by_libvirt("qemu:///system", "uuid")
     with pytest.raises(Lost):
         thaw(True)

@@ -16,7 +16,7 @@ from uuid import uuid4
 from synvirt.errors import AuthFailed, SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live.nutanix.element import pauses
 from synvirt.live.nutanix.prism import Absent, Outdated, Prism, Refused, dig, listed, number, quoted, text
-from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region
+from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
 
 # For each namespace the newest minor version whose fields we know; a newer server serves it too.
 KNOWN: Final[Mapping[str, int]] = {
@@ -301,11 +301,14 @@ class Central:
                     found_at, renewed = self._discovered(point, since), True
                     continue
                 renewed = False
-                for one in listed(dig(found, "data")):
-                    yield Region(number(one.get("offset")), number(one.get("length")), one.get("regionType") == "ZEROED")
                 extra = {text(one, "name"): one.get("value") for one in listed(dig(found, "metadata", "extraInfo"))}
-                following = number(extra.get("nextOffset"))
-                if following <= start:
+                rows = dig(found, "data")
+                if rows is None and extra:
+                    rows = []  # v4 leaves empty lists out
+                regions, following = answered(self.host, rows, extra.get("nextOffset"), start)
+                for one in regions:
+                    yield Region(number(one.get("offset")), number(one.get("length")), one.get("regionType") == "ZEROED")
+                if following is None:
                     return
                 start = following
         finally:

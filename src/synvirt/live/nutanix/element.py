@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from synvirt.errors import SnapshotFailed, SourceUnreachable, VmNotFound
 from synvirt.live.nutanix.prism import Absent, Broken, Outdated, Prism, Refused, dig, listed, number, quoted, text
-from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region
+from synvirt.live.nutanix.regions import QUESTIONS_MAX, Region, answered
 
 V3: Final = "/api/nutanix/v3"
 V2: Final = "/api/nutanix/v2.0"
@@ -174,10 +174,10 @@ class Element:
             if since is not None:  # null is answered with 422
                 wanted["reference_snapshot_file_path"] = since
             found = self.prism.ask("POST", f"{V3}/data/changed_regions", what="say what changed", json=wanted).json()
-            for one in listed(dig(found, "region_list")):
+            regions, following = answered(self.host, dig(found, "region_list"), dig(found, "next_offset"), start)
+            for one in regions:
                 yield Region(number(one.get("offset")), number(one.get("length")), text(one, "type").upper() == "ZEROED")
-            following = number(dig(found, "next_offset"))
-            if following <= start:
+            if following is None:
                 return
             start = following
         raise SourceUnreachable(f"{self.host} does not finish the list of what changed in {path}")

@@ -1,10 +1,11 @@
 """Prism's regions as areas of a disk. Both of its ways give them: REGULAR is data, ZEROED reads as zeros."""
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from synvirt.disks.changed import AREAS_MAX, coarser
 from synvirt.disks.specs import AllocatedSpec, ChangedSpec, ReaderSpec
+from synvirt.live.nutanix.prism import Refused, listed, number
 
 # The most answers to one request; an answer has some thousand regions, and a disk of 64 TiB has 2^30 blocks of 64 KiB.
 QUESTIONS_MAX: Final = 1 << 20
@@ -16,6 +17,15 @@ class Region(NamedTuple):
     start: int
     length: int
     zero: bool
+
+
+def answered(host: str, rows: Any, following: Any, start: int) -> tuple[list[dict[str, Any]], int | None]:
+    """The regions in the answer to a question from `start` on, and where the next question begins; None: this was the last.
+    Refused, where it is no such answer: else its rest would count as unchanged."""
+    at = number(following)
+    if not isinstance(rows, list) or 0 < at <= start:
+        raise Refused(f"{host} does not say what changed from {start} on, and goes on at {at}", http=200, message="")
+    return listed(rows), at if at > 0 else None
 
 
 def laid_over(disk: ReaderSpec, size: int, regions: Iterable[Region], *, delta: bool) -> ReaderSpec:

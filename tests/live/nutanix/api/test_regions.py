@@ -1,0 +1,81 @@
+"""A list of what changed that stops in the middle is not one of a disk that did not change further on."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from synvirt.live.nutanix.central import Central, DiskPoint
+from synvirt.live.nutanix.element import Element
+from synvirt.live.nutanix.prism import Refused
+
+SIZE = 1 << 30
+HALF = SIZE // 2
+
+
+class Asked:
+    """A Prism that gives these answers, in order."""
+
+    host = "prism"
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = iter(answers)
+
+    def ask(self, *_: object, **__: object) -> Any:
+        found = next(self._answers)
+        return SimpleNamespace(json=lambda: found)
+
+    def close(self) -> None: ...
+
+
+def of_element(*answers: Any) -> list[tuple[int, int, bool]]:
+    return list(Element(Asked(*answers)).regions("/c/.snapshot/f", "/c/.snapshot/e"))  # type: ignore[arg-type]
+
+
+def of_central(*answers: Any) -> list[tuple[int, int, bool]]:
+    cluster = {"data": {"clusterIp": {"ipv4": {"value": "10.0.0.1"}}, "jwtToken": "t"}}
+    central = Central(Asked(cluster), lambda _address: Asked(*answers))  # type: ignore[arg-type,return-value]
+    central._versions["dataprotection"] = "v4.0"
+    point = DiskPoint("a", "b", "c")
+    return list(central.regions(point, point, SIZE))
+
+
+def extra(following: int | None) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = [{"name": "fileSize", "value": SIZE}]
+    return {"extraInfo": rows if following is None else [*rows, {"name": "nextOffset", "value": following}]}
+
+
+V3 = {"file_size": SIZE, "region_list": [{"offset": 0, "length": 65536, "type": "REGULAR"}]}
+V4 = {"data": [{"offset": 0, "length": 65536, "regionType": "REGULAR"}]}
+FOUND = [(0, 65536, False)]
+
+
+def test_a_list_ends_where_no_further_offset_is_given() -> None:
+    assert of_element({**V3, "next_offset": HALF}, {**V3, "region_list": []}) == FOUND
+    assert of_element({**V3, "next_offset": 0}) == FOUND
+    assert of_central({**V4, "metadata": extra(HALF)}, {"metadata": extra(0)}) == FOUND
+    assert of_central({**V4, "metadata": extra(None)}) == FOUND
+
+
+@pytest.mark.parametrize(
+    "second", [{}, [], None, {**V3, "next_offset": HALF}, {**V3, "next_offset": 1}, {**V3, "region_list": {"error": "busy"}}]
+)
+def test_a_cluster_that_stops_in_the_middle_is_not_believed(second: Any) -> None:
+    with pytest.raises(Refused, match=f"from {HALF} on"):
+        of_element({**V3, "next_offset": HALF}, second)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {},
+        [],
+        None,
+        {**V4, "metadata": extra(HALF)},
+        {**V4, "metadata": extra(1)},
+        {"data": {"error": []}, "metadata": extra(0)},
+    ],
+)
+def test_a_prism_central_that_stops_in_the_middle_is_not_believed(second: Any) -> None:
+    with pytest.raises(Refused, match=f"from {HALF} on"):
+        of_central({**V4, "metadata": extra(HALF)}, second)
