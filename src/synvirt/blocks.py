@@ -1,10 +1,10 @@
-"""The two nouns of the data path, and their laws.
+"""The two interfaces of the data path, and their laws.
 
     DiskReader ── extents ──▶ copy() ──▶ DiskWriter
 
-A full copy is the extents of the whole disk; a delta, the extents changed since a watermark; a restore uses the same two nouns
-in the other direction. An image reader (qcow2, vmdk, …) is a DiskReader that reads from another DiskReader, which has the
-bytes of its file. So any format may lie in any other.
+A full copy is the extents of the whole disk; a delta, the extents changed since a watermark; a restore uses the same two
+interfaces in the other direction. An image reader (qcow2, vmdk, …) is a DiskReader that reads from another DiskReader, which
+has the bytes of its file. So any format may lie in any other.
 
 All offsets and lengths are bytes. All methods block; call them from plain threads, never from an event loop.
 """
@@ -123,7 +123,7 @@ class Place(NamedTuple):
 
 @runtime_checkable
 class Placed(Protocol):
-    """A DiskReader that can also say where in a file its bytes lie, so that a volume may share them (`disks.cloning`).
+    """A DiskReader that can also say where in a file its bytes lie, so that a volume may share them (`disks.raw.cloning`).
 
     Places ascend, never overlap, and lie in data extents. Compressed data, and data in no file, have none.
     """

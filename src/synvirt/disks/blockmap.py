@@ -291,7 +291,7 @@ class MappedDisk:
                     yield at, end, True
 
     def places(self) -> Iterator[Place]:
-        """Where the disk's bytes lie unchanged in files (see `disks.cloning`); nothing, where the image itself is no file."""
+        """Where the disk's bytes lie unchanged in files (`disks.raw.cloning`); nothing, where the image itself is no file."""
         file = FilePlaces(self._over)
         parent = FilePlaces(self.parent) if self.parent else None
         for start, end, place in self._runs(0, self.size):

@@ -79,7 +79,7 @@ class Qcow2Reader:
                 yield Extent(at, end - at, zero=kind != Kind.DATA)
 
     def places(self) -> Iterator[Place]:
-        """Plain clusters lie unchanged in the file, and so may parts of the backing file (see `disks.cloning`)."""
+        """Plain clusters lie unchanged in the file, and so may parts of the backing file (see `disks.raw.cloning`)."""
         data, backing = FilePlaces(self._data), FilePlaces(self._backing)
         for start, end, kind, host, _ in self._mapping.all_runs():
             if kind == Kind.DATA:

@@ -98,7 +98,7 @@ class RawReader:
             self._failed(at, error)
 
     def places(self) -> Iterator[Place]:
-        """All data lies unchanged in the file (see `disks.cloning`)."""
+        """All data lies unchanged in the file (see `disks.raw.cloning`)."""
         for extent in self.extents():
             if not extent.zero:
                 yield Place(extent.start, extent.length, self._fd, self._offset + extent.start)

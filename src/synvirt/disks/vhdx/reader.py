@@ -56,7 +56,7 @@ class State(IntEnum):
 
 _BITMAP_PRESENT: Final = 6
 _STATE: Final = 7
-# Asked of each entry, and of an enumeration an answer takes several times as long.
+# A plain number, as it is compared with each entry: a member of an enumeration takes several times as long.
 _FULLY_PRESENT: Final = int(State.FULLY_PRESENT)
 # Bits 20 to 63 are the offset in MiB: masked, they are the offset in bytes. Bits 3 to 19 are reserved; QEMU ignores them too.
 _OFFSET: Final = 0xFFFF_FFFF_FFF0_0000

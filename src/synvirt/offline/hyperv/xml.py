@@ -17,7 +17,7 @@ from synvirt.xml_document import parse as parse_xml
 
 
 def read(data: bytes, name: str) -> Tree:
-    """The tree, in the form of `vmcx_storage.read`."""
+    """The tree, in the form of `storage.read`."""
     root = parse_xml(data, name)
     if local(root.tag) != "configuration":
         raise MalformedArchive(f"{name} is not a configuration of Hyper-V: its root element is {local(root.tag)[:60]!r}")
