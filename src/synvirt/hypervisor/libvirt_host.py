@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 from synvirt import xml_document
+from synvirt.durable import put_private_file, sweep
 from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound
 from synvirt.hypervisor import Capacity, Lived, Paused, Volume, console, early, eyes, facts, lives
 from synvirt.hypervisor.accel import Accelerator, accelerator
@@ -135,24 +136,24 @@ class LibvirtHost:
         )
 
     def keep_variables(self, job_id: UUID, content: bytes) -> bool:
-        """Stores the variables completely, or not at all. libvirt copies them, as the template in the domain's XML, at the
-        first start."""
+        """Stores the variables completely, or not at all, even after a power cut. libvirt copies them, as the template in the
+        domain's XML, at the first start."""
         sizes = {Path(build.variables).stat().st_size for build in (*_UEFI, *_UEFI_SECURE) if _is_installed(build)}
         if len(content) not in sizes or content[_VOLUME_MARK_AT : _VOLUME_MARK_AT + len(_VOLUME_MARK)] != _VOLUME_MARK:
             return False
         path = self.variables_file(job_id)
-        partial = path.with_suffix(".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial.write_bytes(content)
-            partial.rename(path)
+            put_private_file(path, content)
         except OSError as error:
             raise DomainDefineFailed(f"the guest's UEFI variables cannot be kept: {error.strerror}") from error
         return True
 
     def forget_variables(self, job_id: UUID) -> None:
-        for path in (self.variables_file(job_id), self.variables_file(job_id).with_suffix(".partial")):
-            path.unlink(missing_ok=True)
+        path = self.variables_file(job_id)
+        for one in (path, path.with_suffix(".partial")):  # an earlier version wrote them there first
+            one.unlink(missing_ok=True)
+        sweep(path.parent, path.name)
 
     def _uefi(self, job_id: UUID, builds: tuple[Firmware, ...]) -> Firmware | None:
         """The build for a job. With stored variables, one whose own variables have the same size, as its code expects that."""

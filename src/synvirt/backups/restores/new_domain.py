@@ -21,6 +21,7 @@ from synvirt.backups.under_way import UnderWay
 from synvirt.backups.working import Copying
 from synvirt.destinations import Destination
 from synvirt.disks.specs import WriterSpec
+from synvirt.durable import put_private_file, sync_folder
 from synvirt.errors import BackupConflict, Conflict, DiskWriteFailed, DomainDefineFailed, HostLacks, SynvirtError
 from synvirt.hypervisor.hardware import own_mac
 from synvirt.jobs.instant import is_started
@@ -230,7 +231,7 @@ def define(restore_host: RestoreHost, defined: Domain) -> None:
 
 
 def put_tpm(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, manifest: Manifest) -> None:
-    """Puts the state of its TPM where libvirt expects it."""
+    """Puts the state of its TPM where libvirt expects it; on return it survives a power cut."""
     if not manifest.sealed.tpm:
         return
     folder = restore_host.tpm_folder() / str(run_id)
@@ -238,7 +239,9 @@ def put_tpm(restore_host: RestoreHost, ledger: Ledger, run_id: UUID, manifest: M
     try:
         for path, content in tpm_files(restore_host, folder, manifest):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.write_bytes(content)
+            put_private_file(path, content)
+            sync_folder(folder)
+            sync_folder(folder.parent)
             for one in (folder, path.parent, path):
                 restore_host.give(one, SWTPM_USERS)
     except OSError as error:
