@@ -106,6 +106,8 @@ class WriterContract:
                 writer.zero(offset, 8)
         with pytest.raises(DiskWriteFailed):
             writer.zero(0, -1)
+        with pytest.raises(DiskWriteFailed):
+            writer.write(1, memoryview(b"y" * writer.size))
         writer.flush()
         assert case.content() == before
         writer.close()
