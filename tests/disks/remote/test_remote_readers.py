@@ -236,12 +236,17 @@ def test_nobody_may_write_the_file_while_it_is_read_by_smb(samba: servers.Samba,
     reader.close()
 
 
-def test_two_that_read_the_same_file_in_order_fetch_it_once(nginx: servers.Nginx, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_read_the_same_file_in_order_fetch_it_once(
+    nginx: servers.Nginx, little_kept: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The copy and the checksum of an archive's member, whichever of them is quicker."""
-    monkeypatch.setattr("synvirt.remote.pieces.WAIT_FOR_S", 60.0)
+    monkeypatch.setattr(pieces, "WAIT_FOR_S", 60.0)
+    # Each as much smaller as what is kept.
+    for name in ("AHEAD_MAX_BYTES", "PIECE_MAX_BYTES", "TOGETHER_BYTES"):
+        monkeypatch.setattr(pieces, name, getattr(pieces, name) * KEPT_BYTES // pieces.KEPT_BYTES)
     large = nginx.folder / "twice"
     with large.open("wb") as file:
-        file.truncate(3 * pieces.KEPT_BYTES)
+        file.truncate(3 * KEPT_BYTES)
     remote = servers.remote(nginx.url)
 
     def read_by(steps: int, pause_s: float) -> None:
@@ -254,11 +259,11 @@ def test_two_that_read_the_same_file_in_order_fetch_it_once(nginx: servers.Nginx
 
     begun = threading.Event()
     with connected(remote), ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(read_by, 1 << 20, 0.005)
+        slow = pool.submit(read_by, 1 << 18, 0.005)
         assert begun.wait(60)
-        pool.submit(read_by, 4 << 20, 0).result()
+        pool.submit(read_by, 1 << 20, 0).result()
         slow.result()
-        assert requested_bytes(remote, "twice") == 3 * pieces.KEPT_BYTES
+        assert requested_bytes(remote, "twice") == 3 * KEPT_BYTES
     large.unlink()
 
 
