@@ -15,6 +15,7 @@ from synvirt.jobs.course import Course
 from synvirt.migrations.memory import CourseMemory
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
+from synvirt.model.plan import Limits
 from synvirt.sizes import KIB, MIB
 from tests.house import VM, House, live_plan, offline_plan
 from tests.running.processes import children, ready, until, workers
@@ -40,6 +41,10 @@ def slow_offline_job(house: House, seconds: float = 3) -> Migration:
     folder.mkdir()
     (folder / "disk-0.raw").write_bytes(content())
     return house.intake.submit(offline_plan(folder, limits={"bandwidth_bps": int(4 * MIB / seconds)}))
+
+
+def without_limits(job: Migration) -> Migration:
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"limits": Limits()})})
 
 
 @pytest.fixture
@@ -159,8 +164,9 @@ def test_a_service_that_stood_still_writes_nothing_after_another_took_its_job(tm
         until(lambda: workers(process.pid) == [])
         assert store.watermarks(job.id, 1) == left
         assert store.get(job.id).state == State.COPYING_FULL
-        # What is still its own it takes up.
+        # What is still its own it takes up. Nobody waits for its slow copy any more.
         store.move_unended(job.id, to="local")
+        store.change(job.id, State.COPYING_FULL, without_limits)
         store.hosts.fence("local")
         assert ended(house, job.id).state == State.COMPLETED
     assert house.volume(store.get(job.id)).read_bytes() == content()
