@@ -270,6 +270,18 @@ def test_stored_documents_that_cannot_be_read_are_shown(tmp_path: Path) -> None:
     assert f"rehearsal {rehearsal.id}: a stored Rehearsal is not JSON" in one.detail
 
 
+@pytest.mark.parametrize("name", ["what?", "50%20off", "a#1", "a b"])
+def test_the_store_of_a_folder_with_any_name_is_read(tmp_path: Path, name: str) -> None:
+    """SQLite takes a name for a URL here: a part of it would be another file's name, which is made, and is a good store."""
+    settings = Settings(data_dir=tmp_path / name)
+    prepare_data_dir(settings)
+    Store(settings.store_url, on_commit=lambda: None).close()
+    assert finding("store", settings).found
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+    (settings.data_dir / "migrator.db").write_bytes(b"no store" * 1000)
+    assert not finding("store", settings).found
+
+
 def test_looking_at_a_store_changes_nothing_and_needs_no_rest(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     store = Store(settings.store_url)

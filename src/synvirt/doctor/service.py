@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from synvirt.accounts import listed
 from synvirt.cage import layers
@@ -109,7 +110,7 @@ def store(settings: Settings) -> str:
         path = Path(str(url.database))
         if not path.exists():
             return f"{path}: made at the first start"
-        url = url.set(database=f"file:{path}", query={"mode": "ro", "uri": "true"})
+        url = url.set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"})
     else:
         url = url.set(drivername="postgresql+psycopg")
     engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
