@@ -140,10 +140,13 @@ def _broken(error: BaseException) -> Broken:
 
 
 def _is(path: Path, own: os.stat_result) -> bool:
+    """Whether it is still there. A guest runs from the disks: an error that says nothing of that ends no export."""
     try:
         found = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:
+        return True
     return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 
 

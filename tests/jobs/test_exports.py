@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from synvirt import exporter
 from synvirt.blocks import DiskReader
 from synvirt.disks import open_reader
 from synvirt.disks.nbd.reader import NbdReader
@@ -142,6 +143,19 @@ def test_it_ends_with_its_folder(exports: ProcessExports, source: RawSpec) -> No
     process = holder(exports.folder("job"))
     subprocess.run(["rm", "-r", str(exports.folder("job"))], check=True)
     until(lambda: not Path(f"/proc/{process}/exe").exists())
+
+
+def test_only_its_removal_ends_it(tmp_path: Path) -> None:
+    """A disk that does not answer for a moment takes no guest its disks."""
+    lock, away = tmp_path / "lock", tmp_path / "away"
+    lock.touch()
+    own = lock.stat()
+    away.symlink_to(away)  # stat(2) fails, and it is not missing
+    assert [exporter._is(path, own) for path in (lock, away, tmp_path / "none", lock / "x")] == [True, True, False, False]
+    new = tmp_path / "new"
+    new.touch()
+    new.replace(lock)
+    assert not exporter._is(lock, own)
 
 
 def test_it_outlives_who_asked_for_it(exports: ProcessExports, source: RawSpec) -> None:
