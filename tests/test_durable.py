@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +42,23 @@ def test_a_folder_is_open_with_all_that_was_missing_above_it_and_nothing_else(tm
         os.umask(before)
     modes = [(tmp_path / "there" / name).stat().st_mode & 0o777 for name in (".", "a", "a/b")]
     assert modes == [0o700, 0o711, 0o711]
+
+
+def test_two_open_folders_are_made_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both see that the folder above is missing."""
+    both, mkdir = threading.Barrier(2, timeout=60), Path.mkdir
+
+    def together(path: Path, **options: bool) -> None:
+        if path.name == "above":
+            both.wait()
+        mkdir(path, **options)
+
+    monkeypatch.setattr(Path, "mkdir", together)
+    with ThreadPoolExecutor(2) as threads:
+        for made in [threads.submit(make_open_folder, tmp_path / "above" / name) for name in "ab"]:
+            made.result()
+    with pytest.raises(FileExistsError):
+        make_open_folder(tmp_path / "above/a")
 
 
 # It puts a file, and is killed at the moment of its argument: `call` is the name of a function of os.

@@ -28,7 +28,7 @@ def make_open_folder(folder: Path) -> None:
     """Makes a folder, and missing folders above it, with any umask. Every user may pass through it, as QEMU may be another
     user; only ours may list it."""
     for path in [*reversed([above for above in folder.parents if not above.exists()]), folder]:
-        path.mkdir()
+        path.mkdir(exist_ok=path != folder)  # another thread may make one above it at the same moment
         path.chmod(0o711)
 
 
