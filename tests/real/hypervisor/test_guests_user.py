@@ -180,8 +180,11 @@ def test_a_block_device_is_handed_over_and_made_again_under_the_guest(
     assert device.stat().st_uid == 0
 
 
-def test_a_tpm_and_uefi_variables_are_opened_by_their_users(host: LibvirtHost, data_dir: Path, tmp_path: Path) -> None:
+def test_a_tpm_and_uefi_variables_are_opened_by_their_users(
+    host: LibvirtHost, user: QemuUser, data_dir: Path, tmp_path: Path
+) -> None:
     """With the umask of the service, under which libvirt makes folders that nobody else may pass."""
+    host._connection.use()  # else the folders above the data_dir would be made with that umask too
     before = os.umask(0o027)
     try:
         path = volume(tmp_path / "volumes", "tpm")
@@ -190,7 +193,7 @@ def test_a_tpm_and_uefi_variables_are_opened_by_their_users(host: LibvirtHost, d
         tpm = next(p.parent for p in Path("/proc").glob("[0-9]*/cmdline") if _is_tpm_of(p, uuid))
         assert status(tpm)["Uid"][0] == str(pwd.getpwnam("tss").pw_uid)
         (variables,) = (data_dir / "libvirt/lib/qemu/nvram").iterdir()
-        assert variables.stat().st_uid == process_of(uuid).stat().st_uid != 0
+        assert variables.stat().st_uid == process_of(uuid).stat().st_uid == user.uid
         # Its state as a restore leaves it, or a time when guests ran as root.
         domain = host._find("lookupByUUIDString", str(uuid))
         assert domain is not None
