@@ -203,6 +203,7 @@ def test_a_folder_of_this_host_holds_a_sparse_disk(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_from_a_folder_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "packs").mkdir()
     with pytest.raises(RepositoryDamaged, match="missing"):
         HostFolder(tmp_path).read("packs/none")
 
