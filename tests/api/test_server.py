@@ -374,6 +374,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(
 ) -> None:
     """Nobody has to be known to send the form of the log-in."""
     monkeypatch.setattr(received, "BODY_WITHIN_S", 0.3)
+    monkeypatch.setattr(received, "SLOW_LINE_BPS", 1 << 30)
     known = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
     head = (f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Basic {known}", f"Content-Type: application/{kind}")
     with socket.create_connection(quick_to_let_go, timeout=60) as caller:

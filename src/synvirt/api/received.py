@@ -17,12 +17,13 @@ from starlette.requests import ClientDisconnect
 from synvirt.api.problems import refused
 from synvirt.errors import BadRequest, UnsupportedMediaType
 from synvirt.model.values import Received
-from synvirt.sizes import MIB
+from synvirt.sizes import KIB, MIB
 
 # A plan with a thousand networks and disks has 100 KiB; a larger body is a mistake or an attack.
 BODY_LIMIT_BYTES = MIB
-# Even over a slow line it arrives in this time. Anybody may send the form of the log-in: no one keeps a connection by it.
-BODY_WITHIN_S = 60.0
+# A body arrives in this time, and in that which the longest that is allowed takes over a slow line. Anybody may send the form
+# of the log-in: no one keeps a connection by it.
+BODY_WITHIN_S, SLOW_LINE_BPS = 30.0, 64 * KIB
 # While a larger body is parsed, the event loop serves no other request.
 AT_ONCE_BYTES = MIB
 
@@ -83,8 +84,9 @@ async def bounded(request: Request, limit_bytes: int = BODY_LIMIT_BYTES) -> byte
     declared = request.headers.get("content-length", "")
     body = bytearray()
     if not (declared.isdecimal() and len(declared) < 20 and int(declared) > limit_bytes):
+        within_s = BODY_WITHIN_S + limit_bytes / SLOW_LINE_BPS
         try:
-            async with asyncio.timeout(BODY_WITHIN_S):
+            async with asyncio.timeout(within_s):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > limit_bytes:
@@ -92,7 +94,7 @@ async def bounded(request: Request, limit_bytes: int = BODY_LIMIT_BYTES) -> byte
                 else:
                     return bytes(body)
         except TimeoutError as error:
-            raise BadRequest(f"the body did not come within {BODY_WITHIN_S:.0f} s", hint="send the request again") from error
+            raise BadRequest(f"the body did not come within {within_s:.0f} s", hint="send the request again") from error
         except ClientDisconnect as error:
             raise BadRequest("the caller disconnected before the body was complete") from error
     raise BadRequest(f"the body is over {limit_bytes} bytes", hint="a plan is a few kilobytes: is this the right file?")
