@@ -1,6 +1,7 @@
 """What goes into a repository comes out of it, and nothing is stored twice."""
 
 import os
+import threading
 from pathlib import Path
 from random import Random
 
@@ -21,7 +22,7 @@ from synvirt.errors import (
 from synvirt.repository import manifest as manifests
 from synvirt.repository import packs
 from synvirt.repository.disk import ChunkWriter, PointReader
-from synvirt.repository.folder import HostFolder, file_system_of
+from synvirt.repository.folder import UNFINISHED, HostFolder, file_system_of, put
 from synvirt.repository.keys import CHUNK_BYTES, from_recovery_text, new_key, recovery_text
 from synvirt.repository.repository import Repository, create
 from synvirt.repository.verify import verify_point, verify_repository
@@ -92,6 +93,45 @@ def test_large_content_fills_several_packs_and_reads_back(monkeypatch: pytest.Mo
     assert len(repository.pack_sizes()) >= 4
     assert all(size <= 3 * CHUNK_BYTES for size in repository.pack_sizes().values())
     assert restored(Repository(repository.folder, KEY), point) == [content]
+
+
+class Crowded(bytearray):
+    """Where memory runs out."""
+
+    def __iadd__(self, _: object) -> "Crowded":
+        raise MemoryError
+
+
+def test_a_pack_without_memory_for_a_frame_is_as_it_was() -> None:
+    """Else the next frame lies where the footer has the one that never came, and later backups rely on that."""
+    pack = packs.Pack()
+    pack.add(b"a" * 32, packs.CHUNK, b"the first", 9)
+    pack._bytes = Crowded(pack._bytes)
+    with pytest.raises(MemoryError):
+        pack.add(b"b" * 32, packs.CHUNK, b"too much", 8)
+    pack._bytes = bytearray(pack._bytes)
+    pack.add(b"c" * 32, packs.CHUNK, b"the last", 8)
+    assert pack.names == [b"a" * 32, b"c" * 32]
+    name, content, tail = pack.closed()
+    folder = MemoryFolder()
+    folder.make_folders([packs.FOLDER, UNFINISHED])
+    put(folder, f"{packs.FOLDER}/{name}", [content])
+    entries = packs.entries_of(packs.footer_of(name, len(content), tail))
+    assert [packs.read_frame(folder, name, entry) for entry in entries] == [b"the first", b"the last"]
+
+
+def test_a_thread_without_memory_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the pack before the last: where that is never free again, the run hangs instead of failing."""
+    monkeypatch.setattr(packs, "PACK_BYTES", 2 * CHUNK_BYTES)
+    session, drawn = opened(MemoryFolder(), new=True).session(), Random(3)
+    session.add(drawn.randbytes(CHUNK_BYTES))
+    with monkeypatch.context() as crowded, pytest.raises(MemoryError):
+        crowded.setattr(packs.Pack, "add", lambda *_: Crowded().__iadd__(b""))
+        session.add(drawn.randbytes(CHUNK_BYTES))
+    others = threading.Thread(target=lambda: [session.add(drawn.randbytes(CHUNK_BYTES)) for _ in range(3)], daemon=True)
+    others.start()
+    others.join(20)
+    assert not others.is_alive()
 
 
 def test_a_point_exists_only_once_its_manifest_does() -> None:

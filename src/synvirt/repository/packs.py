@@ -62,9 +62,11 @@ class Pack:
 
     def add(self, name: bytes, kind: int, frame: bytes, content_length: int) -> None:
         """Appends a frame. `content_length`: of its chunk or page in bytes, before it was packed."""
-        self._footer += _ENTRY.pack(name, kind, len(self._bytes), len(frame), content_length, blake3(frame).digest())
-        self.names.append(name)
+        entry = _ENTRY.pack(name, kind, len(self._bytes), len(frame), content_length, blake3(frame).digest())
+        # The frame first: if there is no memory for it, the footer must not name it, as other threads fill the pack further.
         self._bytes += frame
+        self._footer += entry
+        self.names.append(name)
 
     def closed(self) -> tuple[str, bytearray, bytes]:
         """The pack's name, all its bytes, and its tail. It takes no more frames."""

@@ -447,18 +447,16 @@ class Session:
 
     def _append(self, name: bytes, kind: int, frame: bytes, length: int) -> None:
         full = None
-        with self._lock:
-            if self._pack.names and not self._pack.fits(len(frame)):
-                # The last pack must be stored before the next one is begun, so that there are never three in memory.
-                self._putting.acquire()
-                full, self._pack = self._pack, packs.Pack()
-            self._pack.add(name, kind, frame, length)
-            self.new_bytes += length
-        if full is not None:
-            try:
+        with contextlib.ExitStack() as putting:
+            with self._lock:
+                if self._pack.names and not self._pack.fits(len(frame)):
+                    # The last pack must be stored before the next one is begun, so that there are never three in memory.
+                    putting.enter_context(self._putting)
+                    full, self._pack = self._pack, packs.Pack()
+                self._pack.add(name, kind, frame, length)
+                self.new_bytes += length
+            if full is not None:
                 self._put(full)
-            finally:
-                self._putting.release()
 
     def _put(self, full: packs.Pack) -> None:
         name, content, tail = full.closed()
