@@ -11,6 +11,7 @@ from synvirt.backups import runs, service
 from synvirt.backups.model import (
     ENDS,
     BackupRepositoryRequest,
+    BackupRun,
     Status,
 )
 from synvirt.errors import BackupConflict, BackupNotFound, PersistFailed
@@ -87,6 +88,47 @@ def test_one_that_waits_for_its_turn_is_cut_off_too_and_is_not_cancelled(house: 
     house.guests.gate = lambda: None
     house.backups.resume()
     assert [(house.ended(run).status, house.ended(run).resumed_count) for run in begun] == [("completed", 0)] * 4
+
+
+@pytest.mark.parametrize("error", [PersistFailed("the store is away"), RuntimeError("can't start new thread")])
+def test_what_goes_wrong_while_runs_are_taken_up_is_tried_again_and_begins_none_twice(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A lease is lost where the store is away: it may be away again."""
+    monkeypatch.setattr(service, "RESUME_EVERY_S", 0.05)
+    all_runs = house.backups.runs
+    house.image("web", disk_content())
+    repository = house.repository()
+    house.guests.gate = lambda: until(lambda: all(stop.is_set() for stop in list(all_runs._stops.values())))
+    first, second = [house.backups.run_job(house.job("web", repository=repository).id) for _ in range(2)]
+    until(lambda: len(all_runs._at_work) == 2)
+    house.backups.pause()
+    entered, go, begin, tries = threading.Event(), threading.Event(), all_runs.begin, list[object]()
+
+    def held() -> None:
+        entered.set()
+        assert go.wait(60)
+
+    def failing(run: BackupRun, **more: Any) -> BackupRun:
+        tries.append(run.id)
+        if tries == [first.id, second.id]:
+            raise error
+        return begin(run, **more)
+
+    def first_is_at_work(within_s: float) -> bool:
+        assert not tries or entered.wait(60)
+        return let_go(within_s)
+
+    let_go = all_runs.let_go
+    monkeypatch.setattr(all_runs, "let_go", first_is_at_work)
+    house.guests.gate = held
+    monkeypatch.setattr(all_runs, "begin", failing)
+    house.backups.resume()
+    until(lambda: len(tries) > 2 and second.id in all_runs._begun)
+    assert tries == [first.id, second.id, second.id]
+    house.backups.runs.cancel(first.id)
+    go.set()
+    assert [house.ended(run).status for run in (first, second)] == ["cancelled", "completed"]
 
 
 def test_a_thread_that_outlives_a_lost_lease_is_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,8 +109,10 @@ class Runs:
     def start(self, *, counted: bool = True) -> list[BackupRun]:
         """Called before any request: each run of the last service ends, continues, or fails. `counted`: the run itself may have
         ended the service. Returns the interrupted runs."""
-        cut_off = self.not_ended()
-        self._ledger.sweep_all(but=frozenset(run.id for run in cut_off))
+        left = self.not_ended()
+        self._ledger.sweep_all(but=frozenset(run.id for run in left))
+        # Those that were begun are under way: after a lost lease this is called again, if it failed.
+        cut_off = [run for run in left if run.id not in self._begun]
         # All are judged before any begins: undoing one may be in the way of another.
         for run in [run for run in cut_off if self._goes_on(run)]:
             with self.lock:

@@ -164,8 +164,8 @@ class Backups:
                             self.runs.resumed()
                             self._cut_off = self.runs.start(counted=False)
                     return
-            except SynvirtError as error:
-                _log.warning("runs cannot be taken up yet", cause=error.detail)
+            except Exception as error:  # nobody else takes them up
+                _log.warning("runs cannot be taken up yet", cause=str(error), exc_info=not isinstance(error, SynvirtError))
                 time.sleep(RESUME_EVERY_S)
 
     def look(self) -> None:
