@@ -20,11 +20,24 @@ def test_a_session_keeps_its_folder_and_takes_it_along(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_of_a_killed_service_goes_at_a_start_and_not_at_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session is begun often, and the folder above is the host's own."""
+    monkeypatch.setattr(session_folder, "_folders", lambda: tmp_path)
+    left = tmp_path / "synvirt-live-abcdefgh.held"
+    left.mkdir()
+    with private_folder() as folder:
+        assert {one.name for one in tmp_path.iterdir()} == {left.name, folder.name}
+        session_folder.sweep_folders()
+        assert list(tmp_path.iterdir()) == [folder]
+
+
 @pytest.mark.parametrize("opened", [False, True], ids=["before it is opened", "before it is locked"])
 def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool
 ) -> None:
-    """Another session's sweep finds it unlocked, as a killed service would have left it."""
+    """The sweep of a service that starts finds it unlocked, as a killed service would have left it."""
     monkeypatch.setattr(session_folder, "_folders", lambda: tmp_path)
     made: list[Path] = []
     make, lock = tempfile.mkdtemp, fcntl.flock

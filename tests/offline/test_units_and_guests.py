@@ -3,7 +3,7 @@
 import pytest
 
 from synvirt.errors import MalformedArchive
-from synvirt.machines.guest_os import guest_os
+from synvirt.machines.guest_os import _CIM_NAMES, family, guest_os
 from synvirt.offline.units import quantity_bytes, unit_bytes
 
 
@@ -101,6 +101,27 @@ def test_what_is_no_quantity(quantity: str) -> None:
 )
 def test_guest_families(cim_id: str, vendor_id: str, description: str, family: str) -> None:
     assert guest_os(cim_id=cim_id, vendor_id=vendor_id, description=description).family == family
+
+
+@pytest.mark.parametrize(
+    ("cim_id", "vendor_id", "description", "name"),
+    [
+        ("94", "", "", "Ubuntu 64-Bit"),
+        ("105", "", "", "Microsoft Windows 7"),
+        ("94", "ubuntu64Guest", "", "ubuntu64Guest"),
+        ("94", "", "Ubuntu 24.04", "Ubuntu 24.04"),
+        ("1", "", "", ""),
+        ("114", "", "", ""),
+    ],
+)
+def test_a_number_without_a_name_is_named(cim_id: str, vendor_id: str, description: str, name: str) -> None:
+    found = guest_os(cim_id=cim_id, vendor_id=vendor_id, description=description)
+    assert (found.id, found.name) == (vendor_id or cim_id, name)
+
+
+def test_a_named_number_has_the_family_of_its_name() -> None:
+    for cim_id, name in _CIM_NAMES.items():
+        assert family(cim_id) == family(cim_id, name), cim_id
 
 
 def test_darwin_is_not_windows_for_its_last_three_letters() -> None:

@@ -93,6 +93,11 @@ _NOT_FOUND = {"404": {"description": "E_MIG_NOT_FOUND: there is no such object"}
 _CONFLICT = {"409": {"description": "E_MIG_CONFLICT: the request does not fit the job's present state"}}
 
 
+_LOCATION = {"Location": {"description": "the path of the new object", "schema": {"type": "string"}}}
+# Of a route's own `responses`: what was begun has a path of its own, at which its state is (RFC 9110 section 15.3.3).
+BEGUN: dict[int | str, dict[str, Any]] = {202: {"headers": _LOCATION}}
+
+
 def problem_described(description: str) -> dict[str, Any]:
     """The description of one of a route's own `responses`."""
     return {"description": description} | _PROBLEM
@@ -144,4 +149,4 @@ def _complete(operation: dict[str, Any], method: str, path: str, *, guarded: boo
     for status, description in mistakes.items():
         responses.setdefault(status, description | _PROBLEM)
     if method == "post" and "201" in responses:
-        responses["201"]["headers"] = {"Location": {"description": "the path of the new object", "schema": {"type": "string"}}}
+        responses["201"]["headers"] = _LOCATION

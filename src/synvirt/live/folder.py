@@ -11,11 +11,14 @@ from synvirt.cage.scratch import scratch_folder, sweep
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new folder with a short path, for Unix sockets. Removes those of killed services."""
-    place = _folders()
-    sweep(place, "live")
-    with scratch_folder("live", place) as folder:
+    """A new folder with a short path, for Unix sockets."""
+    with scratch_folder("live", _folders()) as folder:
         yield folder
+
+
+def sweep_folders() -> None:
+    """Removes those of killed services: at the start of one."""
+    sweep(_folders(), "live")
 
 
 def _folders() -> Path:

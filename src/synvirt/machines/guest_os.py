@@ -30,9 +30,52 @@ _CIM_WINDOWS = frozenset({15, 16, 17, 18, 19, 58, 63, 67, *range(69, 78), 103, 1
 _CIM_LINUX = frozenset({36, 64, 79, 80, *range(82, 102), *range(106, 110)})
 
 
+# Names of the same numbers, where a virtual machine may have such a system. From 112 on, versions of the schema differ.
+_CIM_NAMES = {
+    "29": "Solaris",
+    "36": "Linux",
+    "42": "FreeBSD",
+    "58": "Windows 2000",
+    "65": "OpenBSD",
+    "67": "Windows XP",
+    "69": "Microsoft Windows Server 2003",
+    "70": "Microsoft Windows Server 2003 64-Bit",
+    "71": "Windows XP 64-Bit",
+    "73": "Windows Vista",
+    "74": "Windows Vista 64-Bit",
+    "76": "Microsoft Windows Server 2008",
+    "77": "Microsoft Windows Server 2008 64-Bit",
+    "78": "FreeBSD 64-Bit",
+    "79": "Red Hat Enterprise Linux",
+    "80": "Red Hat Enterprise Linux 64-Bit",
+    "81": "Solaris 64-Bit",
+    "82": "SUSE",
+    "83": "SUSE 64-Bit",
+    "84": "SLES",
+    "85": "SLES 64-Bit",
+    "93": "Ubuntu",
+    "94": "Ubuntu 64-Bit",
+    "95": "Debian",
+    "96": "Debian 64-Bit",
+    "97": "Linux 2.4.x",
+    "98": "Linux 2.4.x 64-Bit",
+    "99": "Linux 2.6.x",
+    "100": "Linux 2.6.x 64-Bit",
+    "101": "Linux 64-Bit",
+    "103": "Microsoft Windows Server 2008 R2",
+    "104": "VMware ESXi",
+    "105": "Microsoft Windows 7",
+    "106": "CentOS 32-bit",
+    "107": "CentOS 64-bit",
+    "108": "Oracle Linux 32-bit",
+    "109": "Oracle Linux 64-bit",
+}
+
+
 def guest_os(*, cim_id: str = "", vendor_id: str = "", description: str = "") -> GuestOs:
     """The guest by `vendor_id` (VMware's, VirtualBox's, …), `description` and the CIM number; any may be empty."""
-    return GuestOs(family=family(cim_id, vendor_id, description), id=vendor_id or cim_id, name=description or vendor_id)
+    name = description or vendor_id or _CIM_NAMES.get(cim_id, "")
+    return GuestOs(family=family(cim_id, vendor_id, description), id=vendor_id or cim_id, name=name)
 
 
 def family(cim_id: str, *names: str) -> Family:

@@ -67,7 +67,6 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.api.callers.coming import counts_written
     from synvirt.api.routes.backups import mount
     from synvirt.api.routes.waves import mount_waves
-    from synvirt.cage import scratch
     from synvirt.doctor import Checkup
     from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
@@ -84,7 +83,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     with ExitStack() as stack:
         stack.enter_context(data_dir_locked(settings.data_dir))
         sockets = stack.enter_context(closing(Listening(settings)))
-        scratch.sweep()
+        _sweep()
         warn_if_missing()
         keyring = Keyring(settings.keyring_dir / "migrator.key")
         board = Board()
@@ -140,6 +139,15 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
             stack.enter_context(going_on)
         _begin(stack, engine, rehearsals, carrying, taking_over, among_hosts=bool(settings.database_url))
         yield Service(server, rooms, settings.base_url)
+
+
+def _sweep() -> None:
+    """Removes the folders that killed services left."""
+    from synvirt.cage import scratch
+    from synvirt.live.folder import sweep_folders
+
+    scratch.sweep()
+    sweep_folders()
 
 
 def check_authorities(settings: "Settings") -> None:

@@ -47,6 +47,7 @@ def test_a_run_is_accepted_without_a_body_and_ends_completed(service: Service, c
     job = client.post("/jobs", json={"name": "nightly", "vm_ids": ["web"], "repository_id": repository["id"]}).json()
     accepted = client.post(f"/jobs/{job['id']}/run")
     assert accepted.status_code == 202
+    assert accepted.headers["location"] == f"/api/v1/backup/runs/{accepted.json()['id']}"
     ended(service.backups, accepted.json()["id"])
     run = client.get(f"/runs/{accepted.json()['id']}").json()
     assert run["status"] == "completed"
@@ -58,6 +59,25 @@ def test_a_run_is_accepted_without_a_body_and_ends_completed(service: Service, c
     for path in ("/repositories", "/jobs", "/runs"):
         page = client.get(path, params={"limit": 1}).json()
         assert (len(page["items"]), page["next_cursor"]) == (1, None)
+
+
+def test_what_is_begun_has_a_place(service: Service, client: httpx.Client, tmp_path: Path) -> None:
+    body = {"name": "here", "kind": "local", "path": str(tmp_path / "repository")}
+    repository = client.post("/repositories", json=body).json()
+    job = client.post("/jobs", json={"name": "nightly", "vm_ids": ["web"], "repository_id": repository["id"]}).json()
+    ended(service.backups, client.post(f"/jobs/{job['id']}/run").json()["id"])
+    (point,) = client.get("/restore-points").json()["items"]
+    begun = (
+        f"/restore-points/{point['id']}/verify",
+        *(f"/repositories/{repository['id']}/{verb}" for verb in ("verify", "collect")),
+    )
+    for path in begun:
+        accepted = client.post(path)
+        assert accepted.headers["location"] == f"/api/v1/backup/runs/{accepted.json()['id']}", accepted.text
+        ended(service.backups, accepted.json()["id"])
+    accepted = client.post(f"/restore-points/{point['id']}/restore", json={"target": "export"})
+    assert accepted.headers["location"] == f"/api/v1/backup/runs/{accepted.json()['id']}"
+    ended(service.backups, accepted.json()["id"])
 
 
 def test_what_is_wrong_is_a_problem(client: httpx.Client, tmp_path: Path) -> None:

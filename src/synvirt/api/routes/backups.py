@@ -10,7 +10,7 @@ from fastapi.sse import EventSourceResponse
 from starlette.responses import StreamingResponse
 
 from synvirt.api.backup_metrics import BackupMetrics
-from synvirt.api.document import problem_described
+from synvirt.api.document import BEGUN, problem_described
 from synvirt.api.paging import PAGE_LIMIT, Cursor, LastName, Limit, Sought, cursor_of, named_page, number_of
 from synvirt.api.received import documented, json_body
 from synvirt.api.routes.peer import peer_router
@@ -110,6 +110,19 @@ STREAM_DOCUMENTED: dict[int | str, dict[str, Any]] = {
 }
 
 
+def _placed(request: Request, response: Response) -> Callable[[BackupRun], BackupRun]:
+    """Gives the run that the request began, and says in the answer where it is. The path: /backup/THINGS/ID/VERB."""
+
+    def placed(run: BackupRun) -> BackupRun:
+        response.headers["Location"] = f"{request.url.path.rsplit('/', 3)[0]}/runs/{run.id}"
+        return run
+
+    return placed
+
+
+Placed = Annotated[Callable[[BackupRun], BackupRun], Depends(_placed)]
+
+
 def mount(app: FastAPI, backups: Backups, settings: Settings, *, pace: Pace | None = None) -> None:
     """At {base_url}/api/v1/backup: behind the same gate as the rest, and in the same document."""
     BackupMetrics(backups, app.state.metrics.registry)
@@ -163,19 +176,20 @@ def _repositories(router: APIRouter, backups: Backups) -> None:
         """Forget a repository. Its content stays, and so does its key. 409 while jobs write to it, or a run uses it."""
         backups.forget_repository(repository_id)
 
-    @router.post("/repositories/{repository_id}/verify", status_code=202, response_model=BackupRun)
-    def verify_repository(repository_id: UUID) -> BackupRun:
+    @router.post("/repositories/{repository_id}/verify", status_code=202, response_model=BackupRun, responses=BEGUN)
+    def verify_repository(repository_id: UUID, placed: Placed) -> BackupRun:
         """Read a whole repository, and compare it with its hashes. The run's `report` says what is wrong."""
-        return backups.verify_repository(repository_id)
+        return placed(backups.verify_repository(repository_id))
 
-    @router.post("/repositories/{repository_id}/collect", status_code=202, response_model=BackupRun)
+    @router.post("/repositories/{repository_id}/collect", status_code=202, response_model=BackupRun, responses=BEGUN)
     def collect_garbage(
         repository_id: UUID,
+        placed: Placed,
         dry_run: Annotated[bool, Query(description="remove nothing, only count")] = False,
         bandwidth_bps: Annotated[Bandwidth | None, Query(description="the most bytes that it reads a second")] = None,
     ) -> BackupRun:
         """Remove what no restore point needs, in two steps a day apart, as each backup run does: `collected` of the run."""
-        return backups.collect(repository_id, dry_run=dry_run, bandwidth_bps=bandwidth_bps)
+        return placed(backups.collect(repository_id, dry_run=dry_run, bandwidth_bps=bandwidth_bps))
 
     @router.get("/repositories/{repository_id}/recovery-key", response_model=RecoveryKey)
     def recovery_key(repository_id: UUID) -> RecoveryKey:
@@ -247,10 +261,10 @@ def _jobs(router: APIRouter, backups: Backups) -> None:
         """Remove a backup job; its restore points stay. 409 while it runs."""
         backups.remove_job(job_id)
 
-    @router.post("/jobs/{job_id}/run", status_code=202, response_model=BackupRun)
-    def run_backup_job(job_id: UUID) -> BackupRun:
+    @router.post("/jobs/{job_id}/run", status_code=202, response_model=BackupRun, responses=BEGUN)
+    def run_backup_job(job_id: UUID, placed: Placed) -> BackupRun:
         """Start a run of a backup job; no body. 409 while it runs."""
-        return backups.run_job(job_id)
+        return placed(backups.run_job(job_id))
 
 
 def _retention(router: APIRouter, backups: Backups) -> None:
@@ -355,26 +369,29 @@ def _points(router: APIRouter, backups: Backups) -> None:
         is restored, verified or boot-tested."""
         backups.remove_point(point_id)
 
-    @router.post("/restore-points/{point_id}/verify", status_code=202, response_model=BackupRun)
-    def verify_restore_point(point_id: UUID) -> BackupRun:
+    @router.post("/restore-points/{point_id}/verify", status_code=202, response_model=BackupRun, responses=BEGUN)
+    def verify_restore_point(point_id: UUID, placed: Placed) -> BackupRun:
         """Read a whole restore point, and compare it with its hashes. The run fails if it is damaged."""
-        return backups.verify(point_id)
+        return placed(backups.verify(point_id))
 
     @router.post(
         "/restore-points/{point_id}/restore",
         status_code=202,
         response_model=BackupRun,
         openapi_extra=documented(RestoreRequest),
+        responses=BEGUN,
     )
-    def restore_point(point_id: UUID, restore: Annotated[RestoreRequest, Depends(json_body(RestoreRequest))]) -> BackupRun:
+    def restore_point(
+        point_id: UUID, restore: Annotated[RestoreRequest, Depends(json_body(RestoreRequest))], placed: Placed
+    ) -> BackupRun:
         """Restore a point: to files in a new folder, to a new domain, or in place to its own guest, which must be shut off."""
-        return backups.restore(point_id, restore)
+        return placed(backups.restore(point_id, restore))
 
-    @router.post("/restore-points/{point_id}/boot-test", status_code=202, response_model=BackupRun)
-    def boot_test_restore_point(point_id: UUID) -> BackupRun:
+    @router.post("/restore-points/{point_id}/boot-test", status_code=202, response_model=BackupRun, responses=BEGUN)
+    def boot_test_restore_point(point_id: UUID, placed: Placed) -> BackupRun:
         """Start a point's guest next to the others, without a network, and see whether it boots. Only the result stays, as the
         point's `boot_test`."""
-        return backups.boot_test(point_id)
+        return placed(backups.boot_test(point_id))
 
     @router.get(
         "/restore-points/{point_id}/screenshot",

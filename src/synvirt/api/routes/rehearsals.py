@@ -3,10 +3,9 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends
-from starlette.responses import Response
+from fastapi import APIRouter, Depends, Request, Response
 
-from synvirt.api.document import problem_described
+from synvirt.api.document import BEGUN, problem_described
 from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
 from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.routes.screenshots import PNG
@@ -37,14 +36,20 @@ def rehearsals_router(rehearsing: Rehearsing) -> APIRouter:
         status_code=202,
         response_model=Rehearsal,
         openapi_extra=documented(RehearsalRequest, required=False),
+        responses=BEGUN,
     )
     def rehearse(
-        rehearsal: Annotated[RehearsalRequest, Depends(optional_json_body(RehearsalRequest))], migration_id: UUID
+        rehearsal: Annotated[RehearsalRequest, Depends(optional_json_body(RehearsalRequest))],
+        migration_id: UUID,
+        request: Request,
+        response: Response,
     ) -> Rehearsal:
         """Start the guest of a warm job from clones of its volumes, check it, and remove all of it again. The clones are made
         between two passes, and the copying goes on; neither the source nor the volumes are touched. A job has one rehearsal at
         a time. 409 where the job copies cold or has begun its cut-over, or where its destination cannot clone."""
-        return rehearsing.ask(migration_id, rehearsal)
+        made = rehearsing.ask(migration_id, rehearsal)
+        response.headers["Location"] = f"{request.url.path.rsplit('/', 1)[0]}/rehearsals/{made.id}"
+        return made
 
     @router.get("/migrations/{migration_id}/rehearsals", response_model=RehearsalPage)
     def list_rehearsals(migration_id: UUID, limit: Limit = PAGE_LIMIT, cursor: Cursor = None) -> RehearsalPage:
