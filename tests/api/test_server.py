@@ -347,7 +347,7 @@ HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 @pytest.fixture
 def quick_to_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     monkeypatch.setattr(connections, "HEAD_WITHIN_S", 0.3)
-    monkeypatch.setattr(connections, "PER_ADDRESS_MAX", 20)
+    monkeypatch.setattr(connections, "PER_CALLER_MAX", 20)
     service = Service(tmp_path, tls=False)
     with service.served() as server:
         host, _, port = server.address.removeprefix("http://").partition(":")
@@ -366,6 +366,19 @@ def test_who_says_nothing_more_is_let_go(quick_to_let_go: tuple[str, int], sent:
             while part := connection.recv(4096):
                 received += part
     assert received.startswith(b"HTTP/1.1 200") is (b"\r\n\r\n" in sent)
+
+
+def test_who_does_not_read_its_answer_is_let_go(quick_to_let_go: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document needs no credentials, and is long: it must not stay in memory for whoever asks."""
+    monkeypatch.setattr(connections, "TAKEN_WITHIN_S", 0.3)
+    with socket.socket() as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        caller.connect(quick_to_let_go)
+        caller.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: connections.Held._total == 1)
+        until(lambda: connections.Held._total == 0)
+    answer = httpx.get(f"http://{quick_to_let_go[0]}:{quick_to_let_go[1]}/openapi.json", timeout=60)
+    assert len(answer.content) > 100_000
 
 
 @pytest.mark.parametrize(("path", "kind"), [("/login", "x-www-form-urlencoded"), (f"{PREFIX}/migrations", "json")])

@@ -1,6 +1,7 @@
-"""Limits for callers' connections: a silent one is closed, and one address cannot take them all.
+"""Limits for callers' connections: a silent one is closed, and one caller cannot take them all.
 
-Uvicorn waits for a request without end, so some hundred silent connections would keep all other callers out.
+Uvicorn waits for a request without end, and for a caller to read its answer: some hundred such connections would keep all other
+callers out, and the answers in memory.
 """
 
 import asyncio
@@ -10,10 +11,15 @@ from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from synvirt.api.callers.networks import network_of
+from synvirt.sizes import KIB
+
 # A request's head is a few hundred bytes: even over a slow line around the world it arrives in this time.
 HEAD_WITHIN_S: Final = 20.0
+# Of an answer that waits to be read, a caller takes this much in this time, even over the slowest line.
+TAKEN_WITHIN_S, TAKEN_LEAST_BYTES = 30.0, 16 * KIB
 # A browser opens six, our own client one for each command and one for its stream; a proxy has its own limits, and many callers.
-PER_ADDRESS_MAX: Final = 256
+PER_CALLER_MAX: Final = 256
 # Of the files that the service may open, this many are left for volumes, the store and its workers.
 FILES_KEPT: Final = 256
 CONNECTIONS_MAX: Final = 8192
@@ -25,16 +31,17 @@ class Held(H11Protocol):
     _addresses: ClassVar[Counter[str]] = Counter()
     _total: ClassVar[int] = 0
     _waiting: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
     _counted: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Counts the connection, and closes it if its address or the service has too many."""
+        """Counts the connection, and closes it if its caller or the service has too many."""
         super().connection_made(transport)
-        address = self.client[0] if self.client else ""
+        address = network_of(self.client[0]) if self.client else ""
         self._counted = address
         Held._addresses[address] += 1
         Held._total += 1
-        if (address and Held._addresses[address] > PER_ADDRESS_MAX) or Held._total > connections_max():
+        if (address and Held._addresses[address] > PER_CALLER_MAX) or Held._total > connections_max():
             transport.abort()
             return
         self._wait()
@@ -48,6 +55,7 @@ class Held(H11Protocol):
             Held._total -= 1
             self._counted = None
         self._stop_waiting()
+        self._stop_reading()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -57,6 +65,29 @@ class Held(H11Protocol):
             self._stop_waiting()
         elif self._waiting is None:
             self._wait()
+
+    def pause_writing(self) -> None:
+        """More waits to be sent than is good: from now on the caller has to take some of it now and then."""
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        self._stop_reading()
+        super().resume_writing()
+
+    def _expect_reading(self) -> None:
+        self._reading = self.loop.call_later(TAKEN_WITHIN_S, self._look_at_reading, self.transport.get_write_buffer_size())
+
+    def _look_at_reading(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() > before - TAKEN_LEAST_BYTES:
+            self.transport.abort()
+        else:
+            self._expect_reading()
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _is_answering(self) -> bool:
         cycle: Any = self.cycle
