@@ -3,7 +3,7 @@
 import pytest
 
 from synvirt.errors import BadRequest
-from synvirt.fleet.querying import ids
+from synvirt.fleet.member_ids import ids
 from synvirt.fleet.waves import check
 from synvirt.web.forms import Form
 from synvirt.web.waves.new import wave_request

@@ -5,7 +5,6 @@ its VMs out of the wave without notice.
 """
 
 import difflib
-import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
@@ -14,6 +13,7 @@ from uuid import UUID
 from pydantic import Field, StringConstraints
 
 from synvirt.errors import BadRequest
+from synvirt.fleet.member_ids import ids
 from synvirt.fleet.model import MEMBERS_MAX, MemberRequest, WaveRequest
 from synvirt.fleet.sheets.rows import KnownVm
 from synvirt.live import VmRow
@@ -22,7 +22,6 @@ from synvirt.model.values import Name, Received
 Word = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
 # How many near places are shown for a word that matches none.
 _NEAREST = 3
-_ID_MAX = 64
 
 
 class VmQuery(Received):
@@ -89,16 +88,3 @@ def _no_match(what: str, wanted: str, there: set[str]) -> BadRequest:
 
 def _printable(name: str) -> str:
     return "".join(letter for letter in name if letter.isprintable())[:255].strip()
-
-
-def ids(names: Iterable[str]) -> list[str]:
-    """A valid and unique id for each member."""
-    found: dict[str, None] = {}
-    for name in names:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[: _ID_MAX - 6] or "vm"
-        number, id_ = 1, plain
-        while id_ in found:
-            number += 1
-            id_ = f"{plain}-{number}"
-        found[id_] = None
-    return list(found)

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from synvirt.errors import BadRequest
+from synvirt.fleet.member_ids import LONGEST, NOT_IN_IDS, MemberIds
 from synvirt.fleet.model import MEMBERS_MAX, Group, MemberRequest, Wave, WaveRequest
 from synvirt.fleet.sheets import xlsx
 from synvirt.mistakes import place, worded
@@ -67,7 +68,6 @@ _OURS = (
 _BY_NAME = {name: ours for ours, names in _COLUMNS.items() for name in names}
 # A sheet with one of these comes from another program.
 _FOREIGN = ("powerstate", "vi sdk uuid", "vcenter uuid", "mgn:server:user-provided-id", "mgn:wave:name", "mgn:app:name")
-_ID = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class SheetProblem(Model):
@@ -301,7 +301,7 @@ class _Reader:
     def rows(self) -> Iterator[_Row]:
         if self.problems:
             return
-        taken: set[str] = set()
+        member_ids = MemberIds()
         for number, cells in self._table.rows:
             by_ours = {
                 ours: cells.get(heading, "") if ours == "vm" else cells.get(heading, "").strip()
@@ -310,11 +310,11 @@ class _Reader:
             if by_ours.get("template", "").lower() in _YES:
                 self.left_out.append(by_ours.get("vm", "") or f"row {number}")
                 continue
-            row = self._row(number, by_ours, taken)
+            row = self._row(number, by_ours, member_ids)
             if row is not None:
                 yield row
 
-    def _row(self, number: int, cells: Mapping[str, str], taken: set[str]) -> _Row | None:
+    def _row(self, number: int, cells: Mapping[str, str], member_ids: MemberIds) -> _Row | None:
         before = len(self.problems)
 
         def read(column: str, right: str, convert: Callable[[str], Any], default: Any = None) -> Any:
@@ -334,7 +334,7 @@ class _Reader:
             plan, name = (vm.plan, name or vm.name) if vm is not None else (None, name)
         checks = read("checks", "a list of checks in JSON", TypeAdapter(tuple[Check, ...]).validate_json, ())
         fields = {
-            "id": cells.get("id") or _fresh_id(name or cells.get("vm_id", ""), taken),
+            "id": cells.get("id") or member_ids.fresh(name or cells.get("vm_id", "")),
             "vm": name or cells.get("vm_id") or f"row {number}",
             "plan": plan,
             "after": _names(cells.get("depends_on", "")),
@@ -363,7 +363,7 @@ class _Reader:
             for one in error.errors():
                 self._wrong(number, self._heading.get(_OF_FIELD.get(str(one["loc"][0]), ""), str(one["loc"][0])), worded(one))
             return None
-        taken.add(member.id)
+        member_ids.take(member.id)
         return _Row(number, member, cells.get("wave", ""), facts)
 
     def _vm(self, number: int, cells: Mapping[str, str]) -> KnownVm | None:
@@ -433,17 +433,8 @@ _OF_FIELD = {
 }
 
 
-def _fresh_id(name: str, taken: set[str]) -> str:
-    """For a sheet without ids: an id from the VM's name, with a number if another row has the same."""
-    plain = _ID.sub("-", name).lstrip("._-")[:56] or "vm"
-    found, number = plain, 2
-    while found in taken:
-        found, number = f"{plain}-{number}", number + 1
-    return found
-
-
 def _identifier(text: str) -> str:
-    if len(text) > 64 or _ID.search(text) or not text[:1].isalnum():
+    if len(text) > LONGEST or NOT_IN_IDS.search(text) or not text[:1].isalnum():
         raise ValueError
     return text
 

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from synvirt.api.multipart import FRAMING_BYTES, UploadForm
 from synvirt.api.received import bounded
 from synvirt.errors import BadRequest, SynvirtError
+from synvirt.fleet.member_ids import ids
 from synvirt.fleet.model import MEMBERS_MAX, WaveRequest
-from synvirt.fleet.querying import VmQuery, ids
+from synvirt.fleet.querying import VmQuery
 from synvirt.fleet.sheets.importing import Importer, WaveImport
 from synvirt.fleet.sheets.rows import CSV_BYTES_MAX, SheetProblem
 from synvirt.fleet.waves import Waves
