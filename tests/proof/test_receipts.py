@@ -81,8 +81,10 @@ def test_the_hashes_of_jobs_that_are_no_longer_here_are_forgotten(tmp_path: Path
     kept, other = receipts.hashes_file(UUID(int=1), 0), receipts.hashes_file(UUID(int=2), 0)
     for file in (kept, other):
         file.write_bytes(b"x")
+    foreign = tmp_path / "kept" / "hashes" / "lost+found"
+    foreign.mkdir()
     receipts.forget_hashes_but(lambda job_id: job_id == UUID(int=1))
-    assert (kept.exists(), other.parent.exists()) == (True, False)
+    assert (kept.exists(), other.parent.exists(), foreign.exists()) == (True, False, True)
 
 
 def test_a_job_has_one_receipt_however_often_it_is_made(made: tuple[Receipts, Path, Path]) -> None:

@@ -110,8 +110,10 @@ class Receipts:
         """Removes the hashes of jobs for which `is_kept` is false: another host continued them while this one was away."""
         with contextlib.suppress(FileNotFoundError):
             for folder in list((self._folder / "hashes").iterdir()):
-                if not is_kept(UUID(folder.name)):
-                    shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(ValueError):  # a folder that somebody else made
+                    job_id = UUID(folder.name)
+                    if not is_kept(job_id):
+                        shutil.rmtree(folder, ignore_errors=True)
 
     # ── receipts ──
 
