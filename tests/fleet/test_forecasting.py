@@ -10,7 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.errors import SourceUnreachable
-from synvirt.fleet.forecasting import SIZE_ASSUMED, Forecaster, WhatIf, loads_of, site_of
+from synvirt.fleet import forecasting
+from synvirt.fleet.forecasting import SIZE_ASSUMED, Forecaster, WaveSimulation, WhatIf, loads_of, site_of
 from synvirt.fleet.model import Member, MemberState, Wave, WaveLimits
 from synvirt.fleet.simulation.nouns import CHANGE_BPS_ASSUMED, COPY_BPS_ASSUMED, OUTAGE_ASSUMED_S, RESIDUALS_ASSUMED
 from synvirt.fleet.waves import Waves, change_members
@@ -140,6 +141,29 @@ def test_a_wave_keeps_its_forecast_and_what_if_changes_nothing(store: Store) -> 
     assert slower.forecast is not None
     assert slower.forecast.ends_p50 - found.forecast.ends_p50 > timedelta(minutes=1)
     assert waves.whole(made.id).forecast == kept
+
+
+def test_sources_are_asked_at_once_and_one_that_hangs_holds_the_forecast_up_no_longer_than_it_may(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecasting, "SOURCE_WITHIN_S", 1.0)
+    asked: list[UUID] = []
+
+    async def rows(source_id: UUID) -> Mapping[str, VmRow]:
+        asked.append(source_id)
+        while len(asked) < 3 or source_id != SOURCE:
+            await asyncio.sleep(0.01)
+        return ROWS
+
+    waves = Waves(store.waves)
+    made = waves.create(wave(member("x", plan=plan("x", uuid4())), member("a"), member("y", plan=plan("y", uuid4()))))
+    forecaster = Forecaster(waves, store, rows, host="kvm1", destination="fast")
+
+    async def answered() -> WaveSimulation:
+        async with asyncio.timeout(20):
+            return await forecaster.forecast(made.id, WhatIf())
+
+    assert asyncio.run(answered()).assumed == ("x", "y")
 
 
 def test_a_source_that_does_not_answer_leaves_its_members_assumed(store: Store) -> None:

@@ -40,6 +40,8 @@ from synvirt.store.filters import Only
 SIZE_ASSUMED: Final = 100 * GIB
 # The newest jobs, as a site changes over the years.
 JOBS_LOOKED_AT: Final = 500
+# Someone waits for the forecast.
+SOURCE_WITHIN_S: Final = 40.0
 # With fewer than these, the errors of forecasts are not known well; figures of other sites are added.
 RESIDUALS_LEAST: Final = 20
 
@@ -121,15 +123,20 @@ class Forecaster:
         return readable(Migration, documents)
 
     async def _listed(self, wave: Wave, jobs: Mapping[UUID, Migration]) -> dict[tuple[UUID, str], VmRow]:
-        """The VMs of each source that must be asked. If a source does not answer, its members stay unknown."""
+        """The VMs of each source that must be asked, all at once. If a source does not answer, its members stay unknown."""
         refs = [one.plan.source_ref for one in wave.members if _job_with_sizes(one, jobs) is None]
-        found: dict[tuple[UUID, str], VmRow] = {}
-        for source_id in dict.fromkeys(ref.source_id for ref in refs if ref.kind == "live_vm"):
+
+        async def of(source_id: UUID) -> dict[tuple[UUID, str], VmRow]:
             try:
-                rows = await self._rows(source_id)
-            except SynvirtError:
-                continue
-            found |= {(source_id, vm_id): row for vm_id, row in rows.items()}
+                async with asyncio.timeout(SOURCE_WITHIN_S):
+                    rows = await self._rows(source_id)
+            except (SynvirtError, TimeoutError):
+                return {}
+            return {(source_id, vm_id): row for vm_id, row in rows.items()}
+
+        found: dict[tuple[UUID, str], VmRow] = {}
+        for one in await asyncio.gather(*map(of, {ref.source_id for ref in refs if ref.kind == "live_vm"})):
+            found |= one
         return found
 
 
