@@ -125,9 +125,10 @@ def test_a_thread_without_memory_stops_no_other(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(packs, "PACK_BYTES", 2 * CHUNK_BYTES)
     session, drawn = opened(MemoryFolder(), new=True).session(), Random(3)
     session.add(drawn.randbytes(CHUNK_BYTES))
-    with monkeypatch.context() as crowded, pytest.raises(MemoryError):
+    with monkeypatch.context() as crowded:
         crowded.setattr(packs.Pack, "add", lambda *_: Crowded().__iadd__(b""))
-        session.add(drawn.randbytes(CHUNK_BYTES))
+        with pytest.raises(MemoryError):
+            session.add(drawn.randbytes(CHUNK_BYTES))
     others = threading.Thread(target=lambda: [session.add(drawn.randbytes(CHUNK_BYTES)) for _ in range(3)], daemon=True)
     others.start()
     others.join(20)
