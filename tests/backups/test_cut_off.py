@@ -76,6 +76,27 @@ def test_a_run_that_a_lost_lease_cut_off_stops_at_once_and_goes_on_once_the_leas
     assert house.run(other).status == "completed"
 
 
+def test_after_a_lost_lease_no_guest_is_stored_twice_by_one_run(house: House) -> None:
+    stops, opened = house.backups.runs._stops, list[int]()
+    for name in ("web", "db"):
+        house.image(name, disk_content())
+
+    def held() -> None:
+        opened.append(1)
+        if len(opened) == 2:
+            until(lambda: all(stop.is_set() for stop in list(stops.values())))
+
+    house.guests.gate = held
+    run = house.backups.run_job(house.job("web", "db").id)
+    until(lambda: len(opened) == 2)
+    house.backups.pause()
+    house.backups.resume()
+    found = house.ended(run)
+    assert (found.status, len(found.restore_point_ids), len(found.guests)) == ("completed", 2, 2)
+    assert len(opened) == 3
+    assert {point.id for point in house.backups.points.all()} == set(found.restore_point_ids)
+
+
 def test_one_that_waits_for_its_turn_is_cut_off_too_and_is_not_cancelled(house: House) -> None:
     stops = house.backups.runs._stops
     house.image("web", disk_content())

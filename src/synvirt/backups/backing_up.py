@@ -68,12 +68,13 @@ class BackingUp:
         self._repositories, self._points, self._retiring, self._open_guest = repositories, points, retiring, open_guest
         self._working, self._collect, self._journals, self._adopt, self._limits = working, collect, journals, adopt, limits
 
-    def back_up(self, under_way: UnderWay, job: BackupJob) -> None:
-        """An error of one guest does not stop the backup of the others; the run fails at its end."""
+    def back_up(self, under_way: UnderWay, job: BackupJob, *, goes_on: bool) -> None:
+        """An error of one guest does not stop the backup of the others; the run fails at its end. `goes_on`: the run was
+        begun before, and cut off by the service's end or a lost lease."""
         known = self._repositories.get(job.repository_id)
         repository = self._repositories.opened(job.repository_id)
         failed: list[tuple[str, SynvirtError]] = []
-        has = self._taken_before(under_way, known)
+        has = self._taken_before(under_way, known) if goes_on else set[str]()
         for vm_id in job.vm_ids:
             if vm_id in has:
                 continue
@@ -93,11 +94,9 @@ class BackingUp:
             raise _combined(failed, len(job.vm_ids))
 
     def _taken_before(self, under_way: UnderWay, known: BackupRepository) -> set[str]:
-        """The guests, by name and UUID, whose points the run made before its service ended. If a point's registration was
+        """The guests, by name and UUID, whose points the run made before it was cut off. If a point's registration was
         interrupted, the point is registered now."""
         run = under_way.run
-        if not run.resumed_count:
-            return set()
         self._adopt(known, run)
         points = [point for point in self._points.all() if point.run_id == run.id]
         has = {one for point in points for one in (point.vm_id, point.vm_name)}

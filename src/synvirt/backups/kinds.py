@@ -50,10 +50,10 @@ class Kinds:
     def _backup(self, run: BackupRun) -> Work:
         if run.job_id is None:
             raise BackupNotFound("the run has no job")
-        return partial(self._back_up, job=self.jobs.get(run.job_id))
+        return partial(self._back_up, job=self.jobs.get(run.job_id), goes_on=run.started_at is not None)
 
-    def _back_up(self, under_way: UnderWay, job: BackupJob) -> None:
-        self.backing_up.back_up(under_way, job)
+    def _back_up(self, under_way: UnderWay, job: BackupJob, *, goes_on: bool) -> None:
+        self.backing_up.back_up(under_way, job, goes_on=goes_on)
         self.succeeded(job.id)
 
     def _restoration(self, run: BackupRun) -> Work:
