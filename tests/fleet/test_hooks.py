@@ -17,6 +17,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, update
 
+from synvirt import programs
 from synvirt.fleet.model import MemberState, Wave, WaveState
 from synvirt.fleet.waves import Waves
 from synvirt.fleet.webhooks.delivering import FIRST_PAUSE_S, GIVEN_UP_AFTER_S, LONGEST_PAUSE_S, Delivering, Ways, confined
@@ -318,3 +319,37 @@ def test_a_command_that_fails_or_takes_too_long_is_run_again(night: HookedNight)
     assert any("ended with 1" in (one or "") for one in answers)
     assert {one.state for one in night.deliveries(made.id)} == {PENDING}
     assert confined(night.commands["bad"])[-2:] == ["--", "false"]
+
+
+def test_a_webhook_for_which_there_is_no_thread_now_is_sent_later(
+    night: HookedNight, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crowded(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made = night.hooked({"url": receiver.url, "secret": SECRET})
+    night.waves.go(made.id)
+    with monkeypatch.context() as no_memory:
+        no_memory.setattr(night.delivering._pool, "submit", crowded)
+        night.delivering.look()
+    night.delivering.look()
+    until(lambda: [one.state for one in night.deliveries(made.id)] == [DELIVERED])
+
+
+def test_an_error_that_nobody_expected_gives_a_webhook_up_in_time_too(
+    night: HookedNight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a wave would wait for it for ever, and nobody would be told why."""
+
+    def crowded(*_: object, **__: object) -> None:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(programs, "run", crowded)
+    night.commands["note"] = WaveCommandSetting(argv=("true",))
+    night.anew(LOCAL)
+    made = night.hooked({"command": "note", "required": True})
+    night.waves.go(made.id)
+    assert ((sent := night.sent()).state, sent.answer) == (PENDING, "OSError: Cannot allocate memory")
+    night.pauses_are_over(made_at=0)
+    assert night.sent().state == GIVEN_UP
+    assert night.waves.whole(made.id).state is WaveState.HELD

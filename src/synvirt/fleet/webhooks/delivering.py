@@ -98,8 +98,10 @@ class Delivering:
                 self._sending.add(hook_id)
             try:
                 self._pool.submit(self._send, hook_id, due)
-            except RuntimeError:  # it was closed meanwhile
-                return
+            except RuntimeError as error:  # it was closed meanwhile, or there is no memory for a thread
+                log.warning("webhooks cannot be sent", cause=str(error))
+                with self._lock:
+                    self._sending.discard(hook_id)
 
     def _send(self, hook_id: UUID, due: Sequence[DeliveryRow]) -> None:
         """Sends them in the order of the events. The first failure ends this round: the server may be down."""
@@ -130,7 +132,11 @@ class Delivering:
             return self._give_up(one, found, "no host's key opens its secret") if too_late else False
         if not self._rows.take(one, pause_s=min(FIRST_PAUSE_S * 2 ** min(one.attempts, 20), LONGEST_PAUSE_S) + ANSWER_S):
             return True
-        outcome = self._outcome(one, found, opened)
+        try:
+            outcome = self._outcome(one, found, opened)
+        except Exception as error:  # else it would be tried forever, and its wave would wait for a required one
+            log.exception("a webhook cannot be sent", wave=str(one.wave_id), event_=one.event)
+            outcome = Outcome(False, f"{type(error).__name__}: {error}"[:500])
         if not outcome.taken and (too_late or not outcome.again):
             return self._give_up(one, found, outcome.answer)
         self._rows.settle(one.number, state=DELIVERED if outcome.taken else PENDING, answer=outcome.answer)
