@@ -286,3 +286,4 @@ def test_of_a_guest_that_is_not_to_be_started_nothing_says_that_it_starts() -> N
 def test_of_what_is_done_no_rate_is_shown() -> None:
     assert described(Progress(bytes_total=2048, bytes_done=2048, rate_bps=0, eta_s=0)) == "100 %, 2.0 KiB of 2.0 KiB"
     assert described(Progress(bytes_total=2048, bytes_done=0, rate_bps=0)).endswith("0 B/s")
+    assert described(Progress(bytes_total=2048, bytes_done=1024, rate_bps=0), ended=True) == "50 %, 1.0 KiB of 2.0 KiB"

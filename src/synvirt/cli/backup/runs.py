@@ -96,6 +96,7 @@ def _show_report(report: "Report") -> None:
 
 def sheet(run: "BackupRun") -> None:
     """All fields of one run, a line each."""
+    from synvirt.backups.model import ENDS
     from synvirt.cli.migrating.watching import described
 
     rows = [("id", str(run.id)), ("kind", run.kind.replace("_", " ")), ("status", str(run.status)), ("trigger", run.trigger)]
@@ -103,7 +104,7 @@ def sheet(run: "BackupRun") -> None:
     rows += [("job", str(run.job_id))] if run.job_id else []
     rows += [("created", at(run.created_at))]
     rows += [("finished", at(run.finished_at))] if run.finished_at else []
-    rows += [("progress", described(run.progress))]
+    rows += [("progress", described(run.progress, ended=run.status in ENDS))]
     for guest in run.guests:
         froze = f", frozen for {guest.freeze_ms} ms" if guest.freeze_ms is not None else ""
         read = sum(disk.read_bytes for disk in guest.disks)

@@ -314,7 +314,7 @@ def _sheet(answer: str) -> None:
         rows += [("hint", as_options(job.last_error.hint))] if job.last_error.hint else []
     rows += [("instant", job.instant.state)] if job.instant is not None else []
     if job.progress.bytes_total or not job.ended:
-        rows.append(("progress", described(job.progress, state=job.state)))
+        rows.append(("progress", described(job.progress, state=job.state, ended=job.ended)))
     rows += [("pass", line) for line in _passes(job)]
     rows += [("lost", shown(job.distrusted))] if job.distrusted is not None else []
     if job.forecast is not None and not job.ended:

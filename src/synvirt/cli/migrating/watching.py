@@ -206,11 +206,11 @@ def outcome(attempt: BootAttempt) -> str:
     return attempt.trouble or "is being tried"
 
 
-def described(progress: Progress, *, state: str | None = None) -> str:
+def described(progress: Progress, *, state: str | None = None, ended: bool = False) -> str:
     """Between two deltas, and at the end, nothing is copied: then there is no rate and no remaining time."""
     percent = f"{100 * progress.bytes_done / progress.bytes_total:.0f} %" if progress.bytes_total else "…"
     parts = [percent, f"{sized(progress.bytes_done)} of {sized(progress.bytes_total)}"]
-    if progress.bytes_done >= progress.bytes_total > 0 and (state == State.DELTA_SYNCING or not progress.rate_bps):
+    if ended or (progress.bytes_done >= progress.bytes_total > 0 and (state == State.DELTA_SYNCING or not progress.rate_bps)):
         return ", ".join(parts)
     parts.append(f"{sized(progress.rate_bps)}/s")
     if progress.eta_s is not None and progress.bytes_done < progress.bytes_total:
