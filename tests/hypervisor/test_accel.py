@@ -151,3 +151,24 @@ def test_what_was_remembered_is_doubted(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(accel, "_known", None)
     assert accel.accelerator(tmp_path).kind == "kvm"
     assert runs.read_text().count("run") == 2
+
+
+def test_a_host_that_was_too_busy_to_tell_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not even a guest without KVM ran in time: the answer of that moment is not good until the host's next start."""
+    busy = tmp_path / "busy"
+    busy.touch()
+    monkeypatch.setattr(accel, "PROBE_LIMIT_S", 0.3)
+    pretend_kvm(monkeypatch, tmp_path, f"[ -e {busy} ] && exec sleep 60; exit 33")
+    assert accel.accelerator(tmp_path).kind == "tcg"
+    busy.unlink()
+    monkeypatch.setattr(accel, "PROBE_LIMIT_S", 30)
+    assert accel.accelerator(tmp_path).kind == "kvm"
+
+
+def test_a_kvm_that_only_pretends_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(accel, "PROBE_LIMIT_S", 1)
+    runs = pretend_kvm(monkeypatch, tmp_path, 'case "$*" in *"-accel kvm"*) exec sleep 60; esac; exit 33')
+    found = accel.accelerator(tmp_path)
+    monkeypatch.setattr(accel, "_known", None)
+    assert (accel.accelerator(tmp_path), found.kind) == (found, "tcg")
+    assert runs.read_text().count("run") == 2

@@ -76,10 +76,11 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*TRUE]), JSON))
+@given(st.dictionaries(st.sampled_from([*TRUE, "guest-get-time"]), JSON | st.integers().map(lambda number: number << 1024)))
 def test_nonsense_breaks_nothing_and_is_cut_short(answers: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         found = facts(patch, {"guest-ping": {}, **json.loads(json.dumps(answers))})
+        assert all(isinstance(one, str) for one in agent.addresses(None))
     assert len(found) <= FACTS_MAX
     assert all(len(value) < 100 * FACT_CHARS and value.isprintable() for value in found.values())
 

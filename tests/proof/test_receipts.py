@@ -87,6 +87,19 @@ def test_the_hashes_of_jobs_that_are_no_longer_here_are_forgotten(tmp_path: Path
     assert (kept.exists(), other.parent.exists(), foreign.exists()) == (True, False, True)
 
 
+def test_a_tar_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:
+    """A sparse file: its header may say any size."""
+    big = tmp_path / "big"
+    with big.open("wb") as file:
+        file.truncate(64 << 20)
+    tar = tmp_path / "tar"
+    subprocess.run(["tar", "-C", tmp_path, "--sparse", "--transform=s,^,receipt-x/,", "-cf", tar, "big"], check=True)
+    assert tar.stat().st_size < 1 << 20
+    with tar.open("rb") as file, pytest.raises(MalformedArchive, match="which no receipt has"):
+        unpack(file, tmp_path, "receipt-x")
+    assert not (tmp_path / "receipt-x").exists()
+
+
 def test_a_job_has_one_receipt_however_often_it_is_made(made: tuple[Receipts, Path, Path]) -> None:
     receipts, _, volume = made
     before = receipts.published().head

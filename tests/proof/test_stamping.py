@@ -217,3 +217,14 @@ def test_an_authority_that_is_away_or_silent_is_not_waited_for(authority: Author
         going_on.set()
     assert TimeStamps(url, authority.roots).of(b"x") is None  # nothing listens there any more
     assert TimeStamps("http://", authority.roots).of(b"x") is None
+
+
+def test_a_thread_that_cannot_be_started_costs_the_stamp_and_not_the_receipt(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", full)
+    stamps = TimeStamps("http://127.0.0.1:1", authority.roots)
+    assert stamps.of(b"a statement") is None

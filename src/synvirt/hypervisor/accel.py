@@ -93,24 +93,32 @@ def accelerator(remember_in: Path | None = None) -> Accelerator:
     global _known  # noqa: PLW0603 - one host, one answer a process
     with _lock:
         if _known is None:
-            _known = _remembered(remember_in) or _remembered(None) or _probed(remember_in)
+            _known = _remembered(remember_in) or _remembered(None)
+        if _known is None:
+            found, certain = _probed(remember_in)
+            _known = found if certain else None
+            return found
         return _known
 
 
-def _probed(remember_in: Path | None) -> Accelerator:
+def _probed(remember_in: Path | None) -> tuple[Accelerator, bool]:
+    """Also whether it is certain. If the probe fails without KVM too, the host is busy, or QEMU is broken: this says nothing
+    about KVM, and is not remembered."""
     if not KVM_DEVICE.exists():
-        return Accelerator("tcg", f"there is no {KVM_DEVICE}")
+        return Accelerator("tcg", f"there is no {KVM_DEVICE}"), True
     if not _may_open():
-        return Accelerator("tcg", f"this user may not open {KVM_DEVICE}: usermod -aG kvm {user_name(os.geteuid())}")
+        return Accelerator("tcg", f"this user may not open {KVM_DEVICE}: usermod -aG kvm {user_name(os.geteuid())}"), True
     trouble = boots_under("kvm")
     found = Accelerator("tcg", f"KVM does not work: {trouble}") if trouble else Accelerator("kvm", "a guest ran under KVM")
+    if trouble and boots_under("tcg"):
+        return found, False
     try:
         kept = _file(remember_in)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps({"host": _host_state(), **asdict(found)}))
     except (OSError, RuntimeError):
         pass  # only the next process is slower for it
-    return found
+    return found, True
 
 
 def _may_open() -> bool:

@@ -67,9 +67,9 @@ def addresses(domain: Any) -> list[str]:
     except (load().libvirtError, SynvirtError):
         return []
     found = []
-    for interface in answer if isinstance(answer, list) else []:
-        for one in interface.get("ip-addresses", []) if isinstance(interface, dict) else []:
-            with contextlib.suppress(ValueError, AttributeError):
+    for interface in agent_facts.rows(answer):
+        for one in agent_facts.rows(interface.get("ip-addresses")):
+            with contextlib.suppress(ValueError):
                 address = ipaddress.ip_address(str(one.get("ip-address")))
                 if not address.is_loopback and not address.is_link_local:
                     found.append(str(address))

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from synvirt.model.facts import FACTS_MAX, PORTS_GIVEN_OUT, bounded, file_system, several, short
 
+# 2262: what fits into 64 bits. A guest may report any number.
+_NANOSECONDS_MAX: Final = 1 << 63
 # None, where the agent does not know that command, or has nothing to report.
 Ask = Callable[[str], object]
 # The output of a program; None, where the guest does not have it, or it fails.
@@ -28,7 +30,7 @@ def facts_of(ask: Ask, now_ns: Callable[[], int] | None = None, run: Run | None 
     found: dict[str, str] = {}
     for command, read in DOCUMENTS.items():
         found |= read(ask(command))
-    if now_ns is not None and isinstance(ahead := ask("guest-get-time"), int):
+    if now_ns is not None and isinstance(ahead := ask("guest-get-time"), int) and 0 <= ahead < _NANOSECONDS_MAX:
         found["clock"] = f"{(ahead - now_ns()) / 1e9:+.1f} s"
     if run is not None and found:
         windows = isinstance(info := ask("guest-get-osinfo"), dict) and info.get("id") == "mswindows"
@@ -53,13 +55,13 @@ def _words(names: Mapping[str, str]) -> Callable[[object], dict[str, str]]:
 
 
 def _file_systems(answer: object) -> dict[str, str]:
-    rows = ((one.get("mountpoint"), one.get("type"), one.get("used-bytes"), one.get("total-bytes")) for one in _rows(answer))
-    return {f"file system {short(place)}": file_system(kind, used, total) for place, kind, used, total in rows}
+    found = ((one.get("mountpoint"), one.get("type"), one.get("used-bytes"), one.get("total-bytes")) for one in rows(answer))
+    return {f"file system {short(place)}": file_system(kind, used, total) for place, kind, used, total in found}
 
 
 def _cards(answer: object) -> dict[str, str]:
     found = {}
-    for one in _rows(answer):
+    for one in rows(answer):
         mac = short(one.get("hardware-address", "")).lower()
         if mac and mac != "00:00:00:00:00:00":
             found[f"addresses of {mac}"] = several(_addresses_of(one))
@@ -68,7 +70,7 @@ def _cards(answer: object) -> dict[str, str]:
 
 def _addresses_of(card: dict[str, Any]) -> Iterator[str]:
     """The addresses by which others reach the card."""
-    for one in _rows(card.get("ip-addresses")):
+    for one in rows(card.get("ip-addresses")):
         with contextlib.suppress(ValueError, AttributeError):
             address = ipaddress.ip_address(short(one.get("ip-address")))
             if not address.is_link_local:
@@ -76,7 +78,7 @@ def _addresses_of(card: dict[str, Any]) -> Iterator[str]:
                 yield f"{address}/{prefix}" if isinstance(prefix, int) else str(address)
 
 
-def _rows(answer: object) -> list[dict[str, Any]]:
+def rows(answer: object) -> list[dict[str, Any]]:
     return [one for one in answer[:FACTS_MAX] if isinstance(one, dict)] if isinstance(answer, list) else []
 
 
@@ -205,17 +207,17 @@ def windows(printed: str) -> dict[str, str]:
         return {}
     services: object = answer.get("services")
     found = {f"service {short(one)}": "runs" for one in (services[:FACTS_MAX] if isinstance(services, list) else [])}
-    for one in _rows(answer.get("users")):
+    for one in rows(answer.get("users")):
         found[f"user {short(one.get('name'))}"] = f"{short(one.get('sid'))}{'' if one.get('enabled') else ', disabled'}"
-    for one in _rows(answer.get("tcp")):
+    for one in rows(answer.get("tcp")):
         if isinstance(port := one.get("port"), int) and 0 < port < PORTS_GIVEN_OUT:
             found[f"listens on tcp {port}"] = short(one.get("by") or "a program")
-    for one in _rows(answer.get("routes")):
+    for one in rows(answer.get("routes")):
         to, via = short(one.get("to")), short(one.get("via"))
         if _is_network(to) and not to.endswith(("/32", "/4")):  # neither one host nor multicast
             name = "route default" if to == "0.0.0.0/0" else f"route {to}"
             found[name] = "direct" if via == str(ipaddress.IPv4Address(0)) else f"via {via}"
-    for one in _rows(answer.get("programs")):
+    for one in rows(answer.get("programs")):
         found[f"application {short(one.get('name'))}"] = short(one.get("version") or "") or "runs"
     return found
 

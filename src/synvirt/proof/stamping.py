@@ -48,7 +48,7 @@ class TimeStamps:
             return None
         try:
             return self._of(content)
-        except (SynvirtError, OSError, http.client.HTTPException, ValueError) as error:
+        except Exception as error:  # whatever it is, the receipt is made without one
             self._not_before = time.monotonic() + ASKED_AGAIN_AFTER_S
             cause = error.detail if isinstance(error, SynvirtError) else str(error) or type(error).__name__
             log.warning("a receipt gets no time stamp", cause=cause)

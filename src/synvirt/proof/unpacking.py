@@ -34,7 +34,8 @@ def unpack(tar: BinaryIO, to: Path, root: str) -> Path:
 
 
 def _checked(member: tarfile.TarInfo, root: str) -> str:
+    # A sparse file is as large as its header says, however small the tar is.
     name = member.name.removeprefix(f"{root}/")
-    if name == member.name or not member.isreg() or not _NAME.fullmatch(name):
+    if name == member.name or not member.isreg() or member.issparse() or not _NAME.fullmatch(name):
         raise MalformedArchive(f"the receipt's tar has {member.name!r}, which no receipt has")
     return name
