@@ -1,14 +1,24 @@
 """xen_api with a pool in trouble: another coordinator, ended sessions, failing exports, disks in use."""
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 
 from synvirt.errors import SnapshotFailed, SourceUnreachable
 from synvirt.live import VmRow
+from synvirt.live.form import Place
+from synvirt.live.xen import exports
 from synvirt.live.xen.adapter import XenApi
+from synvirt.live.xen.session import Login, XenSession
+from synvirt.model.access import SourceOptions
 from synvirt.model.machine import VmManifest
-from tests.contracts.live import read
+from tests.contracts.live import in_session, read
 from tests.fakes.xenserver import ADDRESSES, XenServer
 from tests.fakes.xenserver.server import certificate
 from tests.live.xen.asking import VHD_BYTES, asked, content
@@ -184,3 +194,60 @@ def test_a_disk_in_use_is_waited_for_and_goes(pool: XenServer) -> None:
     pool.pool.fault("VDI.destroy", "VDI_IN_USE", "OpaqueRef:it", "destroy")
     asked(pool, lambda adapter: adapter.cleanup(vm_id, "synvirt-a-1"))
     assert pool.pool.snapshots() == []
+
+
+# ── several sessions at once ────────────────────────────────────────────────────────────────────────────
+
+
+def at_once(use: Callable[[int, int], object], rounds: int = 50) -> None:
+    """In eight threads: `use(thread, round)`, each round begun together."""
+    barrier = Barrier(8)
+
+    def run(thread: int) -> None:
+        for number in range(rounds):
+            barrier.wait(60)
+            try:
+                use(thread, number)
+            except BaseException:
+                barrier.abort()
+                raise
+
+    with ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(run, thread) for thread in range(8)]:
+            done.result()
+
+
+def test_sessions_that_trust_a_server_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    pem = certificate(tmp_path / "server", "xen-1.example", "127.0.0.1")
+    server = {"address": "127.0.0.1", "subject": "xen-1.example", "cert": pem, "port": "10809", "exportname": "e"}
+
+    def use(_thread: int, number: int) -> None:
+        spec = exports._server(server, {}, tmp_path / f"{number}")
+        assert (Path(spec.trusted) / "ca-cert.pem").read_text() == pem
+
+    at_once(use)
+
+
+def test_sessions_that_note_the_members_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first jobs of a wave do, and those after a host was added."""
+    place = Place("https", None, "127.0.0.1", 443, "", "")
+    session = XenSession(place, Login("root", "x"), SourceOptions(), tmp_path)
+    asked: dict[str, int] = {}
+
+    def call(_what: str, _method: str, *_: Any) -> dict[str, dict[str, str]]:
+        asked["number"] = asked.get("number", 0) + 1
+        return {"OpaqueRef:1": {"address": f"10.0.0.{asked['number'] % 250}"}}
+
+    monkeypatch.setattr(session, "call", call)
+    monkeypatch.setattr(session, "certificate_of", lambda _reference: "AA:BB")
+    at_once(lambda *_: session._keep_members())
+    assert list(session.members().values()) == ["AA:BB"]
+
+
+def test_members_that_cannot_be_noted_keep_nobody_out(pool: XenServer, tmp_path: Path) -> None:
+    """A full disk here is no trouble of the pool."""
+    (tmp_path / "full").touch()
+    access = replace(pool.access(), folder=tmp_path / "full/folder")
+    assert in_session(lambda: XenApi(access), lambda adapter: adapter.list_vms()) == []

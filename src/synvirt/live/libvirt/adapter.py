@@ -29,7 +29,6 @@ from synvirt.errors import (
     CbtUnsupported,
     SnapshotFailed,
     SourceUnreachable,
-    SynvirtError,
     VmNotFound,
 )
 from synvirt.kvm import agent
@@ -270,7 +269,7 @@ class LibvirtRemote:
                     backup.delete(domain, name)
                     self._refuse_closed(domain)
         except BaseException:
-            with contextlib.suppress(library().libvirtError, SynvirtError):
+            with contextlib.suppress(Exception):
                 domains.stop_reading(domain)
             raise
 

@@ -121,7 +121,7 @@ class Reading:
             with self._quiet(config), self.qmp() as qmp:
                 bitmaps.begin(qmp, name, overlays, self._socket(name), by_access=by_access)
         except BaseException:
-            with contextlib.suppress(Internal, SourceUnreachable):
+            with contextlib.suppress(Exception):
                 self.release(name)
             raise
 

@@ -13,6 +13,7 @@ import structlog
 from synvirt.disks import open_reader
 from synvirt.disks.changed import AREAS_MAX, coarser
 from synvirt.disks.specs import NbdTlsSpec, XapiExportSpec
+from synvirt.durable import put_private_file
 from synvirt.errors import CbtReset, DiskReadFailed, Internal, SourceUnreachable
 from synvirt.live.xen.session import XapiFailure, XenSession
 from synvirt.live.xen.snapshots import METADATA
@@ -63,9 +64,9 @@ def _server(server: Record, vdi: Record, folder: Path) -> NbdTlsSpec:
     host = _checked_as(address, subject, pem)
     trusted = folder / f"nbd-{hashlib.sha256(pem.encode()).hexdigest()[:16]}"
     trusted.mkdir(parents=True, exist_ok=True, mode=0o700)
-    new = trusted / "ca-cert.pem.new"
-    new.write_text(pem)
-    new.replace(trusted / "ca-cert.pem")
+    # Whole or not at all, as other sessions with this pool write it too.
+    if not (trusted / "ca-cert.pem").exists():
+        put_private_file(trusted / "ca-cert.pem", pem.encode())
     return NbdTlsSpec(
         host=host, port=port, export=text(server, "exportname"), trusted=str(trusted), name=f"VDI {text(vdi, 'uuid')}"
     )

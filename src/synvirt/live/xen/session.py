@@ -19,6 +19,7 @@ from xml.sax.saxutils import unescape
 
 import structlog
 
+from synvirt.durable import put_private_file
 from synvirt.errors import AuthFailed, Internal, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.live.form import Place
 from synvirt.live.xen.roles import role_for
@@ -104,8 +105,10 @@ class XenSession:
         """AuthFailed, SourceUnreachable."""
         with self._changing:
             self._log_in()
-        with suppress(SynvirtError):
+        try:
             self._keep_members()
+        except (SynvirtError, OSError) as error:  # they are for a day when the endpoint's host is away
+            log.warning("the members of the pool are not noted", host=self.host, cause=str(error))
 
     def _log_in(self) -> None:
         """At the endpoint, or if that is away at another member of its pool; each may redirect us to the coordinator."""
@@ -178,9 +181,7 @@ class XenSession:
                 found[address] = known.get(address) or self.certificate_of(reference)
         if found != known:
             self.folder.mkdir(parents=True, exist_ok=True)
-            new = self.folder / f"{_MEMBERS}.new"
-            new.write_text(json.dumps(found))
-            new.replace(self.folder / _MEMBERS)
+            put_private_file(self.folder / _MEMBERS, json.dumps(found).encode())
 
     def certificate_of(self, host_ref: str) -> str:
         """The SHA-256 fingerprint of a member's certificate, from the coordinator."""
