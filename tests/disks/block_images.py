@@ -149,13 +149,23 @@ def assert_same_disk(reader: DiskReader, raw: Path, places: Sequence[tuple[float
 
 
 def assert_same_file(one: Path, other: Path) -> None:
-    """Byte for byte, a little at a time."""
-    assert one.stat().st_size == other.stat().st_size
+    """Byte for byte, a little at a time, but for the holes that both have."""
+    size = one.stat().st_size
+    assert other.stat().st_size == size
     with one.open("rb") as left, other.open("rb") as right:
         at = 0
-        while content := left.read(_STEP):
-            assert content == right.read(_STEP), f"in {len(content)} bytes at {at}"
+        while (at := min(_next_data(file.fileno(), at, size) for file in (left, right))) < size:
+            content = os.pread(left.fileno(), _STEP, at)
+            assert content == os.pread(right.fileno(), _STEP, at), f"in {len(content)} bytes at {at}"
             at += len(content)
+
+
+def _next_data(raw: int, at: int, size: int) -> int:
+    """Where the file has data, from there on; its size, where it has none."""
+    try:
+        return os.lseek(raw, at, os.SEEK_DATA)
+    except OSError:
+        return size
 
 
 def assert_places(reader: DiskReader, raw: int) -> None:
@@ -181,15 +191,10 @@ def _assert_same(reader: DiskReader, raw: int, extent: Extent) -> None:
 def _assert_zeros(raw: int, extent: Extent) -> None:
     """Holes of the raw disk are zeros without a look."""
     at = extent.start
-    while at < extent.end:
-        try:
-            at = os.lseek(raw, at, os.SEEK_DATA)
-        except OSError:
-            return
-        end = min(extent.end, at + _STEP)
-        if at < end:
-            assert not any(os.pread(raw, end - at, at)), f"{extent} is not zero, somewhere from {at}"
-        at = end if at < end else extent.end
+    while (at := _next_data(raw, at, extent.end)) < extent.end:
+        length = min(_STEP, extent.end - at)
+        assert os.pread(raw, length, at) == bytes(length), f"{extent} is not zero, somewhere from {at}"
+        at += length
 
 
 def assert_knows_zeros_of_qemu(reader: DiskReader, image: Path, image_format: str) -> None:
@@ -211,4 +216,4 @@ def assert_only_touched_blocks_are_data(reader: DiskReader, block_bytes: int, ra
             if not extent.zero:
                 for block in range(extent.start // block_bytes, -(-extent.end // block_bytes)):
                     content = os.pread(file.fileno(), block_bytes, block * block_bytes)
-                    assert any(content), f"{extent} lies in block {block}, which is zeros"
+                    assert content != bytes(len(content)), f"{extent} lies in block {block}, which is zeros"
