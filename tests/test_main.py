@@ -124,3 +124,31 @@ def test_without_the_setting_nothing_goes() -> None:
     with retained(asked.append, 0):
         pass
     assert asked == []
+
+
+# A service that breaks while one of its threads waits.
+_BREAKS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event
+from synvirt.main import commands
+
+@contextmanager
+def service(settings, *, announce):
+    ThreadPoolExecutor(1).submit(Event().wait, 600)
+    raise RuntimeError("an error of the service")
+    yield
+
+commands.service = service
+sys.argv = ["synvirt", "serve", "--data-dir", sys.argv[1]]
+commands.main()
+"""
+
+
+def test_a_service_that_breaks_ends_at_once(tmp_path: Path) -> None:
+    """Else its supervisor takes it for one that runs, until the last step in a thread has seen its guest boot."""
+    argv = [sys.executable, "-c", _BREAKS, str(tmp_path)]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=40, check=False)
+    assert ended.returncode == 1
+    assert "RuntimeError: an error of the service" in ended.stderr

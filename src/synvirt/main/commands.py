@@ -97,7 +97,8 @@ def demo(
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process at once. A step may wait in a thread for a guest to boot, and Python would wait for that thread."""
+    """Ends the process at once. A step may wait in a thread for a guest to boot, and Python would wait for that thread, also
+    where the service ends by an error."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
@@ -112,4 +113,4 @@ def main() -> None:
     except SystemExit as end:
         if isinstance(end.code, str):
             raise
-        sys.exit(code_at_end(end.code or 0))
+        _leave(code_at_end(end.code or 0))
