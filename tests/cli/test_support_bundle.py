@@ -121,6 +121,18 @@ def test_it_is_made_without_the_service_too(tmp_path: Path, run: Run) -> None:
     assert "no service answers" in json.loads(found["sources.json"])["missing"]
 
 
+def test_a_part_that_breaks_in_any_way_stops_no_other(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_: object) -> None:
+        raise TypeError("a library of another version")
+
+    monkeypatch.setattr("synvirt.doctor.examine", breaks)
+    bundle = tmp_path / "b.tar.gz"
+    assert run("support-bundle", bundle).exit_code == 0
+    found = contents(bundle)
+    assert json.loads(found["doctor.json"]) == {"missing": "TypeError: a library of another version"}
+    assert "settings.json" in found
+
+
 def test_it_is_made_where_there_is_nothing_at_all(tmp_path: Path, run: Run) -> None:
     done = run("support-bundle", tmp_path / "b.tar.gz")
     assert done.exit_code == 0, done.stderr

@@ -129,12 +129,12 @@ def _answer_or_reason(ask: Callable[[], Any], known: tuple[str, ...]) -> str:
     """JSON; or why there is none."""
     import json
 
-    from synvirt.errors import SynvirtError, cause_of
+    from synvirt.errors import cause_of
     from synvirt.redacting import redacted
 
     try:
         found = ask()
-    except (SynvirtError, OSError, ValueError) as error:
+    except Exception as error:  # what is broken may break in any way: the others are packed all the same
         found = {"missing": f"{type(error).__name__}: {cause_of(error)}"}
     return json.dumps(redacted(found, known=known), indent=1, ensure_ascii=False, default=str) + "\n"
 
