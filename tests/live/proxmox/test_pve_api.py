@@ -18,7 +18,7 @@ from synvirt.live.proxmox.cluster import Cluster as PveCluster
 from synvirt.live.proxmox.form import FORM
 from synvirt.live.sessions import StaysLoggedIn
 from tests.contracts.live import in_session
-from tests.fakes.pve.cluster import PRIVILEGES, Cluster, Paper, User
+from tests.fakes.pve.cluster import PRIVILEGES, Cluster, Paper, Refused, User
 from tests.fakes.pve.server import PveServer
 
 T = TypeVar("T")
@@ -177,6 +177,17 @@ def test_rights_on_some_vms_alone_are_enough(server: PveServer) -> None:
 def test_a_refused_call_names_the_privilege(server: PveServer) -> None:
     server.cluster.users["mover@pve!synvirt"].acl = {"/": frozenset({"VM.Audit"})}
     with pytest.raises(AuthFailed, match=r"\(/vms/100, VM.Config.Disk.*VM.Config.Options"):
+        ask(access(server), lambda adapter: adapter.mark("100", "moved"))
+
+
+def test_a_cluster_without_quorum_is_waited_for(server: PveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are read-only while too few of its nodes see each other, for example as one is updated."""
+
+    def no_quorum(vm: object) -> None:
+        raise Refused(500, "cluster not ready - no quorum?")
+
+    monkeypatch.setattr(server.cluster, "_refuse_locked", no_quorum)
+    with pytest.raises(SourceUnreachable, match="no quorum"):
         ask(access(server), lambda adapter: adapter.mark("100", "moved"))
 
 

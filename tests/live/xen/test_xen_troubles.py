@@ -251,3 +251,16 @@ def test_members_that_cannot_be_noted_keep_nobody_out(pool: XenServer, tmp_path:
     (tmp_path / "full").touch()
     access = replace(pool.access(), folder=tmp_path / "full/folder")
     assert in_session(lambda: XenApi(access), lambda adapter: adapter.list_vms()) == []
+
+
+def test_a_fault_of_the_toolstack_passes_and_that_of_a_task_is_the_tasks(pool: XenServer) -> None:
+    """xapi answers so while it restarts; a held job of weeks must not end by it."""
+    vm_id = pool.pool.add_vm("web", [bytes(1 << 20)], pool.pool.add_store())
+    restarts = ("INTERNAL_ERROR", 'Unix.Unix_error(Unix.ECONNREFUSED, "connect", "")')
+    pool.pool.fault("VM.get_by_uuid", *restarts)
+    with pytest.raises(SourceUnreachable, match="ECONNREFUSED"):
+        asked(pool, lambda adapter: adapter.inspect(vm_id))
+    assert asked(pool, lambda adapter: adapter.inspect(vm_id)).name == "web"
+    pool.pool.fault("VM.snapshot", *restarts)
+    with pytest.raises(SnapshotFailed, match="ECONNREFUSED"):
+        asked(pool, lambda adapter: adapter.snapshot(vm_id, "synvirt-a-1"))

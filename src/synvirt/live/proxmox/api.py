@@ -26,6 +26,7 @@ _NODE_AWAY: Final = (595, 596, 599)
 _MESSAGE_CHARS: Final = 400
 
 _GONE = re.compile(r"Configuration file '[^']*' does not exist|no such VM|CT '?[0-9]+'? not running on node|hostname lookup")
+_NO_QUORUM = re.compile(r"cluster not ready|no quorum")
 _LOCKED = re.compile(r"VM is locked|can't lock file|got timeout|trying to acquire lock")
 
 
@@ -156,6 +157,11 @@ class Api:
             (answer.status in _NODE_AWAY, SourceUnreachable, "the VM's node is off, or cut off from the cluster"),
             (_GONE.search(message) is not None, VmNotFound, None),
             (_LOCKED.search(message) is not None, SourceUnreachable, BUSY_HINT),
+            (
+                _NO_QUORUM.search(message) is not None,
+                SourceUnreachable,
+                "too few nodes of the cluster see each other: asked again",
+            ),
             (answer.status in (502, 503, 504), SourceUnreachable, None),
         )
         kind, advice = next(((kind, advice) for applies, kind, advice in known if applies), (Internal, None))

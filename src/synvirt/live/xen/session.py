@@ -46,9 +46,12 @@ BUSY: Final = frozenset(
     {
         "OTHER_OPERATION_IN_PROGRESS", "VDI_IN_USE", "TOO_MANY_PENDING_TASKS", "HOST_STILL_BOOTING", "HOST_OFFLINE",
         "HOST_NOT_LIVE", "HOST_NOT_ENABLED_TO_MIGRATE", "SR_NOT_ATTACHED", "SR_HAS_NO_PBDS", "CANNOT_CONTACT_HOST",
-        "SR_VDI_LOCKING_FAILED", "TASK_CANCELLED",
+        "SR_VDI_LOCKING_FAILED", "TASK_CANCELLED", "TOO_BUSY", "HOST_IN_EMERGENCY_MODE",
     }
 )  # fmt: skip
+# xapi's word for an exception of its own, for example while its toolstack restarts. As the failure of a task it means that the
+# task itself has failed, and does not pass.
+_OF_ITS_OWN: Final = "INTERNAL_ERROR"
 _NO_LOGIN: Final = frozenset({"SESSION_AUTHENTICATION_FAILED", "SESSION_AUTHORIZATION_FAILED"})
 _GONE: Final = frozenset({"HANDLE_INVALID", "UUID_INVALID"})
 # Parameters of a failure are foreign text, sometimes a whole log.
@@ -58,10 +61,10 @@ log = structlog.get_logger(__name__)
 
 
 class XapiFailure(Exception):
-    """A failure of XenAPI: its `code`, and the code's parameters."""
+    """A failure of XenAPI: its `code`, and the code's parameters; of a call, or `of_task`."""
 
-    def __init__(self, code: str, parameters: list[str]) -> None:
-        self.code, self.parameters = code, parameters
+    def __init__(self, code: str, parameters: list[str], *, of_task: bool = False) -> None:
+        self.code, self.parameters, self.of_task = code, parameters, of_task
         super().__init__(code)
 
     @property
@@ -255,7 +258,7 @@ class XenSession:
                     # «<value>OpaqueRef:…</value>», an XML-RPC value; empty for a call without a result.
                     return unescape(text(record, "result").removeprefix("<value>").removesuffix("</value>"))
                 failure = [str(one) for one in record.get("error_info") or ()] or ["TASK_CANCELLED"]
-                raise XapiFailure(failure[0], failure[1:])
+                raise XapiFailure(failure[0], failure[1:], of_task=True)
             if time.monotonic() > deadline:
                 raise SourceUnreachable(f"{self.host} did not {what} within {timeout_s:.0f} s", hint="look at its tasks")
             time.sleep(pause_s)
@@ -319,8 +322,8 @@ class XenSession:
             return VmNotFound(f"{self.host} has no such {kind} any more, and cannot {what}")
         if failure.code == "SESSION_INVALID":
             return AuthFailed(f"{self.host} ended our session while we asked it to {what}")
-        if failure.code in BUSY:
-            return SourceUnreachable(cannot, hint="it is busy, or a part of it is away for a while: asked again")
+        if failure.code in BUSY or (failure.code == _OF_ITS_OWN and not failure.of_task):
+            return SourceUnreachable(cannot, hint="it is busy, or a part of it is away for a while or restarts: asked again")
         return Internal(cannot, hint="XenAPI's own words; the pool's log (xensource.log) may say more")
 
 
