@@ -30,8 +30,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service,
     made.close()
 
 
-def _asked(address: str, method: str, path: str, **headers: str) -> httpx.Response:
-    known = {"Authorization": "Basic " + base64.b64encode(b"viewer:secret").decode()}
+def _asked(address: str, method: str, path: str, *, account: str = "viewer", **headers: str) -> httpx.Response:
+    known = {"Authorization": "Basic " + base64.b64encode(f"{account}:secret".encode()).decode()}
     return httpx.request(method, f"{address}{path}", headers=known | headers, verify=False, timeout=60)
 
 
@@ -79,3 +79,10 @@ def test_a_refusal_links_only_pages_that_the_account_may_see(service: tuple[Serv
     answer = _asked(service[1], "GET", f"{BASE}/audit", **BROWSER)
     assert f'href="{BASE}/sources"' in answer.text
     assert f'href="{BASE}/audit"' not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/audit", "/sources", "/uploads", "/"])
+def test_a_page_number_beyond_all_is_refused(service: tuple[Service, str], path: str) -> None:
+    """None that the store could not be asked for."""
+    answer = _asked(service[1], "GET", f"{BASE}{path}?cursor={'9' * 19}", account="admin", **BROWSER)
+    assert answer.status_code == 400

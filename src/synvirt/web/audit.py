@@ -1,10 +1,9 @@
 """{base_url}/audit: who did what, for admins."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.responses import Response
 
+from synvirt.api.paging import Cursor, number_of
 from synvirt.api.routes.audit import verified
 from synvirt.store.access import AuditRows
 from synvirt.web.pages import Pages
@@ -17,8 +16,8 @@ def audit_router(pages: Pages, rows: AuditRows) -> APIRouter:
     router = pages.router()
 
     @router.get("/audit")
-    def audit(cursor: Annotated[int | None, Query(ge=1)] = None) -> Response:
-        items, following = rows.page(limit=SHOWN, cursor=cursor)
+    def audit(cursor: Cursor = None) -> Response:
+        items, following = rows.page(limit=SHOWN, cursor=number_of(cursor))
         return pages.page("audit.html", entries=items, cursor=cursor, following=following, verified=None)
 
     @router.post("/audit/verify")
