@@ -41,14 +41,14 @@ TABS = (("", "Job", JOB), ("/proof", "Proof", PROOF))
 
 REHEARSALS_SHOWN = 5
 
-Asked = Literal["cancel", "lose", "cutover", "rehearse", "retry", "again", "check", "repair", "remove", "destroy"]
+ActionName = Literal["cancel", "lose", "cutover", "rehearse", "retry", "again", "check", "repair", "remove", "destroy"]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
     """`button` asks; `question` and `meaning` are on the page that asks for confirmation."""
 
-    name: Asked
+    name: ActionName
     button: str
     question: str
     meaning: str
@@ -230,12 +230,12 @@ class JobView:
                 shown.parts = await run_in_threadpool(self.rendered, job_id)
             return shown.parts
 
-    def act(self, job_id: UUID, asked: Asked) -> Migration | None:
+    def act(self, job_id: UUID, action: ActionName) -> Migration | None:
         """Executes an action. The job to show next: a new one, if one was begun; None, if it was removed."""
         job: Migration | None = None
-        match asked:
+        match action:
             case "cancel" | "lose":
-                job = self.intake.cancel(job_id, guest_writes="lose" if asked == "lose" else "keep")
+                job = self.intake.cancel(job_id, guest_writes="lose" if action == "lose" else "keep")
             case "cutover":
                 job = self.intake.cutover(job_id)
             case "rehearse":
@@ -249,10 +249,10 @@ class JobView:
                     raise Conflict(f"job {job_id} is {before.state}, and is not run again")
                 job = self.intake.submit(before.plan)
             case "check" | "repair":
-                job = self.intake.repair(job_id, check_only=asked == "check")
+                job = self.intake.repair(job_id, check_only=action == "check")
             case "remove" | "destroy":
                 kept = has_kept_volumes(self.intake.store, self.intake.store.get(job_id))
-                self.intake.remove(job_id, None if not kept else "destroy" if asked == "destroy" else "keep")
+                self.intake.remove(job_id, None if not kept else "destroy" if action == "destroy" else "keep")
         return job
 
 
@@ -281,22 +281,24 @@ def job_router(view: JobView, *, stopping: Callable[[], bool], pace: Pace) -> AP
         await run_in_threadpool(view.current, job_id)  # NotFound now, instead of a silent stream
         return EventSourceResponse(view.parts(job_id, pace, stopping), headers=STREAM_HEADERS)
 
-    @router.get("/migrations/{job_id}/{asked}")
-    def confirm(job_id: UUID, asked: Asked) -> Response:
-        return pages.page("confirm.html", job=view.current(job_id), action=ACTIONS[asked])
+    @router.get("/migrations/{job_id}/{action}")
+    def confirm(job_id: UUID, action: ActionName) -> Response:
+        return pages.page("confirm.html", job=view.current(job_id), action=ACTIONS[action])
 
-    @router.post("/migrations/{job_id}/{asked}")
-    def act(job_id: UUID, asked: Asked) -> Response:
-        job = view.act(job_id, asked)
-        tab = "/proof" if asked == "rehearse" else ""
+    @router.post("/migrations/{job_id}/{action}")
+    def act(job_id: UUID, action: ActionName) -> Response:
+        job = view.act(job_id, action)
+        tab = "/proof" if action == "rehearse" else ""
         return RedirectResponse(f"{pages.root}/migrations/{job.id}{tab}" if job else f"{pages.root}/", status_code=303)
 
     return router
 
 
-def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = False, rehearsable: bool = False) -> list[Asked]:
+def possible(
+    job: Migration, *, cancelling: bool, cutting: bool, kept: bool = False, rehearsable: bool = False
+) -> list[ActionName]:
     """The actions that the page offers. Each request is checked again when it is executed."""
-    names: list[Asked] = []
+    names: list[ActionName] = []
     if job.held and not cutting and not cancelling:
         names.append("cutover")
     if rehearsable:
@@ -314,7 +316,7 @@ def possible(job: Migration, *, cancelling: bool, cutting: bool, kept: bool = Fa
     return names
 
 
-def by_receipt(job: Migration) -> list[Asked]:
+def by_receipt(job: Migration) -> list[ActionName]:
     """The actions that the page offers next to a receipt. Only the request checks whether a guest was started since."""
     if job.state is not State.COMPLETED or job.receipt is None:
         return []

@@ -83,7 +83,7 @@ class InPlace:
     def __init__(self, restore_host: RestoreHost, ledger: Ledger, repository: RepositorySpec, *, resumed: bool = False) -> None:
         self._restore_host, self._ledger, self._repository, self._resumed = restore_host, ledger, repository, resumed
 
-    def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
+    def check(self, point: RestorePoint, request: RestoreRequest) -> None:
         """BackupConflict, if the guest runs, has snapshots, or its disks do not fit the point's."""
         domain = self._domain(point)
         _refuse_running(domain)
@@ -93,21 +93,21 @@ class InPlace:
                     f"{point.vm_name} has snapshots, which its present disks hold",
                     hint="delete them with virsh snapshot-delete, or restore to a new domain",
                 )
-        sizes = {disk.target: disk.size_bytes for disk in point.disks if not asked.disks or disk.target in asked.disks}
+        sizes = {disk.target: disk.size_bytes for disk in point.disks if not request.disks or disk.target in request.disks}
         self._places(_definition(domain), sizes)
 
-    def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, asked: RestoreRequest) -> None:
+    def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, request: RestoreRequest) -> None:
         """Restores the disks and the definition while nothing else reads or restores the guest."""
         with self._restore_host.alone(point.vm_id, copying.under_way.stop):
-            self._restore(copying, manifest, point, asked)
+            self._restore(copying, manifest, point, request)
 
-    def _restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, asked: RestoreRequest) -> None:
-        self.check(point, asked)
+    def _restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, request: RestoreRequest) -> None:
+        self.check(point, request)
         under_way, domain = copying.under_way, self._domain(point)
-        disks = new_domain.chosen_disks(manifest, asked.disks)
+        disks = new_domain.chosen_disks(manifest, request.disks)
         places = self._places(_definition(domain), {target: disk.size_bytes for target, disk in disks.items()})
         definition = None
-        if not asked.disks:
+        if not request.disks:
             definition = self._tried(under_way, domain, manifest, places)
         under_way.move(Status.TRANSFERRING)
         restored = _Restored(self._restore_host, self._ledger, copying, domain, resumed=self._resumed)

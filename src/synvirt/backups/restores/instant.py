@@ -48,21 +48,21 @@ _log = structlog.get_logger("synvirt.backups")
 class InstantDomain(NewDomain):
     """A new domain that is started before its disks are copied."""
 
-    def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
-        super().check(point, asked)
-        if not asked.start:
+    def check(self, point: RestorePoint, request: RestoreRequest) -> None:
+        super().check(point, request)
+        if not request.start:
             raise BackupBadRequest("instant: an instant start with start false starts nothing", hint="leave one of them out")
         if self._restore_host.exports is None:
             raise BackupBadRequest("instant: this service serves no disks to its guests", hint="leave instant out")
         if (why := why_not_onto(self._restore_host.default()[1])) is not None:
             raise BackupBadRequest(f"instant: {why}", hint=OTHER_DESTINATION)
 
-    def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, asked: RestoreRequest) -> None:
+    def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, request: RestoreRequest) -> None:
         under_way, run_id = copying.under_way, copying.under_way.run.id
-        disks = chosen_disks(manifest, asked.disks)
+        disks = chosen_disks(manifest, request.disks)
         if under_way.run.instant is None and not self._resumed:
             self._check_room(copying, manifest, disks)
-        domain = self._domain(under_way, point, manifest, asked)
+        domain = self._domain(under_way, point, manifest, request)
         # Once the guest moves onto them, they belong to QEMU.
         is_made = _state(under_way) in ("moving", "done")
         volumes = self._named(run_id, disks) if is_made else self._volumes(run_id, disks)
@@ -71,12 +71,12 @@ class InstantDomain(NewDomain):
         self._ledger.record(run_id, "export", str(run_id))
         with self._kept_going(guest):
             if guest.state in (None, "preparing"):
-                self._begin(guest, self._over(under_way, domain, guest.early_places(), point, asked))
+                self._begin(guest, self._over(under_way, domain, guest.early_places(), point, request))
 
             def onto_its_volumes() -> None:
                 self._copy(guest, copying)
-                fitted = self._domain(under_way, point, manifest, asked)
-                self._move(guest, self._over(under_way, fitted, volumes.places(), point, asked))
+                fitted = self._domain(under_way, point, manifest, request)
+                self._move(guest, self._over(under_way, fitted, volumes.places(), point, request))
 
             until_it_goes_well(under_way, onto_its_volumes)
         if not is_started(under_way.run.instant):

@@ -57,28 +57,28 @@ class NewDomain:
     def __init__(self, restore_host: RestoreHost, ledger: Ledger, repository: RepositorySpec, *, resumed: bool = False) -> None:
         self._restore_host, self._ledger, self._repository, self._resumed = restore_host, ledger, repository, resumed
 
-    def check(self, point: RestorePoint, asked: RestoreRequest) -> None:
+    def check(self, point: RestorePoint, request: RestoreRequest) -> None:
         """BackupConflict, if a domain of this host has the name already."""
-        name = _name(point, asked)
+        name = _name(point, request)
         if self._restore_host.domain("lookupByName", name) is not None:
             raise BackupConflict(
                 f"this host has a domain {name} already", hint="give the restored one another name, or restore in place"
             )
 
-    def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, asked: RestoreRequest) -> None:
+    def restore(self, copying: Copying, manifest: Manifest, point: RestorePoint, request: RestoreRequest) -> None:
         """Makes the volumes, copies the disks and defines the domain, and starts it if asked. A resumed run goes on from its
         watermarks."""
         restore_host, under_way, run_id = self._restore_host, copying.under_way, copying.under_way.run.id
-        disks = chosen_disks(manifest, asked.disks)
+        disks = chosen_disks(manifest, request.disks)
         if self._resumed and self._is_all_there(copying, disks, run_id):
-            if asked.start:
+            if request.start:
                 self._start(under_way, run_id, point)
             return
         if not self._resumed:
             self._check_room(copying, manifest, disks)
-        domain = self._domain(under_way, point, manifest, asked)
+        domain = self._domain(under_way, point, manifest, request)
         volumes = self._volumes(run_id, disks)
-        defined = self._over(under_way, domain, volumes.places(), point, asked)
+        defined = self._over(under_way, domain, volumes.places(), point, request)
         self._ledger.record(run_id, "domain", str(run_id))
         self._try(defined)
         under_way.move(Status.TRANSFERRING)
@@ -88,30 +88,30 @@ class NewDomain:
         under_way.move(Status.COMMITTING, domain=RestoredDomain(name=defined.name, uuid=run_id))
         put_tpm(restore_host, self._ledger, run_id, manifest)
         define(restore_host, defined)
-        if asked.start:
+        if request.start:
             self._start(under_way, run_id, point)
 
     def _spec(self, manifest: Manifest, target: str) -> PointSpec:
         return point_spec(self._repository, manifest, target)
 
-    def _domain(self, under_way: UnderWay, point: RestorePoint, manifest: Manifest, asked: RestoreRequest) -> Rewritten:
+    def _domain(self, under_way: UnderWay, point: RestorePoint, manifest: Manifest, request: RestoreRequest) -> Rewritten:
         """A new machine from the point, fitted to this host; its disks have their old places. HostLacks."""
         run_id = under_way.run.id
         domain = restoring_domain.foreign(manifest.sealed.domain_xml, read=self._restore_host.read_xml)
-        name = _name(point, asked)
+        name = _name(point, request)
         restoring_domain.renewed(domain, name=name, run_id=run_id, mac=lambda number: own_mac(run_id, str(number)))
         restoring_domain.log_console(domain, str(self._restore_host.hypervisor.console_log(run_id)))
-        self._fit(under_way, domain, manifest, starts=asked.start and not is_started(under_way.run.instant))
+        self._fit(under_way, domain, manifest, starts=request.start and not is_started(under_way.run.instant))
         return domain
 
     def _over(
-        self, under_way: UnderWay, domain: Rewritten, places: dict[str, Place], point: RestorePoint, asked: RestoreRequest
+        self, under_way: UnderWay, domain: Rewritten, places: dict[str, Place], point: RestorePoint, request: RestoreRequest
     ) -> Domain:
         """The domain with its disks on `places`; differences from the point become warnings."""
-        restoring_domain.with_disks(domain, places, wanted=frozenset(asked.disks or places))
+        restoring_domain.with_disks(domain, places, wanted=frozenset(request.disks or places))
         for difference in domain.differences:
             under_way.warn(restoring_domain.DIFFERS, difference, point.vm_id)
-        return Domain(name=_name(point, asked), uuid=str(under_way.run.id), xml=domain.xml)
+        return Domain(name=_name(point, request), uuid=str(under_way.run.id), xml=domain.xml)
 
     def _is_all_there(self, copying: Copying, disks: dict[str, DiskMap], run_id: UUID) -> bool:
         """Whether the service ended after the guest was defined or started: it may have written since."""
@@ -284,7 +284,7 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
     }
 
 
-def _name(point: RestorePoint, asked: RestoreRequest) -> str:
+def _name(point: RestorePoint, request: RestoreRequest) -> str:
     """The new guest's name; not the one that is the driver's own."""
-    name = asked.name or point.vm_name
+    name = request.name or point.vm_name
     return f"vm-{name}" if name == DRIVER else name

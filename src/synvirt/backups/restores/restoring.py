@@ -66,41 +66,41 @@ class Restoring:
         self.ledger = Ledger(rows.ledger, "run", host=host, undo=undo)
         self.restore_host = restore_host
 
-    def asked(self, run: BackupRun, point: RestorePoint, asked: RestoreRequest) -> BackupRun:
+    def asked(self, run: BackupRun, point: RestorePoint, request: RestoreRequest) -> BackupRun:
         """The new run for the request. BackupBadRequest, BackupConflict, SourceRunning, HostLacks."""
-        unknown = set(asked.disks) - {disk.target for disk in point.disks}
+        unknown = set(request.disks) - {disk.target for disk in point.disks}
         if unknown:
             raise BackupBadRequest(f"the restore point has no disk {sorted(unknown)[0]}")
-        _check_fields(asked)
-        if asked.target != "export":
-            self._of_guest(point, asked, resumed=False).check(point, asked)
+        _check_fields(request)
+        if request.target != "export":
+            self._of_guest(point, request, resumed=False).check(point, request)
             return run
-        root, folder = self._roots[0], self._folder(asked, run.id, resumed=False)
+        root, folder = self._roots[0], self._folder(request, run.id, resumed=False)
         shown = f"{root.name}/{folder.name}" if folder.parent == root else str(folder)
         return run.model_copy(update={"path": shown})
 
     def work(self, run: BackupRun, point: RestorePoint) -> Work:
         """Does the work. If an earlier service began the run, what it made exists. Errors as in `asked`."""
-        asked, resumed = self._memory.asked(run.id, RestoreRequest), run.started_at is not None
-        if asked.target == "export":
-            folder = self._folder(asked, run.id, resumed=resumed)
+        request, resumed = self._memory.asked(run.id, RestoreRequest), run.started_at is not None
+        if request.target == "export":
+            folder = self._folder(request, run.id, resumed=resumed)
             restore: _Restore = partial(self._export, folder=folder, resumed=resumed)
         else:
-            restore = self._of_guest(point, asked, resumed=resumed).restore
+            restore = self._of_guest(point, request, resumed=resumed).restore
 
         def work(under_way: UnderWay) -> None:
             repository = self._repositories.opened(point.repository_id)
             manifest = repository.parsed(self._repositories.authors.checked(under_way, repository, point.id, point.vm_id))
-            restore(self._copying(under_way, asked, repository), manifest, point, asked)
+            restore(self._copying(under_way, request, repository), manifest, point, request)
 
         return work
 
     def _of_guest(
-        self, point: RestorePoint, asked: RestoreRequest, *, resumed: bool
+        self, point: RestorePoint, request: RestoreRequest, *, resumed: bool
     ) -> new_domain.NewDomain | in_place.InPlace:
         if self.restore_host is None:
             raise BackupBadRequest("this service has no hypervisor to restore a guest on")
-        return _kind_of(asked)(self.restore_host, self.ledger, self._repositories.spec(point.repository_id), resumed=resumed)
+        return _kind_of(request)(self.restore_host, self.ledger, self._repositories.spec(point.repository_id), resumed=resumed)
 
     def come_to(self, run: BackupRun) -> RestoredDomain | None:
         """The guest, if a restore in place had begun to replace its disks when the service ended: it has them all now. None, if
@@ -117,26 +117,26 @@ class Restoring:
             _log.warning("a restore in place cannot go forward yet", run=str(run_id), detail=error.detail)
             return None
 
-    def _copying(self, under_way: UnderWay, asked: RestoreRequest, repository: Repository) -> Copying:
-        slot = partial(held, self._limits, under_way, repository, *self._needs(asked))
-        return Copying(self._working, self._marks, under_way, Sum(under_way, Progress()), asked.bandwidth_bps, slot)
+    def _copying(self, under_way: UnderWay, request: RestoreRequest, repository: Repository) -> Copying:
+        slot = partial(held, self._limits, under_way, repository, *self._needs(request))
+        return Copying(self._working, self._marks, under_way, Sum(under_way, Progress()), request.bandwidth_bps, slot)
 
-    def _needs(self, asked: RestoreRequest) -> tuple[Needs, ...]:
-        if self.restore_host is None or asked.target == "export":
+    def _needs(self, request: RestoreRequest) -> tuple[Needs, ...]:
+        if self.restore_host is None or request.target == "export":
             return ()
-        if asked.target == "in_place":
+        if request.target == "in_place":
             return (Limits.guests,)
         name, destination = self.restore_host.default()
         return (lambda limits: limits.destination(name, destination),)
 
     # ── exports ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _folder(self, asked: RestoreRequest, run_id: UUID, *, resumed: bool) -> Path:
+    def _folder(self, request: RestoreRequest, run_id: UUID, *, resumed: bool) -> Path:
         """The folder of the export: new, in {data_dir}/exports or in the requested folder."""
         parent = self._roots[0]
-        if asked.path is not None:
-            parent = self._allowed(asked.path)
-        folder = parent / (asked.name or str(run_id))
+        if request.path is not None:
+            parent = self._allowed(request.path)
+        folder = parent / (request.name or str(run_id))
         if not resumed and (folder.exists() or folder.is_symlink()):
             raise BackupConflict(f"{folder.name} already exists", hint="choose another name")
         return folder
@@ -161,7 +161,7 @@ class Restoring:
         copying: Copying,
         manifest: Manifest,
         point: RestorePoint,
-        asked: RestoreRequest,
+        request: RestoreRequest,
         *,
         folder: Path,
         resumed: bool,
@@ -177,13 +177,13 @@ class Restoring:
             hidden.mkdir(parents=True, mode=0o750, exist_ok=True)
             (hidden / "domain.xml").write_text(manifest.sealed.domain_xml)
             for number, (disk, named) in enumerate(zip(manifest.shown.disks, manifest.sealed.disks, strict=True)):
-                if asked.disks and named.target not in asked.disks:
+                if request.disks and named.target not in request.disks:
                     continue
                 # A target comes from a domain's XML: only characters for a file name are used.
                 safe = "".join(letter for letter in named.target if letter.isalnum())
-                path = hidden / f"{number}-{safe}.{asked.format}"
+                path = hidden / f"{number}-{safe}.{request.format}"
                 reader = PointSpec(repository=spec, point_id=str(point.id), number=number, sha256=manifest.sha256)
-                writer = file_writer(path, disk.size_bytes, asked.format)
+                writer = file_writer(path, disk.size_bytes, request.format)
                 copying.copy(DiskOrder(key=f"{number}", reader=reader, writer=writer))
             under_way.move(Status.COMMITTING)
             hidden.rename(folder)
@@ -192,10 +192,10 @@ class Restoring:
             raise DiskWriteFailed(f"the export {folder.name} cannot be written: {error.strerror}") from error
 
 
-def _kind_of(asked: RestoreRequest) -> type[new_domain.NewDomain] | type[in_place.InPlace]:
-    if asked.target == "in_place":
+def _kind_of(request: RestoreRequest) -> type[new_domain.NewDomain] | type[in_place.InPlace]:
+    if request.target == "in_place":
         return in_place.InPlace
-    return instant.InstantDomain if asked.instant else new_domain.NewDomain
+    return instant.InstantDomain if request.instant else new_domain.NewDomain
 
 
 def _remove_folder(run_id: UUID, name: str) -> None:
@@ -206,14 +206,14 @@ def _remove_folder(run_id: UUID, name: str) -> None:
         raise DiskWriteFailed(f"{path.name} cannot be removed")
 
 
-def _check_fields(asked: RestoreRequest) -> None:
+def _check_fields(request: RestoreRequest) -> None:
     """Refuses a field that the target does not use, instead of ignoring it."""
-    of_exports = {"path": asked.path is not None, "format": asked.format != "raw"}
+    of_exports = {"path": request.path is not None, "format": request.format != "raw"}
     given = {
-        "export": {"start": asked.start, "instant": asked.instant},
+        "export": {"start": request.start, "instant": request.instant},
         "new_domain": of_exports,
-        "in_place": of_exports | {"name": asked.name is not None, "instant": asked.instant},
+        "in_place": of_exports | {"name": request.name is not None, "instant": request.instant},
     }
-    for field, is_given in given[asked.target].items():
+    for field, is_given in given[request.target].items():
         if is_given:
-            raise BackupBadRequest(f"{field} has no meaning for a restore with target {asked.target}")
+            raise BackupBadRequest(f"{field} has no meaning for a restore with target {request.target}")
