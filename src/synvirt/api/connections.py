@@ -72,6 +72,7 @@ class Held(H11Protocol):
         self._expect_reading()
 
     def resume_writing(self) -> None:
+        """The caller has taken enough: its time limit ends."""
         self._stop_reading()
         super().resume_writing()
 
