@@ -21,7 +21,11 @@ class Pauses(Generic[K]):
         self._over: dict[K, tuple[float, float]] = {}
 
     def is_over(self, thing: K) -> bool:
-        return time.monotonic() >= self._over.get(thing, (0.0, 0.0))[0]
+        return time.monotonic() >= self.over_at(thing)
+
+    def over_at(self, thing: K) -> float:
+        """The end of its last pause, by the monotonic clock; 0: it has not failed."""
+        return self._over.get(thing, (0.0, 0.0))[0]
 
     def begin(self, thing: K) -> None:
         """Starts a pause after a failure, twice as long as the one before."""

@@ -144,7 +144,8 @@ class Carrying:
     def _follow_orders(self, seen: Seen, *, leads: bool) -> Seen:
         """Does what this host must do."""
         broke = None if seen.wave.state in WAVE_ENDS else self._submit(seen, leads=leads)
-        self._side.look(seen, leads=leads)
+        if not self._side.look(seen, leads=leads):
+            self.wake()
         if broke is not None:
             raise broke
         return seen
@@ -479,9 +480,10 @@ def carried(carrying: Carrying, *, every_s: float = TICK_S) -> Iterator[None]:
     """Runs ticks while the block runs."""
 
     def look() -> None:
-        began = time.monotonic()
+        # Of the processor: after a tick that waited for a source, others must not wait ten times as long.
+        began = time.thread_time()
         carrying.tick()
-        carrying.rest(max(every_s, IDLE_FACTOR * (time.monotonic() - began)))
+        carrying.rest(max(every_s, IDLE_FACTOR * (time.thread_time() - began)))
 
     with repeated(look, name="waves", every_s=0.0, ends_within_s=5.0, wake=carrying.wake):
         yield

@@ -35,6 +35,8 @@ AGAIN_S = 1.0
 LEAST_S = 1.0
 # A source that hangs is tried again. A host that lost its lease waits for this to end, and is fenced a little later.
 POWER_ON_S = 30.0
+# A source that answers slowly delays other waves no longer than this, and the time for one VM.
+GIVING_BACK_S = 8.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 
 Failed = Callable[[Wave, Member, str], None]
@@ -57,20 +59,23 @@ class HostSide:
         self._closing.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def look(self, seen: Seen, *, leads: bool) -> None:
-        """`leads`: this host submits jobs, so a missing job was never submitted. One that cannot be read is left alone."""
-        wave = seen.wave
-        for member in wave.members:
-            if member.job_id is None or member.job_id in seen.unreadable:
-                continue
+    def look(self, seen: Seen, *, leads: bool) -> bool:
+        """`leads`: this host submits jobs, so a missing job was never submitted. One that cannot be read is left alone. False:
+        sources are slow, and some VMs were not given back yet; look again soon."""
+        wave, until, in_time = seen.wave, time.monotonic() + GIVING_BACK_S, True
+        known = [(one.job_id, one) for one in wave.members if one.job_id is not None and one.job_id not in seen.unreadable]
+        # Those that have waited longest first: if a source is slow, there is time for only a few of them.
+        for job_id, member in sorted(known, key=lambda one: self._pauses.over_at(one[0])):
             whose = member.host or (self.host if leads else None)
-            host, job = seen.jobs.get(member.job_id, (whose, None))
+            host, job = seen.jobs.get(job_id, (whose, None))
             if host != self.host:
                 continue
             if seen.rows[member.id].rolling_back:
-                self._give_back(wave, member, job)
+                if in_time := time.monotonic() < until:
+                    self._give_back(wave, member, job)
             elif member.state is MemberState.CUTTING_OVER and job is not None and job.state is State.COMPLETED:
                 self._look_at(wave, member, job)
+        return in_time
 
     # ── healthy ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,5 +1,7 @@
 """Members of a wave that are given back, or tried again, against the fake platform."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -9,7 +11,8 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select, update
 
-from synvirt.fleet.carrying import Carrying, failed
+from synvirt.fleet import host_side
+from synvirt.fleet.carrying import Carrying, carried, failed
 from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.model import (
     ApprovalRequest,
@@ -355,3 +358,49 @@ def version_of_job(night: Night, job_id: UUID, version: str) -> Iterator[None]:
     yield
     with night.store._writing() as db:
         db.execute(update(migrations).where(chosen).values(version=before))
+
+
+def test_sources_that_answer_slowly_hold_no_tick_for_each_vm_that_is_given_back(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("app", "db", "web")
+    night.vms(*names)
+    made = night.waves.create(wave(*({"id": name} for name in names)))
+    night.waves.go(made.id)
+    night.until(made.id, lambda seen: seen.state is W.COMPLETED)
+    night.waves.roll_back(made.id, RollBackRequest())
+    clock, asked = [1000.0], list[str]()
+
+    def slow(job: Migration) -> None:
+        asked.append(job.plan.source_ref.vm_id)  # type: ignore[union-attr]
+        clock[0] += host_side.POWER_ON_S
+        raise TimeoutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "monotonic", lambda: clock[0])
+        patched.setattr(night.side, "_start_there", slow)
+        for count in (1, 2, 3):
+            night.carrying.tick()
+            assert len(asked) == count
+    assert set(asked) == set(names), "one that fails is not tried before the others"
+    night.until(made.id, lambda seen: seen.state is W.ROLLED_BACK)
+
+
+def test_after_a_tick_that_waited_the_next_comes_in_time() -> None:
+    """Only what a tick takes of the processor makes it rarer."""
+    rests, rested = list[float](), threading.Event()
+
+    class Waiting:
+        def tick(self) -> None:
+            time.sleep(0.3)
+
+        def rest(self, for_s: float) -> None:
+            rests.append(for_s)
+            rested.set()
+
+        def wake(self) -> None:
+            pass
+
+    with carried(Waiting(), every_s=0.1):  # type: ignore[arg-type]
+        assert rested.wait(60)
+    assert max(rests) < 3
