@@ -3,13 +3,17 @@
 import fcntl
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from synvirt.cage.scratch import sweep
+from synvirt.live import SourceAccess
 from synvirt.live import folder as session_folder
 from synvirt.live.folder import private_folder
+from synvirt.live.libvirt.form import FORM
+from synvirt.live.libvirt.host import Host
 
 
 def test_a_session_keeps_its_folder_and_takes_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +64,27 @@ def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
         assert folder == made[1] != made[0]
         assert folder.is_dir()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_is_removed_whatever_becomes_of_the_rest_of_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no memory for the thread that says goodbye, and a tunnel does not close."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(session_folder, "_folders", lambda: tmp_path)
+    monkeypatch.setattr("synvirt.live.libvirt.host.within", broken)
+    host: Any = Host(*FORM.read(SourceAccess("qemu:///system", {}, {})))
+    host._folder = host._closing.enter_context(private_folder())
+    host._open = object()
+    closed: list[str] = []
+    host._tunnels = {
+        "broken": SimpleNamespace(close=broken),
+        "whole": SimpleNamespace(close=lambda: closed.append("whole")),
+    }
+    with pytest.raises(RuntimeError):
+        host.close()
+    assert (list(tmp_path.iterdir()), closed) == ([], ["whole"])
+    host.close()

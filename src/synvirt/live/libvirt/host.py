@@ -138,14 +138,15 @@ class Host:
     def close(self, *, in_use: bool = False) -> None:
         """`in_use`: a call of another thread does not end. Then that thread keeps the connection, which is closed with its last
         reference: libvirt would free what the call is using."""
-        for tunnel in list(self._tunnels.values()):
-            tunnel.close()
-        self._tunnels.clear()
+        tunnels, self._tunnels = list(self._tunnels.values()), {}
         connection, self._open, self._folder = self._open, None, None
-        if connection is not None and not in_use:
-            with contextlib.suppress(TimeoutError):
-                within(CLOSE_TIMEOUT_S, lambda: _disconnect(connection))
-        self._closing.close()
+        # From the last to the first, each of them whatever becomes of the others: the folder has secrets.
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._closing.close)
+            if connection is not None and not in_use:
+                ending.callback(_say_goodbye, connection)
+            for tunnel in tunnels:
+                ending.callback(tunnel.close)
 
     def renew(self) -> None:
         """Makes a connection again that was lost while idle. SourceUnreachable, AuthFailed."""
@@ -366,6 +367,11 @@ def library() -> Any:
 def busy(error: Any) -> bool:
     """Whether libvirt did not get the domain's lock in time. This says nothing about the domain: ask again later."""
     return bool(error.get_error_code() == library().VIR_ERR_OPERATION_TIMEOUT)
+
+
+def _say_goodbye(connection: Any) -> None:
+    with contextlib.suppress(TimeoutError):
+        within(CLOSE_TIMEOUT_S, lambda: _disconnect(connection))
 
 
 def _disconnect(connection: Any) -> None:
