@@ -32,6 +32,15 @@ def look(domain: Any, console_log: Path, *, at_s: float, resets: int) -> Seen:
     )
 
 
+def can_see(domain: Any) -> bool:
+    """Whether the connection that gave this domain still works."""
+    libvirt = load()
+    try:
+        return bool(domain.connect().isAlive())
+    except libvirt.libvirtError:
+        return False
+
+
 def screen_text(domain: Any) -> str:
     """The text of a screen in text mode, from the card's memory; empty in another mode."""
     libvirt = load()

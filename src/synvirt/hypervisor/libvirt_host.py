@@ -15,7 +15,7 @@ from uuid import UUID
 
 from synvirt import xml_document
 from synvirt.durable import put_private_file, sweep
-from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound
+from synvirt.errors import Cancelled, Conflict, DomainDefineFailed, GuestBootFailed, Internal, NotFound, SynvirtError
 from synvirt.hypervisor import Capacity, Lived, Paused, Volume, console, early, eyes, facts, lives
 from synvirt.hypervisor.accel import Accelerator, accelerator
 from synvirt.hypervisor.boot import Check, Lost, Seen, Watch
@@ -293,6 +293,12 @@ class LibvirtHost:
             while True:
                 if stop():
                     raise Cancelled
+                if not eyes.can_see(domain) and time.monotonic() - began < timeout_s:
+                    # libvirtd was restarted, for example by an upgrade; its guests run on.
+                    with contextlib.suppress(DomainDefineFailed, Internal):
+                        domain = self._find("lookupByUUIDString", str(uuid)) or domain
+                    time.sleep(POLL_S)
+                    continue
                 seen = eyes.look(domain, self.console_log(uuid), at_s=time.monotonic() - began, resets=len(restarts))
                 match watch.judge(seen):
                     case str() as sign:
@@ -320,9 +326,9 @@ class LibvirtHost:
         )
 
     def _keep_screenshot(self, domain: Any) -> bool:
-        """Stores a screenshot for people. Nothing depends on it: a full disk must not hide why the guest did not boot."""
-        picture = eyes.screenshot(self._connection.use(), domain)
-        with contextlib.suppress(load().libvirtError, OSError):
+        """Stores a screenshot for people. Nothing depends on it: no trouble with it may hide why the guest did not boot."""
+        with contextlib.suppress(load().libvirtError, SynvirtError, OSError):
+            picture = eyes.screenshot(self._connection.use(), domain)
             job_id = identity_of(domain.XMLDesc()).job_id
             if picture is not None and job_id is not None:
                 self._screens.mkdir(parents=True, exist_ok=True, mode=0o700)

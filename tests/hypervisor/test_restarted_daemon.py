@@ -1,0 +1,89 @@
+"""A guest boots on while its libvirtd is restarted, as by an upgrade of the host's packages."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from synvirt.errors import DomainDefineFailed, GuestBootFailed, SynvirtError
+from synvirt.hypervisor import eyes, libvirt_host
+from synvirt.hypervisor.libvirt_host import LibvirtHost
+from synvirt.kvm import agent
+from synvirt.kvm.library import load
+from tests.needs import lacking
+
+GUEST = UUID(int=1)
+
+
+@pytest.fixture
+def libvirt() -> Any:
+    try:
+        return load(SynvirtError)
+    except SynvirtError:
+        lacking("needs libvirt's Python binding: apt-get install python3-libvirt")
+
+
+def daemon(libvirt: Any, *, gone: bool = False) -> tuple[Any, list[int]]:
+    """A connection with one running guest, and the number of its answers that is left."""
+    left = [10_000]
+
+    def refuse(*_: object) -> Any:
+        raise libvirt.libvirtError("client socket is closed")
+
+    def state() -> list[int]:
+        return refuse() if left[0] == 0 else [libvirt.VIR_DOMAIN_RUNNING, 1]
+
+    def look_up(_uuid: str) -> Any:
+        if gone:
+            error = libvirt.libvirtError("no domain with matching uuid")
+            error.err = (libvirt.VIR_ERR_NO_DOMAIN, 10, "no domain", 2, None, None, None, 0, 0)
+            raise error
+        return domain
+
+    connection = SimpleNamespace(isAlive=lambda: left[0] > 0, lookupByUUIDString=look_up, domainEventRegisterAny=refuse)
+    domain = SimpleNamespace(
+        connect=lambda: connection, name=lambda: "web", state=state, blockStats=refuse, memoryPeek=refuse, XMLDesc=refuse
+    )
+    return connection, left
+
+
+def booted(monkeypatch: pytest.MonkeyPatch, folder: Path, before: tuple[Any, list[int]], *after: Any, within_s: float) -> str:
+    """Waits for a guest whose daemon ends after the first look. `after`: what each new connection gives."""
+    connections = iter([before[0], before[0], *after])
+    looks: list[Any] = []
+
+    def use() -> Any:
+        found = next(connections, after[-1])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def answers(domain: Any) -> bool:
+        before[1][0] = 0
+        looks.append(domain)
+        return len(looks) > 1
+
+    monkeypatch.setattr(libvirt_host, "POLL_S", 0.01)
+    monkeypatch.setattr(agent, "answers", answers)
+    host = LibvirtHost("qemu:///system", folder)
+    monkeypatch.setattr(host, "_connection", SimpleNamespace(use=use))
+    monkeypatch.setattr(eyes, "screenshot", lambda *_: None)
+    return host.wait_until_booted(GUEST, within_s, lambda: False)
+
+
+def test_a_guest_is_looked_at_by_a_new_connection(libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    away = DomainDefineFailed("the hypervisor cannot be opened")
+    assert booted(monkeypatch, tmp_path, daemon(libvirt), away, away, daemon(libvirt)[0], within_s=60) == "agent"
+
+
+def test_a_daemon_that_stays_away_ends_the_wait(libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    away = DomainDefineFailed("the hypervisor cannot be opened")
+    with pytest.raises(GuestBootFailed):
+        booted(monkeypatch, tmp_path, daemon(libvirt), away, within_s=0.2)
+
+
+def test_a_guest_that_is_gone_afterwards_has_not_booted(libvirt: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(GuestBootFailed, match="is gone"):
+        booted(monkeypatch, tmp_path, daemon(libvirt), daemon(libvirt, gone=True)[0], within_s=0.2)
