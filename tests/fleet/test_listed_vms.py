@@ -35,3 +35,23 @@ def test_a_source_is_asked_in_the_background_and_again_where_it_failed(monkeypat
         assert source_ids == [SOURCE] * 3, "it is not asked again so soon"
     finally:
         listed.close()
+
+
+def test_a_source_for_which_there_is_no_thread_now_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else no member from it would ever get a host."""
+    monkeypatch.setattr(listed_vms, "AGAIN_S", 0.0)
+
+    async def rows(_: UUID) -> Mapping[str, VmRow]:
+        return {"a": VmRow("a", "a", "on", host="esx1")}
+
+    def crowded(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    listed = ListedVms(rows)
+    try:
+        with monkeypatch.context() as no_memory:
+            no_memory.setattr(listed._pool, "submit", crowded)
+            assert listed.of(SOURCE, "a") is None
+        until(lambda: listed.of(SOURCE, "a") is not None)
+    finally:
+        listed.close()

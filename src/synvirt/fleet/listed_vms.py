@@ -49,7 +49,11 @@ class ListedVms:
         with self._lock:
             if time.monotonic() >= self._ask_at.get(source_id, 0.0):
                 self._ask_at[source_id] = float("inf")
-                self._pool.submit(self._ask, source_id)
+                try:
+                    self._pool.submit(self._ask, source_id)
+                except RuntimeError as error:  # it was closed meanwhile, or there is no memory for a thread
+                    log.warning("a source cannot be asked for its VMs now", source=str(source_id), cause=str(error))
+                    self._ask_at[source_id] = time.monotonic() + AGAIN_S
             known = self._rows_of.get(source_id)
         return None if known is None else known.get(vm_id) or VmRow(vm_id, vm_id, "")
 
