@@ -65,6 +65,7 @@ LONG = (
     "tests/real/test_prism_service.py",
     "tests/real/hypervisor/test_uefi_variables.py",
     "tests/real/backups/test_backups_running.py",
+    "tests/real/backups/test_instant_restore.py",
     "tests/real/pve/test_pve_service.py",
     "tests/real/libvirt_remote/test_libvirt_remote_service.py",
     "tests/offline/hyperv/test_vmcx_jobs.py",
@@ -79,6 +80,7 @@ LONG = (
     "tests/real/test_service.py",
     "tests/live/xen/test_xen_service.py",
     "tests/rehearsals/test_together.py",
+    "tests/migrations/test_chaos.py",
 )
 
 
