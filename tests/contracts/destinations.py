@@ -97,7 +97,7 @@ class DestinationContract:
         with contextlib.closing(whole(case.destination, name)) as reader:
             end = reader.size
         assert SIZE <= end < SIZE + MIB
-        assert not any(read(case.destination, name, 0, end))
+        assert read(case.destination, name, 0, end) == bytes(end)
         assert case.destination.open(name, SIZE).size_bytes == SIZE
         assert case.destination.device_type in ("file", "block", "rbd")
 

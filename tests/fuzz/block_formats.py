@@ -90,7 +90,7 @@ def outcome(open_image: Callable[[], DiskReader], places: Sequence[tuple[float, 
             assert at <= reader.size
             for start in {extent.start, max(extent.start, extent.end - 4 * KIB)}:
                 content = bytes_of(reader, start, min(4 * KIB, extent.end - start))
-                assert not extent.zero or not any(content)
+                assert not extent.zero or content == bytes(len(content))
         for fraction, wanted in places:
             start = int(fraction * reader.size)
             length = max(0, min(wanted, reader.size - start))
