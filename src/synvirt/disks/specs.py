@@ -410,7 +410,7 @@ class RbdWriterSpec(Spec):
 @record
 class Qcow2WriterSpec(Spec):
     """A new qcow2 file, which `qemu-img` writes from its first byte to its last: an interrupted copy starts over. Not a
-    DiskWriter: `disks.qcow2.writer` makes the file from a whole disk."""
+    DiskWriter: `disks.nbd.qcow2_writer` makes the file from a whole disk."""
 
     kind: Literal["qcow2"] = "qcow2"
     path: str

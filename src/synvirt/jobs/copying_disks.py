@@ -250,7 +250,7 @@ def _together(copied: Copied, compared: Copied) -> Copied:
 
 
 def _as_qcow2(disk: DiskOrder, path: Path, bandwidth_bps: int | None, wire: Wire, openers: Openers) -> None:
-    from synvirt.disks.qcow2.writer import write_qcow2
+    from synvirt.disks.nbd.qcow2_writer import write_qcow2
 
     progress, last = Progress(disk.key, wire), Copied(0, 0, 0, 0)
 

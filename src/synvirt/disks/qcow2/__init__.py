@@ -8,5 +8,4 @@ compressed.py   compressed clusters, zlib and zstd
 bitmaps.py      persistent dirty bitmaps
 named_files.py  the backing file and the external data file
 errors.py       errors of parts that cannot be read
-writer.py       a new qcow2 file, written by qemu-img from our NBD server
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from synvirt.copying import Bucket, Copied
-from synvirt.disks.qcow2.writer import write_qcow2
+from synvirt.disks.nbd.qcow2_writer import write_qcow2
 from synvirt.errors import DiskWriteFailed
 from synvirt.sizes import MIB
 from tests.fakes.disks import MemoryReader
