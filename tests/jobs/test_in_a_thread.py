@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.errors import PersistFailed
+from synvirt.jobs import runner as runner_module
 from synvirt.jobs.runner import Runner, in_a_thread
 from tests.running.processes import until
 
@@ -80,3 +81,23 @@ def test_a_job_never_has_two_threads_over_a_lost_lease(monkeypatch: pytest.Monke
     runner.close()
     assert len(runs) == 2
     assert max(at_once) == 1
+
+
+def test_a_look_for_jobs_that_fails_in_any_way_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was lost in a crash was found only by the next start."""
+    monkeypatch.setattr(runner_module, "STORE_PAUSE_S", 0.01)
+    failures: list[Exception] = [RuntimeError("can't start new thread"), PersistFailed("the disk is full")]
+    left = [uuid4()]
+
+    def unended() -> list[UUID]:
+        if failures:
+            raise failures.pop()
+        return list(left)
+
+    async def run(job_id: UUID) -> None:
+        left.remove(job_id)
+
+    runner = Runner(run, unended, name="test")
+    runner.start()
+    until(lambda: not left)
+    runner.close()

@@ -167,6 +167,9 @@ class Runner:
             except PersistFailed as error:
                 log.warning("cannot see which jobs have not ended", cause=error.detail)
                 pause_s = STORE_PAUSE_S
+            except Exception:  # for example no thread: without this task, no lost job would be found before the next start
+                log.exception("cannot look for jobs that have not ended")
+                pause_s = STORE_PAUSE_S
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look_now.wait(), pause_s)
 
