@@ -131,6 +131,8 @@ def _described(of: Any) -> tuple[object, ...]:
         return (type(of), *sorted(vars(of).items()))
     if isinstance(of, DefaultPlaceholder):
         return (type(of), of.value)
+    if isinstance(of, list):  # what a callable takes
+        return (list, *map(_described, of))
     if isinstance(of, Depends) and not _is_shared(of.dependency):
         raise TypeError
     hash(of)

@@ -21,6 +21,7 @@ from synvirt.errors import (
     SynvirtError,
 )
 from synvirt.live import GuestStaysOn, LiveAdapter
+from synvirt.live.folder import sweep_folders
 from synvirt.live.libvirt import backup
 from synvirt.live.libvirt.adapter import PROBE
 from synvirt.live.libvirt.domain import start_to_read
@@ -273,7 +274,7 @@ def test_a_backup_that_is_just_beginning_is_waited_for(host: LibvirtLab, domain:
 
 
 def test_nothing_of_a_killed_service_stays(host: LibvirtLab, domain: Any) -> None:
-    """Its tunnels end with it; its secrets go with the next session; its snapshot is found again by name, and goes too."""
+    """Its tunnels end with it; its secrets go at the next start of a service; its snapshot is found again by name, and goes too."""
     access, name = host.access("ssh"), f"synvirt-{uuid4()}-1"
     given = {
         "endpoint": access.endpoint,
@@ -295,6 +296,7 @@ def test_nothing_of_a_killed_service_stays(host: LibvirtLab, domain: Any) -> Non
     assert host.snapshots(domain) == [name]
     found = ask(access, lambda adapter: adapter.snapshot(domain.UUIDString(), name))
     assert found.id == name
+    sweep_folders()
     assert not folder.exists()
     ask(access, lambda adapter: adapter.cleanup(domain.UUIDString(), name))
     assert host.snapshots(domain) == []
