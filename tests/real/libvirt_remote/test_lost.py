@@ -274,7 +274,7 @@ def test_a_backup_that_is_just_beginning_is_waited_for(host: LibvirtLab, domain:
 
 
 def test_nothing_of_a_killed_service_stays(host: LibvirtLab, domain: Any) -> None:
-    """Its tunnels end with it; its secrets go at the next start of a service; its snapshot is found again by name, and goes too."""
+    """Its tunnels end with it, its secrets go at the next start of a service, and its snapshot is found again by name."""
     access, name = host.access("ssh"), f"synvirt-{uuid4()}-1"
     given = {
         "endpoint": access.endpoint,
