@@ -123,6 +123,21 @@ def test_who_has_not_the_key_changes_it_for_nobody(folder: HostFolder) -> None:
             Repository(folder, key)
 
 
+def test_files_of_a_stranger_hide_no_change_of_the_key(folder: HostFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The older key, which is known to have leaked, would be the newest again."""
+    newest = new_key()
+    key_change.write(folder, KEY, newest)
+    for number in range(key_change.CHANGES_MAX):
+        put(folder, f"{key_change.FOLDER}/{number:064}", [b"{}"])
+    with pytest.raises(RepositoryKeyWrong, match="newer key"):
+        Repository(folder, KEY)
+    Repository(folder, newest)
+    monkeypatch.setattr(key_change, "FILES_MAX", key_change.CHANGES_MAX)
+    for key in (KEY, newest):
+        with pytest.raises(RepositoryDamaged, match="101 files"):
+            Repository(folder, key)
+
+
 def test_a_peer_keeps_the_changes_and_removes_none(tmp_path: Path) -> None:
     folder = OfferFolder(Offer(tmp_path, keep_s=0))
     create(folder, KEY)

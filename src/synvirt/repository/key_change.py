@@ -19,9 +19,11 @@ from synvirt.repository.folder import Folder, put
 from synvirt.repository.keys import KEY_BYTES, Keys
 
 FOLDER = "keys"
-# A change a month for eight years. All are read when a repository is opened.
+# A change a month for eight years: more are not taken from peers.
 CHANGES_MAX = 100
 CHANGE_BYTES_MAX = 4096
+# All files are read when a repository is opened, as a stranger's must not hide a change: 40 MB at most.
+FILES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,20 @@ def parsed(name: str, content: bytes) -> Change:
 
 
 def changes(folder: Folder) -> list[Change]:
-    """The readable changes: anybody who can write to the folder may leave other files."""
+    """The readable changes: anybody who can write to the folder may leave other files. RepositoryDamaged: too many to read."""
     if all(entry.name != FOLDER for entry in folder.entries("")):
         return []
     return list(_changes(folder))
 
 
 def _changes(folder: Folder) -> Iterator[Change]:
-    for entry in folder.entries(FOLDER)[:CHANGES_MAX]:
+    entries = folder.entries(FOLDER)
+    if len(entries) > FILES_MAX:
+        raise RepositoryDamaged(
+            f"the repository's folder {FOLDER} has {len(entries)} files, and a key changes {CHANGES_MAX} times at most",
+            hint="find out who can write there, and remove the files whose names are no key_check of yours",
+        )
+    for entry in entries:
         if entry.size_bytes <= CHANGE_BYTES_MAX:
             try:
                 yield parsed(entry.name, folder.read(f"{FOLDER}/{entry.name}"))
