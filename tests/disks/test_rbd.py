@@ -223,3 +223,23 @@ def test_a_cluster_that_cannot_be_used_says_why(place: RbdPlace, change: dict[st
 def test_an_image_that_is_gone_is_named(place: RbdPlace) -> None:
     with pytest.raises(DiskReadFailed, match="the image gone cannot be opened: No such file or directory"):
         open_reader(RbdSpec(place=place, image="gone"))
+
+
+def test_an_image_that_does_not_close_keeps_no_connection(place: RbdPlace, destination: RbdDestination) -> None:
+    import rbd
+
+    name = destination.volume_name(uuid4(), "disk")
+    destination.create(name, MIB)
+    reader: Any = open_reader(RbdSpec(place=place, image=name))
+    image = reader._image
+
+    class Stuck:
+        def close(self) -> None:
+            image.close()
+            raise rbd.Timeout("it does not answer", errno=110)
+
+    reader._image = Stuck()
+    with pytest.raises(DiskReadFailed, match="cannot be closed"):
+        reader.close()
+    assert reader._pool._cluster.state == "shutdown"
+    reader.close()

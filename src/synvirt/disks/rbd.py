@@ -77,8 +77,10 @@ class RbdPool:
 
     def close(self) -> None:
         """Closes the pool and the connection to the cluster."""
-        self.ioctx.close()
-        self._cluster.shutdown()
+        try:
+            self.ioctx.close()
+        finally:
+            self._cluster.shutdown()
 
 
 class RbdWriter:
@@ -187,8 +189,11 @@ class RbdReader:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._image.close()
-            self._pool.close()
+            try:
+                with failing(f"{self._name} cannot be closed", DiskReadFailed):
+                    self._image.close()
+            finally:
+                self._pool.close()
 
 
 @contextlib.contextmanager
