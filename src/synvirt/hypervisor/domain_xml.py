@@ -27,8 +27,7 @@ from synvirt.hypervisor.hardware import (
     uuid_of,
 )
 from synvirt.hypervisor.machine import Machine
-from synvirt.kvm.identity import JOB_NAMESPACE
-from synvirt.kvm.orphans import DRIVER
+from synvirt.kvm.identity import JOB_NAMESPACE, not_the_drivers
 from synvirt.kvm.translated import translated
 from synvirt.model.job import Domain
 from synvirt.model.machine import DiskBus, Nic, VmManifest, letters
@@ -111,7 +110,7 @@ def safe_name(wanted: str, *, fallback: str) -> str:
     """A name that libvirt, a file system and a shell all accept. A plain number would mean the number of a running domain, and
     one name is the driver's own."""
     name = _UNSAFE.sub("-", wanted).encode("utf-8", "ignore")[:NAME_LIMIT_BYTES].decode("utf-8", "ignore").strip("-.")
-    return f"vm-{name}" if name.isdecimal() or name == DRIVER else name or fallback
+    return f"vm-{name}" if name.isdecimal() else not_the_drivers(name) or fallback
 
 
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,13 @@ from synvirt.errors import Internal
 
 # Marks a domain as ours: the job's id and the rung of its ladder. A name, not an address to fetch.
 JOB_NAMESPACE = "https://synvirt.org/xmlns/job/1"
+# The name in libvirt of the driver itself: a guest of this name would have the driver's pid file, and remove it at its end.
+DRIVER = "driver"
+
+
+def not_the_drivers(name: str) -> str:
+    """The name for a domain: as it is, if it is not the driver's own."""
+    return f"vm-{name}" if name == DRIVER else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-# The name in libvirt of the driver itself: a guest of this name would have the driver's pid file, and remove it at its end.
-DRIVER = "driver"
+from synvirt.kvm.identity import DRIVER
 
 
 @dataclass(frozen=True, slots=True)

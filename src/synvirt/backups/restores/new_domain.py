@@ -27,7 +27,7 @@ from synvirt.hypervisor.hardware import own_mac
 from synvirt.jobs.instant import is_started
 from synvirt.jobs.ledger import Ledger, Undo
 from synvirt.jobs.orders import DiskOrder
-from synvirt.kvm.orphans import DRIVER
+from synvirt.kvm.identity import not_the_drivers
 from synvirt.model.job import Domain
 from synvirt.repository.manifest import DiskMap, Manifest
 from synvirt.repository.specs import PointSpec, RepositorySpec
@@ -285,6 +285,4 @@ def undo(restore_host: RestoreHost) -> dict[str, Undo]:
 
 
 def _name(point: RestorePoint, request: RestoreRequest) -> str:
-    """The new guest's name; not the one that is the driver's own."""
-    name = request.name or point.vm_name
-    return f"vm-{name}" if name == DRIVER else name
+    return not_the_drivers(request.name or point.vm_name)
