@@ -102,12 +102,8 @@ class FileAccounts:
         return account.role
 
     def version(self) -> tuple[int, int] | None:
-        """Changes when the file does; None, if there is no file."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ino
+        """Of the users file, as `version_of`."""
+        return version_of(self._path)
 
     def accounts(self) -> "dict[str, Account]":
         return dict(self._current())
@@ -124,6 +120,15 @@ class FileAccounts:
                     raise Internal(f"the users file is damaged: {error}") from error
                 self._read_at = version
             return self._accounts
+
+
+def version_of(path: Path) -> tuple[int, int] | None:
+    """Changes when the file does; None, if there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
 
 
 @contextmanager

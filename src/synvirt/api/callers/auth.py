@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account, nobody_can_log_in
+from synvirt.accounts import WRONG, FileAccounts, Role, add_first_account, nobody_can_log_in, version_of
 from synvirt.api.callers.gate import Authenticate
 from synvirt.api.callers.networks import network_of
 from synvirt.errors import Forbidden, Unauthorized
@@ -145,7 +145,7 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
     if settings.auth == "pam":
         groups = pam_groups(settings)
         throttled = Throttled(pam_accounts(privileged or Here(settings.pam_service)))
-        return Remembering(throttled, version=lambda: _version_of(SHADOW), role_of=partial(role_by_group, groups))
+        return Remembering(throttled, version=lambda: version_of(SHADOW), role_of=partial(role_by_group, groups))
     path = settings.keyring_dir / "users"
     password = add_first_account(path)
     if password is not None:
@@ -154,15 +154,6 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
         announce(nobody)
     accounts = FileAccounts(path)
     return Remembering(Throttled(accounts), version=accounts.version, role_of=accounts.role_of)
-
-
-def _version_of(path: Path) -> tuple[int, int] | None:
-    """Changes when the file does; None, if there is no file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino
 
 
 def pam_groups(settings: Settings) -> dict[Role, str]:
