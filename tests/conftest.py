@@ -210,3 +210,11 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'store.db'}"
     new: Callable[[str], str] = _new_postgres_database
     return new(request.getfixturevalue("postgres_server"))
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    """On each sort of database."""
+    made = Store(database_url)
+    yield made
+    made.close()

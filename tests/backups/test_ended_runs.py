@@ -19,13 +19,6 @@ OLD = timedelta(days=40)
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def backups(store: Store, tmp_path: Path) -> Iterator[Backups]:
     made = backups_of(store, FakeGuests(tmp_path / "images"), tmp_path)  # nothing begins: the runs are rows alone
     yield made

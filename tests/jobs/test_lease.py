@@ -25,13 +25,6 @@ class Clock:
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def other(database_url: str, store: Store) -> Iterator[Store]:
     """The same store, of another process."""
     other = Store(database_url)

@@ -1,6 +1,6 @@
 """The laws of the ledger: nothing that is written down is forgotten before it is undone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from uuid import UUID, uuid4
 
 import pytest
@@ -16,13 +16,6 @@ ORDER = Order(late={"late": 1, "last": 2}, only_after={"guest": frozenset({"doma
 ENTRIES = st.lists(
     st.builds(LedgerEntry, st.sampled_from(["volume", "domain", "guest", "late", "last"]), st.uuids().map(str)), max_size=12
 )
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    yield store
-    store.close()
 
 
 def ledger_of(store: Store, undo: Callable[[UUID, str], None], *, host: str = "h") -> Ledger:

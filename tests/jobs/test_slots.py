@@ -19,13 +19,6 @@ from tests.jobs.migrations import migration
 ESX1, ESX2, POOL = source_host(UUID(int=7), "esx1", most=2), source_host(UUID(int=7), "esx2", most=2), destination("p", most=3)
 
 
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    yield store
-    store.close()
-
-
 def take(store: Store, job: UUID, *wanted: Resource, host: str = "a", urgent: bool = False) -> bool:
     return store.slots.take(job, {one.key: one.most for one in wanted}, host=host, urgent=urgent)
 

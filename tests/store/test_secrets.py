@@ -1,6 +1,5 @@
 """Secrets of jobs: sealed beside the job, gone when it ends, sealed again with a new key."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,6 @@ from synvirt.store import Store
 from tests.store.test_store import a_job
 
 SECRET = b'{"password": "hush"}'
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    made = Store(database_url)
-    yield made
-    made.close()
 
 
 def added(store: Store, secrets: JobSecrets) -> Migration:

@@ -1,7 +1,7 @@
 """Sources in the store, and the change of the key that seals them, whatever moment a crash comes at."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -18,13 +18,6 @@ from synvirt.model.kinds import LiveKind
 from synvirt.model.sources import Source, SourceChange, SourceRequest
 from synvirt.model.values import now
 from synvirt.store import Store
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    yield store
-    store.close()
 
 
 class Crash(BaseException):

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 from uuid import UUID, uuid4
 
@@ -39,13 +39,6 @@ def a_job(**fields: object) -> Migration:
 
 def to(state: State) -> Callable[[Migration], Migration]:
     return lambda job: job.model_copy(update={"state": state})
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    yield store
-    store.close()
 
 
 def test_a_database_in_another_encoding_is_said_at_the_start(postgres_server: str) -> None:

@@ -1,6 +1,5 @@
 """The uploads' queries, on SQLite and on a real PostgreSQL."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -15,13 +14,6 @@ from synvirt.model.values import now
 from synvirt.store import Store
 
 HOST = "h1"
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    yield store
-    store.close()
 
 
 def an_upload() -> Upload:
