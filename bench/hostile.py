@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from synvirt.guests.seekable import Seekable
+from synvirt.guests.inside.seekable import Seekable
 
 SECONDS_MAX, MEMORY_MAX = 2.0, 512 << 20
 # A disk of exbibytes may have as many as it likes: a copy asks for them one after the other.
@@ -298,11 +298,11 @@ def inside(reader: str, folder: Path) -> bytes:
 
 
 def look_inside(reader: str, content: bytes, pages: list[int]) -> None:
-    """As `guests/inside.py` does. Checksums of Btrfs are not looked at, so that what lies behind them is reached."""
-    from synvirt.guests import linux_facts, lvm, superblocks
-    from synvirt.guests.btrfs import trees
-    from synvirt.guests.btrfs.subvolumes import Btrfs
-    from synvirt.guests.files import UnixFiles
+    """As `guests/inside/looker.py` does. Checksums of Btrfs are not looked at, so that what lies behind them is reached."""
+    from synvirt.guests.inside import linux_facts, lvm, superblocks
+    from synvirt.guests.inside.btrfs import trees
+    from synvirt.guests.inside.btrfs.subvolumes import Btrfs
+    from synvirt.guests.inside.files import UnixFiles
 
     volume = Paged(content, pages or list(range(len(content) // PAGE + 1)))
     if reader == "a.lvm":

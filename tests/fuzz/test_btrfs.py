@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.errors import SynvirtError
-from synvirt.guests import linux_facts
-from synvirt.guests.btrfs.subvolumes import Btrfs
-from synvirt.guests.btrfs.trees import CHECKSUMS, SUPERBLOCK_AT
-from synvirt.guests.files import UnixFiles
-from synvirt.guests.seekable import Seekable
+from synvirt.guests.inside import linux_facts
+from synvirt.guests.inside.btrfs.subvolumes import Btrfs
+from synvirt.guests.inside.btrfs.trees import CHECKSUMS, SUPERBLOCK_AT
+from synvirt.guests.inside.files import UnixFiles
+from synvirt.guests.inside.seekable import Seekable
 from tests.cases import cases
 from tests.fuzz.block_formats import TIME_MAX_S, numbers
 from tests.guests.btrfs_images import grown, made

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from synvirt.guests.inside import Disk
-from synvirt.guests.seekable import Window
+from synvirt.guests.inside.looker import Disk
+from synvirt.guests.inside.seekable import Window
 from synvirt.sizes import KIB, MIB
 from tests.needs import lacking, need, need_root
 

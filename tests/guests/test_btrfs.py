@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import DiskReadFailed, SynvirtError, UnsupportedFormat
-from synvirt.guests import superblocks
-from synvirt.guests.btrfs import trees
-from synvirt.guests.btrfs.subvolumes import Btrfs, Entry, Subvolume
-from synvirt.guests.files import UnixFiles
-from synvirt.guests.looking_inside import facts_of
+from synvirt.guests.inside import superblocks
+from synvirt.guests.inside.btrfs import trees
+from synvirt.guests.inside.btrfs.subvolumes import Btrfs, Entry, Subvolume
+from synvirt.guests.inside.files import UnixFiles
+from synvirt.guests.inside.looking import facts_of
 from synvirt.sizes import MIB
 from tests.guests.btrfs_images import everything, grown, made, mounted, windows
 from tests.guests.linux_trees import LINUX, planted

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from synvirt.guests.looking_inside import facts_of
+from synvirt.guests.inside.looking import facts_of
 from synvirt.proof.sameness import compared
 from synvirt.sizes import MIB
 from tests.guests import btrfs_images, lvm_disks, phony_windows

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synvirt.errors import DiskReadFailed, SynvirtError
-from synvirt.guests import lvm
-from synvirt.guests.seekable import Bytes, Seekable
+from synvirt.guests.inside import lvm
+from synvirt.guests.inside.seekable import Bytes, Seekable
 from tests.cases import cases
 from tests.guests.lvm_disks import DATA, group, physical, segment
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from synvirt.errors import DiskReadFailed
-from synvirt.guests import inside, superblocks
-from synvirt.guests.seekable import Bytes
+from synvirt.guests.inside import looker, superblocks
+from synvirt.guests.inside.seekable import Bytes
 from synvirt.sizes import MIB
 from tests.guests.btrfs_images import windows
 from tests.needs import need
@@ -30,7 +30,7 @@ def number(name: str, text: str) -> int:
 def superblock_of(image: Path) -> str:
     """Also where the library does not read the rest of it."""
     with windows(image) as parts:
-        found = inside.opened(parts)
+        found = looker.opened(parts)
         assert found is not None
         return found[0]
 

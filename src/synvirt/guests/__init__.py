@@ -1,4 +1,7 @@
-"""Guest preparers: they change inside a guest what must change before it runs here. Blocking code."""
+"""What is done with a guest's own content. Blocking code.
+
+A **preparer** changes in it what must change before it runs here (`virt_v2v.py`). `inside/` only reads it.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol

@@ -9,7 +9,7 @@ from uuid import UUID
 import structlog
 
 from synvirt.errors import Cancelled, Internal, NotFound, PersistFailed, SynvirtError
-from synvirt.guests.looking_inside import facts_of
+from synvirt.guests.inside.looking import facts_of
 from synvirt.jobs.runner import Runner, in_a_thread
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.machine import Nic

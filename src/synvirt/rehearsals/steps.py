@@ -23,7 +23,7 @@ from synvirt.errors import (
     PersistFailed,
     SynvirtError,
 )
-from synvirt.guests.looking_inside import facts_of
+from synvirt.guests.inside.looking import facts_of
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine

@@ -12,9 +12,9 @@ import google_crc32c
 from synvirt.disks.packed import Damaged, lzo, zstd
 from synvirt.disks.packed.inflate import inflate_zlib
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
-from synvirt.guests.btrfs.trees import MOST, ROOT_ITEM, Tree, Trees, unpacked
-from synvirt.guests.files import NAMES_MAX
-from synvirt.guests.seekable import Bytes
+from synvirt.guests.inside.btrfs.trees import MOST, ROOT_ITEM, Tree, Trees, unpacked
+from synvirt.guests.inside.files import NAMES_MAX
+from synvirt.guests.inside.seekable import Bytes
 
 # The number of the top-level tree; the first and the last number of subvolumes; the inode of their root folder.
 _TOP, _FIRST, _LAST, _ROOT_INODE = 5, 256, MOST - 255, 256

@@ -17,7 +17,7 @@ import google_crc32c
 import xxhash
 
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
-from synvirt.guests.seekable import Bytes, read_at
+from synvirt.guests.inside.seekable import Bytes, read_at
 
 # Where the superblock lies, and its magic in it.
 SUPERBLOCK_AT, MAGIC_AT, MAGIC = 0x10000, 0x40, b"_BHRfS_M"

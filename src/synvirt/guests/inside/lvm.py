@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from synvirt.errors import DiskReadFailed, UnsupportedFormat
-from synvirt.guests.seekable import Bytes, Seekable, read_at
+from synvirt.guests.inside.seekable import Bytes, Seekable, read_at
 from synvirt.model.facts import short
 
 VOLUMES_MAX = 64

@@ -9,7 +9,7 @@ import struct
 from uuid import UUID
 
 from synvirt.errors import DiskReadFailed
-from synvirt.guests.seekable import Bytes, read_at
+from synvirt.guests.inside.seekable import Bytes, read_at
 from synvirt.model.facts import file_system, short
 from synvirt.sizes import MIB
 

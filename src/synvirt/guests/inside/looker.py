@@ -1,6 +1,6 @@
 """Facts of a guest from its disks, read without starting it: a process of its own, in a cage.
 
-    python -P -m synvirt.guests.inside DESCRIPTOR...         one open disk each; prints facts as one JSON object
+    python -P -m synvirt.guests.inside.looker DESCRIPTOR...   one open disk each; prints facts as one JSON object
 
 A disk that is an overlay in qcow2 has two: DESCRIPTOR:DESCRIPTOR, the second of the raw file under it.
 
@@ -25,11 +25,11 @@ import pyregf  # noqa: F401 - imported before the cage closes
 from synvirt.blocks import DiskReader, Extent
 from synvirt.cage import Cage, enter
 from synvirt.errors import DiskReadFailed, SynvirtError
-from synvirt.guests import linux_facts, lvm, superblocks, windows_facts
-from synvirt.guests.btrfs.subvolumes import Btrfs
-from synvirt.guests.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT
-from synvirt.guests.files import Files, NtfsFiles, UnixFiles
-from synvirt.guests.seekable import Bytes, Window, read_at
+from synvirt.guests.inside import linux_facts, lvm, superblocks, windows_facts
+from synvirt.guests.inside.btrfs.subvolumes import Btrfs
+from synvirt.guests.inside.btrfs.trees import MAGIC, MAGIC_AT, SUPERBLOCK_AT
+from synvirt.guests.inside.files import Files, NtfsFiles, UnixFiles
+from synvirt.guests.inside.seekable import Bytes, Window, read_at
 from synvirt.machines.partitions import starts
 from synvirt.model.facts import NOT_READ, bounded
 from synvirt.sizes import GIB, MIB

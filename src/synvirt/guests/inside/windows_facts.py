@@ -10,7 +10,7 @@ from typing import Any
 
 import pyregf
 
-from synvirt.guests.files import Files
+from synvirt.guests.inside.files import Files
 from synvirt.model.facts import FACTS_MAX, several, short
 
 _CONFIG = "/Windows/System32/config/"

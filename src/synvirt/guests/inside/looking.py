@@ -1,4 +1,4 @@
-"""Facts of a guest from its disks, by a process in a cage (`inside.py`). Blocking.
+"""Facts of a guest from its disks, by a process in a cage (`looker.py`). Blocking.
 
 Needs Debian's python3-libfsext, -libfsxfs, -libfsntfs and -libregf; a host without them reads no disks, and says so.
 """
@@ -47,7 +47,7 @@ def facts_of(
 
 def _asked(disks: Sequence[str], descriptors: Sequence[int], stop: Callable[[], bool]) -> dict[str, str]:
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "synvirt.guests.inside", *disks],
+        [sys.executable, "-P", "-m", "synvirt.guests.inside.looker", *disks],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

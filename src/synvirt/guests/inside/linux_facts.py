@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from synvirt.guests.files import Files
+from synvirt.guests.inside.files import Files
 from synvirt.kvm.agent_facts import passwd
 from synvirt.model.facts import several, short
 
