@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synvirt.errors import RepositoryDamaged
+from synvirt.errors import RepositoryDamaged, StoreWriteFailed
 from synvirt.repository import footers, packs
 from synvirt.repository import index as indexes
 from synvirt.repository.index import Index
 from synvirt.repository.repository import Repository
 from synvirt.repository.verify import verify_repository
 from tests.cases import cases
-from tests.repository.folders import MemoryFolder
+from tests.repository.folders import Counted, MemoryFolder, io_error
 from tests.repository.points import KEY, back_up, disk, opened, restored
 
 
@@ -128,3 +128,19 @@ def test_what_is_in_the_cache_is_not_fetched_again_and_damage_is_found_neverthel
     with pytest.raises(RepositoryDamaged):
         restored(repository, point)
     repository.close()
+
+
+@pytest.mark.parametrize("stop_at", range(4))
+def test_packs_of_a_place_that_was_away_meanwhile_are_all_found(stop_at: int) -> None:
+    """What was read until then counted as known, and was never found."""
+    folder = MemoryFolder()
+    folder.make_folders(["packs"])
+    for number in range(4):
+        _stored(folder, [number])
+    there = {entry.name: entry.size_bytes for entry in folder.entries("packs")}
+    index = Index(Counted(folder, stop_at=stop_at, error=io_error, again=False))
+    with pytest.raises(StoreWriteFailed):
+        index.update(there)
+    assert index.update(there) == {}
+    assert index.lacking(b"".join(map(_name, range(4)))) == []
+    assert [len(list(index.places(_name(number)))) for number in range(4)] == [1] * 4

@@ -75,12 +75,16 @@ class Index:
                 self._footers.forget(pack)
                 del self._sizes[pack]
                 self._has_gone = True
-            found = self._footers.all({pack: size for pack, size in there.items() if pack not in self._sizes}, unreadable)
-            prefixes, places = bytearray(), bytearray()
-            for pack, footer in found:
+            new = {pack: size for pack, size in there.items() if pack not in self._sizes}
+            prefixes, counts = bytearray(), dict[str, int]()
+            for pack, footer in self._footers.all(new, unreadable):
                 words = np.frombuffer(footer, _PREFIXES)["prefix"]
                 prefixes += words.tobytes()
-                places += self._numbered(pack, there[pack], len(words)).tobytes()
+                counts[pack] = len(words)
+            # Only once all are read, as the place may be away meanwhile: a pack that is known is never read again.
+            places = bytearray()
+            for pack, count in counts.items():
+                places += self._numbered(pack, there[pack], count).tobytes()
             if prefixes:
                 self._merge(prefixes, places)
         return unreadable
