@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from blake3 import blake3
 
-from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreachable
+from synvirt.errors import RepositoryDamaged, RepositoryFull, RepositoryUnreachable, StoreWriteFailed
 from synvirt.repository import packs
 from synvirt.repository.folder import UNFINISHED, Folder, HostFolder, put
 from synvirt.repository.garbage import GRACE_S, YOUNG_S, collect
@@ -175,3 +176,35 @@ def test_a_place_that_is_away_during_a_verification_damages_no_pack(tmp_path: Pa
     with pytest.raises(RepositoryDamaged, match="is missing"):
         HostFolder(home).read(f"{packs.FOLDER}/{'0' * 64}.pack")
     assert verify_repository(repository).wrongs == ()
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_an_error_of_the_whole_mount_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_away: bool) -> None:
+    """A soft mount whose server is away gives the error of a bad sector."""
+    repository = opened(HostFolder(tmp_path), new=True)
+    back_up(repository, _noise(2))
+
+    def unread(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", unread)
+    if is_away:
+        monkeypatch.setattr(os, "statvfs", unread)
+    (pack,) = (tmp_path / packs.FOLDER).iterdir()
+    with pytest.raises(StoreWriteFailed if is_away else RepositoryDamaged, match="Input/output error"):
+        repository.folder.read(f"{packs.FOLDER}/{pack.name}")
+
+
+def test_a_host_that_can_open_no_more_files_finds_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = opened(HostFolder(tmp_path), new=True)
+    back_up(repository, _noise(2))
+    really = os.open
+
+    def none_left(path: object, *others: Any, **named: Any) -> int:
+        if str(path).endswith(".pack"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really(path, *others, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", none_left)
+    with pytest.raises(StoreWriteFailed, match="Too many open files"):
+        verify_repository(repository)

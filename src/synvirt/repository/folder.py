@@ -25,6 +25,8 @@ PATH_CHARS_SHOWN = 200
 _NFS = frozenset({"nfs", "nfs4"})
 # The errors of a mount whose server is away, or has exported another folder meanwhile.
 _AWAY = frozenset({errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT})
+# This host's own: they say nothing of a file.
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +186,11 @@ class HostFolder:
             self._unread(name, error)
 
     def _unread(self, name: str, error: OSError) -> NoReturn:
-        """RepositoryUnreachable, where the whole folder is away: its files are not damaged, and must not be condemned."""
-        if error.errno in _AWAY:
+        """RepositoryDamaged; another error, where not the file is the cause: then it must not be condemned."""
+        if error.errno in _AWAY | _OURS:
             _failed(name, error)
+        if error.errno == errno.EIO:  # so says a bad sector, and a soft mount whose server is away
+            self.room()
         if isinstance(error, FileNotFoundError):
             self.check()
             if not (self._path / name).parent.is_dir():
