@@ -11,7 +11,7 @@ import pytest
 from synvirt.buffers import new_buffer
 from synvirt.disks import open_reader
 from synvirt.disks.specs import ReaderSpec
-from synvirt.errors import CbtReset, VmNotFound
+from synvirt.errors import CbtReset, SourceUnreachable, VmNotFound
 from synvirt.live import LiveAdapter, ReportsGuestFacts, SnapshotRef
 from synvirt.live.sessions import StaysLoggedIn
 from synvirt.model.kinds import LiveKind
@@ -119,6 +119,19 @@ class LiveContract:
             await adapter.close()
 
         asyncio.run(close())
+
+    def test_a_closed_session_asks_for_nothing_more(self, case: LiveCase) -> None:
+        """The thread of a call that was cancelled goes on, and must change nothing once its job has tidied up."""
+
+        async def use() -> None:
+            adapter = case.open()
+            await adapter.connect()
+            await adapter.inspect(case.vm_id)
+            await adapter.close()
+            with pytest.raises(SourceUnreachable):
+                await adapter.inspect(case.vm_id)
+
+        asyncio.run(use())
 
     def test_a_session_at_rest_serves_the_next_user(self, case: LiveCase) -> None:
         name = f"synvirt-{uuid4()}"

@@ -194,8 +194,10 @@ class FakeAdapter:
 
     def __init__(self, platform: FakePlatform) -> None:
         self.platform = platform
+        self._closed = False
 
     async def connect(self) -> None:
+        self._closed = False
         self._faults()
         if self.platform.strike("wrong_password"):
             raise AuthFailed("the fake platform refused the password")
@@ -327,11 +329,14 @@ class FakeAdapter:
         shutil.rmtree(self._snapshot_folder(vm_id, name), ignore_errors=True)
 
     async def close(self) -> None:
+        self._closed = True
         self.platform.logged_in(-1)
 
     def _snapshot_folder(self, vm_id: str, name: str) -> Path:
         return self.platform.folder / vm_id / "snapshots" / os.path.basename(name)  # noqa: PTH119 - a name, not a path
 
     def _faults(self) -> None:
+        if self._closed:
+            raise SourceUnreachable("the session with the fake platform is closed")
         if self.platform.strike("unreachable"):
             raise SourceUnreachable("the fake platform does not answer")

@@ -60,6 +60,7 @@ class Hosts:
         self._addresses = pairs(options.nodes)
         self._certificate: tuple[Path, Path] | None = None
         self._lock = threading.Lock()
+        self._closed = False
         self._nodes: dict[str, Host] = {}
         self._at: dict[str, Host] = {}
         self.first = self._host(place.host, place.port)
@@ -71,11 +72,13 @@ class Hosts:
         if self._login.certificate is not None and self._certificate is None:
             self._certificate = self._keep_certificate()
             self.first = self._host(self.first.session.address.host, self.first.session.address.port)
+        self._closed = False
         self.first.session.open()
 
     def close(self) -> None:
         """Logs out of every host."""
         with self._lock:
+            self._closed = True
             hosts, self._nodes, self._at = [self.first, *self._nodes.values()], {}, {}
         for host in hosts:
             host.session.close()
@@ -119,6 +122,8 @@ class Hosts:
         if not up:
             return [self.first]
         with self._lock:
+            if self._closed:
+                raise SourceUnreachable(f"the session with {self.first.session.address.name} is closed")
             for name in up:
                 if name not in self._nodes:
                     address, port = self._address_of(name, str(nodes["domain"] or "") if nodes["in_domain"] else "")

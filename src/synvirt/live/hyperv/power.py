@@ -7,7 +7,7 @@ from synvirt.errors import Internal, SourceUnreachable
 from synvirt.live import stays_on
 from synvirt.live.hyperv import journal, machines
 from synvirt.live.hyperv.session import HyperVRefused
-from synvirt.live.hyperv.tracking import Runs, state_of
+from synvirt.live.hyperv.tracking import Runs, passing, state_of
 from synvirt.model.plan import Shutdown
 
 POLL_S: Final = 2.0
@@ -49,10 +49,13 @@ def mark(host: Runs, vm_id: str, note: str) -> None:
 
 
 def _shut_down(host: Runs, vm_id: str) -> bool:
-    """False: the guest has no service that listens."""
+    """False: the guest has no service that listens. SourceUnreachable: the VM is busy; a guest that could still be asked is not
+    powered off."""
     try:
         return bool(host.run("power", VmId=vm_id, Wish="shutdown")["heard"])
-    except HyperVRefused:
+    except HyperVRefused as error:
+        if (busy := passing(error.value, error.detail)) is not None:
+            raise busy from error
         return False
 
 

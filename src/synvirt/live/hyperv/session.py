@@ -111,15 +111,18 @@ class Session:
         self._lock = threading.Lock()
         self._pool: Any = None
         self._wsman: Any = None
+        self._closed = False
 
     def open(self) -> None:
         """Logs in. AuthFailed, SourceUnreachable."""
         with self._lock:
+            self._closed = False
             self._opened()
 
     def close(self) -> None:
-        """Ends the PowerShell session. It may be called twice."""
+        """Ends the PowerShell session; scripts of threads are refused until it is opened again. It may be called twice."""
         with self._lock:
+            self._closed = True
             self._lost()
 
     def run(self, name: str, **parameters: object) -> Any:
@@ -127,6 +130,8 @@ class Session:
         if name not in SCRIPTS:
             raise Internal(f"there is no script {name!r}")
         with self._lock:
+            if self._closed:
+                raise SourceUnreachable(f"the session with {self.address.name} is closed")
             try:
                 text = self._run_once_more(script(name), parameters)
             except SynvirtError:

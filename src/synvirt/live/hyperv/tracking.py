@@ -68,9 +68,11 @@ def take(host: Runs, vm_id: str, name: str, in_place: Callable[[State], bool] = 
     changes them."""
     state = state_of(host, vm_id)
     if machines.power_of(state["state"]) == "off":
-        _merged(host, vm_id, state)
         if in_place(state):
+            _converted(host, vm_id, name)
+            _merged(host, vm_id, state_of(host, vm_id))
             return SnapshotRef(id=OFF)
+        _merged(host, vm_id, state)
     journal = journals.read(state["notes"])
     present = _found(state, name, journal.get(name))
     if present is not None:
@@ -138,6 +140,17 @@ def _reference(state: State, name: str, snapshot_id: str) -> SnapshotRef:
         return SnapshotRef(id=snapshot_id)
     tracked = [machines.key_of(drive) for drive in drives if machines.untracked_disk(drive) is None]
     return SnapshotRef(id=snapshot_id, change_ids=dict.fromkeys(tracked, name))
+
+
+def _converted(host: Runs, vm_id: str, name: str) -> None:
+    """Converts the earlier snapshots of the job, as the changes since one are known only then: its release may have failed, and
+    the guest is off now. If that is refused, the whole disk is compared."""
+    try:
+        for other in journals.read(state_of(host, vm_id)["notes"]):
+            if other != name and journals.same_job(other, name):
+                release(host, vm_id, other)
+    except HyperVRefused as error:
+        log.warning("an earlier snapshot stays as it is", vm=vm_id, cause=error.detail)
 
 
 def _merged(host: Runs, vm_id: str, state: State) -> None:
