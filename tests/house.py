@@ -26,7 +26,7 @@ from synvirt.jobs.stop import Stop
 from synvirt.keyring import Keyring
 from synvirt.live import LiveAdapter
 from synvirt.migrations.advance import advance
-from synvirt.migrations.planning.intake import Intake, check_corrected, check_free, check_plan
+from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
 from synvirt.migrations.planning.repairable import repair_of
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets

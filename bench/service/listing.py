@@ -15,7 +15,7 @@ from uuid import uuid4
 from synvirt.api import Server, create_app
 from synvirt.api.callers.auth import Remembering
 from synvirt.jobs.board import Board
-from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.intake import Intake
 from synvirt.model.job import DiskProgress, Domain, Migration, StateVisit
 from synvirt.model.kinds import Mode, OfflineKind, State
 from synvirt.model.machine import Disk, VmManifest

@@ -38,9 +38,9 @@ from synvirt.fleet.webhooks.events import Hooks
 from synvirt.jobs.board import Board
 from synvirt.keyring import Keyring
 from synvirt.live.registry import BY_KIND, Platform
-from synvirt.migrations.hosts import Hosts
+from synvirt.migrations.hosts.about import Hosts
+from synvirt.migrations.intake import Intake
 from synvirt.migrations.planning.foreseen import DryRun, PlanProblem
-from synvirt.migrations.planning.intake import Intake
 from synvirt.migrations.removing import Removal, volumes_of
 from synvirt.migrations.secrets import JobSecrets
 from synvirt.migrations.sources.registered import Sources

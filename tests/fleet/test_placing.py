@@ -12,7 +12,7 @@ from synvirt.fleet.placing import AGAIN_S, Placing
 from synvirt.fleet.records import member_of
 from synvirt.fleet.waves import Waves, change_members
 from synvirt.live import VmRow
-from synvirt.migrations.hosts import Host, HostDestination, HostRoom
+from synvirt.migrations.hosts.about import Host, HostDestination, HostRoom
 from synvirt.model.plan import MigrationPlan, NetworkMap, Target
 from synvirt.model.values import now
 from synvirt.sizes import GIB

@@ -23,7 +23,7 @@ from synvirt.fleet.host_side import HostSide
 from synvirt.fleet.placing import Placing
 from synvirt.live import VmRow
 from synvirt.migrations.engine import Engine
-from synvirt.migrations.hosts import host_of
+from synvirt.migrations.hosts.about import host_of
 from synvirt.model.job import Domain
 from synvirt.model.values import now
 from synvirt.outgoing import Guard

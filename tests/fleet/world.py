@@ -30,8 +30,8 @@ from synvirt.fleet.records import member_of, wave_of
 from synvirt.fleet.waves import Waves
 from synvirt.jobs.board import Board
 from synvirt.live import VmRow
-from synvirt.migrations.hosts import Host, HostDestination, HostRoom
-from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.hosts.about import Host, HostDestination, HostRoom
+from synvirt.migrations.intake import Intake
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Domain, Forecast, OutageForecast, Pass
 from synvirt.model.kinds import ENDS, State

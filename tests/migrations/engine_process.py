@@ -20,8 +20,8 @@ from synvirt.jobs.process import started
 from synvirt.jobs.slots import Turns
 from synvirt.jobs.wire import SILENCE_S
 from synvirt.migrations.engine import Engine
-from synvirt.migrations.hosts import AboutHost
-from synvirt.migrations.taking_over import TakingOver, looking
+from synvirt.migrations.hosts.about import AboutHost
+from synvirt.migrations.hosts.taking_over import TakingOver, looking
 from tests.house import House
 
 

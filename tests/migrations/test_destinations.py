@@ -9,7 +9,7 @@ from synvirt.destinations.directory import DirectoryDestination
 from synvirt.destinations.zfs import ZfsDestination
 from synvirt.destinations.zfs_command import Zfs
 from synvirt.errors import DiskWriteFailed, InvalidPlan
-from synvirt.migrations.planning.intake import check_plan
+from synvirt.migrations.intake import check_plan
 from synvirt.model.kinds import State
 from synvirt.offline.browsing import inspect
 from tests.fakes.zfs import FakeZfs

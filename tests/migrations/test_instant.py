@@ -17,8 +17,8 @@ from synvirt.jobs.activity import Yielding
 from synvirt.jobs.exports import ACTIVITY
 from synvirt.jobs.instant import is_started
 from synvirt.migrations import instant
+from synvirt.migrations.intake import check_plan
 from synvirt.migrations.planning.foreseen import dry_run
-from synvirt.migrations.planning.intake import check_plan
 from synvirt.model.job import Instant, InstantState, Migration
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan

@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 
 from synvirt.errors import AuthFailed, Conflict
-from synvirt.migrations.hosts import AboutHost
-from synvirt.migrations.taking_over import TakingOver
+from synvirt.migrations.hosts.about import AboutHost
+from synvirt.migrations.hosts.taking_over import TakingOver
 from synvirt.migrations.tidying import Tidier
 from synvirt.model.job import Instant, Migration
 from synvirt.model.kinds import State

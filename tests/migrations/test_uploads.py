@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from synvirt.errors import Conflict, InvalidPlan, UploadNotFound
-from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.intake import Intake
 from synvirt.model.files import Upload
 from synvirt.model.kinds import State
 from synvirt.model.plan import MigrationPlan

@@ -29,7 +29,7 @@ from synvirt.api.security_headers import Headed
 from synvirt.api.stream import Pace
 from synvirt.api.strict import Heads, known_parameters
 from synvirt.doctor import Finding, needs_met
-from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.intake import Intake
 from synvirt.model.values import Time
 from synvirt.settings import Settings
 

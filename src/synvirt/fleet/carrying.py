@@ -31,7 +31,7 @@ from synvirt.fleet.webhooks.delivering import Delivering
 from synvirt.fleet.webhooks.events import deliveries, of_wave
 from synvirt.fleet.windows import Span
 from synvirt.live import VmRow
-from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.intake import Intake
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.values import now

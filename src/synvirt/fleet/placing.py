@@ -16,7 +16,7 @@ from uuid import UUID
 from synvirt.fleet.model import Member, MemberState, Wave
 from synvirt.fleet.placement import Host, Need, Store, Taken, overfull, place
 from synvirt.live import VmRow
-from synvirt.migrations import hosts as ours
+from synvirt.migrations.hosts import about as ours
 from synvirt.model.job import Migration
 from synvirt.store.waves import MemberRow, WaveRows
 

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from synvirt.api.routes.waves import Fleet
     from synvirt.fleet.carrying import Carrying
     from synvirt.keyring import Keyring
-    from synvirt.migrations.hosts import AboutHost
-    from synvirt.migrations.planning.intake import Intake
+    from synvirt.migrations.hosts.about import AboutHost
+    from synvirt.migrations.intake import Intake
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.sources.registered import Sources
     from synvirt.settings import Settings
@@ -37,7 +37,7 @@ def make_fleet(
     from synvirt.fleet.webhooks.deliveries import Deliveries
     from synvirt.fleet.webhooks.delivering import Delivering, Ways
     from synvirt.fleet.webhooks.events import Hooks
-    from synvirt.migrations.hosts import host_of
+    from synvirt.migrations.hosts.about import host_of
     from synvirt.outgoing import Guard
     from synvirt.proof.health import Checker
 

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from synvirt.jobs.lease import Pausable
     from synvirt.keyring import Keyring
     from synvirt.migrations.engine import Engine
-    from synvirt.migrations.hosts import AboutHost
-    from synvirt.migrations.planning.intake import Intake
+    from synvirt.migrations.hosts.about import AboutHost
+    from synvirt.migrations.hosts.taking_over import TakingOver
+    from synvirt.migrations.intake import Intake
     from synvirt.migrations.removing import Removal
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources.registered import Sources
-    from synvirt.migrations.taking_over import TakingOver
     from synvirt.migrations.uploads import Uploads
     from synvirt.model.job import Migration
     from synvirt.proof.keeping import Receipts
@@ -45,7 +45,7 @@ def make_engine(
     in the list run while it holds the lease. Conflict, where another process has it."""
     from synvirt.jobs.lease import HostLease, Pausable, Together
     from synvirt.migrations.engine import Engine
-    from synvirt.migrations.taking_over import TakingOver
+    from synvirt.migrations.hosts.taking_over import TakingOver
 
     engine = Engine(rooms, host=settings.host_id)
     sources.on_change = rooms.sessions.changed
@@ -78,8 +78,8 @@ def make_intake(
     taking_over: "TakingOver",
 ) -> "Intake":
     """What the API and the page ask of migrations."""
+    from synvirt.migrations.intake import Intake, check_corrected, check_free, check_plan
     from synvirt.migrations.planning.foreseen import dry_run
-    from synvirt.migrations.planning.intake import Intake, check_corrected, check_free, check_plan
     from synvirt.migrations.planning.repairable import repair_of
 
     return Intake(

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from synvirt.fleet.carrying import Carrying
     from synvirt.jobs.inspecting.looking import CagedLooking
     from synvirt.migrations.engine import Engine
+    from synvirt.migrations.hosts.taking_over import TakingOver
     from synvirt.migrations.rooms import Rooms
-    from synvirt.migrations.taking_over import TakingOver
     from synvirt.model.job import Migration
     from synvirt.privileged import Privileged
     from synvirt.rehearsals.engine import Rehearsals
@@ -71,7 +71,7 @@ def service(settings: "Settings", *, announce: Callable[[str], None]) -> "Iterat
     from synvirt.jobs.board import Board
     from synvirt.keyring import Keyring
     from synvirt.live.vsphere.session import warn_if_missing
-    from synvirt.migrations.hosts import AboutHost
+    from synvirt.migrations.hosts.about import AboutHost
     from synvirt.migrations.secrets import JobSecrets
     from synvirt.migrations.sources.trials import swept as trials_swept
     from synvirt.migrations.uploads import Uploads, swept
@@ -188,7 +188,7 @@ def _begin(
 ) -> None:
     """Starts jobs and waves: they go on from now on."""
     from synvirt.fleet.carrying import carried
-    from synvirt.migrations.taking_over import looking
+    from synvirt.migrations.hosts.taking_over import looking
 
     engine.start()
     stack.callback(engine.close)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from synvirt.doctor import Checkup
     from synvirt.jobs.inspecting.looking import Looking
     from synvirt.keyring import Keyring
-    from synvirt.migrations.planning.intake import Intake
+    from synvirt.migrations.intake import Intake
     from synvirt.migrations.rooms import Rooms
     from synvirt.migrations.sources.registered import Sources
     from synvirt.migrations.uploads import Uploads
@@ -41,7 +41,7 @@ def make_routers(
     from synvirt.api.routes.screenshots import screenshots_router
     from synvirt.api.routes.sources import sources_router
     from synvirt.api.routes.uploads import uploads_router
-    from synvirt.migrations.hosts import Hosts
+    from synvirt.migrations.hosts.about import Hosts
 
     free_bytes = rooms.destination.free_bytes
     return (

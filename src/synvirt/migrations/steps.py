@@ -25,7 +25,7 @@ from synvirt.hypervisor import Volume
 from synvirt.live import LiveAdapter
 from synvirt.machines import concerns
 from synvirt.machines.texts import clean
-from synvirt.migrations import instant, source_vm
+from synvirt.migrations import instant, repairing, source_vm
 from synvirt.migrations.files import disks_of_files, importer_of
 from synvirt.migrations.job import Job, volume_label
 from synvirt.migrations.landing import claim, land
@@ -34,7 +34,7 @@ from synvirt.migrations.passthrough import chosen, pass_through
 from synvirt.migrations.patience import patiently
 from synvirt.migrations.planning.critical import refuse_critical
 from synvirt.migrations.planning.retrying import look_at_volumes
-from synvirt.migrations.proof import moved, receipts, repairing
+from synvirt.migrations.proof import moved, receipts
 from synvirt.migrations.states import Facts
 from synvirt.migrations.warm.holding import HOLD_LOOK_S
 from synvirt.migrations.warm.snapshots import refuse_other_disks

@@ -11,7 +11,7 @@ from synvirt.fleet.forecasting import Forecaster
 from synvirt.fleet.sheets.importing import Importer
 from synvirt.fleet.waves import Waves
 from synvirt.fleet.webhooks.deliveries import Deliveries
-from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.intake import Intake
 from synvirt.migrations.sources.registered import Sources
 from synvirt.proof.keeping import Receipts
 from synvirt.rehearsals.asking import Rehearsing

@@ -14,8 +14,8 @@ from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.stream import Pace
 from synvirt.errors import Conflict, MalformedArchive, NotFound
+from synvirt.migrations.intake import Intake
 from synvirt.migrations.memory import CourseMemory
-from synvirt.migrations.planning.intake import Intake
 from synvirt.migrations.planning.outage import record
 from synvirt.migrations.planning.past import completed
 from synvirt.migrations.planning.retrying import has_kept_copy

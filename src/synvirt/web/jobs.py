@@ -10,7 +10,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
 from synvirt.api.stream import Feed, Pace, Words
-from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.intake import Intake
 from synvirt.model.job import Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import ENDS, State
 from synvirt.store import Event

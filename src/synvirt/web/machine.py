@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from synvirt.api.routes.destinations import shown
 from synvirt.errors import BadRequest, SynvirtError, UnsupportedFormat
-from synvirt.migrations.planning.intake import Intake
+from synvirt.migrations.intake import Intake
 from synvirt.model.plan import MigrationPlan, RemoteUrlRef, SourceRef
 from synvirt.offline.elsewhere import CREDENTIALS
 from synvirt.web.finding import Finder, Found, reference

@@ -11,8 +11,8 @@ import pytest
 
 from synvirt.errors import Conflict, InvalidPlan, SourceUnreachable, SynvirtError, V2vFailed, VmNotFound
 from synvirt.live import LiveAdapter
+from synvirt.migrations.intake import check_plan
 from synvirt.migrations.planning.foreseen import dry_run, foresee, refuse
-from synvirt.migrations.planning.intake import check_plan
 from synvirt.migrations.rooms import Rooms
 from synvirt.model.job import Difference, Migration, Pass
 from synvirt.model.kinds import LiveKind, Mode, State

@@ -13,7 +13,7 @@ import pytest
 
 from synvirt.disks.raw.files import RawWriter
 from synvirt.errors import Conflict, InvalidPlan
-from synvirt.migrations.planning.intake import Intake, check_free
+from synvirt.migrations.intake import Intake, check_free
 from synvirt.model.job import Migration
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan

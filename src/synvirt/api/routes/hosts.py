@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from synvirt.api.paging import PAGE_LIMIT, LastName, Limit, named_page
-from synvirt.migrations.hosts import Host, Hosts
+from synvirt.migrations.hosts.about import Host, Hosts
 from synvirt.model.values import Model
 
 

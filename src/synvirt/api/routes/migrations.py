@@ -17,8 +17,8 @@ from synvirt.api.received import documented, json_body, optional_json_body
 from synvirt.api.stream import STREAM_HEADERS, Feed, Pace, as_json, event_id_of
 from synvirt.jobs.board import Board
 from synvirt.jobs.instant import GuestWrites
+from synvirt.migrations.intake import Intake
 from synvirt.migrations.planning.foreseen import DryRun
-from synvirt.migrations.planning.intake import Intake
 from synvirt.migrations.planning.retrying import merged
 from synvirt.model.job import Migration, Progress, ProgressUpdate
 from synvirt.model.kinds import State

@@ -1,4 +1,4 @@
 """A plan before its job copies anything: refused or accepted, dry-run, and forecast.
 
-Read `intake.py`, then `foreseen.py` and `outage.py`.
+Read `foreseen.py`, then `outage.py`. `retrying.py` and `repairable.py` are about jobs that have ended.
 """

@@ -1,1 +1,1 @@
-"""What proves a job: its receipt, whether the moved guest is the one of the source, and a repair of volumes by a receipt."""
+"""What proves a job: its receipt, and whether the moved guest is the one of the source."""

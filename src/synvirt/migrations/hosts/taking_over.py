@@ -21,7 +21,7 @@ from synvirt.acting import submitter
 from synvirt.errors import Conflict, PersistFailed, SynvirtError
 from synvirt.jobs.instant import is_started
 from synvirt.jobs.lease import GRACE_S
-from synvirt.migrations.hosts import HostDestination
+from synvirt.migrations.hosts.about import HostDestination
 from synvirt.migrations.planning.foreseen import refuse_unfit
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets

@@ -14,6 +14,7 @@ from synvirt.errors import Conflict, Internal
 from synvirt.jobs.board import Board
 from synvirt.jobs.instant import GuestWrites, refuse_loss
 from synvirt.machines.texts import clean
+from synvirt.migrations.hosts.taking_over import TakingOver
 from synvirt.migrations.planning.foreseen import DryRun, Foreseen, foresee, networks_and_host, refuse
 from synvirt.migrations.planning.repairable import refuse_second
 from synvirt.migrations.planning.retrying import corrected, has_kept_copy, is_taken_up, taken_up
@@ -21,7 +22,6 @@ from synvirt.migrations.planning.taken import refuse_taken
 from synvirt.migrations.removing import Removal, Volumes
 from synvirt.migrations.rooms import Rooms
 from synvirt.migrations.secrets import JobSecrets
-from synvirt.migrations.taking_over import TakingOver
 from synvirt.model.job import DiskProgress, Migration, Progress, StateVisit
 from synvirt.model.kinds import Mode, State
 from synvirt.model.machine import VmManifest
