@@ -298,6 +298,20 @@ def test_a_sheet_into_a_draft_keeps_its_windows_and_comes_out_again(
     assert sheet(client, exported, into=draft["id"]).status_code == 409
 
 
+def test_a_sheet_of_a_wave_that_cannot_be_is_refused_and_leaves_a_draft_as_it_was(
+    listing: tuple[httpx.Client, FakePlatform, Service],
+) -> None:
+    client, _, _ = listing
+    document = json.dumps(json.loads(plan("vm-1").model_dump_json())).replace('"', '""')
+    rows = "".join(f'm{number},x,g{number},"{document}"\n' for number in range(1001))
+    draft = client.post(WAVES, json=body("a")).json()
+    for into in ({}, {"into": draft["id"]}):
+        refused = sheet(client, f"id,vm,app,plan\n{rows}", **into)
+        assert (refused.status_code, refused.json()["code"]) == (400, "E_MIG_BAD_REQUEST"), refused.text
+        assert "groups" in refused.json()["detail"]
+    assert client.get(f"{WAVES}/{draft['id']}").json() == draft
+
+
 def test_the_place_of_imports_is_no_wave(client: httpx.Client) -> None:
     for method in ("GET", "PUT", "DELETE", "OPTIONS"):
         refused = client.request(method, f"{WAVES}/import")

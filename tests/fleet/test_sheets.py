@@ -1,6 +1,9 @@
 """Waves from spreadsheets: the examples of the documentation, each mistake by row and column, and back without a loss."""
 
+import difflib
 import io
+import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from synvirt.errors import BadRequest
 from synvirt.fleet.model import Group, MemberRequest
 from synvirt.fleet.sheets import xlsx
-from synvirt.fleet.sheets.rows import KnownVm, SheetFacts, TakenIn, from_json, guarded, take_in, to_csv, to_json, unguarded
+from synvirt.fleet.sheets.rows import PROBLEMS_MAX, KnownVm, TakenIn, from_json, guarded, take_in, to_csv, to_json, unguarded
 from synvirt.model.checks import Check
 from synvirt.sizes import MIB
 from tests.fleet.made import member, plan, wave
@@ -57,7 +60,6 @@ def test_rvtools_of_the_documentation() -> None:
     assert vms(found) == ["vm-101", "vm-102", "vm-103"]
     assert [one.id for one in found.members] == ["shop-db-01", "shop-web-01", "wiki"]
     assert found.left_out == ("golden",)
-    assert found.facts["shop-db-01"] == SheetFacts("esx-1.example", 8, 32768 * MIB, 412300 * MIB)
 
 
 def test_csv_like_mgns_of_the_documentation() -> None:
@@ -72,7 +74,6 @@ def test_a_csv_as_others_save_it(encoding: str) -> None:
     found = take_in(text.encode(encoding), [vm("Büro", "vm-7")])
     assert vms(found) == ["vm-7"]
     assert found.members[0].id == "B-ro"
-    assert found.facts["B-ro"].used_bytes == 1024 * MIB
 
 
 def test_every_mistake_is_reported_by_row_and_column() -> None:
@@ -115,9 +116,54 @@ def test_ids_and_dependencies_are_checked_over_all_rows() -> None:
 def test_a_column_that_is_none_of_ours_is_a_mistake_and_of_rvtools_is_passed_over() -> None:
     [(row, column, _, hint)] = problems_of("id,vm,dependson\na,wiki,\n")
     assert (row, column, hint) == (1, "dependson", "did you mean depends_on?")
-    assert vms(take_in(b"VM,Powerstate,Annotation\nwiki,poweredOn,x\n", KNOWN)) == ["vm-103"]
+    assert vms(take_in(b"VM,Powerstate,Annotation,Memory\nwiki,poweredOn,x,n/a\n", KNOWN)) == ["vm-103"]
     assert problems_of("window\nw\n")[0][2] == "no column says which VM is meant"
     assert problems_of("vm,VM\nwiki,wiki\n")[0][2] == "the column occurs twice"
+
+
+def test_the_name_of_a_wave_is_checked_where_it_stands() -> None:
+    [(row, column, _, hint)] = problems_of(f"vm,wave\nwiki,spring\nshop-db-01,{'x' * 300}\n")
+    assert (row, column) == (3, "wave")
+    assert "255 characters" in str(hint)
+
+
+def test_a_sheet_of_another_site_is_given_up_with_the_last_problem_that_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest name of each unknown one is looked for: of ten thousand that takes minutes."""
+    looked_for: list[str] = []
+
+    def get_close_matches(text: str, _alike: list[str], n: int) -> list[str]:
+        looked_for.append(text)
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", get_close_matches)
+    assert len(problems_of("vm\n" + "".join(f"other-{number}\n" for number in range(5000)))) == PROBLEMS_MAX
+    assert len(looked_for) == PROBLEMS_MAX
+
+
+def test_blank_rows_are_no_vms() -> None:
+    assert vms(take_in(b"\n,\nvm,id\n" + b",\n" * 20_000 + b"wiki,a\n", KNOWN)) == ["vm-103"]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"vm\n" + b"\n" * 400_000, "more than 100000 rows"),
+        (b"vm\n" + (b"," * 999 + b"\n") * 500, "no VMs"),
+        (b"vm\n" + b"," * 3_000_000, "row 2 has more than 2097152 characters"),
+        (b"vm\n" + b'"\n",' * 600_000, "row 2 has more than 2097152 characters"),
+        (b"vm\n" + (b"x," * 999 + b"\n") * 60, "or 50000 cells"),
+    ],
+)
+def test_a_csv_that_is_small_as_a_file_is_small_in_memory(content: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xlsx, "CELLS_MAX", 50_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match=why):
+            take_in(content, KNOWN)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 64 * MIB
 
 
 @pytest.mark.parametrize(
@@ -189,6 +235,23 @@ def test_texts_that_cells_share_as_excel_writes_them() -> None:
 def test_what_the_caged_child_says_is_reported() -> None:
     with pytest.raises(BadRequest, match="the spreadsheet cannot be read: DTDForbidden"):
         take_in(repacked(sheet1=BOMB), KNOWN)
+
+
+def test_a_child_that_a_file_has_taken_over_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cage bounds what it writes; it is killed when its time is over."""
+    endless = tmp_path / "python"
+    lines = (
+        "from synvirt.fleet.sheets.xlsx import _CAGE, enter",
+        "import os",
+        "enter(_CAGE)",
+        "while True: os.write(1, bytes(1 << 20))",
+    )
+    endless.write_text(f"#!{sys.executable}\n" + "\n".join(lines))
+    endless.chmod(0o755)
+    monkeypatch.setattr(xlsx, "WITHIN_S", 15.0)
+    monkeypatch.setattr(sys, "executable", str(endless))
+    with pytest.raises(BadRequest, match="more memory or time than"):
+        xlsx.read(b"PK")
 
 
 def test_a_cell_is_no_formula_when_it_comes_out() -> None:

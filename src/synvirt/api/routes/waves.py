@@ -33,7 +33,7 @@ from synvirt.fleet.model import (
 from synvirt.fleet.querying import VmQuery
 from synvirt.fleet.records import member_json, member_of, wave_json, wave_of
 from synvirt.fleet.reporting import WaveReport, as_csv, as_html, report_of
-from synvirt.fleet.sheets.importing import Importer, WaveImport
+from synvirt.fleet.sheets.importing import Importer, WaveImport, refused
 from synvirt.fleet.sheets.rows import CSV_BYTES_MAX, to_csv, to_json
 from synvirt.fleet.waves import Waves
 from synvirt.fleet.webhooks.deliveries import Deliveries
@@ -177,7 +177,10 @@ def _importing(router: APIRouter, importer: Importer) -> None:
             shown = repr(kind[:100]) if kind else "missing"
             raise UnsupportedMediaType(f"the body's Content-Type is {shown}", hint=f"one of {', '.join(SHEET_TYPES)} is right")
         content = await bounded(request, CSV_BYTES_MAX)
-        return await importer.take(content, name=name, into=into, dry_run=dry_run)
+        found = await importer.take(content, name=name, into=into, dry_run=dry_run)
+        if found.problems and not dry_run:
+            raise refused(found.problems)
+        return found
 
     @router.post("/select", response_model=WaveImport, openapi_extra=documented(VmQuery), responses=SOURCE_DOCUMENTED)
     async def select_vms(

@@ -7,15 +7,18 @@ If a row is wrong, sources that did not answer are named: its VM may be one of t
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
+from pydantic import ValidationError
+
 from synvirt.errors import BadRequest, Conflict, InvalidPlan, SynvirtError
-from synvirt.fleet.model import MEMBERS_MAX, Group, MemberRequest, WaveRequest, WaveState
+from synvirt.fleet.model import Group, MemberRequest, WaveRequest, WaveState
 from synvirt.fleet.querying import VmQuery, wave_of_query
 from synvirt.fleet.sheets.rows import KnownVm, SheetProblem, TakenIn, from_json, take_in, to_json
 from synvirt.fleet.waves import Waves, check
 from synvirt.migrations.sources.registered import Inventory
+from synvirt.mistakes import place, worded
 from synvirt.model.kinds import Mode
 from synvirt.model.plan import LiveVmRef, MigrationPlan, PlanSource
 from synvirt.model.sources import Source
@@ -41,7 +44,7 @@ class ImportedWave(Model):
 
 
 class WaveImport(Model):
-    """`left_out`: templates. `problems`: all of them in a dry run; else there are none."""
+    """`left_out`: templates. `problems`: all that is wrong with the sheet; where there are any, no wave was made."""
 
     waves: tuple[ImportedWave, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -61,17 +64,15 @@ class Importer:
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def take(self, content: bytes, *, name: str | None, into: UUID | None, dry_run: bool) -> WaveImport:
-        """Imports a sheet. `name`: for rows that name no wave. `into`: a draft whose members are replaced; its windows, limits,
-        canary and webhooks stay. BadRequest, InvalidPlan, Conflict, NotFound; then nothing was changed."""
-        async with self._turn:
-            requests, left_out, problems = await self._read(content, name, into)
-            if not problems:
-                problems = await asyncio.to_thread(_checked, requests)
-            if problems and not dry_run:
-                raise _refused(problems)
-            made: list[UUID | None] = [None] * len(requests)
-            if not problems and not dry_run:
-                made = await asyncio.to_thread(self._kept, requests, into)
+        """Imports a sheet, or says what is wrong with it: then nothing was changed. `name`: for rows that name no wave. `into`:
+        a draft whose members are replaced; its windows, limits, canary and webhooks stay. BadRequest, if it cannot be read;
+        InvalidPlan, Conflict, NotFound."""
+        requests, left_out, problems = await self._read(content, name, into)
+        if not problems:
+            problems = await asyncio.to_thread(_checked, requests)
+        made: list[UUID | None] = [None] * len(requests)
+        if not problems and not dry_run:
+            made = await asyncio.to_thread(self._kept, requests, into)
         waves = [
             ImportedWave(id=wave_id, name=one.name, members=len(one.members))
             for wave_id, one in zip(made, requests, strict=True)
@@ -100,12 +101,15 @@ class Importer:
     ) -> tuple[list[WaveRequest], tuple[str, ...], Sequence[SheetProblem]]:
         draft = None if into is None else await asyncio.to_thread(self._draft, into)
         if content.lstrip()[:1] == b"{" and not content.startswith(b"{\\rtf"):
-            asked = await asyncio.to_thread(from_json, content)
+            async with self._turn:
+                asked = await asyncio.to_thread(from_json, content)
             if draft is not None:
                 raise BadRequest("into: JSON has a whole wave", hint="replace the draft by PUT /waves/{id}")
             return [asked if name is None else asked.model_copy(update={"name": name})], (), ()
         known, silent = await self._known()
-        found = await asyncio.to_thread(take_in, content, known)
+        # Not while the sources are asked: one that is silent would hold up all imports.
+        async with self._turn:
+            found = await asyncio.to_thread(take_in, content, known)
         if found.problems:
             return [], found.left_out, (*found.problems, *silent)
         return await asyncio.to_thread(_requests, found, name, draft), found.left_out, ()
@@ -167,13 +171,20 @@ def _requests(found: TakenIn, name: str | None, draft: WaveRequest | None) -> li
                 f"into: the sheet names {len(found.waves)} waves, and a draft is one",
                 hint="import it without into, or by parts",
             )
-        update = {"members": found.members, "groups": _groups(found.members, (*draft.groups, *found.groups))}
-        return [draft.model_copy(update=update)]
+        return [_request(dict(draft), found.members, (*draft.groups, *found.groups))]
     return [
-        WaveRequest(name=wave or name or UNNAMED, members=members, groups=_groups(members, found.groups))
+        _request({"name": wave or name or UNNAMED}, tuple(by_id[one] for one in ids), found.groups)
         for wave, ids in found.waves.items()
-        if (members := tuple(by_id[one] for one in ids)) and len(members) <= MEMBERS_MAX
     ]
+
+
+def _request(fields: dict[str, Any], members: tuple[MemberRequest, ...], groups: Iterable[Group]) -> WaveRequest:
+    """BadRequest, if a wave cannot be like that: with more groups than one has, for example."""
+    try:
+        return WaveRequest.model_validate(fields | {"members": members, "groups": _groups(members, groups)})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise BadRequest(f"wave {fields['name'][:100]}: {place(first['loc'])} {worded(first)}") from None
 
 
 def _groups(members: Iterable[MemberRequest], groups: Iterable[Group]) -> tuple[Group, ...]:
@@ -198,7 +209,8 @@ def _checked(requests: Iterable[WaveRequest]) -> list[SheetProblem]:
     return problems
 
 
-def _refused(problems: Sequence[SheetProblem]) -> BadRequest:
+def refused(problems: Sequence[SheetProblem]) -> BadRequest:
+    """The error of a sheet with these problems."""
     lines = [
         (f"row {one.row}, {one.column}: " if one.row else "") + one.detail + (f" ({one.hint})" if one.hint else "")
         for one in problems[:PROBLEMS_LISTED]

@@ -29,16 +29,19 @@ from synvirt.fleet.sheets import xlsx
 from synvirt.mistakes import place, worded
 from synvirt.model.checks import Check
 from synvirt.model.plan import MigrationPlan
-from synvirt.model.values import Model
+from synvirt.model.values import Model, Name
 from synvirt.sizes import MIB
 
 CSV_BYTES_MAX = 64 * MIB
+# Longer than fifteen of the longest cells that the csv module reads.
+ROW_CHARS_MAX = 2 * MIB
 PROBLEMS_MAX = 200
 # Programs that open a CSV run a cell with such a beginning as a formula (OWASP, «CSV injection»).
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
 _YES = frozenset({"true", "1", "yes"})
 
-# Our column ─▶ the names in other programs, in lower case. RVTools before 4.0 has MB and vCenter UUID.
+# Our column ─▶ the names in other programs, in lower case. RVTools before 4.0 has vCenter UUID.
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("id", "mgn:server:user-provided-id"),
     "vm": ("vm", "name", "vm name", "mgn:server:name"),
@@ -55,11 +58,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "approver": ("approver", "approvers"),
     "checks": ("checks",),
     "plan": ("plan",),
-    "host": ("host",),
     "template": ("template",),
-    "memory_mib": ("memory",),
-    "cpus": ("cpus",),
-    "used_mib": ("in use mib", "in use mb"),
 }
 _OURS = (
     *("id", "vm", "vcenter", "vm_id", "wave", "app", "rule", "depends_on", "window", "priority"),
@@ -92,22 +91,11 @@ class KnownVm:
 
 
 @dataclass(frozen=True, slots=True)
-class SheetFacts:
-    """What a sheet has about a VM apart from the plan; None: nothing."""
-
-    host: str | None = None
-    cpus: int | None = None
-    memory_bytes: int | None = None
-    used_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TakenIn:
     """Members, or problems, never both. `left_out`: templates."""
 
     members: tuple[MemberRequest, ...] = ()
     groups: tuple[Group, ...] = ()
-    facts: Mapping[str, SheetFacts] = field(default_factory=dict)
     waves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     problems: tuple[SheetProblem, ...] = ()
@@ -129,7 +117,6 @@ def take_in(content: bytes, known: Sequence[KnownVm]) -> TakenIn:
     return TakenIn(
         members=tuple(row.member for row in rows),
         groups=tuple(Group(name=name, rule=rule) for name, rule in reader.rules.items()),
-        facts={row.member.id: row.facts for row in rows},
         waves={name: tuple(ids) for name, ids in waves.items()},
         left_out=tuple(reader.left_out),
     )
@@ -224,14 +211,30 @@ def _of_csv(content: bytes) -> Iterator[tuple[int, dict[int, str]]]:
     text = _decoded(content)
     heading = text.partition("\n")[0]
     delimiter = max(",;\t", key=heading.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    number = 1
+    number, row_chars, cells_left = 1, 0, xlsx.CELLS_MAX
+
+    def lines() -> Iterator[str]:
+        nonlocal row_chars
+        for line in io.StringIO(text, newline=""):
+            row_chars += len(line)
+            if row_chars > ROW_CHARS_MAX:
+                raise BadRequest(
+                    f"row {number} has more than {ROW_CHARS_MAX} characters", hint="is a quotation mark not closed?"
+                )
+            yield line
+
+    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     try:
-        for cells in reader:
-            if len(cells) > xlsx.COLUMNS_MAX:
-                raise BadRequest(f"row {number} has {len(cells)} columns; {xlsx.COLUMNS_MAX} are the most")
-            yield number, {column: unguarded(cell) for column, cell in enumerate(cells)}
-            number = reader.line_num + 1
+        for count, row in enumerate(reader, 1):
+            if len(row) > xlsx.COLUMNS_MAX:
+                raise BadRequest(f"row {number} has {len(row)} columns; {xlsx.COLUMNS_MAX} are the most")
+            cells = {column: unguarded(cell) for column, cell in enumerate(row) if cell}
+            cells_left -= len(cells)
+            if cells_left < 0 or count > xlsx.ROWS_MAX:
+                raise BadRequest(f"the spreadsheet has more than {xlsx.ROWS_MAX} rows or {xlsx.CELLS_MAX} cells")
+            if cells:
+                yield number, cells
+            number, row_chars = reader.line_num + 1, 0
     except csv.Error as error:
         raise BadRequest(f"the CSV cannot be read in row {number}: {error}", hint="is a quotation mark not closed?") from None
 
@@ -258,7 +261,6 @@ class _Row:
     number: int
     member: MemberRequest
     wave: str
-    facts: SheetFacts
 
 
 class _Reader:
@@ -303,6 +305,8 @@ class _Reader:
             return
         member_ids = MemberIds()
         for number, cells in self._table.rows:
+            if len(self.problems) >= PROBLEMS_MAX:
+                return  # a sheet of another site: to look for the nearest name of each of its VMs takes minutes
             by_ours = {
                 ours: cells.get(heading, "") if ours == "vm" else cells.get(heading, "").strip()
                 for ours, heading in self._heading.items()
@@ -346,12 +350,7 @@ class _Reader:
             "approvers": read("approver", "names with semicolons between them", _approvers, ()),
             "checks": checks,
         }
-        facts = SheetFacts(
-            cells.get("host") or None,
-            read("cpus", "a number", _whole),
-            read("memory_mib", "a number of MiB", _mib),
-            read("used_mib", "a number of MiB", _mib),
-        )
+        wave = read("wave", "a name of at most 255 characters, without control characters", _NAME.validate_python, "")
         group = fields["group"]
         if group is not None:
             self._rule(number, group, cells.get("rule", ""))
@@ -364,7 +363,7 @@ class _Reader:
                 self._wrong(number, self._heading.get(_OF_FIELD.get(str(one["loc"][0]), ""), str(one["loc"][0])), worded(one))
             return None
         member_ids.take(member.id)
-        return _Row(number, member, cells.get("wave", ""), facts)
+        return _Row(number, member, wave)
 
     def _vm(self, number: int, cells: Mapping[str, str]) -> KnownVm | None:
         name, vm_id, vcenter = cells.get("vm", ""), cells.get("vm_id", ""), cells.get("vcenter", "").lower()
@@ -461,16 +460,3 @@ def _approvers(text: str) -> tuple[str, ...]:
     if text.startswith("["):
         return TypeAdapter(tuple[str, ...]).validate_json(text)
     return tuple(name for part in text.split(";") if (name := part.strip()))
-
-
-def _whole(text: str) -> int:
-    """1024, and 1,024 and 1.024 as Excel shows it to people."""
-    plain = re.sub(r"[,.\s'](?=\d{3}(\D|$))", "", text)
-    number = float(plain)
-    if not 0 <= number < 1e15:
-        raise ValueError
-    return int(number)
-
-
-def _mib(text: str) -> int:
-    return _whole(text) * MIB

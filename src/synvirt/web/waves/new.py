@@ -19,6 +19,7 @@ from synvirt.fleet.querying import VmQuery
 from synvirt.fleet.sheets.importing import Importer, WaveImport
 from synvirt.fleet.sheets.rows import CSV_BYTES_MAX, SheetProblem
 from synvirt.fleet.waves import Waves
+from synvirt.machines.texts import clean
 from synvirt.mistakes import place, worded
 from synvirt.model.plan import MigrationPlan
 from synvirt.web.forms import Form, Sent
@@ -74,12 +75,10 @@ class NewWavePages:
         """Lists all that is wrong with the rows, or makes a draft of each wave in the file."""
         body = await bounded(request, CSV_BYTES_MAX + FRAMING_BYTES)
         filename, content = await run_in_threadpool(_file, request.headers.get("content-type", ""), body)
-        name = PurePath(filename).stem[:255] or None
         is_json = content.lstrip()[:1] == b"{"
+        name = None if is_json else clean(PurePath(filename).stem) or None
         try:
-            looked = await self._importer.take(content, name=None if is_json else name, into=None, dry_run=True)
-            if not looked.problems:
-                looked = await self._importer.take(content, name=None if is_json else name, into=None, dry_run=False)
+            looked = await self._importer.take(content, name=name, into=None, dry_run=False)
         except SynvirtError as error:
             problem = SheetProblem(row=0, column="", detail=error.detail[:500], hint=error.hint)
             looked = WaveImport(problems=(problem,))
