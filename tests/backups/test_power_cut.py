@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from synvirt.backups.restores import in_place
 from synvirt.backups.restores.new_domain import put_tpm
 from synvirt.hypervisor import libvirt_host
 from synvirt.hypervisor.domain_xml import Firmware
@@ -71,3 +72,20 @@ def test_the_state_of_a_restored_tpm_survives(
     file = tmp_path / f"tpm/{RUN}/tpm2/tpm2-00.permall"
     assert file.read_bytes() == b"state"
     assert [survives(one) for one in (file, *list(file.parents)[:3])] == [True] * 4
+
+
+def test_what_a_restore_puts_in_place_survives_before_it_is_said_to_be_there(
+    tmp_path: Path, survives: Callable[[Path], bool]
+) -> None:
+    """A file beside it that a power cut took would be taken for one that has its place already."""
+    disk, copying = tmp_path / "disk.raw", cast("Any", SimpleNamespace(under_way=SimpleNamespace(run=SimpleNamespace(id=RUN))))
+    disk.write_bytes(b"now")
+    ledger, host = cast("Any", SimpleNamespace(record=lambda *_: None)), restore_host_of(tmp_path, FakeHypervisor())
+    restored = in_place._Restored(host, ledger, copying, None, resumed=False)
+    with restored._staged(disk) as staged:
+        staged.write_bytes(b"then")
+    assert (survives(staged), survives(tmp_path)) == (True, True)
+    (swap,) = restored._swaps
+    in_place._swap(swap)
+    assert disk.read_bytes() == b"then"
+    assert (survives(disk), survives(tmp_path)) == (True, True)

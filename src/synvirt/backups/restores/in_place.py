@@ -239,6 +239,7 @@ class _Restored:
                 Path(swap.staged).chmod(stat.S_IMODE(status.st_mode))
             with Path(swap.staged).open("rb") as file:
                 os.fsync(file.fileno())
+            sync_folder(path.parent)  # `_swap` takes a file that is not there for one that has its place
         except OSError as error:
             raise DiskWriteFailed(f"{path.name} cannot be restored: {error.strerror}") from error
         self._swaps.append(swap)
