@@ -1,6 +1,6 @@
 """A host that was fenced writes no more, and one that cannot renew its lease ends its jobs: on SQLite and on PostgreSQL."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -35,7 +35,8 @@ def other(database_url: str, store: Store) -> Iterator[Store]:
 class Kept:
     """A lease, and what it did to the jobs."""
 
-    def __init__(self, store: Store, host: str = "a") -> None:
+    def __init__(self, store: Store, host: str = "a", *, after_another: bool = False) -> None:
+        """`after_another`: a process had the host's id until now, and the database may not have noticed yet that it is gone."""
         self.clock = Clock()
         self.did: list[str] = []
         self.lease = HostLease(
@@ -45,7 +46,7 @@ class Kept:
             on_held=lambda: self.did.append("begun"),
             clock=self.clock,
             lease_s=UNHURRIED_S,
-            claim_within_s=0,
+            claim_within_s=1 if after_another else 0,  # by a clock that stands still
         )
         self.lease.begin()
 
@@ -89,17 +90,21 @@ def test_a_fenced_host_that_is_alive_ends_its_jobs_and_starts_over(store: Store,
 
 def test_a_job_is_written_by_its_own_host_alone_and_asked_by_all(store: Store, other: Store, kept: Kept) -> None:
     other.add(theirs := migration(), host="b")
+    other.record(theirs.id, "volume", "theirs")
     mark = Watermark("disk-0", 1, 7, 9, 7, 0, finished=False)
     for write in (
         lambda: store.put_watermark(theirs.id, mark),
         lambda: store.record(theirs.id, "volume", "v"),
+        lambda: store.strike(theirs.id, "volume", "theirs"),
+        lambda: store.claim(theirs.id, ["name web"], hint=""),
+        lambda: store.fold_passes(theirs.id, 3),
         lambda: store.memory.change(theirs.id, JobMemory, lambda before: before),
         lambda: store.change(theirs.id, theirs.state, lambda job: job),
     ):
         with pytest.raises(LeaseLost, match="host b's, not a's"):
             write()
     assert store.watermarks(theirs.id, 1) == {}
-    assert store.ledger(theirs.id) == []
+    assert [entry.name for entry in store.ledger(theirs.id)] == ["theirs"]
     store.request_cancel(theirs.id)
     assert other.cancel_requested(theirs.id)
 
@@ -123,6 +128,33 @@ def test_a_host_that_stood_still_ends_what_ran_meanwhile_though_nobody_fenced_it
     assert kept.did == ["ended", "begun"]
 
 
+def test_a_lease_counts_from_before_it_was_asked_for(store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes late says nothing about the time since: another host counts from when the database wrote it."""
+
+    def late(call: Callable[..., object]) -> Callable[..., object]:
+        def called(*args: object, **options: object) -> object:
+            found = call(*args, **options)
+            kept.pass_(0.6)
+            return found
+
+        return called
+
+    monkeypatch.setattr(store.hosts, "renew", late(store.hosts.renew))
+    monkeypatch.setattr(store.hosts, "begin", late(store.hosts.begin))
+    kept.lease.renew()
+    kept.lease.look()
+    assert kept.did == []
+    kept.pass_(0.5)
+    kept.lease.look()
+    assert kept.did == ["ended"]
+    store.hosts.fence("a")
+    kept.lease.renew()
+    assert kept.did == ["ended", "begun"]
+    kept.pass_(0.5)
+    kept.lease.look()
+    assert kept.did == ["ended", "begun", "ended"]
+
+
 def test_a_database_that_is_away_for_a_while_costs_nothing(store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object, **__: object) -> bool:
         raise PersistFailed("the store failed")
@@ -142,7 +174,7 @@ def test_one_process_has_a_host_id(other: Store, kept: Kept) -> None:
     with pytest.raises(Conflict, match="another service runs as host a"):
         Kept(other)
     kept.lease.close()
-    Kept(other).lease.close()
+    Kept(other, after_another=True).lease.close()
 
 
 def test_another_host_has_a_lease_of_its_own(database_url: str, other: Store, kept: Kept) -> None:
@@ -157,7 +189,7 @@ def test_another_host_has_a_lease_of_its_own(database_url: str, other: Store, ke
 
 def test_a_new_process_of_a_host_shuts_the_one_before_out(store: Store, other: Store, kept: Kept) -> None:
     kept.lease.close()
-    after = Kept(other)
+    after = Kept(other, after_another=True)
     with pytest.raises(LeaseLost):
         store.add(migration(), host="a")
     other.add(migration(), host="a")

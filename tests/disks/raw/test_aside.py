@@ -184,19 +184,25 @@ def test_what_only_a_crash_has_left_in_the_side_file_is_nothing(tmp_path: Path) 
 
 
 def test_marks_come_after_what_they_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At any crash each mark on the disk is of a block that is in the side file."""
+    """At any crash each mark on the disk is of a block that is in the side file: also where others write during the flush."""
     one, synced = spec(tmp_path), []
     real = os.fdatasync
 
     def noted(descriptor: int) -> None:
         real(descriptor)
         synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        if len(synced) == 1:
+            writer.write(2 * MIB, memoryview(b"y" * MIB))
 
     monkeypatch.setattr(os, "fdatasync", noted)
     with contextlib.closing(open_writer(one)) as writer:
         writer.write(0, memoryview(b"x" * MIB))
         writer.flush()
-    assert synced == ["side", "marks"]
+        assert synced == ["side", "marks"]
+        assert list(Marks(one.marks, SIZE).runs(0, SIZE)) == [(0, MIB, True), (MIB, SIZE, False)]
+        writer.flush()
+    assert synced == ["side", "marks"] * 2
+    assert (0 in (marks := Marks(one.marks, SIZE)), 16 in marks, 32 in marks) == (True, False, True)
 
 
 @pytest.mark.parametrize("size", [1, MIB, GIB, TIB, TIB + 1, 64 * TIB])
