@@ -330,7 +330,7 @@ def test_no_more_calls_at_once_than_a_side_allows(side: str, allowed: int) -> No
     """The fakes fail the call that is one too many; each call dawdles, so that all threads are in one."""
     reader = MemoryReader("AB" * 40, max_readers=allowed if side == "reader" else 8, seconds=0.003)
     writer = MemoryWriter(reader.size, max_writers=allowed if side == "writer" else 8, seconds=0.003)
-    copy(reader, writer, threads=6)
+    copy(reader, writer, threads=6, flush_every_s=0)
     assert writer.durable == reader.content
 
 
@@ -415,8 +415,8 @@ def test_64_tib_of_nothing_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_volume_that_is_too_small_is_refused_before_the_first_byte() -> None:
-    writer = MemoryWriter(BLOCK_BYTES)
-    with pytest.raises(DiskWriteFailed, match=f"has {BLOCK_BYTES} bytes, the disk {2 * BLOCK_BYTES}"):
+    writer = MemoryWriter(2 * BLOCK_BYTES - 1)
+    with pytest.raises(DiskWriteFailed, match=f"has {writer.size} bytes, the disk {2 * BLOCK_BYTES}"):
         copy(MemoryReader("AB"), writer)
     assert writer.written == []
 

@@ -8,7 +8,7 @@ suites, and check on their own that callers keep to `max_readers` and `max_write
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
 
 from synvirt.blocks import DiskReader, DiskWriter, Extent
@@ -123,8 +123,10 @@ class MemoryWriter:
             raise DiskWriteFailed(f"{length} bytes at offset {offset} are outside {self.size}")
 
     def flush(self) -> None:
-        self.durable = bytes(self.content)
-        self.flushes += 1
+        # Beside writes only where more than one call at once is allowed.
+        with self._turnstile.passing() if self.max_writers == 1 else nullcontext():
+            self.durable = bytes(self.content)
+            self.flushes += 1
 
     def close(self) -> None:
         self.closed = True
