@@ -5,7 +5,8 @@ from typing import get_args
 
 import pytest
 
-from synvirt.disks import IMAGES, MAGICS, detect, open_reader
+from synvirt.disks import IMAGES, detect, open_reader
+from synvirt.disks.formats import MAGICS
 from synvirt.disks.specs import NESTING_MAX, ImageFormat, ImageSpec, RawSpec, ReaderSpec
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 from tests.running.processes import open_files

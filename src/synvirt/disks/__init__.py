@@ -1,14 +1,15 @@
-"""Disks, one file per format. `open_reader` and `open_writer` open what a spec describes; `detect` finds the format of a file.
+"""Disks: a file or a package per format. `open_reader` and `open_writer` open what a spec describes; `detect` finds a format.
 
-The tables are written out: a format is a line here and a file beside it. Its module is imported when an image of it is opened,
-so that listing jobs and copying raw disks load none.
+The tables are written out: a format is a line here, and one in `formats.py` where it has a magic. Its module is imported when
+an image of it is opened, so that listing jobs and copying raw disks load none.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from synvirt.blocks import DiskReader, DiskWriter, bytes_of
+from synvirt.blocks import DiskReader, DiskWriter
+from synvirt.disks.formats import ImageOpeners, image_format
 from synvirt.disks.nbd.fallback import driver_of, passphrase, qemu_spec
 from synvirt.disks.raw.files import RawReader, open_file_writer
 from synvirt.disks.specs import (
@@ -24,7 +25,6 @@ from synvirt.disks.specs import (
     DownloadSpec,
     FileWriterSpec,
     GzipSpec,
-    ImageFormat,
     ImageSpec,
     IscsiSpec,
     JoinedSpec,
@@ -44,14 +44,11 @@ from synvirt.disks.specs import (
 )
 from synvirt.errors import MalformedArchive, UnsupportedFormat
 
-# Takes a reader of the image's file, which the new reader then owns and closes.
-ImageOpener = Callable[[DiskReader, ImageSpec], DiskReader]
-
 
 def _qcow2(over: DiskReader, spec: ImageSpec) -> DiskReader:
     from synvirt.disks.qcow2.reader import Qcow2Reader
 
-    return Qcow2Reader(over, root=spec.root, name=spec.name)
+    return Qcow2Reader(over, root=spec.root, name=spec.name, images=IMAGES)
 
 
 def _vhdx(over: DiskReader, spec: ImageSpec) -> DiskReader:
@@ -212,28 +209,13 @@ def _qemu(spec: QemuSpec) -> DiskReader:
     )
 
 
-IMAGES: dict[str, ImageOpener] = {
+IMAGES: ImageOpeners = {
     "vmdk": _vmdk,
     "qcow2": _qcow2,
     "vhdx": _vhdx,
     "vdi": _vdi,
     "vhd": _vhd,
 }
-
-# First match wins: (format, the magic's place, the magic). VHD's is in the last 512 bytes (`-512`); dynamic ones have a copy at
-# the front.
-MAGICS: tuple[tuple[ImageFormat, int, bytes], ...] = (
-    ("qcow2", 0, b"QFI\xfb"),
-    ("vmdk", 0, b"KDMV"),
-    ("vmdk", 0, b"COWD"),
-    # seSparse: one extent; its reader refuses it as a disk. The number 0xCAFEBABE in 8 bytes, little-endian.
-    ("vmdk", 0, b"\xbe\xba\xfe\xca\0\0\0\0"),
-    ("vmdk", 0, b"# Disk DescriptorFile"),
-    ("vhdx", 0, b"vhdxfile"),
-    ("vdi", 0x40, b"\x7f\x10\xda\xbe"),
-    ("vhd", 0, b"conectix"),
-    ("vhd", -512, b"conectix"),
-)
 
 
 def open_reader(spec: ReaderSpec) -> DiskReader:
@@ -324,12 +306,3 @@ def detect(path: Path, *, offset: int = 0, length: int | None = None, name: str 
     if driver is not None:
         return qemu_spec(raw, driver, name or path.name)
     return raw if found is None else ImageSpec(format=found, over=raw, root=str(path.parent), name=name or path.name)
-
-
-def image_format(reader: DiskReader) -> ImageFormat | None:
-    """The format by the magic of the bytes; None: no known one. See `detect` for when it can be trusted."""
-    for name, at, magic in MAGICS:
-        start = at if at >= 0 else reader.size + at
-        if 0 <= start <= reader.size - len(magic) and bytes_of(reader, start, len(magic)) == magic:
-            return name
-    return None

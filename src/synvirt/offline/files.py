@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from synvirt.blocks import DiskReader, Placed, bytes_of
-from synvirt.disks import MAGICS, image_format, open_reader
+from synvirt.disks import open_reader
+from synvirt.disks.formats import MAGICS, image_format
 from synvirt.disks.nbd.fallback import readable
 from synvirt.disks.roots import HOST, Root, is_folder, listed, open_file, raw_spec, resolve, size_of
 from synvirt.disks.specs import ImageFormat, ImageSpec, ReaderSpec, format_name, versions

@@ -8,10 +8,11 @@ further file, and anything else is refused (as in libvirt).
 
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from synvirt.blocks import DiskReader
-from synvirt.disks import IMAGES, image_format
+from synvirt.disks.formats import ImageOpeners, image_format
 from synvirt.disks.qcow2.header import L1_BYTES_MAX, Header, read_header
 from synvirt.disks.qcow2.mapping import WindowCache
 from synvirt.disks.roots import Root, open_reference
@@ -29,7 +30,8 @@ _IMAGE_FORMATS: dict[str, ImageFormat] = {"qcow2": "qcow2", "vmdk": "vmdk", "vhd
 
 
 class Chain(NamedTuple):
-    """An image's place in a backing chain: its path under `root` (no root: it may name no file), and the images above it."""
+    """An image's place in a backing chain: its path under `root` (no root: it may name no file), and the images above it.
+    `images`: what opens a backing file of another format."""
 
     cache: WindowCache
     root: Root | str | None = None
@@ -37,6 +39,7 @@ class Chain(NamedTuple):
     files: frozenset[Hashable] = frozenset()
     depth: int = 0
     l1_bytes: int = 0
+    images: ImageOpeners = MappingProxyType({})
 
     def within(self, header: Header) -> "Chain":
         """This chain, with the image's own tables counted. MalformedArchive, when the chain's are too many."""
@@ -86,10 +89,11 @@ def _opened(
     if named == "qcow2":
         return open_qcow2(file, chain)
     known = _IMAGE_FORMATS.get(named)
-    if known is None:
+    opener = chain.images.get(known) if known is not None else None
+    if known is None or opener is None:
         raise UnsupportedFormat(f"the backing file {chain.name!r} is a {named!r} image, which is not read")
     root = str(chain.root) if isinstance(chain.root, Path) else chain.root
-    return IMAGES[known](file, ImageSpec(format=known, over=RawSpec(path=chain.name), root=root, name=chain.name))
+    return opener(file, ImageSpec(format=known, over=RawSpec(path=chain.name), root=root, name=chain.name))
 
 
 def _unambiguous_format(file: DiskReader, name: str) -> str:

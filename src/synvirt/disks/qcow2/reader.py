@@ -13,9 +13,11 @@ image with internal snapshots. It never writes or repairs. It ignores refcounts,
 import contextlib
 from collections.abc import Iterator
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from synvirt.blocks import DiskReader, Extent, ExtentCursor, Place, coalesced, fill_zeros
+from synvirt.disks.formats import ImageOpeners
 from synvirt.disks.layers import Layer, check_whole, layer_of
 from synvirt.disks.places import FilePlaces
 from synvirt.disks.qcow2.bitmaps import Bitmap, bitmaps, dirty_extents, named
@@ -35,9 +37,18 @@ if TYPE_CHECKING:  # loaded for images that need it
 class Qcow2Reader:
     """The guest's disk in the qcow2 image whose bytes are `over`, which it owns: close() closes it."""
 
-    def __init__(self, over: DiskReader, *, root: Root | str | None = None, name: str = "", chain: Chain | None = None) -> None:
-        """`root` and `name` are ImageSpec's: the image's path under the import root. `chain` is for images in a chain."""
-        chain = chain or Chain(WindowCache(), root, name)
+    def __init__(
+        self,
+        over: DiskReader,
+        *,
+        root: Root | str | None = None,
+        name: str = "",
+        images: ImageOpeners = MappingProxyType({}),
+        chain: Chain | None = None,
+    ) -> None:
+        """`root` and `name` are ImageSpec's: the image's path under the import root. `images` opens a backing file of another
+        format. `chain` is for images in a chain."""
+        chain = chain or Chain(WindowCache(), root, name, images=images)
         self._name = chain.name or "the qcow2 image"
         _refuse_streams(over, self._name)
         self.header: Header = read_header(over, self._name)
