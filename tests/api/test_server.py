@@ -368,6 +368,15 @@ def test_who_says_nothing_more_is_let_go(quick_to_let_go: tuple[str, int], sent:
     assert received.startswith(b"HTTP/1.1 200") is (b"\r\n\r\n" in sent)
 
 
+def test_who_sends_its_head_byte_by_byte_is_let_go(quick_to_let_go: tuple[str, int]) -> None:
+    with socket.create_connection(quick_to_let_go, timeout=60) as connection:
+        connection.sendall(HEAD + b"X-Slow: ")
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while True:
+                connection.sendall(b"x")
+                time.sleep(0.01)
+
+
 def test_who_does_not_read_its_answer_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The document needs no credentials, and is long: it must not stay in memory for whoever asks. Small buffers of the kernel
     are those of a line that is not this host's own."""

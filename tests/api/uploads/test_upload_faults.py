@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import text
 from starlette.requests import Request
 
+from synvirt.api.body import LEAST_BYTES, PIECE_BYTES, pieces
 from synvirt.api.routes.uploads import received
 from synvirt.migrations.uploads import Incoming, Uploads
 from tests.api.test_problems import assert_problem
@@ -38,6 +39,7 @@ from tests.api.uploads.sending import (
     sha256,
 )
 from tests.counted import bytes_read
+from tests.drawn import drawn
 from tests.fakes.service import Service
 from tests.needs import need_root
 
@@ -73,9 +75,40 @@ def test_a_caller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
         sock.sendall(part(FILE, b"x" * 1000)[:-2])
         answer = answered(sock)
         assert answer.startswith(b"HTTP/1.1 400 ")
-        assert b"nothing came for 1 s" in answer
+        assert b"less than 16.0 KiB came in 1 s" in answer
         assert_nothing(service)
     service.close()
+
+
+def test_a_caller_that_sends_byte_by_byte_is_given_up() -> None:
+    async def dripping() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+            await asyncio.sleep(0.001)
+
+    async def take() -> None:
+        async for _ in pieces(dripping(), 0.1):
+            pass
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(take())
+
+
+@pytest.mark.parametrize("chunk", [1, 7000, LEAST_BYTES, PIECE_BYTES - 1, 3 * PIECE_BYTES])
+def test_a_body_comes_whole_in_whatever_chunks(chunk: int) -> None:
+    content = drawn(2 * PIECE_BYTES + 5) if chunk > 1 else drawn(1000)
+
+    async def stream() -> AsyncIterator[bytes]:
+        for start in range(0, len(content), chunk):
+            yield content[start : start + chunk]
+        yield b""
+
+    async def taken() -> list[bytes]:
+        return [piece async for piece in pieces(stream(), 60.0)]
+
+    found = asyncio.run(taken())
+    assert b"".join(found) == content
+    assert all(len(piece) >= PIECE_BYTES for piece in found[:-1])
 
 
 def test_a_service_that_ends_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

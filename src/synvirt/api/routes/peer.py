@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from synvirt.api.body import pieces
+from synvirt.api.body import TOO_LITTLE, pieces
 from synvirt.api.document import problem_described
 from synvirt.api.problems import problem
 from synvirt.api.routes.uploads import IDLE_S, Parting
@@ -155,7 +155,7 @@ async def _received(offer: Offer, name: str, request: Request, idle_s: float) ->
     except ClientDisconnect as error:
         raise BackupBadRequest(f"the caller disconnected before {name} was complete") from error
     except TimeoutError as error:
-        raise BackupBadRequest(f"nothing came for {idle_s:.0f} s: {name} was aborted") from error
+        raise BackupBadRequest(f"{TOO_LITTLE} in {idle_s:.0f} s: {name} was aborted") from error
     finally:
         # In the event loop's own threads: at its end, which also cancels this, it waits for them.
         await asyncio.to_thread(receiving.discard)

@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from synvirt.api.body import pieces
+from synvirt.api.body import TOO_LITTLE, pieces
 from synvirt.api.document import problem_described
 from synvirt.api.multipart import UploadForm, refuse_length
 from synvirt.api.paging import PAGE_LIMIT, Cursor, Limit, cursor_of, number_of
@@ -159,7 +159,7 @@ async def received(request: Request, uploads: Uploads, idle_s: float, *, blank_s
     except ClientDisconnect as error:
         raise BadRequest("the caller disconnected before the upload was complete") from error
     except TimeoutError as error:
-        raise BadRequest(f"nothing came for {idle_s:.0f} s: the upload was aborted", hint="send the file again") from error
+        raise BadRequest(f"{TOO_LITTLE} in {idle_s:.0f} s: the upload was aborted", hint="send the file again") from error
     finally:
         # In the event loop's own threads: at its end it waits for them. It also cancels this, maybe twice, and a thread's work
         # that has not begun would be cancelled with it.
