@@ -1,7 +1,7 @@
 """Jobs, runs and restore points as data: what is completed can be restored, what is not leaves nothing behind."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,9 +20,11 @@ from synvirt.backups.model import (
     RestoreRequest,
     Status,
 )
+from synvirt.backups.repositories import Repositories
 from synvirt.backups.retention import Retention
+from synvirt.backups.retiring import Retiring
 from synvirt.errors import BackupBadRequest, BackupConflict, BackupNotFound, RepositoryUnreachable, SynvirtError
-from synvirt.jobs import process
+from synvirt.jobs import process, runner
 from synvirt.model.values import now
 from synvirt.repository import garbage, packs, verify
 from synvirt.repository.keys import CHUNK_BYTES
@@ -30,6 +32,7 @@ from synvirt.repository.repository import Repository, condemned_packs
 from synvirt.store import Store
 from tests.drawn import drawn
 from tests.fakes.backups import FakeGuests, backups_of, ended
+from tests.running.processes import until
 
 
 class House:
@@ -194,6 +197,101 @@ def test_a_job_runs_once_at_a_time_and_can_be_cancelled(house: House) -> None:
         house.backups.runs.cancel(run.id)
     house.guests.gate = lambda: None
     assert house.run(job).status == "completed"
+
+
+class Hanging:
+    """A server that hangs for one caller: `call`, in a thread of its own, waits in that method until the end of the block.
+    Other threads go through it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: Callable[[], object]) -> None:
+        self._reached, self._go_on = threading.Event(), threading.Event()
+        self._thread, real = threading.Thread(target=call), getattr(owner, name)
+
+        def called(*given: object, **named: object) -> object:
+            if threading.current_thread() is self._thread:
+                self._reached.set()
+                assert self._go_on.wait(30)
+            return real(*given, **named)
+
+        monkeypatch.setattr(owner, name, called)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        assert self._reached.wait(30)
+
+    def __exit__(self, *_: object) -> None:
+        self._go_on.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("asked", ["change_key", "retire"])
+def test_a_server_that_hangs_keeps_no_run_of_another_repository_from_beginning(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    house.image("web", disk_content())
+    here = house.repository()
+    (tmp_path / "there").mkdir()
+    there = house.backups.add_repository(BackupRepositoryRequest(name="there", kind="local", path=str(tmp_path / "there"))).id
+    job, other = house.job("web", repository=here), house.job("web", repository=there)
+    calls: dict[str, tuple[type, str, Callable[[], object]]] = {
+        "change_key": (Repositories, "change_key", lambda: house.backups.change_key(here)),
+        "retire": (Retiring, "planned", lambda: house.backups.retire(job.id)),
+    }
+    with Hanging(monkeypatch, *calls[asked]):
+        assert house.run(other).status == "completed"
+        with pytest.raises(BackupConflict, match="is being changed, or points of the job are being removed"):
+            house.backups.run_job(job.id)
+        with pytest.raises(BackupConflict):
+            calls[asked][2]()
+        with pytest.raises(BackupConflict):
+            house.backups.remove_job(job.id) if asked == "retire" else house.backups.verify_repository(here)
+    assert house.run(job).status == "completed"
+
+
+def test_a_key_that_changes_slowly_lets_other_repositories_be_opened(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, known = house.repository(), house.backups.repositories
+    (tmp_path / "there").mkdir()
+    there = house.backups.add_repository(BackupRepositoryRequest(name="there", kind="local", path=str(tmp_path / "there"))).id
+    opened = list[Repository]()
+    opening = threading.Thread(target=lambda: opened.append(known.opened(there)))
+    with Hanging(monkeypatch, Repositories, "_end_change", lambda: known.change_key(here)):
+        opening.start()
+        opening.join(10)
+        assert len(opened) == 1
+
+
+def test_of_two_that_add_a_repository_of_one_name_at_once_one_is_refused(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    with Hanging(monkeypatch, Repositories, "_write_key", house.repository):
+        for name, folder in (("here", "there"), ("there", "repository")):
+            request = BackupRepositoryRequest(name=name, kind="local", path=str(tmp_path / folder))
+            with pytest.raises(BackupConflict, match="already"):
+                house.backups.add_repository(request)
+    assert [one.name for one in house.backups.repositories.known()] == ["here"]
+    request = BackupRepositoryRequest(name="there", kind="local", path=str(tmp_path / "there"))
+    assert house.backups.add_repository(request).name == "there"
+
+
+def test_a_run_that_hangs_does_not_hold_up_the_end_of_the_service(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "END_TIMEOUT_S", 0.1)
+    house.image("web", disk_content())
+    job, reached, go_on = house.job("web"), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        reached.set()
+        assert go_on.wait(60)
+
+    house.guests.gate = hang
+    run = house.backups.run_job(job.id)
+    assert reached.wait(30)
+    house.backups.close()
+    assert house.backups.runs.get(run.id).status not in ENDS
+    go_on.set()
+    until(lambda: not house.backups.runs._at_work)
 
 
 def test_retention_removes_old_points_and_keeps_the_newest(house: House) -> None:

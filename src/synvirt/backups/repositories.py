@@ -5,6 +5,7 @@ import contextlib
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -57,7 +58,10 @@ class Repositories:
         self._open: dict[UUID, Repository] = {}
         # A repository whose server hangs must not keep others from being opened: so each has its own.
         self._locks = defaultdict[UUID, threading.Lock](threading.Lock)
-        self._changing = threading.RLock()
+        self._changing = defaultdict[UUID, threading.RLock](threading.RLock)
+        # The names and places of those that are being added: to make one may take as long as its server does.
+        self._adding: set[str] = set()
+        self._claiming = threading.Lock()
 
     def add(self, asked: BackupRepositoryRequest) -> BackupRepository:
         """Adds a new one in an empty folder, or an existing one by its recovery key. BackupConflict, RepositoryUnreachable,
@@ -66,21 +70,34 @@ class Repositories:
         made = _made(asked, master)
         password = "" if asked.peer is None else _credentials(asked.peer)[1]
         folder = _folder(made, password, self._allowed_hosts)
-        known = readable(_Known, self._rows.all("repository", host=self._host))
-        if any(one.name == made.name or one.place == made.place for one in known):
-            raise BackupConflict(f"a repository is named {made.name!r} or lies at {made.place} already")
-        if asked.recovery_key is not None:
-            Repository(folder, master).close()
-        self._write_key(self._key_path(made.id), master)  # before anything is sealed with it
-        try:
-            with contextlib.closing(folder):
-                if asked.recovery_key is None:
-                    stored.create(folder, master)
-            self._rows.put("repository", made.id, made, host=self._host)
-        except SynvirtError:
-            self._key_path(made.id).unlink(missing_ok=True)
-            raise
+        with self._claimed(made):
+            if asked.recovery_key is not None:
+                Repository(folder, master).close()
+            self._write_key(self._key_path(made.id), master)  # before anything is sealed with it
+            try:
+                with contextlib.closing(folder):
+                    if asked.recovery_key is None:
+                        stored.create(folder, master)
+                self._rows.put("repository", made.id, made, host=self._host)
+            except SynvirtError:
+                self._key_path(made.id).unlink(missing_ok=True)
+                raise
         return self.shown(made)
+
+    @contextlib.contextmanager
+    def _claimed(self, made: _Known) -> Iterator[None]:
+        """Within the block nobody else adds one of this name or place. BackupConflict, where there is one already."""
+        claims = {f"name {made.name}", f"place {made.place}"}
+        with self._claiming:
+            known = readable(_Known, self._rows.all("repository", host=self._host))
+            if any(one.name == made.name or one.place == made.place for one in known) or claims & self._adding:
+                raise BackupConflict(f"a repository is named {made.name!r} or lies at {made.place} already")
+            self._adding |= claims
+        try:
+            yield
+        finally:
+            with self._claiming:
+                self._adding -= claims
 
     def get(self, repository_id: UUID) -> BackupRepository:
         return _shown(self._known(repository_id))
@@ -153,7 +170,7 @@ class Repositories:
         next call, or the next opening, finishes the change. RepositoryUnreachable, RepositoryKeyWrong."""
         self.get(repository_id)
         following = self._next_path(repository_id)
-        with self._changing:
+        with self._changing[repository_id]:
             if not self._has_next(repository_id):
                 self._write_key(following, new_key())
             self._end_change(repository_id)
@@ -181,7 +198,7 @@ class Repositories:
 
     def _settled(self, repository_id: UUID) -> None:
         """Finishes a change of the key that a crash interrupted."""
-        with self._changing:
+        with self._changing[repository_id]:
             if self._has_next(repository_id):
                 self._end_change(repository_id)
 

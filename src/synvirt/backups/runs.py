@@ -142,13 +142,12 @@ class Runs:
         return False
 
     def close(self) -> None:
-        """Stops the runs; the next start notes that they were interrupted."""
+        """Stops the runs, and waits for their threads as long as the runner does, as one may hang at a server. The next start
+        notes that they were interrupted."""
         with self.lock:
             self._closing = True
             for stop in self._stops.values():
                 stop.set()
-        while self._at_work:
-            time.sleep(LOOK_EVERY_S)
         self._runner.close()
 
     def pause(self) -> None:

@@ -11,7 +11,7 @@ A point is registered after its manifest exists; points of an existing repositor
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -137,6 +137,8 @@ class Backups:
         self._pauses = 0
         # The points that are being removed from their repositories.
         self._leaving: set[UUID] = set()
+        # Jobs whose points are being removed, and repositories whose key is being changed: no run of them begins meanwhile.
+        self._held: set[UUID] = set()
 
     def start(self) -> None:
         """Call it once, before any request."""
@@ -221,11 +223,30 @@ class Backups:
     def change_key(self, repository_id: UUID) -> str:
         """Changes the key and returns the new recovery key. BackupConflict, while a run reads or writes there with the old
         one."""
-        with self.runs.lock:
-            self._check_unused(repository_id)
+        with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
             return self.repositories.change_key(repository_id)
 
+    @contextlib.contextmanager
+    def _no_run_of(self, id_: UUID, check: Callable[[], object]) -> Iterator[None]:
+        """Within the block no run of that job or repository begins. `check` raises, where one is under way. The block itself is
+        without the lock: a server that hangs must not keep all runs from beginning."""
+        with self.runs.lock:
+            check()
+            self._held.add(id_)
+        try:
+            yield
+        finally:
+            self._held.discard(id_)
+
+    def _refuse_held(self, *ids: UUID | None) -> None:
+        if not self._held.isdisjoint(ids):
+            raise BackupConflict(
+                "the key of the repository is being changed, or points of the job are being removed",
+                hint="try again when that is done",
+            )
+
     def _check_unused(self, repository_id: UUID) -> None:
+        self._refuse_held(repository_id)
         busy = [run for run in self.runs.not_ended() if self._kinds.uses(run, repository_id)]
         if busy:
             raise BackupConflict(f"run {busy[0].id} uses this repository", hint="wait for it, or cancel it")
@@ -236,11 +257,11 @@ class Backups:
         self.repositories.get(repository_id)
         if any(job.repository_id == repository_id for job in self._jobs.all()):
             raise BackupConflict("jobs write to this repository", hint="remove them first")
-        self._check_unused(repository_id)
-        for point in self.points.all():
-            if point.repository_id == repository_id:
-                self.points.forget(point.id)
-        self.repositories.forget(repository_id)
+        with self._no_run_of(repository_id, lambda: self._check_unused(repository_id)):
+            for point in self.points.all():
+                if point.repository_id == repository_id:
+                    self.points.forget(point.id)
+            self.repositories.forget(repository_id)
 
     def add_job(self, asked: BackupJobRequest) -> BackupJob:
         """BackupNotFound: its repository. BackupConflict: another job has its name. BackupBadRequest: its guests."""
@@ -329,6 +350,8 @@ class Backups:
         with self.runs.lock:
             for known in self._jobs.all():
                 job = of_jobs.righted(known, moment)
+                if not self._held.isdisjoint({job.id, job.repository_id}):
+                    continue  # its time stays: it begins at a later look
                 try:
                     last = None if job.last_run_id is None else self.runs.get(job.last_run_id)
                 except Unreadable as error:
@@ -345,6 +368,7 @@ class Backups:
         return begun
 
     def _run(self, job: BackupJob, trigger: Trigger) -> BackupRun:
+        self._refuse_held(job.id, job.repository_id)
         run = BackupRun(
             id=uuid4(),
             submitted_by=submitter(),
@@ -361,15 +385,14 @@ class Backups:
             self._jobs.put(self.job(job_id).model_copy(update={"last_success_at": now()}))
 
     def _check_idle(self, job: BackupJob) -> None:
+        self._refuse_held(job.id)
         if job.last_run_id is not None and self.runs.get(job.last_run_id).status not in ENDS:
             raise BackupConflict(f"job {job.name} runs already: run {job.last_run_id}", hint="wait for it, or cancel it")
 
     def retire(self, job_id: UUID) -> list[PointFate]:
         """Applies retention, as at each run's end. BackupConflict, while it runs."""
-        with self.runs.lock:
-            job = self.job(job_id)
-            self._check_idle(job)
-            return self.retiring.retire(job)
+        with self._no_run_of(job_id, lambda: self._check_idle(self.job(job_id))):
+            return self.retiring.retire(self.job(job_id))
 
     # ── restore points ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -442,6 +465,7 @@ class Backups:
 
     def _begin(self, run: BackupRun, *with_: Row) -> BackupRun:
         with self.runs.lock:
+            self._refuse_held(run.repository_id)
             for point_id in run.restore_point_ids:
                 self.points.get(point_id)  # it may have been removed since the check
                 if point_id in self._leaving:
