@@ -89,6 +89,8 @@ def _check(path: Path, status: os.stat_result) -> None:
 # Seals a secret again. It takes the bytes sealed with the present key and their owner, and gives those sealed with the next
 # key.
 Reseal = Callable[[bytes, bytes], bytes]
+# Something that is sealed, and its owner; None: nothing is sealed.
+Sample = Callable[[], tuple[bytes, bytes] | None]
 
 
 class Keyring:
@@ -104,6 +106,8 @@ class Keyring:
         sweep(path.parent, self._next.name)
         self._key = migrator_key(path)
         self._changing = threading.RLock()
+        # While a change is not settled: gives what `settle` needs.
+        self._unsettled: Sample | None = None
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -114,6 +118,7 @@ class Keyring:
     def seal(self, secret: bytes, *, belongs_to: bytes) -> bytes:
         """Seals a secret; it opens only with the same `belongs_to`. The key file is read again if it has changed."""
         with self._changing:
+            self._settle_left()
             self._look()
             return seal(self._key, secret, belongs_to=belongs_to)
 
@@ -121,6 +126,7 @@ class Keyring:
         """The secret. If the present key does not open it, the file is read again, as another host's key may have been copied
         there. Internal, if that one does not open it either."""
         with self._changing:
+            self._settle_left()
             with suppress(Internal):
                 return unseal(self._key, sealed, belongs_to=belongs_to)
             self._look()
@@ -152,7 +158,14 @@ class Keyring:
                     hint="restore the keyring folder from your backup, of the same day as the store",
                 )
 
-    def rotate(self, store: Callable[[Reseal], int], sample: Callable[[], tuple[bytes, bytes] | None]) -> int:
+    def _settle_left(self) -> None:
+        """Settles a change that failed. What would be sealed with the old key after a change to the next one would be lost with
+        the old key."""
+        if self._unsettled is not None:
+            self.settle(self._unsettled())
+            self._unsettled = None
+
+    def rotate(self, store: Callable[[Reseal], int], sample: Sample) -> int:
         """Changes the key. `store` replaces everything that is sealed, all or nothing, and returns how much that was."""
         with self._changing:
             self.settle(sample())
@@ -162,12 +175,14 @@ class Keyring:
             def reseal(sealed: bytes, belongs_to: bytes) -> bytes:
                 return seal(key, unseal(self._key, sealed, belongs_to=belongs_to), belongs_to=belongs_to)
 
+            self._unsettled = sample
             try:
                 count = store(reseal)
-            except SynvirtError:
-                self.settle(sample())  # the transaction may have been committed although its answer was lost
+                self._take_next(key)
+            except Exception:  # the transaction may have been committed although its answer was lost
+                self._settle_left()
                 raise
-            self._take_next(key)
+            self._unsettled = None
             return count
 
     def _take_next(self, key: bytes) -> None:

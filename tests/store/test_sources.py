@@ -183,8 +183,9 @@ def test_a_crash_while_the_key_changes_costs_nothing(
     assert again.rotate_key() == 3
 
 
+@pytest.mark.parametrize("error", [PersistFailed("the connection was lost"), OSError("no memory for the answer")])
 def test_a_rotation_whose_commit_was_reported_as_failed_is_settled_at_once(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """The connection was lost with the answer: the commit may have happened, and here it has."""
     sources = started(store, tmp_path)
@@ -193,12 +194,49 @@ def test_a_rotation_whose_commit_was_reported_as_failed_is_settled_at_once(
 
     def told_as_failed(*arguments: object, **named: object) -> int:
         real(*arguments, **named)  # type: ignore[arg-type]
-        raise PersistFailed("the connection was lost")
+        raise error
 
     monkeypatch.setattr(store.sources, "reseal", told_as_failed)
+    with pytest.raises(type(error)):
+        sources.rotate_key()
+    assert not (tmp_path / "migrator.key.new").exists()
+    assert password(sources, store, id_) == "secret of one"
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_nothing_is_sealed_with_a_key_that_may_be_the_old_one(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    """The store goes away during a change, and nobody knows whether it was committed until it is back."""
+    sources = started(store, tmp_path)
+    ids = [registered(sources, "one")]
+    reseal, sealed = store.sources.reseal, store.sources.sealed
+    away = False
+
+    def goes_away(*arguments: object, **named: object) -> int:
+        nonlocal away
+        if committed:
+            reseal(*arguments, **named)  # type: ignore[arg-type]
+        away = True
+        raise PersistFailed("the connection was lost")
+
+    def sealed_or_away() -> object:
+        if away:
+            raise PersistFailed("the store is away")
+        return sealed()
+
+    monkeypatch.setattr(store.sources, "reseal", goes_away)
+    monkeypatch.setattr(store.sources, "sealed", sealed_or_away)
     with pytest.raises(PersistFailed):
         sources.rotate_key()
-    assert password(sources, store, id_) == "secret of one"
+    with pytest.raises(PersistFailed):
+        registered(sources, "too early")
+    away = False
+    ids.append(registered(sources, "two"))
+    monkeypatch.undo()
+    for known in (sources, started(store, tmp_path)):
+        assert [password(known, store, id_) for id_ in ids] == ["secret of one", "secret of two"]
+        assert known.rotate_key() == 2
 
 
 def test_a_store_that_no_key_opens_starts_nothing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
