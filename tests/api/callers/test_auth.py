@@ -1,6 +1,7 @@
 """Who may call: the users file, the host's accounts, and the door before every path but two."""
 
 import base64
+import errno
 import os
 import subprocess
 import threading
@@ -119,6 +120,20 @@ def test_the_first_start_makes_admin_and_shows_the_password_once(tmp_path: Path)
     assert password not in users.read_text()
     authenticator(settings, announce=lines.append).check("admin", password, "")
     assert len(lines) == 1, "the second start says nothing"
+
+
+def test_a_first_password_that_nobody_could_see_is_made_again_at_the_next_start(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    prepare_data_dir(settings)
+
+    def closed(_line: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        authenticator(settings, announce=closed)
+    lines: list[str] = []
+    check = authenticator(settings, announce=lines.append)
+    check.check("admin", lines[0].split("password ")[1].split(":")[0], "")
 
 
 def test_a_start_with_a_users_file_without_an_account_says_so(tmp_path: Path) -> None:

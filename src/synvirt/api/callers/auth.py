@@ -149,7 +149,11 @@ def authenticator(settings: Settings, *, announce: Callable[[str], None], privil
     path = settings.keyring_dir / "users"
     password = add_first_account(path)
     if password is not None:
-        announce(f"The first start made the user admin with the password {password}: it is not shown again")
+        try:
+            announce(f"The first start made the user admin with the password {password}: it is not shown again")
+        except BaseException:
+            path.unlink(missing_ok=True)  # nobody has seen the password: the next start makes another one
+            raise
     if (nobody := nobody_can_log_in(path)) is not None:
         announce(nobody)
     accounts = FileAccounts(path)
