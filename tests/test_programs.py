@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from synvirt import programs
 from synvirt.errors import Cancelled, Internal
 from synvirt.programs import ProgramFailed, begin, output_of, run
 from tests.running.processes import until
@@ -41,6 +42,22 @@ def test_a_cancelled_program_is_ended(guarded: bool) -> None:
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(Internal, match="the program no-such-program is not installed"):
         run(["no-such-program"], timeout_s=1)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_program_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch, guarded: bool) -> None:
+    monkeypatch.setattr(programs, "OUTPUT_BYTES_MAX", 1 << 20)
+    with pytest.raises(ProgramFailed, match="sh printed over 1 MiB: it printed no message"):
+        run(["sh", "-c", "exec yes"], timeout_s=600, guarded=guarded)
+    assert len(run(["sh", "-c", "yes | head -c 1048576"], timeout_s=60, guarded=guarded).stdout) == 1 << 20
+
+
+def test_output_is_text_whatever_its_bytes_and_line_ends() -> None:
+    assert run(["printf", r"a\r\nb\rc\n\377\303\251"], timeout_s=20).stdout == "a\nb\nc\n\ufffdé"
+
+
+def test_output_after_which_a_program_runs_on_is_kept() -> None:
+    assert run(["sh", "-c", "echo out; exec >&-; sleep 0.3"], timeout_s=20, stop=lambda: False).stdout == "out\n"
 
 
 def test_lines_are_reported_as_they_come(tmp_path: Path) -> None:

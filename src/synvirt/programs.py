@@ -5,6 +5,7 @@ Each runs in a process group of its own, so that ending it ends its children too
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,12 @@ STDERR_KEPT_CHARS = 2000
 STDERR_READ_BYTES = 256 << 10
 LINE_KEPT_CHARS = 65536
 OUTPUT_BUFFER_BYTES = 1 << 20
+# The longest that is kept, a list of all snapshots of a large pool, has some MiB. A host that is asked by ssh could send
+# without end.
+OUTPUT_BYTES_MAX = 64 << 20
+OUTPUT_READ_BYTES = 64 << 10
+# How often it is asked whether a program should stop.
+STOP_POLL_S = 0.2
 # A grandchild may hold the output open after the program has ended.
 LINES_LATE_S = 5
 # A killed process closes its files at once, unless its disk does not answer.
@@ -54,11 +61,11 @@ class As:
 
 
 class ProgramFailed(Internal):
-    """An outside program failed."""
+    """An outside program failed. `returncode` None: we ended it. `ended`: why."""
 
-    def __init__(self, program: str, returncode: int | None, stderr: str) -> None:
+    def __init__(self, program: str, returncode: int | None, stderr: str, *, ended: str | None = None) -> None:
         self.program, self.returncode, self.stderr = program, returncode, stderr.strip()[-STDERR_KEPT_CHARS:]
-        how = "took too long" if returncode is None else f"ended with {returncode}"
+        how = ended or ("took too long" if returncode is None else f"ended with {returncode}")
         super().__init__(f"{program} {how}: {self.stderr or 'it printed no message'}")
 
 
@@ -81,7 +88,8 @@ def run(
     name: str | None = None,
     missing: type[SynvirtError] = Internal,
 ) -> Output:
-    """Runs a program to its end. ProgramFailed on a bad exit or after `timeout_s`; Cancelled, once `stop()` is true.
+    """Runs a program to its end. ProgramFailed on a bad exit, after `timeout_s`, and when it prints over
+    OUTPUT_BYTES_MAX; Cancelled, once `stop()` is true.
 
     `env` is added to a small clean environment: the service's own may hold secrets. `on_line` gets each line of standard output
     as it comes; the output is then not kept. `guarded`: if this process dies, the program dies too; and when the program ends,
@@ -103,8 +111,6 @@ def run(
                 stdin=life.theirs if life else subprocess.DEVNULL,
                 stdout=lines.write_end if lines else subprocess.PIPE,
                 stderr=messages,
-                text=True,
-                errors="replace",
                 env=_environment(env),
                 cwd=cwd,
                 start_new_session=True,
@@ -116,29 +122,51 @@ def run(
         try:
             if lines:
                 lines.started()
-            stdout, timely = _end_of(child, time.monotonic() + timeout_s, stop)
+            stdout, ended = _end_of(child, time.monotonic() + timeout_s, stop)
         finally:
             if child.returncode is None:  # else the end of its Popen would wait for it, without a limit
                 _end(child, life)
         stderr = _tail(messages)
-    if not timely or child.returncode != 0:
-        raise ProgramFailed(name, child.returncode if timely else None, stderr)
-    return Output(stdout or "", stderr)
+    if ended is not None or child.returncode != 0:
+        raise ProgramFailed(name, None if ended else child.returncode, stderr, ended=ended)
+    return Output(_text(stdout), stderr)
 
 
-def _end_of(child: "subprocess.Popen[str]", deadline: float, stop: Callable[[], bool] | None) -> tuple[str | None, bool]:
-    """The program's output, and whether it ended by itself before the deadline; if not, it still runs."""
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _end_of(child: "subprocess.Popen[bytes]", deadline: float, stop: Callable[[], bool] | None) -> tuple[bytes, str | None]:
+    """The program's output; and None, if it has ended by itself, else why it has to be ended."""
+    output = bytearray()
     while True:
-        try:
-            return child.communicate(timeout=0.2 if stop else max(0, deadline - time.monotonic()))[0], True
-        except subprocess.TimeoutExpired:
-            if stop is not None and stop():
-                raise Cancelled from None
-            if time.monotonic() >= deadline:
-                return None, False
+        until = deadline if stop is None else min(deadline, time.monotonic() + STOP_POLL_S)
+        is_all = child.stdout is None or _is_all_read(child.stdout, output, until)
+        if len(output) > OUTPUT_BYTES_MAX:
+            return b"", f"printed over {OUTPUT_BYTES_MAX >> 20} MiB"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if is_all:
+                child.wait(max(0, until - time.monotonic()))
+                return bytes(output), None
+        if stop is not None and stop():
+            raise Cancelled
+        if time.monotonic() >= deadline:
+            return b"", "took too long"
 
 
-def _end(child: "subprocess.Popen[str]", life: "_LifeLine | None") -> None:
+def _is_all_read(stream: IO[bytes], output: bytearray, until: float) -> bool:
+    """Reads until the end of the stream, until that time, or until it is too much. Whether the stream has ended."""
+    ready = select.poll()
+    ready.register(stream.fileno(), select.POLLIN)
+    while len(output) <= OUTPUT_BYTES_MAX and ready.poll(max(0, until - time.monotonic()) * 1000):
+        piece = os.read(stream.fileno(), OUTPUT_READ_BYTES)
+        if not piece:
+            return True
+        output += piece
+    return False
+
+
+def _end(child: "subprocess.Popen[bytes]", life: "_LifeLine | None") -> None:
     """Lets the guard end the program, whose processes may be in other groups; then ends the group, if it still runs."""
     if life is not None:
         life.cut()
@@ -298,7 +326,7 @@ def _environment(added: Mapping[str, str] | None) -> dict[str, str]:
     return {**kept, "LC_ALL": "C.UTF-8", **(added or {})}
 
 
-def end_group(child: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
+def end_group(child: "subprocess.Popen[bytes]") -> None:
     """Ends a child started with start_new_session, and all its children, by SIGKILL: readers have nothing to tidy up. In a cage
     that blocks signals (Landlock from Linux 6.12 on), a child started before ends when its output is not read any more."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
