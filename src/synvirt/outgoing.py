@@ -25,6 +25,7 @@ to any host. An order to a worker includes it (jobs/wire.py).
 import errno
 import ipaddress
 import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -197,14 +198,40 @@ def _is_own(address: Address) -> bool:
 
 
 def _is_of_this_host(address: Address) -> bool:
-    """Whether the address is this host's own: a socket can be bound only to such an address."""
+    """Whether the address is this host's own. A socket can be bound only to such an address; with net.ipv4.ip_nonlocal_bind, as
+    where a virtual address moves between hosts, to any: then the kernel's routes decide."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((str(address), 0))
     except OSError:
         return False
-    return True
+    return _route_kind(address) not in (_RTN_UNSPEC, _RTN_UNICAST)
+
+
+# rtnetlink(7), linux/rtnetlink.h. A kernel that knows no route answers with an error: _RTN_UNSPEC here.
+_RTM_NEWROUTE, _RTM_GETROUTE, _NLM_F_REQUEST, _RTA_DST = 24, 26, 1, 1
+_RTN_UNSPEC, _RTN_UNICAST = 0, 1
+_HEADER: Final = struct.Struct("=IHHII")
+_ROUTE: Final = struct.Struct("=BBBBBBBBI")
+_ATTRIBUTE: Final = struct.Struct("=HH")
+
+
+def _route_kind(address: Address) -> int | None:
+    """The kind of the kernel's route to an address: one of _RTN_…. None, if the kernel cannot be asked."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    wanted = _ROUTE.pack(family, address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0)
+    wanted += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address.packed), _RTA_DST) + address.packed
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+            kernel.settimeout(CONNECT_TIMEOUT_S)
+            kernel.sendto(_HEADER.pack(_HEADER.size + len(wanted), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + wanted, (0, 0))
+            answer = kernel.recv(8192)
+        if _HEADER.unpack_from(answer)[1] != _RTM_NEWROUTE:
+            return _RTN_UNSPEC
+        return int(_ROUTE.unpack_from(answer, _HEADER.size)[7])
+    except (OSError, struct.error):
+        return None
 
 
 def _names(entry: str, host: str) -> bool:

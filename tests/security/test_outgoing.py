@@ -285,6 +285,30 @@ def test_a_child_that_needs_a_name_is_not_started_if_the_name_leads_elsewhere(mo
 # ── what a worker is allowed ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_where_any_address_may_be_bound_the_routes_say_which_is_this_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with net.ipv4.ip_nonlocal_bind."""
+    guard = outgoing.Guard()
+    own = [*own_addresses(), "127.0.0.1", "127.3.2.1"]
+    monkeypatch.setattr(socket.socket, "bind", lambda *_: None)
+    guard.check("203.0.113.9")
+    for address in own:
+        with pytest.raises(BadRequest, match="may be read from"):
+            guard.check(address)
+    monkeypatch.setattr(outgoing, "_route_kind", lambda _: None)
+    with pytest.raises(BadRequest):
+        guard.check("203.0.113.9")
+
+
+def own_addresses() -> list[str]:
+    """Of this host's interfaces: the source of what would go to others; nothing is sent."""
+    found = []
+    for family, other in ((socket.AF_INET, "203.0.113.9"), (socket.AF_INET6, "2001:db8::9")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((other, 9))
+            found.append(str(probe.getsockname()[0]))
+    return found
+
+
 def test_an_order_carries_what_is_permitted() -> None:
     outgoing.permit(("10.0.0.0/8", "*.example"))
     order = CopyOrder(disks=())
