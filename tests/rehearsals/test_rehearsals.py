@@ -27,7 +27,8 @@ from synvirt.model.rehearsal import (
     RoleCheck,
 )
 from synvirt.proof.sameness import kind_of
-from synvirt.rehearsals.steps import SWEEP_PAUSES_S, UnderWay
+from synvirt.rehearsals.steps import SWEEP_PAUSES_S
+from synvirt.rehearsals.under_way import UnderWay
 from synvirt.sizes import MIB
 from synvirt.store.rehearsals import KEPT
 from tests.fakes.clones import CopyingDirectory

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from synvirt.errors import Conflict, NotFound
 from synvirt.fleet.model import Group, MemberState, WaveRequest
 from synvirt.fleet.waves import Waves, change_members
+from synvirt.jobs import runner
 from synvirt.model.job import Migration
 from synvirt.model.kinds import State
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import REHEARSED, CommandCheck, Rehearsal, RehearsalState, RehearsedJob, TogetherRequest
-from synvirt.rehearsals import steps
+from synvirt.rehearsals import engine, under_way
 from tests.fleet.made import member, wave
 from tests.house import Crash, live_plan
 from tests.rehearsals.stage import CONTENT, DISK, HELD, FakeNetwork, Stage, Writing
@@ -72,7 +73,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each for the others: a crash at every commit would take minutes of waiting."""
-    monkeypatch.setattr(steps, "WAIT_POLL_S", 0.05)
+    monkeypatch.setattr(engine, "WAIT_POLL_S", 0.05)
 
 
 def jobs_of(stage: Stage, count: int = 3) -> list[Migration]:
@@ -154,6 +155,30 @@ def test_one_that_is_cancelled_holds_up_nobody(stage: Stage) -> None:
     stage.asking.cancel(jobs[0].id, begun[0].id)
     found = ended(stage, begun)
     assert [one.state for one in found] == [RehearsalState.CANCELLED, RehearsalState.PASSED]
+    assert Network.open == []
+
+
+def test_those_that_wait_take_no_thread_from_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for its job, for those before it, and for the checks of all."""
+    monkeypatch.setattr(runner, "THREADS", 1)
+    jobs = jobs_of(stage)
+    stage.rehearsals.start()
+    found = stage.asking.ask_together(TogetherRequest(members=tuple(RehearsedJob(migration_id=job.id) for job in jobs)))
+    stage.until(lambda: all(stage.asking.get(one.migration_id, one.id).state in REHEARSED for one in found))
+    assert [stage.asking.get(one.migration_id, one.id).state for one in found] == [RehearsalState.PASSED] * 3
+    assert watched(stage).started == [one.id for one in found]
+    stage.until(lambda: Network.open == [])
+
+
+def test_one_that_never_comes_is_not_waited_for_without_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "OTHERS_WITHIN_S", 0.1)
+    jobs = jobs_of(stage, 2)
+    members = tuple(RehearsedJob(migration_id=job.id) for job in jobs)
+    first, second = stage.asking.ask_together(TogetherRequest(members=members))
+    (done,) = ended(stage, [second])
+    assert (done.state, watched(stage).started) == (RehearsalState.PASSED, [second.id])
+    (late,) = ended(stage, [first])
+    assert late.state is RehearsalState.PASSED
     assert Network.open == []
 
 

@@ -1,6 +1,7 @@
-"""Runs the rehearsals of this host's jobs to their ends, through crashes and restarts: one thread for each, by the kernel's
-runner."""
+"""Runs the rehearsals of this host's jobs to their ends, through crashes and restarts, by the kernel's runner. Each has a
+thread while it does something."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
@@ -15,11 +16,15 @@ from synvirt.migrations.rooms import Rooms
 from synvirt.model.machine import Nic
 from synvirt.model.rehearsal import RehearsalState
 from synvirt.rehearsals.network import Bubble
-from synvirt.rehearsals.steps import STEPS, LetGo, LookInside, UnderWay, failed
+from synvirt.rehearsals.steps import STEPS, failed
 from synvirt.rehearsals.together import Networks
+from synvirt.rehearsals.under_way import LetGo, LookInside, NotYet, UnderWay
 from synvirt.store.documents import Unreadable
 
 log = structlog.get_logger(__name__)
+
+# How often a rehearsal that waits looks at its job, which clones between two passes, and at the others of its group.
+WAIT_POLL_S = 0.5
 
 
 class Rehearsals:
@@ -67,30 +72,62 @@ class Rehearsals:
             return None
 
     async def _run(self, rehearsal_id: UUID) -> None:
-        """Runs it to its end. PersistFailed, if the store is away."""
-        let_go = Event()
-        await in_a_thread(lambda: self.run(rehearsal_id, let_go), let_go.set)
+        """Runs it to its end. While it waits for its job or for others it has no thread, as hundreds may wait. PersistFailed,
+        if the store is away."""
+        let_go, is_over = Event(), False
+        under_way: UnderWay | None = None
+
+        def look() -> None:
+            nonlocal under_way, is_over
+            under_way = under_way or self._under_way(rehearsal_id, let_go)
+            is_over = under_way is None or self._moved_on(under_way)
+
+        try:
+            while not is_over:
+                await in_a_thread(look, let_go.set)
+                if not is_over:
+                    await asyncio.sleep(WAIT_POLL_S)
+        finally:
+            if under_way is not None:
+                await in_a_thread(under_way.close)
 
     def run(self, rehearsal_id: UUID, let_go: Event) -> None:
         """Blocks until it has ended or was let go of."""
+        under_way = self._under_way(rehearsal_id, let_go)
+        if under_way is None:
+            return
+        try:
+            while not self._moved_on(under_way) and not let_go.wait(WAIT_POLL_S):
+                pass
+        finally:
+            under_way.close()
+
+    def _under_way(self, rehearsal_id: UUID, let_go: Event) -> UnderWay | None:
+        """None: it is gone, or this version cannot read it."""
         try:
             rehearsal = self._rooms.store.rehearsals.get(rehearsal_id)
         except NotFound:
-            return
+            return None
         except Unreadable as error:
             log.warning("a rehearsal is left alone", rehearsal=str(rehearsal_id), cause=error.detail)
-            return
+            return None
         under_way = UnderWay(rehearsal, self._rooms, self._ca_file, self.screens, let_go, self._begin_network)
         under_way.look_inside, under_way.networks = self._look_inside, self._networks
-        with structlog.contextvars.bound_contextvars(rehearsal=str(rehearsal_id), job=str(rehearsal.migration_id)):
+        return under_way
+
+    def _moved_on(self, under_way: UnderWay) -> bool:
+        """Moves it as far as it goes now. Whether that is all: it has ended, or was let go of."""
+        names = {"rehearsal": str(under_way.rehearsal.id), "job": str(under_way.rehearsal.migration_id)}
+        with structlog.contextvars.bound_contextvars(**names):
             try:
                 while not under_way.rehearsal.ended:
                     self._move(under_way)
+            except NotYet:
+                return False
             except LetGo:
-                return
-            finally:
-                under_way.close()
-        log.info("a rehearsal has ended", rehearsal=str(rehearsal_id), state=str(under_way.rehearsal.state))
+                return True
+        log.info("a rehearsal has ended", rehearsal=names["rehearsal"], state=str(under_way.rehearsal.state))
+        return True
 
     def _move(self, under_way: UnderWay) -> None:
         state = under_way.rehearsal.state
@@ -98,11 +135,13 @@ class Rehearsals:
             if state is not RehearsalState.SWEEPING and state is not RehearsalState.WAITING:
                 under_way.check()
             changes = STEPS[state](under_way)
-        except (PersistFailed, LetGo):
+        except (PersistFailed, LetGo, NotYet):
             raise
         except SynvirtError as error:
             if under_way.let_go.is_set():  # what ran for it was stopped
                 raise LetGo from error
+            if under_way.cancelled(anew=True):  # the job that cuts over ends its guest
+                error = Cancelled()
             if not isinstance(error, Cancelled):
                 log.warning("a rehearsal fails", state=str(state), code=error.code, detail=error.detail)
             changes = failed(under_way, error)

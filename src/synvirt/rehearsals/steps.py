@@ -1,4 +1,5 @@
-"""A function for each state: what a rehearsal does in it. Blocking. After a crash, the function runs again from its start.
+"""A function for each state: what a rehearsal does in it. Blocking. After a crash, and after NotYet, the function runs again
+from its start.
 
 Each takes the rehearsal under way and returns the changes that come with the move to the next state.
 """
@@ -6,10 +7,7 @@ Each takes the rehearsal under way and returns the changes that come with the mo
 import asyncio
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from threading import Event
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -17,41 +15,32 @@ from synvirt.errors import (
     Cancelled,
     DomainDefineFailed,
     GuestBootFailed,
-    HostLacks,
     Interrupted,
-    NotFound,
     PersistFailed,
     SynvirtError,
 )
-from synvirt.guests.inside.looking import facts_of
 from synvirt.hypervisor import Volume
 from synvirt.hypervisor.hardware import ladder
 from synvirt.hypervisor.machine import Machine
-from synvirt.jobs.stop import Stop
 from synvirt.live import ReportsGuestFacts
 from synvirt.migrations.cloning import clones
 from synvirt.migrations.job import Job
 from synvirt.migrations.landing import machine_of
 from synvirt.migrations.proof.moved import SETTLED_WITHIN_S
-from synvirt.migrations.rooms import Rooms
 from synvirt.model.checks import Check
 from synvirt.model.facts import NOT_READ
 from synvirt.model.job import BootAttempt, Migration
 from synvirt.model.kinds import State
-from synvirt.model.machine import DiskBus, Nic
+from synvirt.model.machine import DiskBus
 from synvirt.model.rehearsal import ROLE_PORTS, AnyCheck, CheckResult, Rehearsal, RehearsalState, Sameness
 from synvirt.model.values import now
 from synvirt.proof.health import Checker
 from synvirt.proof.sameness import are_read, compared, is_settled, of_disks
-from synvirt.rehearsals.network import Bubble, GuestInBubble, InBubble, Network, NoNetwork
-from synvirt.rehearsals.together import Networks, are_all_checked, is_its_turn, others
+from synvirt.rehearsals.together import are_all_checked, is_its_turn
+from synvirt.rehearsals.under_way import NotYet, UnderWay
 
 log = structlog.get_logger(__name__)
 
-# How often the job is checked: it clones between two passes.
-WAIT_POLL_S = 0.5
-# A request to cancel is a row of the store, and any host's API may write it.
-WISH_POLL_S = 1.0
 CHECK_PAUSE_S = 1.0
 # An agent answers in milliseconds, a platform in seconds.
 FACTS_WITHIN_S = 30.0
@@ -65,133 +54,19 @@ SWEEP_PAUSES_S = (0.5, 2, 5, 15, 60)
 BEFORE_CUT_OVER = frozenset({State.QUEUED, State.COPYING_FULL, State.DELTA_SYNCING})
 
 
-# Of the disks, the facts; with the raw file under each that is an overlay.
-LookInside = Callable[[Sequence[str], Callable[[], bool], Mapping[str, str]], dict[str, str]]
-
-
-class LetGo(Exception):
-    """This process has to stop working, as in a crash."""
-
-
-@dataclass
-class UnderWay:
-    """A rehearsal while a step of it runs. `rehearsal` is equal to the store's row; every change goes through `move`. `let_go`:
-    this process has lost its lease, or ends."""
-
-    rehearsal: Rehearsal
-    rooms: Rooms
-    ca_file: Path | None
-    screens: Path
-    let_go: Event = field(default_factory=Event)
-    # Makes a network for these cards; None: guests are rehearsed without one.
-    begin_network: Callable[[Sequence[Nic]], Bubble] | None = None
-    network: Network | None = None
-    networks: Networks | None = None
-    # Reads facts of a guest from its disks, while they are not written: facts_of.
-    look_inside: LookInside = facts_of
-    _asked_at: float = 0.0
-    _cancelled: bool = False
-
-    @property
-    def job(self) -> Job:
-        return Job(self.rooms.store.get(self.rehearsal.migration_id), self.rooms, Stop())
-
-    def move(self, **changes: object) -> None:
-        """Writes these fields of the rehearsal. Conflict, if its state has changed meanwhile."""
-        rows, before = self.rooms.store.rehearsals, self.rehearsal
-        self.rehearsal = rows.change(before.id, before.state, lambda found: found.model_copy(update=changes))
-
-    def stop(self) -> bool:
-        """Whether programs that run for it must stop. Never raises, as code that ends programs calls it."""
-        return self.let_go.is_set() or self.cancelled()
-
-    def cancelled(self) -> bool:
-        """Whether an operator or the job asked for its end."""
-        if not self._cancelled and time.monotonic() - self._asked_at >= WISH_POLL_S:
-            self._cancelled = self.rooms.store.rehearsals.is_cancelled(self.rehearsal.id)
-            self._asked_at = time.monotonic()
-        return self._cancelled
-
-    def check(self, *, anew: bool = False) -> None:
-        """Cancelled, LetGo. `anew`: a request of this very moment counts."""
-        if anew:
-            self._asked_at = 0.0
-        if self.let_go.is_set():
-            raise LetGo
-        if self.cancelled():
-            raise Cancelled
-
-    def pause(self, seconds: float) -> None:
-        """Waits for this many seconds. LetGo, if the service ends meanwhile."""
-        if self.let_go.wait(seconds):
-            raise LetGo
-
-    def renew_network(self, cards: Sequence[Nic]) -> CheckResult:
-        """A new network for the next guest. If this host cannot give it one, its cards have no cable."""
-        self.close()
-        if self.begin_network is None:
-            return CheckResult(name="network", ok=True, detail="none: there is no cable in its cards")
-        try:
-            self.network = self._shared() or self.begin_network(cards)
-        except HostLacks as error:
-            self.begin_network = None
-            return CheckResult(name="network", ok=True, detail=f"none: {error.detail}")
-        whose = (
-            "one of its own" if self.rehearsal.together is None else f"that of {len(self.rehearsal.together.rehearsals)} guests"
-        )
-        return CheckResult(name="network", ok=True, detail=f"{whose}, which is isolated")
-
-    def _shared(self) -> Network | None:
-        """The network of guests that are rehearsed together, with all their cards, as their jobs have them."""
-        if self.rehearsal.together is None or self.networks is None:
-            return None
-        cards: list[Sequence[Nic]] = []
-        for one in self.rehearsal.together.rehearsals:
-            try:
-                job = self.rooms.store.get(self.rooms.store.rehearsals.get(one).migration_id)
-            except NotFound:  # it had ended, and was removed with its job
-                cards.append(())
-            else:
-                cards.append(() if job.manifest is None else job.manifest.nics)
-        return self.networks.join(self.rehearsal, cards)
-
-    def wait_for(self, happened: Callable[[Sequence[Rehearsal]], bool]) -> None:
-        """Waits until `happened` is true of the other guests, if there are any. Cancelled, LetGo."""
-        while not happened(others(self.rooms.store, self.rehearsal)):
-            self.check()
-            self.pause(WAIT_POLL_S)
-
-    def checks_by(self) -> Checker:
-        """Runs the checks in the guest's network."""
-        if self.network is None:
-            return Checker(NoNetwork(self.rooms.hypervisor), InBubble())
-        return Checker(GuestInBubble(self.rooms.hypervisor, self.network), InBubble(bubble=self.network), self.ca_file)
-
-    def close(self) -> None:
-        """Leaves the network. It ends when the last guest leaves."""
-        if self.network is not None:
-            self.network.close()
-        self.network = None
-
-    @property
-    def screen(self) -> Path:
-        return self.screens / f"{self.rehearsal.id}.png"
-
-
 def waiting(under_way: UnderWay) -> dict[str, object]:
-    """Waits until the job has cloned its volumes. Cancelled, if the job will not clone any more."""
+    """Looks whether the job has cloned its volumes: NotYet. It is cancelled, if the job will not clone any more."""
     rows, rooms = under_way.rooms.store.rehearsals, under_way.rooms
-    while True:
+    under_way.rehearsal = rows.get(under_way.rehearsal.id)
+    if under_way.rehearsal.state is not RehearsalState.WAITING:
+        return {}
+    if not under_way.cancelled() and under_way.job.migration.state in BEFORE_CUT_OVER:
+        raise NotYet
+    with rooms.cloning:  # not while the job clones
         under_way.rehearsal = rows.get(under_way.rehearsal.id)
-        if under_way.rehearsal.state is not RehearsalState.WAITING:
-            return {}
-        if under_way.cancelled() or under_way.job.migration.state not in BEFORE_CUT_OVER:
-            with rooms.cloning:  # not while the job clones
-                under_way.rehearsal = rows.get(under_way.rehearsal.id)
-                if under_way.rehearsal.state is RehearsalState.WAITING:
-                    under_way.move(state=RehearsalState.SWEEPING, outcome=RehearsalState.CANCELLED)
-                return {}
-        under_way.pause(WAIT_POLL_S)
+        if under_way.rehearsal.state is RehearsalState.WAITING:
+            under_way.move(state=RehearsalState.SWEEPING, outcome=RehearsalState.CANCELLED)
+    return {}
 
 
 def preparing(under_way: UnderWay) -> dict[str, object]:
@@ -216,8 +91,9 @@ def preparing(under_way: UnderWay) -> dict[str, object]:
 def booting(under_way: UnderWay) -> dict[str, object]:
     """Climbs the ladder like the job itself: it ends at the first bus from which the guest boots."""
     rehearsal, job, hypervisor = under_way.rehearsal, under_way.job, under_way.rooms.hypervisor
-    # Left by a service that was killed here: how long a guest boots cannot be measured on one that ran on.
-    hypervisor.undefine(rehearsal.id, rehearsal.id)
+    if under_way.waits_since is None:
+        # Left by a service that was killed here: how long a guest boots cannot be measured on one that ran on.
+        hypervisor.undefine(rehearsal.id, rehearsal.id)
     if (together := rehearsal.together) is not None:
         under_way.wait_for(lambda group: is_its_turn(together, rehearsal, group))
     network = under_way.renew_network(job.manifest.nics)
@@ -271,34 +147,42 @@ def _seen(sign: str, bus: DiskBus) -> str:
 
 
 def checking(under_way: UnderWay) -> dict[str, object]:
-    """Runs the checks; each is repeated until its time is over."""
-    rehearsal, hypervisor = under_way.rehearsal, under_way.rooms.hypervisor
+    """Runs the checks; each is repeated until its time is over. Then it waits until no other guest needs this one."""
+    rehearsal = under_way.rehearsal
     if under_way.network is None and under_way.begin_network is not None:
         # A service was killed here, and the guest's network ended with it.
         return {"state": RehearsalState.BOOTING, "checked": False}
-    checker = under_way.checks_by()
-    results = [one for one in rehearsal.checks if one.name in ("boot", "network")]
-    for check in rehearsal.asked.checks:
-        trouble = _asked(under_way, checker, _as_asked(check))
-        results.append(CheckResult(name=_named(check), ok=trouble is None, detail=trouble or "as it should be"))
-    kept = _keep(under_way, hypervisor.picture(rehearsal.id))
-    sameness = _sameness(under_way)
+    if under_way.found is None:
+        found = _found(under_way)
+        if rehearsal.together is not None:
+            under_way.move(checked=True)
+        under_way.found = found
     if rehearsal.together is not None:
-        under_way.move(checked=True)
         under_way.wait_for(are_all_checked)
     # A job that cuts over may have taken the volume under the clone away: what was found since is nothing.
     under_way.check(anew=True)
-    passed = all(one.ok for one in results)
     outage = under_way.job.migration.outage
     before_s = None if outage is None else sum(part.p50_s for part in outage.parts if part.name in ("shutdown", "last copy"))
     after_s = (rehearsal.conversion_s or 0.0) + (rehearsal.boot_s or 0.0)
     return {
+        **under_way.found,
         "state": RehearsalState.SWEEPING,
-        "outcome": RehearsalState.PASSED if passed else RehearsalState.FAILED,
-        "checks": tuple(results),
-        "sameness": sameness,
         "read": {},
         "outage_s": None if before_s is None else round(before_s + after_s, 1),
+    }
+
+
+def _found(under_way: UnderWay) -> dict[str, object]:
+    rehearsal, checker = under_way.rehearsal, under_way.checks_by()
+    results = [one for one in rehearsal.checks if one.name in ("boot", "network")]
+    for check in rehearsal.asked.checks:
+        trouble = _asked(under_way, checker, _as_asked(check))
+        results.append(CheckResult(name=_named(check), ok=trouble is None, detail=trouble or "as it should be"))
+    kept = _keep(under_way, under_way.rooms.hypervisor.picture(rehearsal.id))
+    return {
+        "outcome": RehearsalState.PASSED if all(one.ok for one in results) else RehearsalState.FAILED,
+        "checks": tuple(results),
+        "sameness": _sameness(under_way),
         "screenshot_url": _url(rehearsal) if kept else None,
     }
 
