@@ -120,7 +120,19 @@ async def settle(job: Job) -> None:
 
     if await job.in_thread(stay):
         await job.stop.or_stop(wait_until_gone(job))
+        await job.in_thread(_end_guests, job)
         await release(job)
+
+
+def _end_guests(job: Job) -> None:
+    """Ends rehearsed guests that run on: each has a lock on its volume, and the job's own guest would not start. What else they
+    left is swept later."""
+    for rehearsal in job.rooms.store.rehearsals.of(job.id):
+        if not rehearsal.ended:
+            try:
+                job.rooms.hypervisor.undefine(rehearsal.id, rehearsal.id)
+            except SynvirtError as error:
+                log.warning("a rehearsed guest runs on", rehearsal=str(rehearsal.id), cause=error.detail)
 
 
 async def release(job: Job) -> None:
