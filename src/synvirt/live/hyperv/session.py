@@ -34,6 +34,8 @@ OPERATION_TIMEOUT_S: Final = 20
 READ_TIMEOUT_S: Final = 60
 # A snapshot of a busy guest, and the merge after it, take minutes.
 SCRIPT_TIMEOUT_S: Final = 1800.0
+# Most scripts end within it. At the end of a session, nobody waits for the others any more.
+CLOSE_WAIT_S: Final = 30.0
 # 5,000 VMs with all their fields are under 2 MiB; the ranges of 64 GiB with writes everywhere are under 40.
 ANSWER_CHARS_MAX: Final = 64 << 20
 ENVELOPE_BYTES_MAX: Final = 16 << 20
@@ -120,10 +122,16 @@ class Session:
             self._opened()
 
     def close(self) -> None:
-        """Ends the PowerShell session; scripts of threads are refused until it is opened again. It may be called twice."""
-        with self._lock:
+        """Ends the PowerShell session; scripts of threads are refused until it is opened again. It may be called twice. A
+        script that runs is stopped after CLOSE_WAIT_S; what the host has begun for it goes on there."""
+        if not self._lock.acquire(timeout=CLOSE_WAIT_S):
+            self._closed = True
+            self._lock.acquire()
+        try:
             self._closed = True
             self._lost()
+        finally:
+            self._lock.release()
 
     def run(self, name: str, **parameters: object) -> Any:
         """The script's answer. SourceUnreachable, AuthFailed, VmNotFound, HyperVRefused."""
@@ -221,6 +229,9 @@ class Session:
         shell.begin_invoke()
         while shell.state == _RUNNING:
             shell.poll_invoke()
+            if self._closed and shell.state == _RUNNING:
+                shell.stop()
+                raise SourceUnreachable(f"{self.address.name}: the session was closed while a script ran")
             if time.monotonic() > deadline:
                 shell.stop()
                 raise SourceUnreachable(
