@@ -1,7 +1,7 @@
 """libvirt on this host: what every room that talks to it needs. Blocking code. Read in this order:
 
 library.py     importing python3-libvirt, and what to do where it is missing
-connection.py  the connection, and the embedded driver's folder
+connection.py  the connection, and the embedded driver's folder; limit.py: the time limit of calls
 agent.py       the QEMU guest agent of a running domain; agent_facts.py: its facts of the guest
 identity.py    the identity of a domain, read from its XML
 freezing.py    a guest's file systems frozen for a moment; thaw_guard.py thaws if we die

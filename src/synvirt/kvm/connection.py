@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,8 +22,16 @@ from urllib.parse import quote
 from synvirt.errors import DomainDefineFailed, Internal, SynvirtError
 from synvirt.kvm import library as libvirt_library
 from synvirt.kvm import orphans, qemu_user
+from synvirt.kvm.limit import begun
 from synvirt.kvm.qemu_user import QemuUser, embedded_root
 
+# A login at the daemon takes milliseconds, and some seconds where systemd starts the daemon for it. libvirt itself would wait
+# without end for a daemon that hangs.
+OPEN_TIMEOUT_S = 30.0
+# Whether a daemon that was silent for so long answers by now is seen in this time.
+AGAIN_S = 1.0
+# A call ends with an error, where the daemon has said nothing for a minute: it answers these even while it works.
+KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX = 10, 6
 # A Unix socket's path has at most 107 bytes, and libvirt puts up to 83 after ROOT:
 # lib/qemu/channel/target/domain-NUMBER-TWENTY_LETTERS/org.qemu.guest_agent.0
 ROOT_LIMIT_BYTES = 24
@@ -68,6 +77,8 @@ class Connection:
         self._on_open = on_open
         self._lock = threading.Lock()
         self._open: Any = None
+        # A connection that a daemon has not answered yet: its thread cannot be ended, so there is never a second one.
+        self._opening: Future[Any] | None = None
 
     def use(self) -> Any:
         """The open virConnect. DomainDefineFailed, where the hypervisor cannot be reached."""
@@ -81,9 +92,22 @@ class Connection:
         self._on_open()
         root = embedded_root(self.uri)
         try:
-            return libvirt.open(self.uri) if root is None else _embedded(libvirt, root.resolve())
+            return self._opened(libvirt) if root is None else _embedded(libvirt, root.resolve())
         except libvirt.libvirtError as error:
             raise DomainDefineFailed(f"the hypervisor {self.uri} cannot be opened: {error}", hint=_hint(str(error))) from error
+
+    def _opened(self, libvirt: Any) -> Any:
+        limit_s = OPEN_TIMEOUT_S if self._opening is None else AGAIN_S
+        opening = self._opening = self._opening or begun(lambda: libvirt.open(self.uri))
+        if not wait([opening], limit_s).done:
+            raise DomainDefineFailed(
+                f"the hypervisor {self.uri} accepts the connection, and does not answer", hint="its daemon hangs: restart it"
+            )
+        self._opening = None
+        opened = opening.result()
+        with contextlib.suppress(libvirt.libvirtError):  # a driver without a daemon has none
+            opened.setKeepAlive(KEEPALIVE_EVERY_S, KEEPALIVE_MISSED_MAX)
+        return opened
 
     def close(self) -> None:
         """Closes the connection; the embedded driver's stays open in the process. It may be called twice."""

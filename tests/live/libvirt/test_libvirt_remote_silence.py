@@ -14,11 +14,11 @@ import pytest
 
 from synvirt.errors import SourceUnreachable, SynvirtError
 from synvirt.kvm.library import load
+from synvirt.kvm.limit import begun, within
 from synvirt.live import SourceAccess
 from synvirt.live.libvirt import adapter as libvirt_remote
 from synvirt.live.libvirt import host as libvirt_remote_host
 from synvirt.live.libvirt.adapter import LibvirtRemote
-from synvirt.live.libvirt.limit import begun, within
 from tests.needs import lacking
 
 ACCEPT_TIMEOUT_S = 60

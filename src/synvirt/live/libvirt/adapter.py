@@ -32,13 +32,13 @@ from synvirt.errors import (
     VmNotFound,
 )
 from synvirt.kvm import agent
+from synvirt.kvm.limit import begun
 from synvirt.live import About, SnapshotRef, SourceAccess, VmRow
 from synvirt.live.libvirt import backup, scratch
 from synvirt.live.libvirt import domain as domains
 from synvirt.live.libvirt.form import FORM, Login, Options
 from synvirt.live.libvirt.freeze import FROZEN_MOST_S, Hold, frozen
 from synvirt.live.libvirt.host import UNTRUSTED_DISKS, Host, library
-from synvirt.live.libvirt.limit import begun
 from synvirt.live.libvirt.manifest import manifest, untracked
 from synvirt.live.libvirt.variables import uefi_variables
 from synvirt.model.kinds import LiveKind

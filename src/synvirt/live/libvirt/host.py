@@ -23,10 +23,10 @@ from synvirt import outgoing
 from synvirt.disks.specs import NbdSpec
 from synvirt.errors import AuthFailed, BadRequest, Internal, SourceUnreachable, SynvirtError, VmNotFound
 from synvirt.kvm import library as libvirt_library
+from synvirt.kvm.limit import within
 from synvirt.live.folder import private_folder
 from synvirt.live.form import Place
 from synvirt.live.libvirt.form import Login, Options
-from synvirt.live.libvirt.limit import within
 from synvirt.live.libvirt.pki import Pki
 from synvirt.live.ssh import Door, Tunnel, pinned_key
 
