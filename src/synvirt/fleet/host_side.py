@@ -15,7 +15,7 @@ from uuid import UUID
 
 import structlog
 
-from synvirt.errors import PersistFailed, SynvirtError
+from synvirt.errors import NotFound, PersistFailed, SynvirtError
 from synvirt.fleet.model import Member, MemberState, Wave
 from synvirt.fleet.seeing import Seen
 from synvirt.fleet.waves import change_members
@@ -74,10 +74,24 @@ class HostSide:
                 if in_time := time.monotonic() < until:
                     self._give_back(wave, member, job)
             elif member.state is MemberState.CUTTING_OVER and job is not None and job.state is State.COMPLETED:
-                self._look_at(wave, member, job)
+                self._look_at_safely(wave, member, job)
         return in_time
 
     # ── healthy ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look_at_safely(self, wave: Wave, member: Member, job: Migration) -> None:
+        """As `_look_at`. An error that nobody expected stays with this member, which is checked again after a pause."""
+        if not self._pauses.is_over(job.id):
+            return
+        try:
+            self._look_at(wave, member, job)
+        except (PersistFailed, NotFound):
+            raise
+        except Exception as error:
+            self._pauses.begin(job.id)
+            log.exception("a guest cannot be checked now", wave=str(wave.id), member=member.id)
+            waits_for = f"Its guest is not checked yet: {_cause_of(error)}"
+            self._rooms.store.waves.put_reasons(wave.id, {member.id: waits_for})
 
     def _look_at(self, wave: Wave, member: Member, job: Migration) -> None:
         future = self._checking.get(job.id)
@@ -87,9 +101,10 @@ class HostSide:
         if not future.done():
             return
         del self._checking[job.id]
-        trouble = future.result()
         if self._closing.is_set():
             return
+        trouble = future.result()
+        self._pauses.forget(job.id)
         if trouble is not None:
             self._failed(wave, member, trouble)
             return

@@ -16,12 +16,14 @@ from synvirt.fleet.carrying import AROUND_COPY, outage_of
 from synvirt.fleet.facts import Estimate
 from synvirt.fleet.model import (
     ApprovalRequest,
+    Member,
 )
 from synvirt.model.job import Forecast, Migration, OutageForecast
 from synvirt.model.kinds import Mode, State
 from synvirt.model.plan import MigrationPlan
 from synvirt.model.times import Schedule
 from synvirt.model.values import now
+from synvirt.repeating import Pauses
 from synvirt.sizes import KIB
 from synvirt.store.tables import wave_members
 from tests.fakes.hypervisor import FakeHypervisor
@@ -217,6 +219,30 @@ def test_a_wave_that_cannot_be_read_is_named_once_and_the_others_go_on(night: Ni
     with night.store._writing() as db:
         db.execute(wave_members.update().where(of_bad).values(document=before))
     night.until(bad.id, lambda seen: seen.state is W.COMPLETED)
+
+
+def test_a_guest_that_cannot_be_checked_holds_up_itself_alone(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    night.vms("db", "web")
+    checked, broken = night.side._checked, ["db"]
+
+    def checked_or_broken(member: Member, job: Migration) -> str | None:
+        if member.id in broken:
+            raise KeyError("uuid")
+        return checked(member, job)
+
+    monkeypatch.setattr(night.side, "_checked", checked_or_broken)
+    made = night.waves.create(wave({"id": "db"}, {"id": "web"}))
+    night.waves.go(made.id)
+    with structlog.testing.capture_logs() as logs:
+        seen = night.until(made.id, lambda seen: states(seen)["web"] is S.HEALTHY)
+        seen = night.until(made.id, lambda seen: seen.members[0].waits_for is not None)
+        for _ in range(10):
+            night.carrying.tick()
+    assert (states(seen)["db"], seen.members[0].waits_for) == (S.CUTTING_OVER, "Its guest is not checked yet: KeyError: 'uuid'")
+    assert [one["member"] for one in logs if one["event"] == "a guest cannot be checked now"] == ["db"]
+    broken.clear()
+    night.side._pauses = Pauses(0.01, 0.01)
+    night.until(made.id, lambda seen: seen.state is W.COMPLETED)
 
 
 def test_an_error_that_nobody_expected_holds_up_its_own_member_only(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
