@@ -153,6 +153,8 @@ def test_a_lease_counts_from_before_it_was_asked_for(store: Store, kept: Kept, m
     kept.pass_(0.5)
     kept.lease.look()
     assert kept.did == ["ended", "begun", "ended"]
+    kept.lease._begin_epoch()
+    assert kept.lease.valid_until < kept.clock.now + 0.5 * SELF_FENCE_S * UNHURRIED_S / LEASE_S
 
 
 def test_a_database_that_is_away_for_a_while_costs_nothing(store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +177,17 @@ def test_one_process_has_a_host_id(other: Store, kept: Kept) -> None:
         Kept(other)
     kept.lease.close()
     Kept(other, after_another=True).lease.close()
+
+
+def test_who_has_lost_its_id_to_another_process_ends_its_jobs(other: Store, kept: Kept) -> None:
+    """On PostgreSQL the claim goes with its session: when the database is back, another process may be the first to ask."""
+    kept.lease._claim.let_go()
+    after = Kept(other, after_another=True)
+    kept.lease.renew()
+    assert kept.did == ["ended"]
+    assert not kept.lease.held
+    assert after.lease.held
+    after.lease.close()
 
 
 def test_another_host_has_a_lease_of_its_own(database_url: str, other: Store, kept: Kept) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -203,6 +204,40 @@ def test_marks_come_after_what_they_mark(tmp_path: Path, monkeypatch: pytest.Mon
         writer.flush()
     assert synced == ["side", "marks"] * 2
     assert (0 in (marks := Marks(one.marks, SIZE)), 16 in marks, 32 in marks) == (True, False, True)
+
+
+def test_a_block_is_marked_only_once_it_is_in_the_side_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may flush at any moment."""
+    one = spec(tmp_path)
+    with contextlib.closing(AsideWriter(one)) as writer:
+        for name in ("write", "zero"):
+            real = getattr(writer._side, name)
+
+            def late(*args: object, real: Callable[..., None] = real) -> None:
+                writer.flush()
+                real(*args)
+
+            monkeypatch.setattr(writer._side, name, late)
+        writer.write(0, memoryview(b"x" * MIB))
+        assert not any(Path(one.marks).read_bytes())
+        writer.zero(MIB, MIB)
+        assert list(Marks(one.marks, SIZE).runs(0, SIZE)) == [(0, MIB, True), (MIB, SIZE, False)]
+
+
+def test_a_part_of_a_block_is_not_lost_to_one_who_writes_another_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests may meet in a block: what was there before comes into the side file once, and first."""
+    one = spec(tmp_path)
+    with contextlib.closing(AsideWriter(one)) as writer:
+        real = writer._side.write
+
+        def beside(offset: int, buffer: memoryview) -> None:
+            real(offset, buffer)
+            if bytes(buffer) == b"first":
+                writer.write(100, memoryview(b"second"))
+
+        monkeypatch.setattr(writer._side, "write", beside)
+        writer.write(10, memoryview(b"first"))
+    assert (tmp_path / "side").read_bytes()[:106] == bytes(10) + b"first" + bytes(85) + b"second"
 
 
 @pytest.mark.parametrize("size", [1, MIB, GIB, TIB, TIB + 1, 64 * TIB])

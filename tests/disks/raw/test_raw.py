@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,39 @@ def test_no_write_is_longer_than_the_kernel_takes_well(tmp_path: Path, monkeypat
     writer.close()
     assert path.read_bytes()[4096 : 4096 + len(content)] == content
     assert max(taken) == WRITE_BYTES
+
+
+def test_what_the_kernel_takes_and_gives_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a signal, or on a file system that is nearly full, a call may move less than was asked for."""
+    path, content = sparse_file(tmp_path / "volume", 3000), os.urandom(3000)
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, piece, at: pwrite(descriptor, piece[:999], at))
+    monkeypatch.setattr(os, "preadv", lambda descriptor, pieces, at: preadv(descriptor, [pieces[0][:999]], at))
+    with closing(open_writer(FileWriterSpec(path=str(path), size_bytes=3000))) as writer:
+        writer.write(0, memoryview(content))
+    assert path.read_bytes() == content
+    with closing(RawReader(str(path))) as reader:
+        assert read_all(reader) == content
+
+
+def test_a_flush_reaches_the_disk_and_its_error_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All durability of a copy rests on it. The kernel reports a write-back that failed once, and to nobody else."""
+    path, synced, failing = sparse_file(tmp_path / "volume", MIB), list[int](), False
+
+    def fdatasync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        if failing:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with closing(open_writer(FileWriterSpec(path=str(path), size_bytes=MIB))) as writer:
+        writer.write(0, memoryview(b"x"))
+        writer.flush()
+        assert synced == [path.stat().st_ino]
+        failing = True
+        with pytest.raises(DiskWriteFailed, match="from the last watermark on") as caught:
+            writer.flush()
+        assert "kernel's log" in str(caught.value.hint)
 
 
 def test_a_64_tib_hole_is_one_extent(tmp_path: Path) -> None:
