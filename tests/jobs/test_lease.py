@@ -8,7 +8,7 @@ from synvirt.errors import Conflict, PersistFailed
 from synvirt.jobs.lease import GRACE_S, LEASE_S, SELF_FENCE_S, HostLease
 from synvirt.migrations.memory import JobMemory
 from synvirt.store import Store, Watermark
-from synvirt.store.hosts import LeaseLost
+from synvirt.store.hosts import Fence, LeaseLost
 from tests.jobs.migrations import migration
 from tests.running.processes import until
 
@@ -170,6 +170,33 @@ def test_a_database_that_is_away_for_a_while_costs_nothing(store: Store, kept: K
     kept.pass_(0.9)
     kept.lease.look()
     assert kept.did == []
+
+
+def test_without_a_new_epoch_no_job_goes_on(store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> Fence:
+        raise PersistFailed("the store failed")
+
+    store.hosts.fence("a")
+    with monkeypatch.context() as during:
+        during.setattr(store.hosts, "begin", away)
+        kept.lease.renew()
+    assert (kept.did, kept.lease.held) == (["ended"], False)
+    kept.lease.renew()
+    assert kept.did == ["ended", "begun"]
+
+
+def test_a_renewal_that_ends_after_the_service_begins_nothing(
+    store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object, **__: object) -> bool:
+        kept.lease.close()
+        return True
+
+    kept.pass_(1.1)
+    kept.lease.look()
+    monkeypatch.setattr(store.hosts, "renew", late)
+    kept.lease.renew()
+    assert kept.did == ["ended"]
 
 
 def test_one_process_has_a_host_id(other: Store, kept: Kept) -> None:
